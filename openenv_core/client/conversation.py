@@ -289,7 +289,7 @@ class Conversation:
             del self._pending[request_id]
         elif self._timeout_s is not None:
             call.deadline = self._loop.time() + self._timeout_s
-        if call.answer.done():
+        if call.answer.done() and call is not self._opened:  # what is open has to be known, however late
             return
         call.sink(BatchReply(request_id, fields, arrays, last))
         if last and not call.answer.done():
@@ -407,7 +407,8 @@ class Conversation:
         """Take an answer to the open; the time in the server's queue is none of those of requests."""
         self._postpone(0.0 if reply.last else self._opening.options.queue_timeout_s)
         if (error := error_of(reply.fields)) is not None:
-            self._opened.answer.set_exception(error)
+            if not self._opened.answer.done():
+                self._opened.answer.set_exception(error)
             self._break(error)
         elif "session" in reply.fields:
             self._session, self._secret = str(reply.fields["session"]), str(reply.fields.get("secret"))

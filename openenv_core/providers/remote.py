@@ -374,19 +374,21 @@ class RemoteSandboxProvider(HostedServerProvider):
                 no room for all.
         """
         kept = self._started()
+        made = self._asked(kept.sandbox.inner.fork, count=count, timeout=max(1, round(self._lease_s)))
         copies: list[Self] = []
         try:
-            for each in self._asked(
-                kept.sandbox.inner.fork, count=count, timeout=max(1, round(self._lease_s))
-            ):
+            for each in made:  # all, before any is waited for: their time runs
+                if not isinstance(each, Exception):
+                    provider = copy.copy(self)
+                    OwnedServerProvider.__init__(provider)
+                    provider._keep(_E2BSandbox(each, self._base))
+                    copies.append(provider)
+            for each in made:
                 if isinstance(each, Exception):
                     self._asked(_raise, each)
-                provider = copy.copy(self)
-                OwnedServerProvider.__init__(provider)
-                sandbox = _E2BSandbox(each, self._base)
-                provider._keep(sandbox)
-                copies.append(provider)
-                url = str(self._asked(sandbox.url, self._port))
+            for provider in copies:
+                assert provider._kept is not None
+                url = str(self._asked(provider._kept.sandbox.url, self._port))
                 provider._url = provider._wait_healthy(url, time.monotonic() + self._start_timeout_s)
         except BaseException:
             for provider in copies:

@@ -435,13 +435,14 @@ class SandboxSession:
             except Exception as error:
                 failure = error
             for count, forks in asked:
-                own, made = made[:count], made[count:]
-                if len(own) == count and not forks.done():
-                    forks.set_result(own)
+                if forks.done():
                     continue
-                await asyncio.gather(*(branch.close() for branch in own))
-                if not forks.done():
+                if len(made) >= count:
+                    forks.set_result(made[:count])
+                    made = made[count:]
+                else:
                     forks.set_exception(failure)
+            await asyncio.gather(*(branch.close() for branch in made))
 
     async def _branch(self, count: int, made: "list[SandboxSession]") -> None:
         workspace = await self._open_workspace("")

@@ -59,6 +59,7 @@ class Zygote:
         self._loop = asyncio.get_running_loop()
         self._channel, self._inner = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         self._sending = asyncio.Lock()
+        self._writable: asyncio.Future[None] | None = None
         self._ready: asyncio.Future[None] = self._loop.create_future()
         self._exits: dict[int, asyncio.Future[Exit]] = {}
         self._process: subprocess.Popen[bytes] | None = None
@@ -235,7 +236,7 @@ class Zygote:
                     self._channel.sendmsg([data], rights)
                     return
                 except BlockingIOError:
-                    writable = self._loop.create_future()
+                    writable = self._writable = self._loop.create_future()
                     self._loop.add_writer(self._channel.fileno(), set_done, writable)
                     try:
                         await writable
@@ -271,6 +272,8 @@ class Zygote:
         self._loop.remove_reader(self._channel.fileno())
         self._loop.remove_writer(self._channel.fileno())
         self._channel.close()
+        if self._writable is not None:
+            set_done(self._writable)  # nobody else will
         if not self._ready.done():
             said = self.said()
             self._ready.set_exception(

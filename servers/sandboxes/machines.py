@@ -9,11 +9,11 @@ import socket
 from collections.abc import Mapping
 from dataclasses import replace
 from functools import partial
-from typing import Any, Final, Protocol
+from typing import Any, Final, Protocol, TypeAlias
 
 from openenv_core.errors import OpenEnvError
 from openenv_core.providers.docker import Container, ContainerOptions, DockerEngine, _wire, start_container
-from openenv_core.sandbox import Limits, Sandbox, SandboxSession
+from openenv_core.sandbox import FileRefusedError, Limits, Sandbox, SandboxSession
 from openenv_core.sandbox.inside import agent, cells, interpreter
 from servers.sandboxes.guest import Guest, GuestError
 
@@ -92,7 +92,11 @@ class ProcessMachine:
         with contextlib.ExitStack() as undo, theirs:
             undo.callback(ours.close)
             async with self._forking:
-                session = await self._session.fork_agent(theirs, len(contexts), ask)
+                try:
+                    session = await self._session.fork_agent(theirs, len(contexts), ask)
+                except FileRefusedError as error:
+                    text = f"the files were not copied: {error.reason}"
+                    raise GuestError("resource_exhausted", text) from None
             undo.pop_all()
         return ProcessMachine(Guest(*await asyncio.open_unix_connection(sock=ours)), session, None)
 
@@ -203,6 +207,10 @@ class ContainerMachine:
         await asyncio.to_thread(self._container.remove)
 
 
+_Kind: TypeAlias = tuple[str, ContainerOptions, str]
+"""An image, how its container is run, and the id of what the name stands for: it may be built again."""
+
+
 class WarmContainers:
     """Containers that were started before anybody asked, each handed out once.
 
@@ -214,20 +222,24 @@ class WarmContainers:
 
     def __init__(self, size: int) -> None:
         self._size = size
-        self._ready: list[tuple[str, ContainerOptions, ContainerMachine]] = []
+        self._ready: list[tuple[_Kind, ContainerMachine]] = []
         self._filling: asyncio.Task[None] | None = None
 
     async def take(self, image: str, options: ContainerOptions) -> ContainerMachine:
         """Return a container that nobody had. Raises as `ContainerMachine.start` does."""
+        if not self._size:
+            return await ContainerMachine.start(image, options)
+        found = await asyncio.to_thread(DockerEngine.find().find_image, image)
+        kind = image, options, str((found or {}).get("Id"))
         for each in self._ready:
-            if each[:2] == (image, options) and not each[2].guest.gone.done():
+            if each[0] == kind and not each[1].guest.gone.done():
                 self._ready.remove(each)
-                machine = each[2]
+                machine = each[1]
                 break
         else:
             machine = await ContainerMachine.start(image, options)
         if self._size and (self._filling is None or self._filling.done()):
-            self._filling = asyncio.create_task(self._fill(image, options), name="warm containers")
+            self._filling = asyncio.create_task(self._fill(kind), name="warm containers")
         return machine
 
     async def close(self) -> None:
@@ -240,23 +252,26 @@ class WarmContainers:
         while self._ready:
             await self._drop(self._ready[0])
 
-    async def _fill(self, image: str, options: ContainerOptions) -> None:
+    async def _fill(self, kind: _Kind) -> None:
+        image, options, _ = kind
         try:
-            for each in [each for each in self._ready if each[2].guest.gone.done()]:
-                await self._drop(each)
-            if len(self._ready) >= self._size and all(each[:2] != (image, options) for each in self._ready):
+            for each in list(self._ready):
+                built_again = each[0] != kind and each[0][:2] == (image, options)
+                if each in self._ready and (built_again or each[1].guest.gone.done()):
+                    await self._drop(each)
+            if len(self._ready) >= self._size and all(each[0] != kind for each in self._ready):
                 await self._drop(self._ready[0])
             while len(self._ready) < self._size:
-                self._ready.append((image, options, await ContainerMachine.start(image, options)))
+                self._ready.append((kind, await ContainerMachine.start(image, options)))
         except (OpenEnvError, GuestError, TimeoutError, OSError) as error:
             logger.warning(
                 "no container of %s is kept warm: %s", image, error
             )  # the next one is asked for again
 
-    async def _drop(self, each: tuple[str, ContainerOptions, ContainerMachine]) -> None:
+    async def _drop(self, each: tuple[_Kind, ContainerMachine]) -> None:
         self._ready.remove(each)
         with contextlib.suppress(OpenEnvError):  # the companion removes what the engine does not
-            await each[2].close()
+            await each[1].close()
 
 
 class _Unpacked:

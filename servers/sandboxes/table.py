@@ -111,6 +111,7 @@ class Record:
         expires: In the loop's time.
         contexts: Interpreters of `run_code`: what clients know of each, and the lock of its turn.
         making: Held while a context is made.
+        freezing: Held while it is paused, or goes on: an engine takes its time, in which others may ask for that.
         watchers: Folders that are watched for whoever asks now and then: what came, and what ends it.
         snapshot_of: The sandbox whose state it keeps, where it is a snapshot and no sandbox.
         names: A snapshot's.
@@ -132,6 +133,7 @@ class Record:
     ending: "asyncio.Task[None] | None" = None
     contexts: dict[str, tuple[dict[str, str], asyncio.Lock]] = field(default_factory=dict)
     making: asyncio.Lock = field(default_factory=asyncio.Lock)
+    freezing: asyncio.Lock = field(default_factory=asyncio.Lock)
     watchers: dict[str, tuple[Subscription, contextlib.AsyncExitStack]] = field(default_factory=dict)
     snapshot_of: str | None = None
     names: tuple[str, ...] = ()
@@ -302,9 +304,10 @@ class SandboxTable:
 
     async def freeze(self, record: Record, *, frozen: bool) -> None:
         """Pause a sandbox, with its memory and processes, or let it go on. It keeps its place."""
-        if record.machine is not None and record.paused != frozen:
-            await record.machine.freeze(frozen=frozen)
-            record.paused = frozen
+        async with record.freezing:
+            if record.machine is not None and record.paused != frozen:
+                await record.machine.freeze(frozen=frozen)
+                record.paused = frozen
 
     def end(self, record: Record) -> "asyncio.Task[None]":
         """Begin to remove a sandbox, unless that is under way."""

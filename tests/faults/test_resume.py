@@ -3,6 +3,7 @@
 import asyncio
 import json
 import random
+import threading
 from dataclasses import replace
 from typing import Any
 
@@ -15,7 +16,7 @@ from v1_frames import held_frames  # noqa: F401 - a fixture
 from websockets.asyncio.client import ClientConnection
 from websockets.typing import Subprotocol
 
-from openenv_core import ConfigurationError, ConnectionLostError, RequestTimeoutError
+from openenv_core import ConfigurationError, ConnectionLostError, FactoryError, RequestTimeoutError
 from openenv_core.client import conversation as conversing
 from openenv_core.client.conversation import MAX_PENDING
 from servers import create_app
@@ -403,6 +404,33 @@ async def test_a_request_that_nobody_waits_for_is_not_begun_and_shifts_no_reply(
         env.release.set()
         assert (await client.step(Add(amount=2))).observation.total == 2
         assert env.entries == 1
+
+
+@pytest.mark.parametrize("fails", [False, True])
+async def test_an_open_that_is_answered_late_counts(fails: bool) -> None:
+    made, failing = threading.Event(), [fails]
+
+    class SlowToMake(BlockingTally):
+        def __init__(self) -> None:
+            super().__init__()
+            made.wait(20)
+            if failing and failing.pop():
+                raise RuntimeError("no table is free")
+
+    app = app_of(SlowToMake)
+    async with serving(app) as address, faulty_proxy(address) as proxy:
+        async with CounterEnv(proxy.url, message_timeout_s=0.05) as client:
+            with pytest.raises(RequestTimeoutError):
+                await client.reset()
+            client._timeout_s = client._conversation._timeout_s = 20  # type: ignore[union-attr]
+            made.set()
+            if fails:
+                with pytest.raises(FactoryError, match="no table is free"):
+                    await client.reset()
+            await client.reset(seed=5)
+            proxy.cut()
+            assert (await client.step(Add(amount=1))).observation.total == 6
+        await eventually(lambda: app.sessions.active == 0)
 
 
 async def test_who_is_cancelled_is_so_however_many_requests_wait() -> None:

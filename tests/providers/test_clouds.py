@@ -105,7 +105,7 @@ def test_copies_of_a_server_are_providers_of_their_own(monkeypatch: pytest.Monke
         def kill(self) -> None:
             self.kills += 1
 
-    original, copies = FakeSandbox("one"), [FakeSandbox("two"), FakeSandbox("three")]
+    original, copies = FakeSandbox("one"), [FakeSandbox(name) for name in ("two", "three", "four")]
     monkeypatch.setattr(e2b.Sandbox, "create", create_autospec(e2b.Sandbox.create, return_value=original))
     with ThreadingHTTPServer(("127.0.0.1", 0), Healthy) as server:
         threading.Thread(target=server.serve_forever, daemon=True).start()
@@ -117,10 +117,10 @@ def test_copies_of_a_server_are_providers_of_their_own(monkeypatch: pytest.Monke
             original.forks = copies[:1]
             (copy,) = provider.fork()
             assert (copy.url, copy.alive) == (f"{base}/sandboxes/two/ports/8000", True)
-            original.forks = [copies[1], e2b.RateLimitException("too many")]
+            original.forks = [copies[1], e2b.RateLimitException("too many"), copies[2]]
             with pytest.raises(SandboxRefusedError, match="too many"):
-                provider.fork(2)
-            assert (copies[1].kills, provider.alive) == (1, True)
+                provider.fork(3)
+            assert (copies[1].kills, copies[2].kills, provider.alive) == (1, 1, True)
         assert (original.kills, copies[0].kills) == (1, 0)
         copy.stop()
         assert copies[0].kills == 1

@@ -199,13 +199,12 @@ def _command(pid: int) -> str:
         return ""
 
 
-@pytest.mark.parametrize("goes_on", [True, pytest.param(False, marks=pytest.mark.slow)])
-async def test_a_zygote_that_stands_still_is_waited_for_as_long_as_an_interpreter_may_take(
-    goes_on: bool,
-) -> None:
-    start_timeout_s = 20.0 if goes_on else 0.5
+@pytest.mark.parametrize("then", ["goes on", "ends", pytest.param("stands still", marks=pytest.mark.slow)])
+async def test_a_zygote_that_stands_still_is_waited_for_as_long_as_an_interpreter_may_take(then: str) -> None:
     level = SandboxConfig(
-        strongest=Isolation.PROCESS, minimum=Isolation.PROCESS, start_timeout_s=start_timeout_s
+        strongest=Isolation.PROCESS,
+        minimum=Isolation.PROCESS,
+        start_timeout_s=0.5 if then == "stands still" else 20.0,
     )
     async with Sandbox(level) as sandbox:
         zygote = sandbox._zygote
@@ -217,8 +216,12 @@ async def test_a_zygote_that_stands_still_is_waited_for_as_long_as_an_interprete
         os.kill(zygote.pid, signal.SIGSTOP)
         asked = [asyncio.create_task(sandbox.open()) for _ in range(8)]
         await until(lambda: len(zygote._exits) == len(asked))
-        if goes_on:
-            os.kill(zygote.pid, signal.SIGCONT)
+        if then != "stands still":
+            os.kill(zygote.pid, signal.SIGCONT if then == "goes on" else signal.SIGKILL)
         async with asyncio.timeout(DEADLINE_S):
             told = await asyncio.gather(*asked, return_exceptions=True)
-        assert {type(each) for each in told} == {SandboxSession if goes_on else SandboxUnavailableError}
+        assert {type(each) for each in told} == {
+            SandboxSession if then == "goes on" else SandboxUnavailableError
+        }
+        if then == "ends":  # which is told, and not that a time is over
+            assert not any("within" in str(each) for each in told), told

@@ -456,6 +456,7 @@ class Agent:
         self._contexts: dict[str, _Context] = {}
         self._watchers: dict[str, _Watcher] = {}
         self._connections: dict[str, _Feed] = {}
+        self._copies: list[int] = []
 
     def serve(self) -> NoReturn:
         """Answer until the host is gone."""
@@ -505,6 +506,8 @@ class Agent:
                 command.end(code)
         for context in self._contexts.values():
             context.reap()
+        # Those that have ended count as processes of the sandbox until they are waited for.
+        self._copies = [each for each in self._copies if os.waitpid(each, os.WNOHANG)[0] == 0]
 
     def _serve_one(self, _: int) -> None:
         try:
@@ -552,8 +555,9 @@ class Agent:
             contexts = [(name, self._contexts[name]) for name in request["contexts"]]
             copies = [(name, context.cwd, context.fork(home, folder)) for name, context in contexts]
             came = socket.recv_fds(self.host, 1, MAX_DESCRIPTORS)[1]
-            if os.fork() == 0:
+            if (process := os.fork()) == 0:
                 self._become(folder, came, copies)
+            self._copies.append(process)
         except shutil.Error as error:
             raise _RefusedError("resource_exhausted", f"the files were not copied: {error}"[:1000]) from None
         finally:
@@ -574,6 +578,7 @@ class Agent:
     def _become(self, folder: str, came: list[int], contexts: list[tuple[str, str, int]]) -> NoReturn:
         """In the copy: let go of all that is the original's, and serve the other channel."""
         try:
+            self._selector.close()  # or, collected later, it would close whatever has its number by then
             control, stdout, stderr, channel, *leads = [
                 fcntl.fcntl(each, fcntl.F_DUPFD_CLOEXEC, 5) for each in came
             ]

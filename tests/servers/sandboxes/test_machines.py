@@ -26,7 +26,6 @@ from openenv_core.providers.remote import (
     SandboxServiceUnavailableError,
 )
 from openenv_core.sandbox import (
-    FileRefusedError,
     Isolation,
     Limits,
     Sandbox,
@@ -37,7 +36,7 @@ from openenv_core.sandbox.inside.interpreter import FRAME, pack
 from servers.sandboxes import guest as guests
 from servers.sandboxes.guest import Guest, GuestError
 from servers.sandboxes.machines import ContainerMachine, Machine, ProcessMachine, WarmContainers
-from servers.sandboxes.table import ApiError, SandboxLimits
+from servers.sandboxes.table import ApiError, Record, SandboxLimits, SandboxTable
 
 sys.path.append(str(Path(__file__).parents[2] / "sandbox"))
 
@@ -125,6 +124,26 @@ def test_images_are_admitted_by_their_patterns() -> None:
     assert SandboxLimits(images=("*",)).image("any@sha256:00") == "any@sha256:00"
 
 
+async def test_who_has_a_sandbox_go_on_while_it_is_paused_has_it_run() -> None:
+    class Engine:
+        """Takes its time, and refuses what is so already."""
+
+        frozen = False
+
+        async def freeze(self, *, frozen: bool) -> None:
+            await asyncio.sleep(0)
+            assert self.frozen != frozen
+            self.frozen = frozen
+
+    engine: Any = Engine()
+    table, record = (
+        SandboxTable(SandboxLimits()),
+        Record("id", "key", "image", {}, "token", 1.0, machine=engine),
+    )
+    await asyncio.gather(*(table.freeze(record, frozen=frozen) for frozen in (True, True, False)))
+    assert (engine.frozen, record.paused) == (False, False)
+
+
 # ---- forks, at each level
 
 
@@ -150,8 +169,9 @@ async def test_forks_are_had_and_ended_at_each_level(level: Isolation) -> None:
         fork = await machine.fork(["c"])
         await fork.guest.greet({}, PATIENCE_S)
         assert "3000001" in await ran(fork, "x + len(open('file').read())")
-        with pytest.raises((GuestError, FileRefusedError), match=r"copied|may hold"):  # the disk is shared
+        with pytest.raises(GuestError, match="not copied") as refused:  # the disk is shared
             await machine.fork(["c"])
+        assert refused.value.code == "resource_exhausted"
         await machine.guest.ask("remove", path="file")
         await machine.guest.ask("run", name="c", code="while True: pass", envs={})
         with pytest.raises(GuestError, match="expected contexts") as refused:
@@ -171,6 +191,29 @@ async def test_forks_are_had_and_ended_at_each_level(level: Isolation) -> None:
         await other.close()
         await until(lambda: not alive(pids))
         assert sandbox.sessions == 0
+
+
+async def test_forks_that_have_ended_take_no_place_and_those_that_live_collect_their_garbage() -> None:
+    async with sandbox_at(Isolation.NAMESPACES) as sandbox:
+        machine = await ProcessMachine.start(sandbox, Limits(processes=6))
+        try:
+            await machine.guest.greet({}, PATIENCE_S)
+            for _ in range(6):
+                fork = await machine.fork([])
+                await fork.guest.greet({}, PATIENCE_S)
+                await fork.close()
+            await machine.guest.ask("context", name="c", cwd="")
+            fork = await machine.fork(["c"])
+            try:
+                await fork.guest.greet({}, PATIENCE_S)
+                making = "import os\nfor number in range(900): os.makedirs(f'many/{number}')"
+                await fork.guest.ask("run", name="c", code=making, envs={})
+                for _ in range(20):  # each holds so much at once that the agent's collector runs
+                    await fork.guest.ask("list", path=".", depth=2)
+            finally:
+                await fork.close()
+        finally:
+            await machine.close()
 
 
 # ---- attacks, as cells of `run_code`
@@ -286,12 +329,12 @@ async def test_warm_containers_are_handed_out_once(engine: DockerEngine) -> None
     warm, made = WarmContainers(1), list[ContainerMachine]()
     options = ContainerOptions(memory="512m", network="bridge", read_only=False, tmpfs=())
 
-    async def take(**fields: Any) -> tuple[ContainerMachine, ContainerMachine]:
+    async def take(image: str = IMAGE, **fields: Any) -> tuple[ContainerMachine, ContainerMachine]:
         """Return what is handed out, and what waits from then on."""
-        made.append(await warm.take(IMAGE, options.model_copy(update=fields)))
+        made.append(await warm.take(image, options.model_copy(update=fields)))
         assert warm._filling is not None
         await warm._filling
-        return made[-1], warm._ready[0][2]
+        return made[-1], warm._ready[0][1]
 
     _, waits = await take()
     second, waits_then = await take()
@@ -304,10 +347,22 @@ async def test_warm_containers_are_handed_out_once(engine: DockerEngine) -> None
     await asyncio.wait_for(asyncio.shield(of_its_kind.guest.gone), PATIENCE_S)
     fourth, left = await take(network="none")
     assert fourth is not of_its_kind
-    assert len({each._container.id for each in made}) == 4
-    for machine in made:
-        await machine.close()
-    await warm.close()
+    # Nor is one of an image that was built again.
+    named = {"repo": "ropewalk-test-warm", "tag": "latest"}
+    engine.call("POST", f"/images/{IMAGE}/tag", query=named)
+    try:
+        _, old = await take("ropewalk-test-warm:latest")
+        engine.call("POST", "/commit", query={"container": fourth._container.id, **named}, body={})
+        new, waiting = await take("ropewalk-test-warm:latest")
+        told = await asyncio.to_thread(engine.inspect, new._container.id)
+        assert told["Image"] == engine.call("GET", "/images/ropewalk-test-warm:latest/json")["Id"]
+        assert (old in (new, waiting), old.guest.gone.done()) == (False, True)
+        assert len({each._container.id for each in made}) == 6
+    finally:
+        for machine in made:
+            await machine.close()
+        await warm.close()
+        engine.call("DELETE", "/images/ropewalk-test-warm:latest", query={"force": "true"})
     ids = {each._container.id for each in (*made, waits_then, of_its_kind, left)}
     assert not ids & {each["Id"] for each in engine.list_labelled("ropewalk.owner")}
 
