@@ -295,9 +295,10 @@ class HarborTasks(IndexedTasks):
         self._tasks = {name: _read_all(folder) for name, folder in folders.items()}
         self._tasks = {name: tasks for name, tasks in self._tasks.items() if tasks}
         if not self._tasks:
+            lack = "which holds none" if place.is_dir() else "which is no folder"
             raise ConfigurationError(
-                f"expected a folder of Harbor tasks, each a folder with {TASK}, got {place}; "
-                "ropewalk serve harbor PATH"
+                f"expected a folder of Harbor tasks, each a folder with {TASK}, got {place}, {lack}; "
+                "name the one that holds them: ropewalk serve harbor PATH"
             )
         ids = [task.id for tasks in self._tasks.values() for task in tasks]
         if twice := sorted({one for one in ids if ids.count(one) > 1}):

@@ -27,6 +27,8 @@ async def rewind(run: Run) -> PolicyVersion:
     async with run.deadline("the checkpoint's weights"):
         await run.trainers_turn()  # or one that is started again would wait for it
         state: ResumeState = await run.trainer.resumed.route()
+        for line in state.damaged:
+            run.console.print(line, highlight=False, markup=False, soft_wrap=True)
         known = state.run_state.get("dataset")  # older checkpoints say nothing of it
         if known is not None and run.dataset is not None:
             require_same(known, run.dataset)

@@ -13,19 +13,20 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Self, TypeVar
 
-from rl_bridge.errors import ReplicaLostError
+from rl_bridge.errors import ReplicaLostError, RoleError
 from rl_bridge.services.actor import ServiceActor, current_fleet
 from rl_bridge.services.hosts import Hosts
 from rl_bridge.services.leaving import leave_quietly
 from rl_bridge.services.options import RUN_VARIABLE, START_VARIABLE, Placement, ServiceOptions, start_of
-from rl_bridge.services.processes import ENDED, Incarnation, new_mark, supervise
-from rl_bridge.services.service import Service
+from rl_bridge.services.processes import ENDED, Incarnation, bound_logs, new_mark, supervise
+from rl_bridge.services.service import Service, tell_of_errors
 
 T = TypeVar("T")
 
 
 REPORT_TIMEOUT_S = 5.0
 EVENTS_KEPT = 2000
+LOG_LOOK_INTERVAL_S = 10.0
 
 
 @dataclass(slots=True, frozen=True)
@@ -48,7 +49,7 @@ class Fleet:
     `as_service` starts services in it.
 
     Args:
-        logs: Folder for one log file a process.
+        logs: Folder for one log file a process, of some 16 MiB; the 16 before them are in `NAME.log.1`.
         hosts: Where processes run; this machine otherwise.
         heartbeat_s: Seconds between two looks at whether processes live: how soon a death is noticed.
 
@@ -76,12 +77,24 @@ class Fleet:
 
     async def __aenter__(self) -> Self:
         self._logs.mkdir(parents=True, exist_ok=True)
-        await self._hosts.open()
+        # vLLM and others leave files where temporary ones go; theirs go together. Before the hosts are open: what fails
+        # afterwards would leave a job to its scheduler.
+        try:
+            self._scratch = Path(tempfile.mkdtemp(prefix="ropewalk-"))
+        except OSError as error:
+            raise RoleError(
+                f"expected room for temporary files, got: {error}; make room there, or have TMPDIR name another folder"
+            ) from error
+        try:
+            await self._hosts.open()
+        except BaseException:
+            shutil.rmtree(self._scratch, ignore_errors=True)
+            raise
         gpuless = self._hosts.gpuless
         self._placement = Placement(self._hosts.count - gpuless, len(self._hosts.gpus), gpuless)
-        # vLLM and others leave files where temporary ones go; theirs go together.
-        self._scratch = Path(tempfile.mkdtemp(prefix="ropewalk-"))
         supervise(self._heartbeat_s)
+        self._bounding = asyncio.create_task(self._bound_logs())
+        tell_of_errors(self._bounding, self.fail)
         self._outer = current_fleet.get()
         current_fleet.set(self)
         return self
@@ -95,6 +108,7 @@ class Fleet:
         # Each of them, whatever becomes of the one before: who is told to go twice shall leave no job to its scheduler.
         async with AsyncExitStack() as ending:
             ending.callback(leave_quietly)
+            ending.callback(self._bounding.cancel)
             ending.callback(shutil.rmtree, self._scratch, ignore_errors=True)
             ending.push_async_callback(self._hosts.close)
             for service in self._services.values():
@@ -146,6 +160,11 @@ class Fleet:
             if not task.done():
                 task.cancel()
                 await asyncio.gather(task, return_exceptions=True)
+
+    async def _bound_logs(self) -> None:
+        while True:
+            await asyncio.to_thread(bound_logs, self._logs)
+            await asyncio.sleep(LOG_LOOK_INTERVAL_S)
 
     def _start(self, service: str, replica: int, options: ServiceOptions) -> Incarnation:
         slot = self._placement.take(options, time.monotonic())

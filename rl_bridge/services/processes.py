@@ -8,6 +8,7 @@ import logging
 import os
 import re
 import secrets
+import shutil
 import signal
 import threading
 from collections.abc import Callable, Iterable, Mapping
@@ -15,6 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from openenv_core.providers.process import LOG_BYTES
 from rl_bridge.errors import BridgeError, MissingDependencyError, RemoteError
 from rl_bridge.services.balancer import TargetGoneError
 from rl_bridge.services.options import ServiceOptions, own_argument
@@ -246,6 +248,17 @@ def _tail(log: Path) -> str:
         file.seek(max(0, log.stat().st_size - LOG_TAIL_BYTES))
         lines = file.read().decode(errors="replace").splitlines()
     return f"--- {log} ---\n" + "\n".join(lines[-LOG_TAIL_LINES:])
+
+
+def bound_logs(logs: Path) -> None:
+    """Keep the last of each log beyond `LOG_BYTES` as `NAME.log.1`, and begin it anew; who writes to it appends."""
+    for log in logs.glob("*.log"):
+        with contextlib.suppress(OSError):  # it is gone, or there is no room: the next look tries again
+            if log.stat().st_size > LOG_BYTES:
+                with log.open("rb") as file, Path(f"{log}.1").open("wb") as kept:
+                    file.seek(-LOG_BYTES, os.SEEK_END)
+                    shutil.copyfileobj(file, kept)
+                os.truncate(log, 0)
 
 
 def _quiet_command(environment: dict[str, str]) -> Any:

@@ -1,6 +1,7 @@
 """Checkpoints, written beside the training, and exports: written to their end, or not there at all."""
 
 import functools
+import hashlib
 import json
 import os
 import re
@@ -10,7 +11,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
 from datetime import timedelta
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 import torch.distributed as dist
@@ -31,12 +32,15 @@ from rl_bridge.types import PolicyVersion
 from rl_bridge.weights.peft import write_adapter
 from rl_bridge.weights.snapshot import LazySum, State
 
+T = TypeVar("T")
+
 KEEP = 2
 """Checkpoints that stay: one more than is needed, in case the newest is damaged."""
 FOLDER = "checkpoint"
 _RUN, _ATTACHMENTS = "run.json", "attachments"
 _WHOLE = re.compile(r"step-(\d+)")
 _PARTIAL = ".partial"
+_DAMAGED = ".damaged"
 SHARD_BYTES = 5_000_000_000
 """Of a file of an export, at most."""
 INDEX = "model.safetensors.index.json"
@@ -64,11 +68,40 @@ class Checkpoints:
         pinned = torch.cuda.is_available()
         self._stager = DefaultStager(StagingOptions(pinned, False, False, False))
 
-    def newest(self) -> PolicyVersion:
-        """The version of the newest one, as rank 0 sees it; 0 where there is none."""
-        found: list[PolicyVersion] = [max(_versions(self._folder), default=0)]
+    def newest(self, read: Callable[[PolicyVersion], T]) -> tuple[T | None, tuple[str, ...]]:
+        """What `read` makes of the newest that can be read, None where there is none; what was wrong with newer ones.
+
+        These are set aside as `step-N.damaged`, once one before them has been read: where none can be, it may be the
+        model or the disk that is wrong.
+
+        Raises:
+            ModelError: There are some, and none can be read.
+        """
+        found: list[list[PolicyVersion]] = [
+            sorted(_versions(self._folder), reverse=True)
+        ]  # as rank 0 sees it
         dist.broadcast_object_list(found, src=0)
-        return found[0]
+        damaged: dict[PolicyVersion, str] = {}
+        for version in found[0]:
+            try:
+                whole = read(version)
+            except _DamagedError as error:
+                damaged[version] = str(error)
+                continue
+            return whole, tuple(self._set_aside(*one) for one in damaged.items())
+        if damaged:
+            raise ModelError(
+                f"cannot resume from any checkpoint of the run: {'; '.join(damaged.values())}; see that the disk and "
+                f"model.path are what they were. Without {str(self._folder)!r} the run begins anew"
+            )
+        return None, ()
+
+    def _set_aside(self, version: PolicyVersion, why: str) -> str:
+        path = self._folder / f"step-{version}"
+        if self._first:
+            shutil.rmtree(path.with_name(path.name + _DAMAGED), ignore_errors=True)
+            _aside(path, _DAMAGED)
+        return f"{why}; it is set aside as {path.name}{_DAMAGED}, going on from the one before"
 
     def sweep(self) -> None:
         """Remove what killed trainers left half-written, and give one that was being replaced its name again."""
@@ -173,6 +206,8 @@ class Checkpoints:
         with _blame_checkpoint(path):
             note: dict[str, Any] = json.loads((path / _RUN).read_text(encoding="utf-8"))
             attachments = {file.name: file.read_bytes() for file in sorted((path / _ATTACHMENTS).iterdir())}
+            if note.get("digests", (digests := _digests(attachments))) != digests:  # older ones have none
+                raise ValueError("its attachments are not those that were written")
             return ResumeState(version=version, run_state=note["run_state"], attachments=attachments)
 
     def _finish(self, partial: Path, final: Path) -> None:
@@ -202,18 +237,22 @@ class _WriteError(Exception):
     """A part of a checkpoint could not be written, by this rank or another."""
 
 
+class _DamagedError(ModelError):
+    """A checkpoint cannot be read, by this rank or another."""
+
+
 @contextmanager
 def _blame_checkpoint(checkpoint: Path) -> Iterator[None]:
-    """What cannot be read within the block is the checkpoint's fault, unless a sibling is gone."""
+    """What any rank cannot read within the block is the checkpoint's fault, for all of them, unless one is gone."""
+    failure: BaseException | None = None
     try:
         yield
     except (Exception, CheckpointException) as error:  # the latter is no Exception
         if is_of_siblings(error):
             raise
-        raise ModelError(
-            f"cannot resume from the checkpoint {str(checkpoint)!r}: {_reason(error)}; "
-            "remove it to go on from the one before"
-        ) from error
+        failure = error
+    if (why := agree(None if failure is None else _reason(failure))) is not None:
+        raise _DamagedError(f"cannot resume from the checkpoint {str(checkpoint)!r}: {why}") from failure
 
 
 def newest_checkpoint(folder: str | Path) -> PolicyVersion:
@@ -232,11 +271,15 @@ def _begin(
     if partial.exists():
         shutil.rmtree(partial)
     (partial / _ATTACHMENTS).mkdir(parents=True)
-    note = {"version": version, "run_state": run_state}
+    note = {"version": version, "run_state": run_state, "digests": _digests(attachments)}
     _write(partial / _RUN, json.dumps(note, allow_nan=False).encode())
     for name, content in attachments.items():
         _write(partial / _ATTACHMENTS / name, content)
     _sync(partial / _ATTACHMENTS)
+
+
+def _digests(attachments: Mapping[str, bytes]) -> dict[str, str]:
+    return {name: hashlib.sha256(content).hexdigest() for name, content in attachments.items()}
 
 
 def _write(path: Path, content: bytes) -> None:

@@ -42,8 +42,12 @@ class TrainerSettings:
 
 @dataclass(kw_only=True, slots=True, frozen=True)
 class ResumeState:
-    """What the controller stored with the checkpoint that the trainer goes on from; version 0 without one."""
+    """What the controller stored with the checkpoint that the trainer goes on from; version 0 without one.
+
+    `damaged` says what was wrong with newer ones, a line each.
+    """
 
     version: PolicyVersion = 0
     run_state: Mapping[str, Any] = field(default_factory=dict)
     attachments: Mapping[str, bytes] = field(default_factory=dict)
+    damaged: tuple[str, ...] = ()

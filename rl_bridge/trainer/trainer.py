@@ -87,39 +87,45 @@ class Trainer:
         self.measured: dict[str, float] = {}
 
     def resume(self) -> ResumeState:
-        """Load the newest checkpoint of the run's folder, if there is one; returns what was stored with it.
+        """Load the newest checkpoint of the run's folder that can be read; returns what was stored with it.
 
         It may have been written by another number of ranks, and on other devices.
 
         Raises:
-            ModelError: The checkpoint is damaged, of another model, or of adapters where there are none, or others.
+            ModelError: All are damaged, or the newest is of adapters where there are none, or others.
         """
         with siblings_needed("while the checkpoint was loaded"):
             self._checkpoints.sweep()
-            version = self._checkpoints.newest()
-            if not version:
-                return ResumeState()
-            state = self._state()
-            theirs = next(iter(self._checkpoints.below(_ADAPTERS, version)), None)
-            if theirs != self._adapters_of:
-                raise ModelError(
-                    f"cannot resume from the checkpoint of version {version}: expected {self._adapters_of or _WHOLE}, "
-                    f"got {theirs or _WHOLE}; go on with the model.path and model.lora that the run was begun with"
-                )
-            # A generator that there was not, of a further rank or another kind of device, stays as it was seeded.
-            generators = state.pop(self._random_key)
-            kept = self._checkpoints.below(self._random_key, version)
-            if known := {device: generators[device] for device in generators if device in kept}:
-                state[self._random_key] = known
-            self._checkpoints.load(version, state)
+            found, damaged = self._checkpoints.newest(self._read)
+        if found is None:
+            return ResumeState()
+        state, resumed = found
         self._model.load_trained(state["model"])
-        self._optimizer.after_restore(version)
+        self._optimizer.after_restore(resumed.version)
         if self._critic is not None:
-            self._critic.restore(state, version)
+            self._critic.restore(state, resumed.version)
         for device, random in state.get(self._random_key, {}).items():
             (torch.cuda.set_rng_state if device == "cuda" else torch.set_rng_state)(random)
-        self.version = version
-        return self._checkpoints.run_state(version)
+        self.version = resumed.version
+        return replace(resumed, damaged=damaged)
+
+    def _read(self, version: PolicyVersion) -> tuple[dict[str, Any], ResumeState]:
+        """Read a checkpoint, weights and moments in place; with what the controller stored."""
+        resumed = self._checkpoints.run_state(version)
+        state = self._state()
+        theirs = next(iter(self._checkpoints.below(_ADAPTERS, version)), None)
+        if theirs != self._adapters_of:
+            raise ModelError(
+                f"cannot resume from the checkpoint of version {version}: expected {self._adapters_of or _WHOLE}, "
+                f"got {theirs or _WHOLE}; go on with the model.path and model.lora that the run was begun with"
+            )
+        # A generator that there was not, of a further rank or another kind of device, stays as it was seeded.
+        generators = state.pop(self._random_key)
+        kept = self._checkpoints.below(self._random_key, version)
+        if known := {device: generators[device] for device in generators if device in kept}:
+            state[self._random_key] = known
+        self._checkpoints.load(version, state)
+        return state, resumed
 
     def step(self, batch: TrainBatch | RankBatch, version: PolicyVersion | None = None) -> dict[str, float]:
         """Train one iteration on a batch.

@@ -60,7 +60,7 @@ def test_environments_of_released_rubrics_earn_the_same_and_tell_their_parts() -
         "rubric_1.rubric_1": 0.25,
     }
     assert failed.reward is None
-    assert "got HTTP 401" in str(failed.infrastructure_error)
+    assert "got status 401" in str(failed.infrastructure_error)
 
 
 @pytest.mark.soak

@@ -1,13 +1,24 @@
 """The ASGI app: `ropewalk serve harbor PATH`, or `uvicorn envs.harbor_env.server.app:app` with HARBOR_TASKS."""
 
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
 from openenv_core.tools import ToolObservation
 from servers import create_app
 
 from ..models import AnyAction, HarborObservation, HarborState
-from .environment import HarborEnvironment, shared_machines
+from .environment import HarborEnvironment, shared_machines, shared_tasks
 
 # Each is a container, or up to two gigabytes of a sandbox.
 MAX_CONCURRENT_ENVS = 64
+
+
+@asynccontextmanager
+async def _lifespan(app: object) -> AsyncIterator[None]:
+    shared_tasks()  # who starts a server without tasks is told, and not its first caller
+    async with shared_machines().lifespan(app):
+        yield
+
 
 app = create_app(
     HarborEnvironment,
@@ -16,5 +27,5 @@ app = create_app(
     env_name="harbor",
     max_concurrent_envs=MAX_CONCURRENT_ENVS,
     state_cls=HarborState,
-    lifespan=shared_machines().lifespan,
+    lifespan=_lifespan,
 )

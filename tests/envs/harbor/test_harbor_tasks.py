@@ -6,6 +6,8 @@ from pathlib import Path
 import pytest
 from harbor_tasks import TASKS
 
+from envs.harbor_env.server.app import app
+from envs.harbor_env.server.environment import shared_tasks
 from envs.harbor_env.tasks import HarborTask, HarborTasks, InvalidTaskError, digest
 from openenv_core.errors import ConfigurationError
 
@@ -57,8 +59,21 @@ def test_folders_of_splits_are_splits_and_one_task_is_a_folder_of_one(tmp_path: 
     shutil.copytree(TASKS / "make-tool", tmp_path / "train" / "make-tool")
     with pytest.raises(InvalidTaskError, match="make-tool twice"):
         HarborTasks(tmp_path)
-    with pytest.raises(ConfigurationError, match="ropewalk serve harbor"):
-        HarborTasks(tmp_path / "nothing")
+
+
+@pytest.mark.parametrize(
+    ("folder", "got"), [("gone", "gone, which is no folder"), (".", "which holds none"), ("", "got nothing")]
+)
+async def test_a_server_without_tasks_does_not_start(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, folder: str, got: str
+) -> None:
+    monkeypatch.setenv("HARBOR_TASKS", folder and str(tmp_path / folder))
+    shared_tasks.cache_clear()
+    with pytest.raises(
+        ConfigurationError, match=f"expected a folder of Harbor tasks.*{got}.*serve harbor PATH"
+    ):
+        async with app.running():
+            pass
 
 
 def test_older_spellings_are_read(tmp_path: Path) -> None:

@@ -9,11 +9,12 @@ from typing import Any
 import pytest
 from loop_stage import Stage
 
-from rl_bridge.errors import ConfigError, NoReplicaError, ReplicaLostError, WeightsError
+from rl_bridge.errors import ConfigError, NonFiniteLossError, NoReplicaError, ReplicaLostError, WeightsError
 from rl_bridge.loops.recovery import rewind, train_to_the_end
 from rl_bridge.loops.run import Run
 from rl_bridge.records import read_lines
 from rl_bridge.services.handle import Fanout, LocalService
+from rl_bridge.trainer.settings import ResumeState
 
 
 @pytest.mark.parametrize("max_staleness", [0, 2])
@@ -188,6 +189,40 @@ async def test_trainer_that_is_back_before_the_reference_has_answered_takes_the_
     # from: what it says it resumed at is what it began with.
     asked = [name for name in stage.parts.calls if name in ("logprobs", "train_step", "resumed")]
     assert asked[:4] == ["logprobs", "train_step", "logprobs", "resumed"]
+
+
+async def test_what_was_wrong_with_newer_checkpoints_is_told(tmp_path: Path) -> None:
+    stage = Stage(tmp_path)
+    stage.parts.saved = ResumeState(damaged=("step-4 [is] torn",))
+    run = await stage.train(work=rewind)
+    assert run.console.file.getvalue() == "step-4 [is] torn\n"  # type: ignore[attr-defined]  # a StringIO
+
+
+async def test_loss_that_is_not_finite_ends_the_run_and_a_resumed_one_trains_what_was_finished(
+    tmp_path: Path,
+) -> None:
+    async def diverges_in_the_fourth_step() -> None:
+        steps = stage.parts.calls.count("train_step")
+        while steps == 2 and len(stage.run.buffer.state()[1]) < 4:  # noqa: ASYNC110 - the next batch, of which none is told
+            await asyncio.sleep(0)
+        if steps == 4:
+            raise NonFiniteLossError("the loss is nan")
+
+    stage = Stage(tmp_path, max_staleness=2, iterations=6, checkpoint_interval=2)
+    stage.parts.failing["train_step"] = diverges_in_the_fourth_step
+    with pytest.raises(NonFiniteLossError):
+        await asyncio.wait_for(stage.train(work=train_to_the_end), 60)
+    saved = stage.parts.saved
+    assert (saved.version, "resumed" in stage.parts.calls) == (2, False)
+    finished = saved.run_state["ledger"]["finished"]
+
+    async def resume(run: Run) -> None:
+        assert await rewind(run) == 2
+        await train_to_the_end(run)
+
+    assert (await asyncio.wait_for(stage.train(work=resume), 60)).version == 6
+    trained = {row["iteration"]: row["trained"] for row in stage.rows("groups.jsonl")}
+    assert trained[3] == finished[:4]
 
 
 async def test_trainer_that_is_lost_for_ever_ends_the_run(tmp_path: Path) -> None:

@@ -1,7 +1,9 @@
 """Services among replicas that are no processes: where they run, who answers, who starts first."""
 
 import asyncio
+import tempfile
 from collections.abc import Iterable, Mapping
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -9,6 +11,7 @@ import pytest
 from service_waits import WAIT_S, until
 
 from rl_bridge.config.monarch import RestartPolicy
+from rl_bridge.errors import RoleError
 from rl_bridge.services.balancer import TargetGoneError
 from rl_bridge.services.options import Place
 
@@ -146,3 +149,62 @@ async def test_one_that_does_not_answer_hides_none_that_does() -> None:
         service._balancer.add(replica)
     async with asyncio.timeout(HANG_S):
         assert await service.ask("spans", timeout_s=0.05) == {0: "spans of 0", 2: "spans of 2"}
+
+
+def contents(folder: Path) -> dict[str, bytes]:
+    return {path.name: path.read_bytes() for path in folder.iterdir()}
+
+
+@pytest.mark.heavy
+async def test_logs_are_bounded_while_processes_append_to_them(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from rl_bridge.services import fleet, processes
+
+    monkeypatch.setattr(processes, "LOG_BYTES", 1000)
+    monkeypatch.setattr(fleet, "LOG_LOOK_INTERVAL_S", 0.02)
+    for monarchs in ("supervise", "leave_quietly"):
+        monkeypatch.setattr(fleet, monarchs, lambda *_: None)
+    (tmp_path / "small.log").write_bytes(b"s" * 1000)
+    async with fleet.Fleet(tmp_path):
+        writer = await asyncio.create_subprocess_exec(
+            "/bin/sh", "-c", f"exec cat >>{tmp_path / 'policy-0.log'}", stdin=asyncio.subprocess.PIPE
+        )
+        assert writer.stdin is not None
+        writer.stdin.write(b"a" * 500 + b"b" * 1000)
+        await until(lambda: "policy-0.log.1" in contents(tmp_path) and not contents(tmp_path)["policy-0.log"])
+        writer.stdin.write(b"after")
+        writer.stdin.close()
+        assert await writer.wait() == 0
+    assert contents(tmp_path) == {
+        "policy-0.log": b"after",
+        "policy-0.log.1": b"b" * 1000,
+        "small.log": b"s" * 1000,
+    }
+
+
+class Opened:
+    """Hosts that note whether anybody has opened them, and then cannot be reached."""
+
+    was_opened = False
+
+    async def open(self) -> None:
+        self.was_opened = True
+        raise RoleError("nobody answers")
+
+
+@pytest.mark.heavy
+async def test_no_host_is_opened_that_nobody_would_close(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from rl_bridge.services.fleet import Fleet
+
+    scratch, hosts = tmp_path / "scratch", Opened()
+    monkeypatch.setattr(tempfile, "tempdir", str(scratch))
+    with pytest.raises(RoleError, match=r"temporary files, got: .*No such file.*scratch.*TMPDIR"):
+        await Fleet(tmp_path / "logs", hosts=hosts).__aenter__()  # type: ignore[arg-type]
+    assert not hosts.was_opened
+    scratch.mkdir()
+    with pytest.raises(RoleError, match="nobody answers"):
+        await Fleet(tmp_path / "logs", hosts=hosts).__aenter__()  # type: ignore[arg-type]
+    assert list(scratch.iterdir()) == []

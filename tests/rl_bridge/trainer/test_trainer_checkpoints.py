@@ -160,16 +160,34 @@ def test_a_half_written_one_is_swept_and_never_read(trainer: Any, policy: Path, 
     assert whole(tmp_path) == ["step-1"]
 
 
-@pytest.mark.parametrize("part", ["run.json", "__0_0.distcp"])
-def test_a_checkpoint_that_lacks_a_part_is_named(
-    trainer: Any, policy: Path, tmp_path: Path, part: str
+@pytest.mark.parametrize("part", ["attachments", "__1_0.distcp"])
+def test_ranks_go_on_from_the_one_before_a_damaged_one(
+    pair: Ranks, policy: Path, tmp_path: Path, part: str
 ) -> None:
-    trainer.step(batch(0))
-    trainer.save(1)
-    path = tmp_path / "checkpoint" / "step-1" / part
-    path.rmdir() if path.is_dir() else path.unlink()
-    with pytest.raises(ModelError, match=r"cannot resume from the checkpoint .*step-1.*remove it"):
-        alone(policy, tmp_path, **OPTIONS).resume()
+    options = settings(policy, folder=tmp_path, **OPTIONS)
+    pair.build(options)
+    pair.call("step", batch(0))
+    pair.call("save", 1, RUN_STATE)
+    expected = pair.call("step", batch(1))
+    pair.call("save", 2, {"number": 2})
+
+    def damage(version: int) -> None:
+        path = tmp_path / "checkpoint" / f"step-{version}" / part
+        path.rmdir() if path.is_dir() else path.unlink()
+
+    damage(2)
+    pair.build(options)
+    assert [(one.version, one.run_state, len(one.damaged)) for one in pair.call("resume")] == [
+        (1, RUN_STATE, 1)
+    ] * 2
+    assert pair.call("step", batch(1)) == expected  # weights, moments and schedule are those of version 1
+    assert whole(tmp_path) == ["step-1", "step-2.damaged"]
+    damage(1)
+    pair.build(options)
+    pair.ask("resume")
+    for answer in pair.answers():
+        assert isinstance(answer, ModelError)
+        assert "cannot resume from any checkpoint of the run" in str(answer)
 
 
 def train_alone(policy: Path, folder: Path, numbers: range) -> tuple[list[dict[str, float]], Any]:
