@@ -413,8 +413,8 @@ class SandboxSession:
         forking = self._forking
         try:
             return await forks
-        except asyncio.CancelledError:
-            # Whoever asked is gone; one that is half made is finished first, or the interpreter would be out of step.
+        except BaseException:
+            # What is half made is finished first, or the interpreter would be out of step; and what is too many ended.
             if forking is not self._forking:
                 await asyncio.shield(forking)
             if forks.done() and not forks.cancelled() and forks.exception() is None:
