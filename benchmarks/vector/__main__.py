@@ -21,8 +21,8 @@ from benchmarks.wire.processes import ROOT, Server, StartError, free_port, run, 
 from benchmarks.wire.report import table, verdicts
 from openenv_core.adapters.vector import ServedVectorEnv
 from openenv_core.client.carrier import CarrierOptions
-from openenv_core.client.conversation import Conversation
 from openenv_core.client.socket import open_socket
+from openenv_core.errors import ClientError
 
 PICTURE_BYTES: Final = 84 * 84 * 4
 MEMBERS: Final = 256
@@ -238,13 +238,26 @@ def _bare(pictures: int, seconds: float) -> tuple[float, float]:
         return asyncio.run(_ask_bare(server, pictures, size, seconds))
 
 
+class _Inbox(asyncio.Queue[bytes | bytearray]):
+    """What a carrier brings."""
+
+    def on_frame(self, frame: bytes | bytearray) -> None:
+        self.put_nowait(frame)
+
+    def on_room(self) -> None: ...
+
+    def on_lost(self, error: ClientError) -> None: ...
+
+
 async def _ask_bare(server: Server, pictures: int, size: int, seconds: float) -> tuple[float, float]:
     carrier = await open_socket(f"ws://127.0.0.1:{server.port}/", CarrierOptions(10.0, 2 * size, None, None))
-    conversation = Conversation(carrier, None)
+    frames = _Inbox()
+    carrier.listen(frames)
     for length in (seconds / 4, seconds):
         steps, clock = 0, _Clock(server)
         while clock.s() < length:
-            assert np.frombuffer(await conversation.exchange(b"next"), np.uint8).size == size
+            carrier.send(b"next")
+            assert np.frombuffer(await frames.get(), np.uint8).size == size
             steps += pictures
     await carrier.close()
     return clock.figures(steps)

@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 from openenv_core.adapters.episode import fetch_schema
 from openenv_core.adapters.gymnasium import Fields, picture_of
 from openenv_core.client import GenericEnvClient
-from openenv_core.client.link import BatchReply
+from openenv_core.client.conversation import BatchReply
 from openenv_core.client.vector import VectorClient
 from openenv_core.errors import (
     ClientError,

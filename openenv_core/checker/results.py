@@ -1,9 +1,16 @@
-"""Running one check, whatever it or its subject does, and how it comes out."""
+"""Running one check, whatever it or its subject does; what came of all of them, for people, programs and CI."""
 
+import json
+import os
+import re
 import time
 import traceback
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from enum import StrEnum
-from typing import Final
+from typing import Final, TextIO
+from xml.etree import ElementTree
 
 from pydantic import BaseModel, ConfigDict
 
@@ -141,3 +148,176 @@ def _failure(
 def _where(error: BaseException) -> str:
     frames = traceback.extract_tb(error.__traceback__)
     return f"{frames[-1].filename}:{frames[-1].lineno}" if frames else "nowhere"
+
+
+_MARKS: Final[Mapping[Status, tuple[str, str, str]]] = {
+    Status.PASSED: ("✓", "+", "32"),
+    Status.WARNED: ("?", "?", "33"),
+    Status.FAILED: ("✗", "x", "31"),
+    Status.SKIPPED: ("-", "-", "2"),
+    Status.CRASHED: ("!", "!", "35"),
+}
+"""The mark of each, the same where the output has no such letters, and its colour."""
+
+_CONTROL: Final = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\ud800-\udfff\ufffe\uffff]")
+_WIDTH: Final = 34
+
+
+@dataclass(frozen=True, slots=True)
+class CheckReport:
+    """What came of all checks."""
+
+    target: str
+    results: tuple[Result, ...]
+    interrupted: bool = False
+
+    @property
+    def ok(self) -> bool:
+        """Whether everything ran, and nothing failed or crashed."""
+        return not self.interrupted and not self.of(*BAD)
+
+    def of(self, *statuses: Status) -> list[Result]:
+        """Return the results of some statuses."""
+        return [result for result in self.results if result.status in statuses]
+
+
+@dataclass(slots=True)
+class Console:
+    """Writes one line a check as it comes, and the failures after them."""
+
+    out: TextIO
+    total: int
+    _done: int = 0
+    _level: CheckLevel | None = None
+
+    def begin(self, check: Check) -> None:
+        """Say which check runs now."""
+        if check.level is not self._level:
+            self._level = check.level
+            self._write(f"{check.level}\n")
+        if self._terminal:
+            self._write(f"  … {check.name} ({self._done + 1} of {self.total})")
+
+    def end(self, result: Result) -> None:
+        """Say what came of it."""
+        self._done += 1
+        # What a subject says is shown, and must not move the cursor.
+        beside = f"  {_printable(result.message)}" if result.message and not result.change else ""
+        mark = self._mark(result.status)
+        start = "\r\x1b[K" if self._terminal else ""
+        self._write(f"{start}  {mark} {result.check:<{_WIDTH}} {result.seconds:7.2f} s{beside}\n")
+
+    def finish(self, report: CheckReport) -> None:
+        """Tell what failed or is doubtful, what to change, and how many there were of each."""
+        for result in report.of(*BAD, Status.WARNED):
+            mark = self._mark(result.status)
+            self._write(f"\n{mark} {result.level}.{result.check}: {result.says}\n")
+            self._write(f"    {result.status}: {_indent(result.message)}\n")
+            self._write(f"    change: {_indent(result.change)}\n")
+        count, spent = len(report.results), sum(result.seconds for result in report.results)
+        counts = ", ".join(f"{number} {name}" for name, number in _summary(report).items() if number)
+        self._write(
+            f"\n{report.target}: {count} check{'' if count == 1 else 's'}: {counts or 'none'} in {spent:.1f} s\n"
+        )
+
+    def interrupted(self) -> None:
+        """Leave the line that was begun."""
+        if self._terminal:
+            self._write("\r\x1b[K")
+        self._write(f"interrupted after {self._done} of {self.total} checks\n")
+
+    @property
+    def _terminal(self) -> bool:
+        return self.out.isatty()
+
+    def _mark(self, status: Status) -> str:
+        mark, plain, colour = _MARKS[status]
+        if not (getattr(self.out, "encoding", None) or "ascii").lower().startswith("utf"):
+            mark = plain
+        if not self._terminal or os.environ.get("NO_COLOR"):
+            return mark
+        return f"\x1b[{colour}m{mark}\x1b[0m"
+
+    def _write(self, text: str) -> None:
+        encoding = getattr(self.out, "encoding", None) or "utf-8"
+        self.out.write(text.encode(encoding, "replace").decode(encoding))
+        self.out.flush()
+
+
+def _summary(report: CheckReport) -> dict[str, int]:
+    return {status.value: len(report.of(status)) for status in Status}
+
+
+def as_json(report: CheckReport) -> str:
+    """Return the report as one JSON document."""
+    return json.dumps(
+        {
+            "target": report.target,
+            "ok": report.ok,
+            "interrupted": report.interrupted,
+            "summary": _summary(report),
+            "results": [
+                {**result.model_dump(), "seconds": round(result.seconds, 4)} for result in report.results
+            ],
+        },
+        indent=2,
+    )
+
+
+def as_junit(report: CheckReport) -> str:
+    """Return the report as JUnit XML: one test case a check, one suite a level."""
+    root = ElementTree.Element("testsuites", _counts("ropewalk validate", report.results))
+    for level in CheckLevel:
+        of_level = [result for result in report.results if result.level is level]
+        if not of_level:
+            continue
+        suite = ElementTree.SubElement(root, "testsuite", _counts(f"{report.target}: {level}", of_level))
+        for result in of_level:
+            _case(suite, result)
+    ElementTree.indent(root)
+    return '<?xml version="1.0" encoding="utf-8"?>\n' + ElementTree.tostring(root, encoding="unicode") + "\n"
+
+
+def format_list(checks: Sequence[Check]) -> Iterator[str]:
+    """Yield the lines that tell which checks there are."""
+    level = None
+    for one in checks:
+        if one.level is not level:
+            level = one.level
+            yield str(level)
+        yield f"  {one.name:<{_WIDTH}} {one.says}"
+
+
+def _printable(text: str) -> str:
+    """Return text on one line, without what would move a cursor or break a document."""
+    return " ".join(_CONTROL.sub("�", text).split())
+
+
+def _indent(text: str) -> str:
+    return _CONTROL.sub("�", text).strip().replace("\n", "\n        ")
+
+
+def _counts(name: str, results: Sequence[Result]) -> dict[str, str]:
+    statuses = Counter(result.status for result in results)
+    return {
+        "name": _printable(name),
+        "tests": str(len(results)),
+        "failures": str(statuses[Status.FAILED]),
+        "errors": str(statuses[Status.CRASHED]),
+        "skipped": str(statuses[Status.SKIPPED]),
+        "time": f"{sum(result.seconds for result in results):.3f}",
+    }
+
+
+def _case(suite: ElementTree.Element, result: Result) -> None:
+    names = {"classname": f"ropewalk.{result.level}", "name": result.check, "time": f"{result.seconds:.3f}"}
+    case = ElementTree.SubElement(suite, "testcase", names)
+    message = _CONTROL.sub("�", result.message)
+    if result.status is Status.SKIPPED:
+        ElementTree.SubElement(case, "skipped", message=_printable(message))
+    elif result.status in BAD:
+        kind = "error" if result.status is Status.CRASHED else "failure"
+        node = ElementTree.SubElement(case, kind, message=_printable(message))
+        node.text = f"{result.says}\n{message}\nchange: {_CONTROL.sub('�', result.change)}"
+    elif message:
+        ElementTree.SubElement(case, "system-out").text = message

@@ -77,7 +77,7 @@ def run(arguments: argparse.Namespace) -> int:
     Raises:
         OpenEnvError: Wrong usage, or the target cannot be had: status 2.
     """
-    from openenv_core.checker.report import CheckReport, Console, as_json, as_junit, format_list
+    from openenv_core.checker.results import CheckReport, Console, as_json, as_junit, format_list
     from openenv_core.checker.runner import run_isolated
 
     checks = select_checks([CheckLevel(level) for level in arguments.level], arguments.check)

@@ -2,11 +2,11 @@
 
 import asyncio
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from email.utils import parsedate_to_datetime
 from time import time
-from typing import Protocol
+from typing import Final, Protocol
 
 from openenv_core.errors import (
     AccessRefusedError,
@@ -14,9 +14,14 @@ from openenv_core.errors import (
     CapacityError,
     ClientError,
     ConnectionFailedError,
+    FactoryError,
+    SessionError,
 )
 from openenv_core.protocol.errors import CAPACITY_REACHED
 from openenv_core.protocol.http import redact_url
+
+SESSION_ENDED: Final = (CapacityError, FactoryError, SessionError)
+"""What a server says last."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,6 +58,9 @@ class Listener(Protocol):
     def on_frame(self, frame: bytes | bytearray) -> None:
         """Take a frame: text as bytes, binary as a bytearray."""
 
+    def on_room(self) -> None:
+        """Learn that frames can be sent again."""
+
     def on_lost(self, error: ClientError) -> None:
         """Learn that no more frames will come, and why; once."""
 
@@ -61,7 +69,7 @@ class Carrier(ABC):
     """Carries frames: text as bytes, binary as a bytearray. What is abstract is a library's part.
 
     Attributes:
-        full: A frame has to wait for `wait_room`: what was sent before has not left yet.
+        full: A frame has to wait for `Listener.on_room`: what was sent before has not left yet.
         broken: The connection has ended, and neither side has closed it.
         deterministic: Whether the server says that the seed and the actions decide everything.
     """
@@ -71,24 +79,16 @@ class Carrier(ABC):
         self._loop = asyncio.get_running_loop()
         self._listener: Listener | None = None
         self._early: list[bytes | bytearray] = []  # before anybody listened
+        self._put: Callable[[bytes | bytearray], None] = self._early.append
         self._lost: ClientError | None = None
-        self._room: asyncio.Future[None] | None = None
 
     def listen(self, listener: Listener) -> None:
         """Have someone hear what comes, and what has come."""
-        self._listener = listener
+        self._listener, self._put = listener, listener.on_frame
         for frame in self._early:
             listener.on_frame(frame)
         if self._lost is not None:
             listener.on_lost(self._lost)
-
-    async def wait_room(self) -> None:
-        """Wait until a frame can be sent. Raises ConnectionLostError where the connection has broken."""
-        while self._lost is None and self.full:
-            self._room = self._room or self._loop.create_future()
-            await asyncio.shield(self._room)
-        if self._lost is not None:
-            raise self._lost
 
     @abstractmethod
     def send(self, frame: bytes, *, binary: bool = False) -> None:
@@ -116,24 +116,12 @@ class Carrier(ABC):
         What else the end takes is started on the running loop, where `close` waits for it.
         """
 
-    def _put(self, frame: bytes | bytearray) -> None:
-        if self._listener is None:
-            self._early.append(frame)
-        else:
-            self._listener.on_frame(frame)
-
     def _lose(self, error: ClientError, broken: bool = False) -> None:
         """Note why no more frames will come; the first reason counts."""
         if self._lost is None:
             self._lost, self.broken = error, broken
             if self._listener is not None:
                 self._listener.on_lost(error)
-        self._wake()
-
-    def _wake(self) -> None:
-        room, self._room = self._room, None
-        if room is not None and not room.done():
-            room.set_result(None)
 
 
 def unreachable(url: str, reason: object) -> ConnectionFailedError:

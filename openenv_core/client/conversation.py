@@ -1,28 +1,74 @@
-"""Requests and replies over one connection: which reply is whose."""
+"""Requests and what answers them: which answer is whose, and what becomes of them when a connection breaks."""
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
-from typing import Any, Final
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
+from urllib.parse import quote
 
-from openenv_core.client.carrier import Carrier
+from openenv_core.client.carrier import SESSION_ENDED, Carrier, CarrierOptions
+from openenv_core.client.waiting import Backoff
 from openenv_core.errors import (
+    AccessRefusedError,
+    AuthenticationError,
     CapacityError,
     ClientClosedError,
     ClientError,
+    ConfigurationError,
+    ConnectionFailedError,
     ConnectionLostError,
-    FactoryError,
     ProtocolError,
     RequestTimeoutError,
     ServerError,
-    SessionError,
 )
-from openenv_core.protocol.replies import decode_reply
+from openenv_core.protocol.batch import (
+    RESUME,
+    SNAPSHOT,
+    SUBPROTOCOL,
+    Array,
+    FrameError,
+    decode_frame,
+    encode_frame,
+)
+from openenv_core.protocol.jsonio import dumps
+from openenv_core.protocol.replies import data_of, decode_reply, server_error
 from openenv_core.protocol.requests import encode_request
+from openenv_core.tracing import current_traceparent
 
-SESSION_ENDED: Final = (CapacityError, FactoryError, SessionError)
-"""What a server says last."""
+if TYPE_CHECKING:
+    from openenv_core.client.socket import WebSocketCarrier
+
+MAX_PENDING: Final = 64
+"""Requests that wait for answers; a server takes half as many at once."""
+
+MAX_REFUSED: Final = 4
+"""Attempts in a row to connect where nobody listens any more: the server is likely gone, and its sessions with it.
+
+Where they can go on elsewhere they do then."""
+
+MAX_REFUSED_ALONE: Final = 8
+"""Where they cannot: some four seconds, in which an ingress may be started again."""
+
+_RETRY_S: Final = 0.05
+_MAX_RETRY_S: Final = 2.0
+_RESUME_ID: Final = 0
+
+
+class BatchReply(NamedTuple):
+    """One frame that answers a request.
+
+    Attributes:
+        request_id: Of the request.
+        fields: The keys of its header.
+        arrays: What these count from 0.
+        last: No other answers the same request.
+    """
+
+    request_id: int
+    fields: dict[str, Any]
+    arrays: list[Array]
+    last: bool
 
 
 @dataclass(slots=True, eq=False)
@@ -35,8 +81,8 @@ class PendingCall:
         binary: It is no text.
         deadline: On the loop's clock, where there is one.
         answer: What answers it. It is done before where nobody waits any more.
-        reply: The frame that has answered it, also where nobody waited; empty where it never left.
         sink: Takes the frames that answer it, where there may be several.
+        reply: The frame that has answered it, also where nobody waited; empty where it never left.
     """
 
     request_id: int
@@ -44,35 +90,91 @@ class PendingCall:
     binary: bool
     deadline: float
     answer: "asyncio.Future[Any]"
-    reply: bytes | bytearray | None = None
     sink: Callable[[Any], None] | None = None
+    reply: bytes | bytearray | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Opening:
+    """How sessions are opened in `ropewalk.v1`.
+
+    Attributes:
+        url: Where connections are made.
+        options: How they are made.
+        lease_s: Seconds that the server is asked to keep the sessions without a connection; 0: not at all.
+        count: How many sessions there are to be.
+        snapshot: In whose state they begin, by its id.
+        others: Nothing is gained by waiting for a server that does not listen: another can be asked, for instance.
+    """
+
+    url: str
+    options: CarrierOptions
+    lease_s: float
+    count: int = 1
+    snapshot: str | None = None
+    others: bool = False
+
+    def request(self) -> dict[str, Any]:
+        """Return what is asked for."""
+        asked = {
+            "count": self.count,
+            "wait_s": self.options.queue_timeout_s,
+            "lease_s": self.lease_s or None,
+            SNAPSHOT: self.snapshot,
+        }
+        return {name: value for name, value in asked.items() if value is not None}
 
 
 class Conversation:
-    """Asks in the released dialect, where replies have no ids: the oldest request that is unanswered gets the next.
+    """Asks a server, in one of two dialects.
+
+    In the released one replies have no ids: the oldest request that is unanswered gets the next. In `ropewalk.v1`
+    (docs/protocol.md) they have, and a connection that breaks is replaced by another, as long as the server keeps the
+    sessions.
 
     Args:
         carrier: Carries the frames.
         timeout_s: Seconds that a reply may take; None waits for ever.
+        opening: Of `ropewalk.v1`; None: the released dialect.
 
     Attributes:
         carrier: That of this moment.
+        v1: It is in `ropewalk.v1`.
         error: Why nothing can be asked any more.
         last: The request that was made last.
     """
 
     last: PendingCall
 
-    def __init__(self, carrier: Carrier, timeout_s: float | None) -> None:
+    def __init__(self, carrier: Carrier, timeout_s: float | None, opening: Opening | None = None) -> None:
         self.carrier = carrier
+        self.v1 = opening is not None
         self.error: ClientError | None = None
         self._timeout_s = timeout_s
         self._loop = asyncio.get_running_loop()
         self._timer: asyncio.TimerHandle | None = None
         self._pending: dict[int, PendingCall] = {}  # in the order of their requests
+        self._unsent: list[PendingCall] = []  # of these, as there is no room
         self._next_id = 1
         self._dropped: bytes | bytearray = b""
+        self._read = 0
+        self._session: str | None = None
+        self._secret = ""
+        self._resuming: asyncio.Task[None] | None = None
+        self._resumed: asyncio.Future[None] | None = None  # whether the answer to a resume has come
         carrier.listen(self)
+        if opening is not None:
+            self._opening = opening
+            self._opened = self.request("open", (), opening.request(), self._take_opened)
+
+    async def opened(self) -> None:
+        """Wait until the sessions are open.
+
+        Raises:
+            CapacityError: The server has no room for so many; none is open.
+            FactoryError: It could not make their environments.
+        """
+        await self._opened.answer
 
     async def ask(self, frame: bytes, expected: str) -> dict[str, Any]:
         """Send a frame of the released dialect, and return the data of what answers it.
@@ -89,12 +191,52 @@ class Conversation:
             ServerError: The reply is an error, or the server has said unasked why the session is over.
             ProtocolError: The server said something else.
         """
-        return decode_reply(await self.exchange(frame), expected)
+        self.last = call = self._begin(frame)
+        try:
+            reply = await call.answer
+        except (asyncio.CancelledError, RequestTimeoutError):
+            self.abandon(call)
+            raise
+        return data_of(reply, expected) if self.v1 else decode_reply(reply, expected)
+
+    def request(
+        self,
+        operation: str,
+        arrays: Sequence[Array],
+        fields: Mapping[str, Any],
+        sink: Callable[[BatchReply], None],
+    ) -> PendingCall:
+        """Send a request about many sessions.
+
+        Args:
+            operation: What is to be done.
+            arrays: What the fields count from 0.
+            fields: Of the request's header.
+            sink: Is given each frame that answers it; the call is over with the last.
+        """
+        header = {"id": self._next_id, "op": operation, "read": self._read, **fields}
+        frame = encode_frame({name: dumps(value) for name, value in header.items()}, arrays)
+        call = self._begin(
+            frame if isinstance(frame, bytes) else frame.encode(), isinstance(frame, bytes), sink
+        )
+        # Where nobody waits, nobody is told.
+        call.answer.add_done_callback(lambda answer: answer.cancelled() or answer.exception())
+        return call
+
+    def abandon(self, call: PendingCall) -> None:
+        """Wait for a request no more. Where it has not left yet, it never does; nor is it begun, if it has not been."""
+        call.answer.cancel()
+        if call in self._unsent:
+            self._unsent.remove(call)
+            self._forget(call)
+        waits = self._resuming is None and call.request_id in self._pending
+        if self.v1 and waits and len(self._pending) < MAX_PENDING:
+            self.request("cancel", (), {"request": call.request_id}, _nowhere).answer.cancel()
 
     def abort(self) -> None:
         """End the connection without waiting; whoever waits gets ConnectionLostError."""
-        self.carrier.abort()
-        self._fail(ConnectionLostError("the connection was broken off by this client"))
+        self._stop_resuming()
+        self._break(ConnectionLostError("the connection was broken off by this client"))
 
     async def close(self, *, last: bool) -> None:
         """End the connection in order.
@@ -102,14 +244,11 @@ class Conversation:
         Args:
             last: Say before that the session is to end.
         """
-        self._stop_watching()
+        self._stop_resuming()
         try:
-            if last and self.error is None and not self.carrier.full:
-                self.carrier.send(self._numbered(self._next_id, encode_request("close")))
+            if last and self.error is None and len(self._pending) < MAX_PENDING:
+                self._begin(encode_request("close")).answer.cancel()
             self._fail(ClientClosedError("this client is closed; make a new one"))
-            await self.carrier.close()
-        except ConnectionLostError:
-            self.carrier.abort()
             await self.carrier.close()
         except BaseException:
             self.carrier.abort()
@@ -118,19 +257,63 @@ class Conversation:
     # What the carrier brings
 
     def on_frame(self, frame: bytes | bytearray) -> None:
-        """Give a reply to whom it is for."""
-        if not self._pending:
-            self._fail(_unasked(frame))
+        """Give an answer to whom it is for."""
+        if not self.v1:
+            self._take_reply(frame)
             return
-        call = self._pending.pop(next(iter(self._pending)))
-        call.reply = frame
+        try:
+            fields, arrays = decode_frame(frame if isinstance(frame, bytearray) else frame.decode())
+        except (FrameError, UnicodeDecodeError) as error:
+            self._break(ProtocolError(f"expected a frame of {SUBPROTOCOL}, got {frame[:100]!r}: {error}"))
+            return
+        request_id = fields.get("id")
+        if request_id == _RESUME_ID and self._resuming is not None:
+            self._go_on(fields)
+            return
+        self._read += 1
+        if type(request_id) is not int:
+            text = f"expected an answer with an id, got {str(fields)[:100]}"
+            self._break(error_of(fields) or ProtocolError(text))
+            return
+        call = self._pending.get(request_id)
+        if call is None:
+            return
+        if call.sink is None:
+            del self._pending[request_id]
+            call.reply = frame
+            if not call.answer.done():
+                call.answer.set_result(fields)
+            return
+        last = fields.get("last") is True
+        if last:
+            del self._pending[request_id]
+        elif self._timeout_s is not None:
+            call.deadline = self._loop.time() + self._timeout_s
         if call.answer.done():
-            self._dropped = frame
-        else:
-            call.answer.set_result(frame)
+            return
+        call.sink(BatchReply(request_id, fields, arrays, last))
+        if last and not call.answer.done():
+            call.answer.set_result(None)
+
+    def on_room(self) -> None:
+        """Send what could not leave before."""
+        unsent, self._unsent = self._unsent, []
+        for call in unsent:
+            if call.answer.done():  # nobody waits for it, and it has not begun
+                self._forget(call)
+            else:
+                self._transmit(call)
 
     def on_lost(self, error: ClientError) -> None:
-        """Tell whoever waits."""
+        """Make another connection, where the server keeps the sessions; or tell whoever waits."""
+        if self._resuming is not None:
+            if self._resumed is not None and not self._resumed.done():
+                self._resumed.set_exception(error)
+            return
+        kept = self.v1 and self.carrier.broken and self._opening.lease_s and self.error is None
+        if kept and (self._session is not None or self._opened.request_id in self._pending):
+            self._resuming = asyncio.create_task(self._resume(error))
+            return
         if self._dropped:  # by who had not waited for it; it may say why
             try:
                 decode_reply(self._dropped, "")
@@ -142,62 +325,43 @@ class Conversation:
 
     # What they need
 
-    async def exchange(self, frame: bytes) -> Any:
-        """Send a frame and return what answers it, unread; as `ask`."""
-        self.last = call = self._begin(frame)
-        try:
-            if not self.carrier.full or await self._has_room(call):
-                self._transmit(call)
-            return await call.answer
-        except (asyncio.CancelledError, RequestTimeoutError):
-            self._abandon(call)
-            raise
-
-    def _begin(self, frame: bytes, binary: bool = False) -> PendingCall:
-        """Make a request known; raise why nothing can be asked any more."""
+    def _begin(
+        self, frame: bytes, binary: bool = False, sink: Callable[[Any], None] | None = None
+    ) -> PendingCall:
+        """Send a request; raise why nothing can be asked any more."""
         if self.error is not None:
             raise self.error.with_traceback(None)
+        if len(self._pending) >= MAX_PENDING:
+            raise ConfigurationError(f"{MAX_PENDING} requests wait for answers; wait for some of these first")
         request_id, self._next_id = self._next_id, self._next_id + 1
         deadline = 0.0
         if self._timeout_s is not None:
             deadline = self._loop.time() + self._timeout_s
             if self._timer is None:
                 self._timer = self._loop.call_at(deadline, self._look)
-        frame = self._numbered(request_id, frame)
-        call = PendingCall(request_id, frame, binary, deadline, self._loop.create_future())
+        if self.v1 and sink is None:
+            if (parent := current_traceparent()) is not None:
+                frame = b'{"traceparent":"%b",%b' % (parent.encode(), frame[1:])
+            frame = b'{"id":%d,"read":%d,%b' % (request_id, self._read, frame[1:])
+        call = PendingCall(request_id, frame, binary, deadline, self._loop.create_future(), sink)
         self._pending[request_id] = call
+        self._transmit(call)
         return call
 
-    def _numbered(self, request_id: int, frame: bytes) -> bytes:
-        return frame
-
-    def _abandon(self, call: PendingCall) -> None:
-        """Wait for it no more."""
-
-    async def _has_room(self, call: PendingCall) -> bool:
-        """Wait until the request can leave. Out of time, or cancelled, it never does.
-
-        Where the connection breaks before, it stays with those that are told so, or are sent over another.
-        """
-        room = asyncio.ensure_future(self.carrier.wait_room())
-        given_up = True
-        try:
-            await asyncio.wait([room, call.answer], return_when=asyncio.FIRST_COMPLETED)
-            given_up = call.answer.done()
-            return not given_up and room.exception() is None
-        finally:
-            room.add_done_callback(
-                lambda room: room.cancelled() or room.exception()
-            )  # which has been heard of
-            room.cancel()
-            if given_up:
-                self._pending.pop(call.request_id, None)
-                call.reply = b""
-
     def _transmit(self, call: PendingCall) -> None:
-        if not call.answer.done():
-            with suppress(ConnectionLostError):  # which has been heard of
-                self.carrier.send(call.frame, binary=call.binary)
+        """Send a request, or have it leave when there is room, or another connection."""
+        if self._resuming is not None:
+            return
+        if self._unsent or self.carrier.full:
+            self._unsent.append(call)
+            return
+        with suppress(ConnectionLostError):  # which has been heard of
+            self.carrier.send(call.frame, binary=call.binary)
+
+    def _forget(self, call: PendingCall) -> None:
+        """Note that a request has never left."""
+        self._pending.pop(call.request_id, None)
+        call.reply = b""
 
     def _look(self) -> None:
         """Tell those whose time is over; the timer of one request is left running for the next."""
@@ -223,10 +387,153 @@ class Conversation:
         if self.error is None:
             self.error = error
         self._stop_watching()
-        pending, self._pending = self._pending, {}
+        pending, self._pending, self._unsent = self._pending, {}, []
         for call in pending.values():
             if not call.answer.done():
                 call.answer.set_exception(self.error)
+
+    def _take_reply(self, frame: bytes | bytearray) -> None:
+        if not self._pending:
+            self._fail(_unasked(frame))
+            return
+        call = self._pending.pop(next(iter(self._pending)))
+        call.reply = frame
+        if call.answer.done():
+            self._dropped = frame
+        else:
+            call.answer.set_result(frame)
+
+    def _take_opened(self, reply: BatchReply) -> None:
+        """Take an answer to the open; the time in the server's queue is none of those of requests."""
+        self._postpone(0.0 if reply.last else self._opening.options.queue_timeout_s)
+        if (error := error_of(reply.fields)) is not None:
+            self._opened.answer.set_exception(error)
+            self._break(error)
+        elif "session" in reply.fields:
+            self._session, self._secret = str(reply.fields["session"]), str(reply.fields.get("secret"))
+
+    def _postpone(self, wait_s: float) -> None:
+        if self._timeout_s is None:
+            return
+        deadline = self._loop.time() + self._timeout_s + wait_s
+        for call in self._pending.values():
+            call.deadline = deadline
+        self._stop_watching()
+        self._timer = self._loop.call_at(deadline, self._look)
+
+    def _break(self, error: ClientError) -> None:
+        """End a connection on which nothing can be asked any more."""
+        self._fail(error)
+        self.carrier.abort()
+
+    async def _resume(self, error: ClientError) -> None:
+        """Go on over another connection, or tell whoever waits why that cannot be."""
+        deadline = self._loop.time() + self._opening.lease_s
+        backoff, refused = Backoff(_RETRY_S, _MAX_RETRY_S), 0
+        reason: object = f"no connection within its lease of {self._opening.lease_s:g} s"
+        try:
+            while True:
+                try:
+                    async with asyncio.timeout_at(deadline):
+                        await self._reconnect()
+                    return
+                except CapacityError:  # a gateway says so, of a server that is being replaced for instance
+                    refused = 0
+                except (AuthenticationError, AccessRefusedError, ServerError, ProtocolError) as failure:
+                    reason = failure
+                    break
+                except ConnectionFailedError as failure:
+                    refused = refused + 1 if isinstance(failure.__cause__, ConnectionRefusedError) else 0
+                    elsewhere = self._opening.others or self.carrier.deterministic
+                    if refused >= (MAX_REFUSED if elsewhere else MAX_REFUSED_ALONE):
+                        reason = failure
+                        break
+                except (ConnectionLostError, TimeoutError):
+                    refused = 0
+                if self._loop.time() + (pause_s := backoff.next_s()) > deadline:
+                    break
+                await asyncio.sleep(pause_s)
+        except Exception as failure:
+            reason = failure
+        self._resuming = None
+        self._fail(ConnectionLostError(f"{error}. The session could not be resumed: {reason}"))
+
+    async def _connect(self, session: str | None) -> "WebSocketCarrier":
+        from openenv_core.client.socket import open_socket  # with picows, which plain HTTP does without
+
+        url = self._opening.url
+        return await open_socket(
+            url if session is None else _with(url, RESUME, session), self._opening.options
+        )
+
+    async def _reconnect(self) -> None:
+        carrier = await self._connect(self._session)
+        self._resumed = resumed = self._loop.create_future()
+        try:
+            if carrier.subprotocol != SUBPROTOCOL:
+                raise ProtocolError(f"the server does not speak {SUBPROTOCOL} any more")
+            carrier.deterministic |= self.carrier.deterministic
+            self.carrier = carrier
+            carrier.listen(self)
+            if self._session is None:  # nobody knows of the sessions that there may be; they are opened anew
+                self._read = 0
+                self._go_on({})
+            else:
+                known = {"session": self._session, "secret": self._secret, "read": self._read}
+                carrier.send(dumps({"id": _RESUME_ID, "op": "resume", **known}))
+                await resumed
+        except BaseException:
+            carrier.broken = True  # the server is not to end the sessions for it
+            carrier.abort()
+            raise
+        finally:
+            self._resumed = None
+
+    def _go_on(self, fields: Mapping[str, Any]) -> None:
+        """Send again what the server has not taken."""
+        resumed = self._resumed
+        if resumed is None or resumed.done():
+            return
+        if (error := error_of(fields)) is not None:
+            resumed.set_exception(error)
+            return
+        self._resuming = None
+        resumed.set_result(None)
+        taken = fields.get("taken", -1)
+        self._unsent = [call for request_id, call in self._pending.items() if request_id > taken]
+        self.on_room()
+
+    def _stop_resuming(self) -> None:
+        if self._resuming is not None:
+            self._resuming.cancel()
+            self._resuming = None
+
+
+async def open_conversation(opening: Opening, timeout_s: float | None) -> Conversation:
+    """Connect to a server, and begin to open sessions.
+
+    Returns:
+        A conversation in `ropewalk.v1`, or in the released dialect where the server does not speak that.
+
+    Raises:
+        ClientError: As `open_socket`.
+    """
+    from openenv_core.client.socket import open_socket
+
+    if opening.snapshot is not None:
+        opening = replace(opening, url=_with(opening.url, SNAPSHOT, opening.snapshot))
+    opening = replace(opening, options=replace(opening.options, subprotocol=SUBPROTOCOL))
+    carrier = await open_socket(opening.url, opening.options)
+    if carrier.subprotocol != SUBPROTOCOL:
+        return Conversation(carrier, timeout_s)
+    conversation = Conversation(carrier, timeout_s, opening)
+    if opening.snapshot is not None:  # which may be gone by the first request
+        try:
+            await conversation.opened()
+        except BaseException:
+            await conversation.close(last=False)
+            raise
+    return conversation
 
 
 def _unasked(frame: bytes | bytearray) -> ClientError:
@@ -244,3 +551,16 @@ def _unasked(frame: bytes | bytearray) -> ClientError:
         f"expected one answer to each request, got {frame[:200]!r} unasked; the session is over, since replies "
         "could be taken for those of other requests"
     )
+
+
+def _with(url: str, key: str, value: str) -> str:
+    return f"{url}{'&' if '?' in url else '?'}{key}={quote(value)}"
+
+
+def _nowhere(reply: BatchReply) -> None: ...
+
+
+def error_of(fields: Mapping[str, Any]) -> ServerError | None:
+    """Return the error that a frame tells of, if it tells of one."""
+    data = fields.get("error", fields.get("data") if fields.get("type") == "error" else None)
+    return server_error(data) if isinstance(data, dict) else None

@@ -10,10 +10,9 @@ from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any, ClassVar, Generic, NoReturn, ParamSpec, Self, TypeVar, cast
 
-from openenv_core.client.carrier import Carrier, CarrierOptions
-from openenv_core.client.conversation import SESSION_ENDED, Conversation
+from openenv_core.client.carrier import SESSION_ENDED, Carrier, CarrierOptions
 from openenv_core.client.models import ClientModels
-from openenv_core.client.replay import CLOSED, Journal, replay
+from openenv_core.client.replay import CLOSED, Journal
 from openenv_core.client.settings import (
     checked_headers,
     checked_mode,
@@ -34,7 +33,6 @@ from openenv_core.errors import (
     ConnectionFailedError,
     ConnectionLostError,
     EpisodeLostError,
-    NotExecutedError,
     OpenEnvError,
     ProtocolError,
     ServerError,
@@ -47,11 +45,11 @@ from openenv_core.tracing import EpisodeSpans
 from openenv_core.types import ActT, ObsT, StateT, StepResult
 
 if TYPE_CHECKING:
+    from openenv_core.client.conversation import Conversation
     from openenv_core.client.vector import VectorClient
     from openenv_core.providers.base import AnyProvider, Provider
 
-_OF_THIS_ONE = ("self", "__class__", "base_url", "provider", "session_id")
-"""Arguments of a client that another one on the same server does not share."""
+_OF_THIS_ONE = ("self", "__class__", "base_url", "provider", "session_id")  # not of others on the same server
 
 T = TypeVar("T")
 P = ParamSpec("P")
@@ -117,7 +115,6 @@ class EnvClient(ClientModels[ActT, ObsT, StateT]):
         transport: str = "websocket",
         queue_timeout_s: float = 1800.0,
     ) -> None:
-        """Make a client; the class says what the arguments are. `mode` is "simulation" or "production"."""
         if base_url is None and provider is None:
             raise ConfigurationError("expected a base_url or a provider, got neither; pass the server's URL")
         self._for_new_sessions = {name: value for name, value in locals().items() if name not in _OF_THIS_ONE}
@@ -305,7 +302,7 @@ class EnvClient(ClientModels[ActT, ObsT, StateT]):
         Raises:
             ServerError: The environment cannot be forked, or there is no room for so many.
         """
-        from openenv_core.client.link import link_of
+        from openenv_core.client.vector import VectorClient
 
         self._come_to_loop()
         async with self._turn:
@@ -313,7 +310,11 @@ class EnvClient(ClientModels[ActT, ObsT, StateT]):
                 self._abort(str(self._conversation.error))
             self._wait = None
             conversation = self._conversation or await self._find_session(fresh=False)
-            return await link_of(conversation).forked(count, self._another)
+            if not conversation.v1:
+                raise ConfigurationError(
+                    "expected a server of Ropewalk's over WebSocket, which alone has forks, got the released dialect"
+                )
+            return await VectorClient(conversation).forked(count, self._another)
 
     async def _another(self, snapshot: str | None = None) -> Self:
         taken = inspect.signature(type(self)).parameters
@@ -382,9 +383,7 @@ class EnvClient(ClientModels[ActT, ObsT, StateT]):
         """Return where the episode stands.
 
         Raises:
-            ServerError: The environment raised.
-            RequestTimeoutError: No reply came in time; see `reset`.
-            EpisodeLostError: See `step`.
+            OpenEnvError: As `step`.
         """
         return self._parse_state(await self._request(encode_request("state"), "state", reads=True))
 
@@ -433,14 +432,7 @@ class EnvClient(ClientModels[ActT, ObsT, StateT]):
     async def _request(
         self, frame: bytes, expected: str, *, reset: Mapping[str, Any] | None = None, reads: bool = False
     ) -> dict[str, Any]:
-        """Send a frame and return the data of its reply.
-
-        Args:
-            frame: The frame.
-            expected: The type of its reply.
-            reset: The options of a reset; its frame is made here.
-            reads: The request changes nothing.
-        """
+        """Send a frame and return the data of its reply; that of a reset is made here, of its options."""
         self._come_to_loop()
         turn = self._turn
         await turn.acquire()
@@ -464,7 +456,7 @@ class EnvClient(ClientModels[ActT, ObsT, StateT]):
                     raise
                 except ClientError as error:
                     if conversation.error is None and not isinstance(error, (*SESSION_ENDED, ProtocolError)):
-                        if not reads and not isinstance(error, NotExecutedError):
+                        if not reads:
                             journal.note(frame, expected, conversation.last)
                         if losses and reset is not None and isinstance(error, ServerError):
                             self._abort(str(error))  # no episode has begun here, and the former was elsewhere
@@ -488,37 +480,52 @@ class EnvClient(ClientModels[ActT, ObsT, StateT]):
                         journal.note(frame, expected, conversation.last)
                     return data
         finally:
-            self._wait = None
             turn.release()
 
-    async def _find_session(self, *, fresh: bool) -> Conversation:
+    async def _find_session(self, *, fresh: bool) -> "Conversation":
         """Open a session; where one was lost, and the request does not begin an episode, play that episode again."""
-        self._wait = self._wait or SlotWait(self._options.queue_timeout_s)
-        if fresh or self._lost is None or self._closed:
+        self._wait = wait = self._wait or SlotWait(self._options.queue_timeout_s)
+        if self._snapshot is not None:  # no other server knows it, and a fork waits for nobody
             return await self._connect()
-        if self._journal.trouble is not None:
-            raise (ConnectionLostError if self._journal.attached else EpisodeLostError)(self._lost)
+        journal, lost, turn = self._journal, self._lost, self._turn_to_next_server
+        if fresh or lost is None or self._closed:
+            return await one_of(self._urls, self._connect, turn, wait)
+        if journal.trouble is not None:
+            raise (ConnectionLostError if journal.attached else EpisodeLostError)(lost)
         patience_s = self._options.connect_timeout_s if self._provider is None else 0.0
         try:
-            turn = self._turn_to_next_server
-            return await replay(
-                self._journal, self._lost, self._connect, self._abort, turn, self._wait, patience_s
-            )
-        except EpisodeLostError as error:
-            self._lost = str(error)
-            raise await self._explained(error) from error.__cause__
+            return await one_of(self._urls, partial(self._replay, lost), turn, wait, patience_s)
+        except ClientError as error:
+            if journal.trouble is not None:
+                raise ConnectionLostError(f"{CLOSED}; before, {lost}") from None
+            known = isinstance(error, EpisodeLostError | CapacityError)
+            why = "" if known else f"no server was found to play it again on, within {patience_s:g} s: "
+            journal.clear(f"{why}{error}")
+            self._lost = f"{lost}. The episode is lost: {journal.trouble}"
+            raise await self._explained(EpisodeLostError(self._lost)) from error
+
+    async def _replay(self, lost: str) -> "Conversation":
+        """Play the episode again at the server in use; what else than its end goes wrong there may pass."""
+        try:
+            conversation = await self._connect()
+            if self._journal.trouble is None:
+                await self._journal.replay(conversation)
+                return conversation
+            raise ConnectionLostError(CLOSED)
+        except BaseException as error:
+            self._abort(lost)
+            if not isinstance(error, ClientError) or isinstance(error, EpisodeLostError | CapacityError):
+                raise
+            if self._journal.trouble is not None:
+                raise EpisodeLostError(CLOSED) from None
+            raise ConnectionFailedError(str(error)) from error
 
     @property
     def _carrier(self) -> Carrier | None:
-        """What carries the frames of this moment's session."""
         return None if self._conversation is None else self._conversation.carrier
 
     def _come_to_loop(self) -> None:
-        """Make the running event loop the client's; with an earlier loop that has closed, its session is over.
-
-        Raises:
-            ConfigurationError: The client belongs to another loop, which is still open.
-        """
+        """Make the running event loop the client's; with an earlier loop that has closed, its session is over."""
         loop = asyncio.get_running_loop()
         if self._loop is loop:
             return
@@ -542,28 +549,20 @@ class EnvClient(ClientModels[ActT, ObsT, StateT]):
             self._former = left
         self._loop = loop
 
-    async def _connect(self) -> Conversation:
-        if self._conversation is not None:
-            return self._conversation
-        await self._wait_former_closed()  # a server with room for one session has to be rid of it first
-        if self._snapshot is not None:  # no other server knows it, and a fork waits for nobody
-            return await self._connect_to_this()
-        assert self._wait is not None
-        return await one_of(self._urls, self._connect_to_this, self._turn_to_next_server, self._wait)
+    async def _connect(self) -> "Conversation":
+        """Open a session at the server in use."""
+        from openenv_core.client.conversation import Conversation, Opening, open_conversation
 
-    async def _connect_to_this(self) -> Conversation:
+        await self._wait_former_closed()  # a server with room for one session has to be rid of it first
         base_url = await self._located()
         try:
             if self._transport == "websocket":
-                from openenv_core.client.link import open_conversation  # with picows
-
                 url = websocket_url(base_url, self._session_id)
                 snapshot, self._snapshot = self._snapshot, None
                 assert self._wait is not None
                 options = replace(self._options, queue_timeout_s=self._wait.attempt_s(len(self._urls)))
-                conversation = await open_conversation(
-                    url, options, self._timeout_s, self._lease_s, 1, snapshot, len(self._urls) != 1
-                )
+                opening = Opening(url, options, self._lease_s, 1, snapshot, len(self._urls) != 1)
+                conversation = await open_conversation(opening, self._timeout_s)
             else:
                 from openenv_core.client.http import open_http  # httpx, which the socket does without
 
@@ -575,7 +574,6 @@ class EnvClient(ClientModels[ActT, ObsT, StateT]):
         return conversation
 
     def _turn_to_next_server(self) -> None:
-        """Use the next of several servers from now on."""
         if self._urls:
             self._urls = [*self._urls[1:], self._urls[0]]
             self._base_url = self._urls[0]
@@ -617,11 +615,7 @@ class EnvClient(ClientModels[ActT, ObsT, StateT]):
 
     async def _explained(self, error: ClientError) -> ClientError:
         """Add what became of the server's process, where the provider can tell."""
-        if self._provider is None or type(error) not in (
-            ConnectionFailedError,
-            ConnectionLostError,
-            EpisodeLostError,
-        ):
+        if self._provider is None or not isinstance(error, ConnectionFailedError | ConnectionLostError):
             return error
         words = await asyncio.to_thread(last_words, self._provider)
         return type(error)(f"{error}{words}") if words else error
@@ -648,7 +642,6 @@ class EnvClient(ClientModels[ActT, ObsT, StateT]):
             self._conversation.abort()
 
     async def _wait_former_closed(self) -> None:
-        """Wait until nothing is left of a session that was given up."""
         former, self._former = self._former, None
         if former is not None:
             await former.carrier.close()

@@ -1,18 +1,15 @@
 """Episodes that outlive their server: the journal of an episode, and its replay on another server."""
 
-import asyncio
 import json
 import random
-from collections.abc import Awaitable, Callable, Mapping
-from contextlib import suppress
+from collections.abc import Mapping
 from hashlib import blake2b
-from typing import Any, Final, TypeAlias
+from typing import TYPE_CHECKING, Any, Final, TypeAlias
 from uuid import uuid4
 
 from pydantic_core import from_json
 
-from openenv_core.client.conversation import SESSION_ENDED, Conversation, PendingCall
-from openenv_core.client.waiting import Backoff, SlotWait
+from openenv_core.client.carrier import SESSION_ENDED
 from openenv_core.errors import (
     CapacityError,
     ClientError,
@@ -22,6 +19,9 @@ from openenv_core.errors import (
     ServerError,
 )
 from openenv_core.protocol.errors import NOT_EXECUTED
+
+if TYPE_CHECKING:
+    from openenv_core.client.conversation import Conversation, PendingCall
 
 MAX_REQUESTS: Final = 10_000
 """Requests of an episode that can be played again."""
@@ -38,7 +38,7 @@ _NOT_DECLARED: Final = "the server does not say that its environment is determin
 _TOO_LONG: Final = f"it is longer than the {MAX_REQUESTS} requests, or the {MAX_BYTES} bytes, that are kept"
 
 _SEED_BITS: Final = 31  # generators of every language take so many
-_RETRY_S, _MAX_RETRY_S, _DIGEST_BYTES = 0.05, 1.0, 16
+_DIGEST_BYTES: Final = 16
 
 Reply: TypeAlias = bytes | bytearray
 
@@ -93,7 +93,7 @@ class Journal:
             drawn["episode_id"] = str(uuid4())
         return {**options, **drawn}
 
-    def begin(self, frame: bytes, call: PendingCall) -> None:
+    def begin(self, frame: bytes, call: "PendingCall") -> None:
         """Note the reset that has begun an episode."""
         if self._deterministic and not self.attached:
             self.clear()
@@ -102,7 +102,7 @@ class Journal:
         else:
             self.clear(_NOT_DECLARED)
 
-    def note(self, frame: bytes, expected: str, call: PendingCall) -> None:
+    def note(self, frame: bytes, expected: str, call: "PendingCall") -> None:
         """Note a request that may have changed the episode.
 
         Args:
@@ -143,7 +143,7 @@ class Journal:
             self.clear(trouble)
         return EpisodeLostError(f"{error}. The episode is lost: {trouble}")
 
-    async def replay(self, conversation: Conversation) -> None:
+    async def replay(self, conversation: "Conversation") -> None:
         """Play the episode in a new session, up to where it was.
 
         Raises EpisodeLostError where something is answered otherwise, and what `Conversation.ask` raises.
@@ -151,7 +151,7 @@ class Journal:
         if not conversation.carrier.deterministic:
             raise EpisodeLostError(f"expected a server to play the episode again on, but {_NOT_DECLARED}")
         for number, (frame, expected, known) in enumerate(self._entries):
-            kept = known.reply if isinstance(known, PendingCall) else known
+            kept = known if isinstance(known, Reply | int) else known.reply
             if kept == b"" or (isinstance(kept, Reply) and _lasting(kept) == ["error", NOT_EXECUTED]):
                 continue
             try:
@@ -179,58 +179,6 @@ class Journal:
             self._folded += 1
         if self._bytes > MAX_BYTES or len(entries) > MAX_REQUESTS:
             self.clear(_TOO_LONG)
-
-
-async def replay(
-    journal: Journal,
-    lost: str,
-    connect: Callable[[], Awaitable[Conversation]],
-    abort: Callable[[str], None],
-    turn: Callable[[], None],
-    wait: SlotWait,
-    patience_s: float,
-) -> Conversation:
-    """Return a session in which the episode of a journal stands where it stood, or raise EpisodeLostError.
-
-    Args:
-        journal: Of the episode.
-        lost: Why its own session is gone.
-        connect: Opens a session, on whichever server has room.
-        abort: Ends that session.
-        turn: Makes another server the one that is asked next.
-        wait: For servers that are full.
-        patience_s: Seconds that a server is looked for where none is full.
-    """
-    clock = asyncio.get_running_loop().time
-    latest, backoff = clock() + patience_s, Backoff(_RETRY_S, _MAX_RETRY_S)
-    while True:
-        pause_s = backoff.next_s()
-        try:
-            conversation = await connect()
-            if journal.trouble is None:
-                await journal.replay(conversation)
-                return conversation
-            raise ConnectionLostError(CLOSED)
-        except ClientError as error:
-            abort(lost)
-            if isinstance(error, CapacityError):
-                turn()
-                with suppress(CapacityError):  # then it has been waited for long enough
-                    await wait.pause(error)
-                    latest = clock() + patience_s
-                    backoff.reset()
-                    continue
-            if journal.trouble is not None:
-                raise ConnectionLostError(f"{CLOSED}; before, {lost}") from None
-            known = isinstance(error, EpisodeLostError | CapacityError)
-            if isinstance(error, EpisodeLostError) or clock() + pause_s > latest:
-                why = "" if known else f"no server was found to play it again on, within {patience_s:g} s: "
-                journal.clear(f"{why}{error}")
-                raise EpisodeLostError(f"{lost}. The episode is lost: {journal.trouble}") from error
-        except BaseException:
-            abort(lost)
-            raise
-        await asyncio.sleep(pause_s)
 
 
 def _digest(reply: Reply | int) -> int:

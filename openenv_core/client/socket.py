@@ -166,7 +166,8 @@ class WebSocketCarrier(Carrier, picows.WSListener):
     def resume_writing(self) -> None:
         """Take frames again."""
         self.full = False
-        self._wake()
+        if self._listener is not None:
+            self._listener.on_room()
 
     # What they need
 

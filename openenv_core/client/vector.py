@@ -2,15 +2,16 @@
 
 import asyncio
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Awaitable, Callable, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from typing import Any
 
 from openenv_core.client.carrier import CarrierOptions
-from openenv_core.client.link import BatchReply, Link, error_of, open_conversation
+from openenv_core.client.conversation import BatchReply, Conversation, Opening, error_of, open_conversation
 from openenv_core.client.settings import websocket_url
 from openenv_core.client.waiting import SlotWait, one_of
-from openenv_core.errors import ConfigurationError, ConnectionFailedError
+from openenv_core.errors import ClientError, ConfigurationError, ConnectionFailedError
 from openenv_core.protocol.batch import SUBPROTOCOL, Array
 from openenv_core.protocol.http import redact_url
 
@@ -22,11 +23,11 @@ class VectorClient:
     and `recv` several requests are under way at once, and are answered as they end.
 
     Args:
-        link: The conversation with the server.
+        conversation: With the server, in that dialect.
     """
 
-    def __init__(self, link: Link) -> None:
-        self._link = link
+    def __init__(self, conversation: Conversation) -> None:
+        self._conversation = conversation
         self._ahead: set[asyncio.Future[Any]] = set()
         self._unread: deque[BatchReply | BaseException] = deque()
         self._arrived = asyncio.Event()
@@ -53,17 +54,18 @@ class VectorClient:
 
         async def attempt() -> VectorClient:
             waiting = replace(options, queue_timeout_s=wait.attempt_s(1))
-            link = await open_conversation(websocket_url(base_url), waiting, timeout_s, lease_s, count)
+            opening = Opening(websocket_url(base_url), waiting, lease_s, count)
+            conversation = await open_conversation(opening, timeout_s)
             try:
-                if not isinstance(link, Link):
+                if not conversation.v1:
                     raise ConnectionFailedError(
                         f"expected {redact_url(base_url)} to speak {SUBPROTOCOL}, as servers of Ropewalk do; "
                         "it does not"
                     )
-                await link.opened()
-                return cls(link)
+                await conversation.opened()
+                return cls(conversation)
             except BaseException:
-                await link.close(last=False)
+                await conversation.close(last=False)
                 raise
 
         return await one_of((base_url,), attempt, lambda: None, wait)
@@ -82,11 +84,11 @@ class VectorClient:
             ConnectionLostError: The connection has broken, and could not be resumed: the sessions are gone.
         """
         replies: list[BatchReply] = []
-        call = self._link.request(operation, arrays, fields, replies.append)
+        call = self._conversation.request(operation, arrays, fields, replies.append)
         try:
             await call.answer
         except BaseException:
-            self._link.abandon(call)
+            self._conversation.abandon(call)
             raise
         return [_checked(reply) for reply in replies]
 
@@ -101,7 +103,7 @@ class VectorClient:
         Raises:
             ConnectionLostError: The connection has broken, and could not be resumed.
         """
-        answer = self._link.request(operation, arrays, fields, self._take).answer
+        answer = self._conversation.request(operation, arrays, fields, self._take).answer
         self._ahead.add(answer)
         answer.add_done_callback(self._over)
 
@@ -162,9 +164,32 @@ class VectorClient:
         asked: dict[str, Any] = {"members": list(members)} if members else {}
         await self.ask("close", **asked, snapshots=list(snapshots))
 
+    async def forked(self, count: int, connect: Callable[[str], Awaitable[Any]]) -> list[Any]:
+        """Return what is made of the state of member 0: all, or none.
+
+        Args:
+            count: How many.
+            connect: Makes one, to be closed, in the state of a snapshot.
+        """
+        snapshot = await self.snapshot(0)
+        opening = [asyncio.ensure_future(connect(snapshot)) for _ in range(count)]
+        try:
+            try:
+                return await asyncio.gather(*opening)
+            finally:
+                with suppress(ClientError):  # where the connection has broken its lease ends it
+                    await self.end(snapshots=[snapshot])
+        except BaseException:
+            for one in opening:
+                one.cancel()
+            for made in await asyncio.gather(*opening, return_exceptions=True):
+                if not isinstance(made, BaseException):
+                    await made.close()
+            raise
+
     async def close(self) -> None:
         """End the sessions and the connection. Idempotent."""
-        await self._link.close(last=False)
+        await self._conversation.close(last=False)
 
     def _over(self, answer: asyncio.Future[Any]) -> None:
         self._ahead.discard(answer)

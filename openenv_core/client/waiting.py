@@ -5,7 +5,7 @@ import logging
 import random
 from collections.abc import Awaitable, Callable, Sequence
 from contextlib import suppress
-from typing import Any, Final, TypeVar
+from typing import Final, TypeVar
 
 from openenv_core.errors import CapacityError, ConnectionFailedError
 
@@ -17,6 +17,9 @@ MAX_BACKOFF_S: Final = 5.0
 
 SEVERAL_QUEUE_S: Final = 2.0
 """Seconds in the queue of one server of several; then the next is asked."""
+
+_MIN_RETRY_S: Final = 0.05
+_MAX_RETRY_S: Final = 1.0
 
 _NOTICE_AFTER_S: Final = 10.0
 
@@ -61,7 +64,7 @@ class SlotWait:
         self._stopped = asyncio.Event()
         self._told = False
         self._full = 0  # servers that have refused since the last pause
-        self.place: int | None = None
+        self._place: int | None = None
 
     @property
     def left_s(self) -> float:
@@ -87,38 +90,35 @@ class SlotWait:
         if waited:  # in the server's queue: the next attempt may begin at once
             self._backoff.reset()
         pause_s = self._backoff.next_s(0.0 if waited else refusal.retry_after_s or 0.0)
-        self.place = refusal.place or self.place
+        self._place = refusal.place or self._place
         in_vain = pause_s >= self.left_s
         if not in_vain and not self._stopped.is_set():
-            self.tell(refusal.message)
+            if not self._told and self._loop.time() - self._began > _NOTICE_AFTER_S:
+                self._told = True
+                left_s, why = self.left_s, refusal.message
+                _logger.warning("waiting for a session, for %.0f s more at most: %s", left_s, why)
             with suppress(TimeoutError):
                 await asyncio.wait_for(self._stopped.wait(), pause_s)
+        now = self._loop.time()
         if in_vain or self._stopped.is_set():
-            raise self.failure(refusal.message, refusal.data)
-        self._attempt_at = self._loop.time()
+            why, waited_s = refusal.message, round(now - self._began, 3)
+            if self._timeout_s > 0:
+                why += f"; this client has waited for {waited_s:g} s (queue_timeout_s)"
+            known = {**refusal.data, "place": self._place, "waited_s": waited_s}
+            raise CapacityError(why, refusal.code, known)
+        self._attempt_at = now
 
     def stop(self) -> None:
         """End a pause; the client is being closed."""
         self._stopped.set()
 
-    def tell(self, why: str) -> None:
-        """Log that this takes a while, once."""
-        if not self._told and self._loop.time() - self._began > _NOTICE_AFTER_S:
-            self._told = True
-            _logger.warning("waiting for a session, for %.0f s more at most: %s", self.left_s, why)
-
-    def failure(self, why: str, data: dict[str, Any]) -> CapacityError:
-        """Return the error that ends the wait."""
-        waited_s = round(self._loop.time() - self._began, 3)
-        if self._timeout_s > 0:
-            why += f"; this client has waited for {waited_s:g} s (queue_timeout_s)"
-        return CapacityError(
-            why, str(data.get("code", "")), {**data, "place": self.place, "waited_s": waited_s}
-        )
-
 
 async def one_of(
-    urls: Sequence[str], attempt: Callable[[], Awaitable[T]], turn: Callable[[], None], wait: SlotWait
+    urls: Sequence[str],
+    attempt: Callable[[], Awaitable[T]],
+    turn: Callable[[], None],
+    wait: SlotWait,
+    patience_s: float = 0.0,
 ) -> T:
     """Return what an attempt does at the first server that lets it; ask all again as long as some are full.
 
@@ -127,11 +127,14 @@ async def one_of(
         attempt: At the server in use.
         turn: Makes the next one that in use.
         wait: Of the caller.
+        patience_s: Seconds for which all are asked again where none answers.
 
     Raises:
         CapacityError: One was full, for longer than the wait, and no other answered.
         ConnectionFailedError: None answered.
     """
+    clock = asyncio.get_running_loop().time
+    latest, backoff = clock() + patience_s, Backoff(_MIN_RETRY_S, _MAX_RETRY_S)
     while True:
         full: CapacityError | None = None
         failed: ConnectionFailedError | None = None
@@ -143,7 +146,11 @@ async def one_of(
             except ConnectionFailedError as error:
                 failed = error
             turn()
-        if full is None:
-            assert failed is not None
-            raise failed
-        await wait.pause(full)
+        if full is not None:
+            await wait.pause(full)
+            latest = clock() + patience_s
+            backoff.reset()
+        elif failed is not None:
+            if clock() + (pause_s := backoff.next_s()) > latest:
+                raise failed
+            await asyncio.sleep(pause_s)

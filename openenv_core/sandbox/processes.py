@@ -136,7 +136,6 @@ class ProcessTree:
         group: The process group that ends with it, where there is no name space that would see to that.
         leader: Of the process group that is paused, where code may start processes; none of them can leave it.
         members: How many interpreters live in it.
-        made: How many there have been.
         running: Those that are asked something.
     """
 
@@ -146,7 +145,6 @@ class ProcessTree:
         self.group: int | None = None
         self.leader: int | None = None
         self.members = 0
-        self.made = 0
         self.running: set[InterpreterProcesses] = set()
         self._cgroup = cgroup
 
@@ -198,7 +196,6 @@ class InterpreterProcesses:
         self._owed: signal.Signals | None = None
         self.exited: asyncio.Future[Exit] = asyncio.get_running_loop().create_future()
         tree.members += 1
-        tree.made += 1
         tree.exited.add_done_callback(self._on_tree_exit)
 
     def branch(self, process: int) -> "InterpreterProcesses":

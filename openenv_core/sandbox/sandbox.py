@@ -17,7 +17,7 @@ from openenv_core.errors import ConfigurationError
 from openenv_core.sandbox.answers import ZYGOTE_ENDED, Exit, judge
 from openenv_core.sandbox.config import LADDER, Isolation, Limits, SandboxConfig
 from openenv_core.sandbox.errors import FileRefusedError, SandboxClosedError, SandboxUnavailableError
-from openenv_core.sandbox.inside.frames import MAX_VALUE
+from openenv_core.sandbox.inside.frames import BRANCHES_AT_ONCE, MAX_VALUE
 from openenv_core.sandbox.kernel import cgroups
 from openenv_core.sandbox.kernel.cgroups import CgroupMaker
 from openenv_core.sandbox.kernel.identity import UserLeases, session_uid
@@ -260,6 +260,8 @@ class SandboxSession:
         self._worker: Worker | None = None
         self._workspace: Workspace | None = None
         self._turn = asyncio.Lock()
+        self._asked_forks: list[tuple[int, asyncio.Future[list[SandboxSession]]]] = []
+        self._forking: asyncio.Task[None] | None = None
         self._given_up = False
         self._closed = False
         sandbox._sessions.add(self)
@@ -353,8 +355,7 @@ class SandboxSession:
         worker, workspace = self._worker, self._workspace
         if worker is None or workspace is None or not worker.alive:
             raise SandboxUnavailableError("expected a sandbox that lives, got one that has ended")
-        name = f"branch-{worker.processes.tree.made}"
-        copy = await asyncio.to_thread(partial(workspace.branch, name, fill=False))
+        copy = await asyncio.to_thread(partial(workspace.branch, fill=False))
         try:
             forked = await worker.fork_agent(channel, contexts, partial(ask, copy.inside))
         except BaseException:
@@ -405,45 +406,67 @@ class SandboxSession:
             SandboxUnavailableError: They cannot be had.
             FileRefusedError: There is no room for a copy of the files.
         """
-        begun, given_up = asyncio.Event(), asyncio.Event()
-        making = asyncio.create_task(self._branches(count, begun, given_up))
+        forks: asyncio.Future[list[SandboxSession]] = asyncio.get_running_loop().create_future()
+        self._asked_forks.append((count, forks))
+        if self._forking is None:
+            self._forking = asyncio.create_task(self._fork_all())
+        forking = self._forking
         try:
-            return await asyncio.shield(making)
+            return await forks
         except asyncio.CancelledError:
             # Whoever asked is gone; one that is half made is finished first, or the interpreter would be out of step.
-            given_up.set()
-            if not begun.is_set():
-                making.cancel()
-            await asyncio.shield(_close_all(making))
+            if forking is not self._forking:
+                await asyncio.shield(forking)
+            if forks.done() and not forks.cancelled() and forks.exception() is None:
+                await asyncio.gather(*(branch.close() for branch in forks.result()))
             raise
 
-    async def _branches(
-        self, count: int, begun: asyncio.Event, given_up: asyncio.Event
-    ) -> "list[SandboxSession]":
-        branches: list[SandboxSession] = []
+    async def _fork_all(self) -> None:
+        """Make the forks that have been asked for meanwhile, together: each request costs the interpreter a turn."""
         async with self._turn:
-            begun.set()
-            workspace = await self._open_workspace("")
-            worker = self._worker
-            if worker is None or not self._snapshot:
-                raise ConfigurationError(
-                    "expected a session that keeps snapshots, got one without; open it with snapshot=True"
-                )
+            asked, self._asked_forks, self._forking = self._asked_forks, [], None
+            asked = [one for one in asked if not one[1].done()]
+            made: list[SandboxSession] = []
+            failure: Exception = SandboxUnavailableError(
+                "expected a branch of the interpreter, got none; it has ended, or has too many already"
+            )
             try:
-                while len(branches) < count and not given_up.is_set():
-                    copy = await asyncio.to_thread(workspace.branch, f"branch-{worker.processes.tree.made}")
-                    try:
-                        branched = await worker.branch(copy.inside)
-                    except BaseException:
-                        await copy.close()
-                        raise
+                await self._branch(sum(count for count, _ in asked), made)
+            except Exception as error:
+                failure = error
+            for count, forks in asked:
+                own, made = made[:count], made[count:]
+                if len(own) == count and not forks.done():
+                    forks.set_result(own)
+                    continue
+                await asyncio.gather(*(branch.close() for branch in own))
+                if not forks.done():
+                    forks.set_exception(failure)
+
+    async def _branch(self, count: int, made: "list[SandboxSession]") -> None:
+        workspace = await self._open_workspace("")
+        worker = self._worker
+        if worker is None or not self._snapshot:
+            raise ConfigurationError(
+                "expected a session that keeps snapshots, got one without; open it with snapshot=True"
+            )
+        while count:
+            copies = await asyncio.to_thread(_copy, workspace, min(count, BRANCHES_AT_ONCE))
+            try:
+                workers = await worker.branch([copy.inside for copy in copies])
+            except BaseException:
+                await asyncio.gather(*(copy.close() for copy in copies))
+                raise
+            for copy, branched in zip(copies, workers, strict=True):
+                if branched is None:
+                    await copy.close()
+                else:
                     branch = SandboxSession(self._sandbox, self.limits, snapshot=True)
                     branch._worker, branch._workspace = branched, copy
-                    branches.append(branch)
-            except BaseException:
-                await asyncio.gather(*(branch.close() for branch in branches))
-                raise
-        return branches
+                    made.append(branch)
+            if None in workers:
+                return
+            count -= len(copies)
 
     def interrupt(self) -> None:
         """Interrupt what runs, or will as soon as its interpreter lives, as its time-out would; else do nothing."""
@@ -564,7 +587,13 @@ async def _give_back(worker: Worker | None, workspace: Workspace | None) -> None
             await workspace.close()
 
 
-async def _close_all(making: "asyncio.Task[list[SandboxSession]]") -> None:
-    await asyncio.wait([making])
-    if not making.cancelled() and making.exception() is None:
-        await asyncio.gather(*(branch.close() for branch in making.result()))
+def _copy(workspace: Workspace, count: int) -> list[Workspace]:
+    """Return copies of the files, as many as there is room for, or raise what the first was refused with."""
+    copies: list[Workspace] = []
+    try:
+        while len(copies) < count:
+            copies.append(workspace.branch())
+    except FileRefusedError:
+        if not copies:
+            raise
+    return copies

@@ -3,7 +3,7 @@
 import asyncio
 import os
 import socket
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Awaitable, Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import replace
 from typing import Any, Final
@@ -201,6 +201,7 @@ class Worker:
                     outer += [ends[5], ends[1], ends[3]]
                 socket.send_fds(self.control, [b"A"], [*connections.inner, channel.fileno(), *outer])
                 connections.hand_over()
+                theirs.close()  # or a copy that fails would not be noticed
                 async with asyncio.timeout(BRANCH_TIMEOUT_S):
                     await ask()
                     heard = await hear(connections.control, self.exited, FORKED)
@@ -215,22 +216,34 @@ class Worker:
                     raise SandboxUnavailableError(f"expected a fork of the sandbox, got {error!r}") from None
                 raise
 
-    async def branch(self, folder: str) -> "Worker":
-        """Fork the interpreter as it stands. SandboxUnavailableError: it did not come to life."""
+    async def branch(self, folders: Sequence[str]) -> "list[Worker | None]":
+        """Fork the interpreter as it stands, once for each folder; None stands for one that did not come to life.
+
+        Args:
+            folders: Of the branches; at most `BRANCHES_AT_ONCE`.
+        """
         processes = self.processes
+        born: list[Worker | None] = [None] * len(folders)
         if not self.alive:
-            raise SandboxUnavailableError("expected a living interpreter to branch from, it has ended")
-        connections, born = Connections(), None
+            return born
+        connections = [Connections() for _ in folders]
         self._branching = True
         try:
             async with asyncio.timeout(BRANCH_TIMEOUT_S):
                 with self._asking() as answered:
-                    request = pack_request({"id": self._number, "op": "branch", "folder": folder})
-                    socket.send_fds(self.control, [request], connections.inner)
-                    connections.hand_over()
-                    heard = await hear(connections.control, self.exited, READY)
-                    if await answered is not None and heard is not None:
-                        born = Worker(connections, self._limits, processes.branch(heard[0]))
+                    request = pack_request({"id": self._number, "op": "branch", "folders": folders})
+                    socket.send_fds(
+                        self.control, [request], [one for each in connections for one in each.inner]
+                    )
+                    for each in connections:
+                        each.hand_over()
+                    words = [hear(each.control, self.exited, READY) for each in connections]
+                    heard = await asyncio.gather(*words)
+                    if await answered is not None:
+                        for number, word in enumerate(heard):
+                            if word is not None:
+                                branch = processes.branch(word[0])
+                                born[number] = Worker(connections[number], self._limits, branch)
         except TimeoutError:
             # It may be made yet, and the answer would be taken for the next one's: nothing else can be asked.
             self._late = True
@@ -244,10 +257,9 @@ class Worker:
             raise
         finally:
             self._branching = False
-            if born is None:
-                connections.close()
-        if born is None:
-            raise SandboxUnavailableError("expected a branch of the interpreter; it may have too many")
+            for each, worker in zip(connections, born, strict=True):
+                if worker is None:
+                    each.close()
         return born
 
     def stop(self, why: str) -> None:

@@ -85,6 +85,7 @@ class Workspace:
         self.inside = path or WORKSPACE
         self._above: Workspace | None = None
         self._branches = 0
+        self._names = itertools.count(1)  # of branches
         self._closed = False
         self._known: dict[str, tuple[tuple[int, ...], FileInfo]] = {}
         self.bounded = bounded
@@ -148,8 +149,9 @@ class Workspace:
             now = await asyncio.get_running_loop().run_in_executor(_scanners(), self._scan, None)
         return tuple(now[path] for path in sorted(now) if before.get(path) != now[path])
 
-    def branch(self, name: str, *, fill: bool = True) -> "Workspace":
+    def branch(self, *, fill: bool = True) -> "Workspace":
         """Return a copy of the files, in a folder of this one that is not listed; or room for one, unfilled. Blocks."""
+        name = f"branch-{next(self._names)}"
         if not fill and not self.bounded:
             own, whole = sum(told.st_size for _, told in self._walk(everything=False)), self
             while whole._above is not None:

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from openenv_core.cli import Command
-from rl_bridge.cli.common import exit_status, printable
+from rl_bridge.cli.common import exits, printable
 from rl_bridge.errors import ConfigError, StatusError
 
 if TYPE_CHECKING:
@@ -45,12 +45,9 @@ def configure(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--json", action="store_true", help="print JSON")
 
 
+@exits("bench")
 def run(arguments: argparse.Namespace) -> int:
     """Measure and print; returns 0, 1 where there is nothing to measure, 2 if it was asked for wrongly."""
-    return exit_status("bench", lambda: _bench(arguments))
-
-
-def _bench(arguments: argparse.Namespace) -> int:
     if not 0 < arguments.seconds < float("inf"):
         raise ConfigError(f"expected --seconds above 0, got {arguments.seconds:g}")
     _print(_measure(arguments), as_json=arguments.json)

@@ -1,9 +1,10 @@
 """What commands have in common: keys among their words, how they end, and text from elsewhere for a terminal."""
 
-import argparse
 import re
 import sys
+from argparse import ArgumentParser, Namespace
 from collections.abc import Callable, Iterable, Sequence
+from functools import wraps
 from typing import TYPE_CHECKING, Final
 
 from rl_bridge.errors import BridgeError, ConfigError, MissingDependencyError
@@ -19,7 +20,7 @@ _KEY: Final = re.compile(
 )
 
 
-def add_overrides(parser: argparse.ArgumentParser) -> None:
+def add_overrides(parser: ArgumentParser) -> None:
     """Take changed keys of the configuration."""
     told = "change a key of the file; also --section.key value"
     parser.add_argument("overrides", nargs="*", metavar="section.key=value", help=told)
@@ -64,6 +65,15 @@ def exit_status(command: str, work: Callable[[], int]) -> int:
     except BridgeError as error:
         print(f"ropewalk {command}: {error}", file=sys.stderr)
         return MISUSED if isinstance(error, ConfigError) else FAILED
+
+
+def exits(command: str) -> Callable[[Callable[[Namespace], int]], Callable[[Namespace], int]]:
+    """Decorate what a command does, so that it ends as `exit_status` says."""
+
+    def decorate(work: Callable[[Namespace], int]) -> Callable[[Namespace], int]:
+        return wraps(work)(lambda arguments: exit_status(command, lambda: work(arguments)))
+
+    return decorate
 
 
 def printable(text: str) -> str:

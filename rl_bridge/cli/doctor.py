@@ -9,7 +9,7 @@ from dataclasses import asdict
 from typing import TYPE_CHECKING
 
 from openenv_core.cli import Command
-from rl_bridge.cli.common import FAILED, add_overrides, exit_status, overrides_first_class, printable
+from rl_bridge.cli.common import FAILED, add_overrides, exits, overrides_first_class, printable
 from rl_bridge.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -39,12 +39,9 @@ def configure(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--json", action="store_true", help="print a line of JSON for each finding")
 
 
+@exits("doctor")
 def run(arguments: argparse.Namespace) -> int:
     """Look and print; returns 0, 1 where a run would fail, 2 if it was asked for wrongly."""
-    return exit_status("doctor", lambda: _diagnose(arguments))
-
-
-def _diagnose(arguments: argparse.Namespace) -> int:
     from itertools import chain
 
     from rich.console import Console

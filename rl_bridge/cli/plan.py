@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from openenv_core.cli import Command
-from rl_bridge.cli.common import exit_status, overrides_first_class
+from rl_bridge.cli.common import exits, overrides_first_class
 from rl_bridge.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -64,12 +64,9 @@ def configure(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--json", action="store_true", help="print JSON")
 
 
+@exits("plan")
 def run(arguments: argparse.Namespace) -> int:
     """Work it out and print it; returns 0, 1 where a checkpoint says nothing, 2 if it was asked for wrongly."""
-    return exit_status("plan", lambda: _print(arguments))
-
-
-def _print(arguments: argparse.Namespace) -> int:
     found = _plan(arguments)
     if arguments.json:
         print(json.dumps(found.as_json(gpu_gb=arguments.gpu_gb)))

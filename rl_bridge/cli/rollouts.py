@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from openenv_core.cli import Command
-from rl_bridge.cli.common import exit_status
+from rl_bridge.cli.common import exits
 from rl_bridge.errors import ConfigError, NoRecordsError
 
 if TYPE_CHECKING:
@@ -30,12 +30,9 @@ def configure(parser: argparse.ArgumentParser) -> None:
     )
 
 
+@exits("rollouts")
 def run(arguments: argparse.Namespace) -> int:
     """Serve until Ctrl-C, or write; returns 0, 1 where there is nothing to read, 2 if it was asked for wrongly."""
-    return exit_status("rollouts", lambda: _rollouts(arguments))
-
-
-def _rollouts(arguments: argparse.Namespace) -> int:
     if not 0 <= arguments.port <= MAX_PORT:
         raise ConfigError(f"expected --port from 0 to {MAX_PORT}, got {arguments.port}")
     folder = _folder(arguments.run)

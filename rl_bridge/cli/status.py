@@ -8,7 +8,7 @@ import time
 from pathlib import Path
 
 from openenv_core.cli import Command
-from rl_bridge.cli.common import FAILED, exit_status
+from rl_bridge.cli.common import FAILED, exits
 from rl_bridge.errors import ConfigError, StatusError
 from rl_bridge.metrics.status import ADDRESS_FILE, StatusSnapshot, ask_status, served_address
 
@@ -28,12 +28,9 @@ def configure(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--json", action="store_true", help="print a line of JSON for each look")
 
 
+@exits("status")
 def run(arguments: argparse.Namespace) -> int:
     """Ask and print; returns 0, 1 where nobody answers or hosts are missing, 2 if it was asked for wrongly."""
-    return exit_status("status", lambda: _status(arguments))
-
-
-def _status(arguments: argparse.Namespace) -> int:
     if arguments.watch is not None and not 0 < arguments.watch < float("inf"):
         raise ConfigError(f"expected --watch with seconds above 0, got {arguments.watch:g}")
     if (wanted := arguments.num_nodes) is not None and wanted < 1:

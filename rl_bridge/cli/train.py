@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from openenv_core.cli import Command
-from rl_bridge.cli.common import add_overrides, exit_status, overrides_first_class
+from rl_bridge.cli.common import add_overrides, exits, overrides_first_class
 from rl_bridge.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -26,12 +26,9 @@ def configure(parser: argparse.ArgumentParser) -> None:
     add_overrides(parser)
 
 
+@exits("train")
 def run(arguments: argparse.Namespace) -> int:
     """Train; returns the exit status: 0, 1 if the run failed, 2 if it was asked for wrongly, 130 on Ctrl-C."""
-    return exit_status("train", lambda: _train(arguments))
-
-
-def _train(arguments: argparse.Namespace) -> int:
     config, folder = _prepare(arguments)
     from rl_bridge.config.effects import without_effect
     from rl_bridge.rollout.rehearsal import rehearse

@@ -282,11 +282,6 @@ class SessionPool:
         """Attempts to open one that failed, since the beginning."""
 
     @property
-    def urls(self) -> tuple[str, ...]:
-        """The servers that sessions are opened on."""
-        return tuple(self._addresses)
-
-    @property
     def idle(self) -> int:
         """Open sessions that nobody uses."""
         return sum(len(address.idle) for address in self._addresses.values())
@@ -561,11 +556,6 @@ class SessionLeases:
             discarded=self._discarded,
             failed=self._pool.failed,
         )
-
-    @property
-    def urls(self) -> tuple[str, ...]:
-        """The servers that sessions are opened on."""
-        return self._pool.urls
 
     def replace(self, urls: Sequence[str]) -> None:
         """Take another list of servers. Sessions in use on others are finished, and not kept after that.

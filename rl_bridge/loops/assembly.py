@@ -221,7 +221,7 @@ the whole of it, and a generator whose link hangs is noticed, and let go, before
 
 @dataclass(kw_only=True, slots=True, frozen=True)
 class Players:
-    """All that plays: what a run and an evaluation have in common. Nothing is trained here: `train_seconds` stay 0."""
+    """All that plays: what a run and an evaluation have in common."""
 
     config: Config
     console: Console
@@ -230,7 +230,6 @@ class Players:
     chat: ChatPolicy
     dispatcher: Dispatcher
     servers: Mapping[str, EnvironmentServers]
-    train_seconds: float = 0.0
 
 
 @asynccontextmanager

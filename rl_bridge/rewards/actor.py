@@ -50,11 +50,6 @@ class RewardActor(ServiceActor):
         return self._pool.counts
 
     @concurrent_endpoint
-    async def pids(self) -> list[int]:
-        """The processes that call the functions."""
-        return self._pool.pids
-
-    @concurrent_endpoint
     async def health(self) -> None:
         """Raise where there can be no processes any more."""
         self._pool.check()

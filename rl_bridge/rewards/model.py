@@ -75,21 +75,19 @@ class RewardModel:
             RewardError: The model says what is no number.
         """
         with span("score"):
-            return self._score(pairs)
-
-    def _score(self, pairs: Sequence[tuple[Prompt, str]]) -> list[float | None]:
-        rows = [self._tokens(prompt, response) for prompt, response in pairs]
-        rewards: list[float | None] = [None] * len(rows)
-        fitting = [place for place, row in enumerate(rows) if 0 < len(row) <= self._max_length]
-        for first in range(0, len(fitting), MAX_BATCH):
-            places = fitting[first : first + MAX_BATCH]
-            for place, value in zip(places, self._forward([rows[place] for place in places]), strict=True):
-                if not math.isfinite(value):
-                    raise RewardError(
-                        f"expected a finite reward of the model at {self._path!r}, got {value}; "
-                        "look at its weights"
-                    )
-                rewards[place] = value
+            rows = [self._tokens(prompt, response) for prompt, response in pairs]
+            rewards: list[float | None] = [None] * len(rows)
+            fitting = [place for place, row in enumerate(rows) if 0 < len(row) <= self._max_length]
+            for first in range(0, len(fitting), MAX_BATCH):
+                places = fitting[first : first + MAX_BATCH]
+                values = self._forward([rows[place] for place in places])
+                for place, value in zip(places, values, strict=True):
+                    if not math.isfinite(value):
+                        raise RewardError(
+                            f"expected a finite reward of the model at {self._path!r}, got {value}; "
+                            "look at its weights"
+                        )
+                    rewards[place] = value
         return rewards
 
     def _tokens(self, prompt: Prompt, response: str) -> list[int]:

@@ -116,15 +116,17 @@ class McpEngine:
 
     async def start(self) -> None:
         """Be ready for requests."""
-        ready = asyncio.Event()
+        ready: asyncio.Future[None] = asyncio.get_running_loop().create_future()
 
         async def run() -> None:
             async with self._stateless.run():
-                ready.set()
+                ready.set_result(None)
                 await asyncio.get_running_loop().create_future()
 
         self._manager = asyncio.create_task(run(), name="the SDK's stateless wire")
-        await ready.wait()
+        await asyncio.wait([ready, self._manager], return_when=asyncio.FIRST_COMPLETED)
+        if not ready.done():
+            self._manager.result()  # raises why
 
     async def drain(self, deadline: float) -> None:
         """Wait until the connections of sessions that have ended are ended too, or the loop's clock is that far."""

@@ -321,8 +321,8 @@ class SessionTable:
         building: list[asyncio.Task[EnvironmentSession]] = []
         try:
             while len(building) < count:
-                # One at first: a class that cannot be made says so once.
-                size = min(_WAVE, count - len(building)) if building else 1
+                # One at first: a class that cannot be made says so once. One with a state has been made before.
+                size = min(_WAVE, count - len(building)) if building or state is not None else 1
                 wave = [keep(asyncio.create_task(self._build(owner, "", state))) for _ in range(size)]
                 building += wave
                 await asyncio.wait(wave)

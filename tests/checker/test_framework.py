@@ -23,8 +23,7 @@ from openenv_core.checker.check import (
     select_checks,
 )
 from openenv_core.checker.drawing import pool, sample
-from openenv_core.checker.report import CheckReport, Console, as_json, as_junit
-from openenv_core.checker.results import Status, run_check
+from openenv_core.checker.results import CheckReport, Console, Status, as_json, as_junit, run_check
 from openenv_core.checker.subject import Subject
 from openenv_core.errors import ConfigurationError, ConnectionLostError, ExecutionError, RequestTimeoutError
 from openenv_core.manifest import parse_manifest

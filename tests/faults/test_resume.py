@@ -16,8 +16,8 @@ from websockets.asyncio.client import ClientConnection
 from websockets.typing import Subprotocol
 
 from openenv_core import ConfigurationError, ConnectionLostError, RequestTimeoutError
-from openenv_core.client import link as client_link
-from openenv_core.client.link import MAX_PENDING
+from openenv_core.client import conversation as conversing
+from openenv_core.client.conversation import MAX_PENDING
 from servers import create_app
 from servers.app import EnvironmentApp
 from servers.routes import link as server_link
@@ -102,7 +102,7 @@ async def test_what_waits_for_room_when_the_connection_breaks_leaves_over_the_ne
         assert client._conversation is not None
         client._conversation.carrier.full = True
         step = asyncio.create_task(client.step(Add(amount=1)))
-        await eventually(lambda: client._conversation.carrier._room is not None)  # type: ignore[union-attr]
+        await eventually(lambda: client._conversation._unsent)  # type: ignore[union-attr]
         proxy.cut()
         assert (await asyncio.wait_for(step, 20)).observation.extra == 1
         client._conversation.carrier.full = True
@@ -110,6 +110,21 @@ async def test_what_waits_for_room_when_the_connection_breaks_leaves_over_the_ne
         while client._conversation._resuming is None:  # type: ignore[attr-defined] # noqa: ASYNC110 - over in an instant
             await asyncio.sleep(0)
         assert (await asyncio.wait_for(client.step(Add(amount=1)), 20)).observation.extra == 2
+
+
+async def test_what_waits_for_room_and_is_given_up_never_leaves() -> None:
+    async with serving(app_of(Tally)) as address, CounterEnv(f"http://{address}") as client:
+        await client.reset()
+        conversation: Any = client._conversation
+        conversation.carrier.full = True
+        step = asyncio.create_task(client.step(Add(amount=1)))
+        await eventually(lambda: conversation._unsent)
+        step.cancel()
+        await asyncio.wait([step])
+        assert not conversation._unsent
+        assert not conversation._pending
+        conversation.carrier.resume_writing()
+        assert (await client.step(Add(amount=1))).observation.extra == 1
 
 
 async def test_a_connection_that_nobody_knows_to_be_dead_is_replaced() -> None:
@@ -194,7 +209,7 @@ async def test_a_server_that_stops_or_is_gone_is_not_waited_for(stops: str) -> N
 
 
 async def test_an_ingress_that_is_started_again_is_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(client_link, "MAX_REFUSED", 1)
+    monkeypatch.setattr(conversing, "MAX_REFUSED", 1)
     async with (
         serving(app_of(Tally)) as address,
         faulty_proxy(address) as proxy,

@@ -17,6 +17,18 @@ pytestmark = pytest.mark.asyncio(loop_scope="module")
 
 ENDS_ITS_STATE = "import os, signal\nos.kill(os.getppid(), signal.SIGKILL)\nos._exit(1)"
 
+COUNTS_ITS_DESCRIPTORS = """
+def descriptors():
+    count = 0
+    for one in range(64):
+        try:
+            os.fstat(one)
+            count += 1
+        except OSError:
+            pass
+    return count
+"""
+
 
 @pytest.mark.parametrize(
     ("code", "timeout_s", "status", "exit_code"),
@@ -165,6 +177,9 @@ async def test_a_fork_that_is_broken_off_leaves_nothing(sandbox: Sandbox, by: st
         if by == "cancel":
             forking.cancel()
             (made,) = await asyncio.gather(forking, return_exceptions=True)
+            assert (
+                not session._turn.locked()
+            )  # the interpreter is in step, and those that were made have ended
             assert await value(session, "open('f').read()") == "'x'"
             await session.close()
         else:
@@ -225,3 +240,32 @@ async def test_an_interrupt_while_it_branches_ends_nothing(sandbox: Sandbox) -> 
     assert await value(branch, "x") == "1"
     await branch.close()
     await session.close()
+
+
+async def test_forks_that_are_asked_for_together_are_one_request(sandbox: Sandbox) -> None:
+    session = await sandbox.open(snapshot=True)
+    await session.execute(f"import os; x = 1\n{COUNTS_ITS_DESCRIPTORS}")
+    descriptors = await value(session, "descriptors()")
+    worker = session._worker
+    assert worker is not None
+    before, asked = worker._number, [asyncio.create_task(session.fork(count)) for count in (1, 2, 5, 2)]
+    forks = await asyncio.gather(*asked)
+    assert [len(branches) for branches in forks] == [1, 2, 5, 2]
+    assert worker._number - before == 2  # of at most eight each
+    branches = [branch for several in forks for branch in several]
+    told = [await value(branch, "x, descriptors()") for branch in (session, *branches)]
+    assert told == [f"(1, {descriptors})"] * 11  # nobody has those of another
+    await asyncio.gather(session.close(), *(branch.close() for branch in branches))
+    assert sandbox.sessions == 0
+
+
+async def test_forks_that_find_no_room_are_refused_and_cost_nobody_anything(sandbox: Sandbox) -> None:
+    session = await sandbox.open(Limits(open_files=32), snapshot=True)
+    await session.execute("import os; x = 1; held = [os.open('.', os.O_RDONLY) for _ in range(20)]")
+    made = await asyncio.gather(session.fork(1), session.fork(1), session.fork(6), return_exceptions=True)
+    assert [isinstance(one, SandboxUnavailableError) for one in made] == [False, False, True], made
+    await session.execute("for one in held: os.close(one)")
+    branches = [made[0][0], made[1][0], *await session.fork(1)]  # type: ignore[index]  # they are there
+    assert [await value(branch, "x") for branch in (session, *branches)] == ["1"] * 4
+    await asyncio.gather(session.close(), *(branch.close() for branch in branches))
+    assert sandbox.sessions == 0

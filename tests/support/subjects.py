@@ -14,8 +14,7 @@ from serving import serving
 
 from openenv_core import Action, Environment, EpisodeOverError, Observation, State
 from openenv_core.checker.check import Check, checks
-from openenv_core.checker.report import CheckReport
-from openenv_core.checker.results import Result, run_check
+from openenv_core.checker.results import CheckReport, Result, run_check
 from openenv_core.checker.subject import CheckLimits, Subject
 from openenv_core.targets import Target, TargetKind
 from servers import create_app

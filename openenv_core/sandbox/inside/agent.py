@@ -575,7 +575,7 @@ class Agent:
         """In the copy: let go of all that is the original's, and serve the other channel."""
         try:
             control, stdout, stderr, channel, *leads = [
-                fcntl.fcntl(each, fcntl.F_DUPFD_CLOEXEC, 128) for each in came
+                fcntl.fcntl(each, fcntl.F_DUPFD_CLOEXEC, 5) for each in came
             ]
             nothing = os.open(os.devnull, os.O_RDONLY)
             arrange([nothing, stdout, stderr, control, channel], leads)

@@ -60,7 +60,8 @@ FOR_THE_LOADER: Final = ("LD_LIBRARY_PATH",)
 """Variables without which this very Python may not start. Once it has, the zygote forgets them: code has no business
 with where the machine keeps its libraries."""
 
-_MAX_DESCRIPTORS: Final = 3
+BRANCHES_AT_ONCE: Final = 8
+"""Branches that one request may ask for: each is sent three descriptors, and code may have few left."""
 
 
 def receive_request(connection: socket.socket, descriptors: "list[int] | None" = None) -> Any:
@@ -71,7 +72,7 @@ def receive_request(connection: socket.socket, descriptors: "list[int] | None" =
     if descriptors is None:
         begin = b""
     else:
-        begin, came, _, _ = socket.recv_fds(connection, REQUEST.size, _MAX_DESCRIPTORS)
+        begin, came, _, _ = socket.recv_fds(connection, REQUEST.size, 3 * BRANCHES_AT_ONCE)
         descriptors += came
         if not begin:
             raise EOFError

@@ -261,20 +261,28 @@ class BranchingRunner(RequestRunner):
         # Those that have ended count as processes of the session until they are waited for.
         self._branches = [process for process in self._branches if _runs(process)]
         randomness = random.getstate()
-        if (process := os.fork()) == 0:
-            self._branches = []
-            random.setstate(randomness)
-            self.control.detach()
-            arrange(*came)
-            self.control = socket.socket(fileno=CONTROL)
-            furnish(request["folder"])
-            sys.stdin = None
-            self.control.send(frames.READY)
-            return
-        self._branches.append(process)
+        # Fewer descriptors have come than were sent where the code has too many open; who gets none is not born.
+        for folder, *own in zip(request["folders"], came[::3], came[1::3], came[2::3], strict=False):
+            try:
+                process = os.fork()
+            except OSError:
+                break
+            if process == 0:
+                for descriptor in set(came).difference(own):
+                    os.close(descriptor)
+                self._branches = []
+                random.setstate(randomness)
+                self.control.detach()
+                arrange(*own)
+                self.control = socket.socket(fileno=CONTROL)
+                furnish(folder)
+                sys.stdin = None
+                self.control.send(frames.READY)
+                return
+            self._branches.append(process)
         for descriptor in came:
             os.close(descriptor)
-        self.control.sendall(self.answer({"id": request["id"], "op": "execute", "code": ""}))
+        self.control.sendall(frames.pack_answer(_empty_answer(request), []))
 
 
 def _runs(process: int) -> bool:

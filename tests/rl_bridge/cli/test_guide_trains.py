@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 from module_run import ROOT, run_module
 
+from openenv_core.evaluation.records import FIGURES_FILE, EvaluationFolder
 from rl_bridge.config import load_config
 
 pytestmark = [pytest.mark.heavy, pytest.mark.soak, pytest.mark.timeout(600)]
@@ -69,5 +70,7 @@ def test_a_world_of_tools_without_a_task(tmp_path: Path) -> None:
     )
     assert [row["iteration"] for row in rows(run)] == [1, 2]
     report = json.loads((run / "report.json").read_text())
-    assert report["episodes"] == 4
+    kept = [one.version for one in EvaluationFolder(run / "evaluation").read().records.values()]
+    assert (report["episodes"], kept) == (4, [2] * 4)
+    assert json.loads((run / "evaluation" / FIGURES_FILE).read_text())["mean_reward"] == report["mean_reward"]
     assert load_config(run / "config.yaml").model.dtype == "bfloat16"

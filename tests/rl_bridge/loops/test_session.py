@@ -2,9 +2,10 @@
 
 import asyncio
 import errno
+import json
 import os
 import signal
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
 from types import SimpleNamespace
@@ -13,9 +14,12 @@ from typing import Any
 import pytest
 from rich.console import Console
 
-from rl_bridge.config import CONFIG_FILE, Config, load_config, save_config
+from openenv_core.evaluation.records import FIGURES_FILE, RECORDS_FILE, EvaluationFolder
+from rl_bridge.config import CONFIG_FILE, Config, EvaluationConfig, load_config, save_config
 from rl_bridge.errors import ConfigError, RoleError, RunInUseError
 from rl_bridge.loops.folder_lock import LOCK_FILE, folder_of_ones_own
+from rl_bridge.rollout import EvaluationResult
+from rl_bridge.types import Ending, Trajectory
 
 CONFIG = Config.model_validate({"env": {"app": "a:b"}, "rollout": {"task": "json:dumps"}})
 
@@ -227,3 +231,34 @@ def test_start_may_wait_for_another_s_turn(colocate: bool, expected: float) -> N
     )
     bound = _of(config, ReferenceActor, "reference", config.monarch.roles.reference, {})
     assert bound.options.start_timeout_s == expected
+
+
+@pytest.mark.heavy
+async def test_a_run_keeps_its_held_out_episodes_and_their_figures(tmp_path: Path) -> None:
+    from rl_bridge.loops.session import _report
+
+    told: list[EvaluationResult] = []
+
+    async def play_held_out(seeds: Sequence[int], _: Any, done: Callable[..., None], **others: Any) -> None:
+        for place, seed in enumerate(seeds):
+            done(place, Trajectory(seed=seed, turns=[], ending=Ending.COMPLETED, reward=float(place)))
+
+    async def report(policy: Any, result: EvaluationResult) -> None:
+        told.append(result)
+
+    run: Any = SimpleNamespace(
+        config=CONFIG.model_copy(update={"evaluation": EvaluationConfig(episodes=4)}),
+        folder=tmp_path,
+        version=2,
+        dispatcher=SimpleNamespace(play_held_out=play_held_out),
+        tasks={"": SimpleNamespace(report=report)},
+        chat=None,
+        train_seconds=3.0,
+    )
+    for _ in range(2):
+        await _report(run)
+    assert [(list(one.rewards), one.train_seconds) for one in told] == [([0.0, 1.0, 2.0, 3.0], 3.0)] * 2
+    folder = EvaluationFolder(tmp_path / "evaluation").read()
+    assert [one.version for one in folder.records.values()] == [2] * 4
+    assert json.loads((folder.path / FIGURES_FILE).read_text())["mean_reward"] == 1.5
+    assert len((folder.path / RECORDS_FILE).read_text().splitlines()) == 4

@@ -164,3 +164,27 @@ async def test_who_is_told_to_go_twice_still_ends_everything_and_gives_its_hosts
     with pytest.raises(asyncio.CancelledError):
         await running
     assert told == ["last", "first", "hosts"]
+
+
+async def test_a_job_is_given_back_though_its_hosts_do_not_end_in_time() -> None:
+    from rl_bridge.services.hosts import Hosts
+
+    told: list[str] = []
+
+    class Mesh:
+        async def stop(self) -> None:
+            told.append("stop")
+            await asyncio.Event().wait()
+
+    class Job:
+        def kill(self) -> None:
+            told.append("kill")
+
+    hosts = Hosts.from_job(Job(), mesh="hosts")
+    hosts._meshes = (Mesh(),)  # type: ignore[attr-defined]
+    closing = asyncio.ensure_future(hosts.close())
+    await until(lambda: told == ["stop"])
+    closing.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await closing
+    assert told == ["stop", "kill"]

@@ -7,6 +7,7 @@ from typing import Any
 
 import httpx
 import pytest
+from mcp.server.streamable_http_manager import StreamableHTTPSessionManager
 from mcp_hosts import STATELESS, host, text_of
 from mcp_requests import HELLO, LISTING, STREAMS, engine_of, greet, tool_call
 from serve_process import serve
@@ -177,3 +178,12 @@ def test_an_app_whose_lifespan_nobody_runs_answers_on_one_loop_after_the_other()
             return (await asyncio.wait_for(http.post("/mcp", json=HELLO, headers=STREAMS), 60)).status_code
 
     assert [asyncio.run(ask()) for _ in range(2)] == [200, 200]
+
+
+async def test_a_wire_that_does_not_start_is_told_and_not_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    def broken(manager: StreamableHTTPSessionManager) -> None:
+        raise RuntimeError("no wire")
+
+    monkeypatch.setattr(StreamableHTTPSessionManager, "run", broken)
+    async with serving(boxes()) as address:
+        assert (await asyncio.wait_for(greet(address, "/mcp"), PATIENCE_S)).status_code == 500

@@ -13,6 +13,8 @@ import httpx
 import psutil
 import pytest
 from e2b_service import IMAGE, KEY, PATIENCE_S, Service, eventually, running
+from missing import missing
+from serving import eventually as until
 from slim_server import command
 
 from openenv_core import ServerStartError
@@ -23,10 +25,18 @@ from openenv_core.providers.remote import (
     SandboxRefusedError,
     SandboxServiceUnavailableError,
 )
+from openenv_core.sandbox import (
+    FileRefusedError,
+    Isolation,
+    Limits,
+    Sandbox,
+    SandboxConfig,
+    SandboxUnavailableError,
+)
 from openenv_core.sandbox.inside.interpreter import FRAME, pack
 from servers.sandboxes import guest as guests
 from servers.sandboxes.guest import Guest, GuestError
-from servers.sandboxes.machines import ContainerMachine, WarmContainers
+from servers.sandboxes.machines import ContainerMachine, ProcessMachine, WarmContainers
 from servers.sandboxes.table import ApiError, SandboxLimits
 
 sys.path.append(str(Path(__file__).parents[2] / "sandbox"))
@@ -115,6 +125,46 @@ def test_images_are_admitted_by_their_patterns() -> None:
     assert SandboxLimits(images=("*",)).image("any@sha256:00") == "any@sha256:00"
 
 
+# ---- forks, at each level
+
+
+@pytest.mark.parametrize("level", [Isolation.NAMESPACES, Isolation.LSM])
+async def test_forks_are_had_and_ended_at_each_level(level: Isolation) -> None:
+    limits = Limits(disk_bytes=8 << 20, file_bytes=8 << 20)
+
+    async def ran(machine: ProcessMachine, code: str) -> str:
+        async with machine.guest.subscribed("c") as output:
+            await machine.guest.ask("run", name="c", code=code, envs={})
+            said = ""
+            while (came := await output.take(PATIENCE_S)) is not None and "end" not in came[0]:
+                said += came[1].decode()
+            assert came is not None
+            return said
+
+    async with sandbox_at(level) as sandbox:
+        before = descendants(sandbox.zygote_pid or 0)
+        machine = await ProcessMachine.start(sandbox, limits)
+        await machine.guest.greet({}, PATIENCE_S)
+        await machine.guest.ask("context", name="c", cwd="")
+        await ran(machine, "x = 1; open('file', 'w').write('y' * 3_000_000)")
+        fork = await machine.fork(["c"])
+        await fork.guest.greet({}, PATIENCE_S)
+        assert "3000001" in await ran(fork, "x + len(open('file').read())")
+        with pytest.raises((GuestError, FileRefusedError), match=r"copied|may hold"):  # the disk is shared
+            await machine.fork(["c"])
+        await machine.guest.ask("remove", path="file")
+        await machine.guest.ask("run", name="c", code="while True: pass", envs={})
+        with pytest.raises(GuestError, match="expected contexts") as refused:
+            await machine.fork(["c"])
+        assert refused.value.code == "failed_precondition"
+        pids = descendants(sandbox.zygote_pid or 0) - before
+        await machine.close()
+        assert "42" in await ran(fork, "6 * 7")
+        await fork.close()
+        await until(lambda: not alive(pids))
+        assert sandbox.sessions == 0
+
+
 # ---- attacks, as cells of `run_code`
 
 LOOSER = ("processes", "persistence", "memory", "cpu", "output", "channel")
@@ -158,6 +208,20 @@ async def test_attacks_are_contained(service: Service, attacks: list[Any]) -> No
 
 
 # ---- the end of the service
+
+
+@asynccontextmanager
+async def sandbox_at(level: Isolation) -> AsyncIterator[Sandbox]:
+    """A sandbox of a level; the test is skipped where that does not hold."""
+    sandbox = Sandbox(SandboxConfig(strongest=level, minimum=level))
+    try:
+        await sandbox.start()
+    except SandboxUnavailableError as error:
+        missing(f"needs the level {level}: {error}")
+    try:
+        yield sandbox
+    finally:
+        await sandbox.close()
 
 
 def descendants(pid: int) -> set[int]:
@@ -250,6 +314,13 @@ def test_a_server_runs_in_a_sandbox_for_as_long_as_its_owner(
         assert httpx.get(f"{remote.url}/health").json() == {"status": "healthy"}
         assert remote.alive
         assert remote.output() == "slim says aye\n"
+        remote.pause()
+        assert not remote.alive
+        assert remote.resume() == remote.url
+        assert httpx.get(f"{remote.url}/health").json() == {"status": "healthy"}
+        with pytest.raises(SandboxRefusedError, match="no memory") as refused:
+            remote.fork()
+        assert refused.value.status == 501
         first = remote.sandbox_id
     assert (remote.alive, remote.url) == (False, None)
     with remote:  # it starts again, in another
