@@ -28,7 +28,7 @@ NAME = "walk_env"
 """What the scaffold is called."""
 
 # Importing a released package takes up to ten seconds on a free machine.
-PATIENCE_S = 100
+PATIENCE_S = 200
 
 HOW_TO = "python3.11 scripts/bootstrap.py released-VERSION makes each of them, ./scripts/test --all makes all"
 

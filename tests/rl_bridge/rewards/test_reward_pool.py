@@ -103,22 +103,6 @@ async def test_a_killed_process_costs_nobody_a_reward(tmp_path: Path) -> None:
         assert await ask(pool, "return", 1) == 1.0
 
 
-@pytest.mark.soak
-async def test_a_guard_that_is_killed_takes_its_worker_along(tmp_path: Path) -> None:
-    async with open_pool(workers=1) as pool:
-        asking = asyncio.ensure_future(ask(pool, "start_daemons", str(tmp_path / "pids")))
-        worker, child, *_ = await pids_in(tmp_path / "pids")
-        (tmp_path / "pids").unlink()
-        os.kill(psutil.Process(worker).ppid(), signal.SIGKILL)
-        await until(lambda: gone(worker) and gone(child))
-        pids = await pids_in(tmp_path / "pids")  # it is tried again in another
-        assert worker not in pids
-        # Nobody waits for it any more: it is killed too.
-        asking.cancel()
-        await until(lambda: all(map(gone, pids)))
-        assert await ask(pool, "return", 1) == 1.0
-
-
 async def test_a_function_that_raises_ends_the_run_once_it_is_clear_that_it_is_the_function(
     tmp_path: Path,
 ) -> None:
@@ -217,6 +201,20 @@ async def test_what_is_closed_says_so_to_whoever_waits(tmp_path: Path) -> None:
     await until(lambda: not pool._renewals)
     assert pool.pids == []
     assert guards() == []
+
+
+async def test_a_killed_guard_costs_no_reward_and_leaves_nothing_of_the_workers_group(tmp_path: Path) -> None:
+    file = tmp_path / "pids"
+    async with open_pool(workers=1) as pool:
+        asking = asyncio.ensure_future(ask(pool, "hold_once", str(file)))
+        worker, child, *apart = await pids_in(file)
+        try:
+            os.kill(psutil.Process(worker).ppid(), signal.SIGKILL)
+            assert (await asking) == 1.0
+            await until(lambda: gone(worker) and gone(child))
+        finally:
+            for pid in apart:  # what has left the group was the guard's to find
+                os.kill(pid, signal.SIGKILL)
 
 
 OWNER = """
