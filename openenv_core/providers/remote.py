@@ -8,8 +8,8 @@ import threading
 import time
 import weakref
 from abc import abstractmethod
-from collections.abc import Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING, Any, Final, Protocol, Self
 
 import httpx
@@ -178,7 +178,7 @@ class HostedServerProvider(OwnedServerProvider):
 
     @abstractmethod
     def _create(self) -> HostedSandbox:
-        """Make a sandbox; called by `_asked`."""
+        """Make a sandbox; called within `_asking`."""
 
     @abstractmethod
     def _refusal(self, error: Exception) -> tuple[type[ProviderError], int | None] | None:
@@ -186,7 +186,9 @@ class HostedServerProvider(OwnedServerProvider):
 
     def _launch(self) -> str:
         deadline = time.monotonic() + self._start_timeout_s
-        self._keep(self._asked(self._create))
+        with self._asking():
+            made = self._create()
+        self._keep(made)
         return self._serve(deadline)
 
     def _keep(self, sandbox: HostedSandbox) -> None:
@@ -198,9 +200,13 @@ class HostedServerProvider(OwnedServerProvider):
         kept = self._kept
         assert kept is not None
         if self._command is not None:
-            self._asked(kept.sandbox.run, f"exec {shlex.join(self._command)} >{LOG} 2>&1")
-        url = self._asked(kept.sandbox.url, self._port)
-        return self._wait_healthy(str(url), deadline)
+            with self._asking():
+                kept.sandbox.run(f"exec {shlex.join(self._command)} >{LOG} 2>&1")
+        return self._wait_healthy(self._address(kept), deadline)
+
+    def _address(self, kept: _KeptSandbox) -> str:
+        with self._asking():
+            return kept.sandbox.url(self._port)
 
     def _wait_healthy(self, url: str, deadline: float) -> str:
         kept = self._kept
@@ -226,10 +232,11 @@ class HostedServerProvider(OwnedServerProvider):
             self.output(),
         )
 
-    def _asked(self, fn: Any, *args: Any, **options: Any) -> Any:
-        """Ask the service, and tell its errors as ours."""
+    @contextmanager
+    def _asking(self) -> Iterator[None]:
+        """Tell errors of the service that is asked in the block as ours."""
         try:
-            return fn(*args, **options)
+            yield
         except (httpx.HTTPError, OSError) as error:
             raise SandboxServiceUnavailableError(
                 f"expected an answer of the service, got {type(error).__name__}: {error}; does it run there?"
@@ -264,7 +271,7 @@ class _E2BSandbox:
         return f"https://{self.inner.get_host(port)}"
 
     def renew(self, lease_s: float, timeout_s: float) -> None:
-        self.inner.set_timeout(max(1, round(lease_s)), request_timeout=timeout_s)
+        self.inner.set_timeout(round(lease_s), request_timeout=timeout_s)
 
     def running(self) -> bool:
         return bool(self.inner.is_running())
@@ -350,7 +357,8 @@ class RemoteSandboxProvider(HostedServerProvider):
         kept = self._started()
         kept.paused = True
         try:
-            self._asked(kept.sandbox.inner.pause)
+            with self._asking():
+                kept.sandbox.inner.pause()
         except BaseException:
             kept.paused = False
             raise
@@ -358,7 +366,8 @@ class RemoteSandboxProvider(HostedServerProvider):
     def resume(self) -> str:
         """Have a paused sandbox go on; return the server's URL once that is healthy."""
         kept = self._started()
-        self._asked(kept.sandbox.inner.connect, timeout=max(1, round(self._lease_s)))
+        with self._asking():
+            kept.sandbox.inner.connect(timeout=round(self._lease_s))
         kept.paused = False
         assert self._url is not None
         return self._wait_healthy(self._url, time.monotonic() + self._start_timeout_s)
@@ -374,7 +383,8 @@ class RemoteSandboxProvider(HostedServerProvider):
                 no room for all.
         """
         kept = self._started()
-        made = self._asked(kept.sandbox.inner.fork, count=count, timeout=max(1, round(self._lease_s)))
+        with self._asking():
+            made = kept.sandbox.inner.fork(count=count, timeout=round(self._lease_s))
         copies: list[Self] = []
         try:
             for each in made:  # all, before any is waited for: their time runs
@@ -385,11 +395,12 @@ class RemoteSandboxProvider(HostedServerProvider):
                     copies.append(provider)
             for each in made:
                 if isinstance(each, Exception):
-                    self._asked(_raise, each)
+                    with self._asking():
+                        raise each
             for provider in copies:
                 assert provider._kept is not None
-                url = str(self._asked(provider._kept.sandbox.url, self._port))
-                provider._url = provider._wait_healthy(url, time.monotonic() + self._start_timeout_s)
+                url, deadline = provider._address(provider._kept), time.monotonic() + self._start_timeout_s
+                provider._url = provider._wait_healthy(url, deadline)
         except BaseException:
             for provider in copies:
                 provider.stop()
@@ -403,7 +414,7 @@ class RemoteSandboxProvider(HostedServerProvider):
 
     def _create(self) -> HostedSandbox:
         made = self._e2b.Sandbox.create(
-            self._template, timeout=max(1, round(self._lease_s)), envs=self._env_vars, **self._options
+            self._template, timeout=round(self._lease_s), envs=self._env_vars, **self._options
         )
         return _E2BSandbox(made, self._base)
 
@@ -415,10 +426,6 @@ class RemoteSandboxProvider(HostedServerProvider):
         if isinstance(error, self._e2b.SandboxException):
             return SandboxRefusedError, error.status_code
         return None
-
-
-def _raise(error: Exception) -> None:
-    raise error
 
 
 def healthy(url: str, timeout_s: float) -> str | None:

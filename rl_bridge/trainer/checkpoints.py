@@ -77,9 +77,7 @@ class Checkpoints:
         Raises:
             ModelError: There are some, and none can be read.
         """
-        found: list[list[PolicyVersion]] = [
-            sorted(_versions(self._folder), reverse=True)
-        ]  # as rank 0 sees it
+        found = [sorted(_versions(self._folder), reverse=True)]  # as rank 0 sees them
         dist.broadcast_object_list(found, src=0)
         damaged: dict[PolicyVersion, str] = {}
         for version in found[0]:

@@ -4,22 +4,14 @@ from collections.abc import AsyncIterator
 
 import pytest
 import pytest_asyncio
-from missing import missing
+from sandbox_levels import sandbox_at
 
-from openenv_core.sandbox import Isolation, Sandbox, SandboxConfig, SandboxUnavailableError
+from openenv_core.sandbox import Isolation, Sandbox
 
 LEVELS = (Isolation.NAMESPACES, Isolation.LSM)
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module", params=LEVELS)
 async def sandbox(request: pytest.FixtureRequest) -> AsyncIterator[Sandbox]:
-    level = request.param
-    sandbox = Sandbox(SandboxConfig(strongest=level, minimum=level))
-    try:
-        await sandbox.start()
-    except SandboxUnavailableError as error:
-        missing(f"the level {level} cannot be had here: {error}")
-    try:
+    async with sandbox_at(request.param) as sandbox:
         yield sandbox
-    finally:
-        await sandbox.close()

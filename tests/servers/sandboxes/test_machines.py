@@ -13,7 +13,7 @@ import httpx
 import psutil
 import pytest
 from e2b_service import IMAGE, KEY, PATIENCE_S, Service, eventually, running
-from missing import missing
+from sandbox_levels import sandbox_at
 from serving import eventually as until
 from slim_server import command
 
@@ -28,9 +28,6 @@ from openenv_core.providers.remote import (
 from openenv_core.sandbox import (
     Isolation,
     Limits,
-    Sandbox,
-    SandboxConfig,
-    SandboxUnavailableError,
 )
 from openenv_core.sandbox.inside.interpreter import FRAME, pack
 from servers.sandboxes import guest as guests
@@ -266,20 +263,6 @@ async def test_attacks_are_contained(service: Service, attacks: list[Any]) -> No
 
 
 # ---- the end of the service
-
-
-@asynccontextmanager
-async def sandbox_at(level: Isolation) -> AsyncIterator[Sandbox]:
-    """A sandbox of a level; the test is skipped where that does not hold."""
-    sandbox = Sandbox(SandboxConfig(strongest=level, minimum=level))
-    try:
-        await sandbox.start()
-    except SandboxUnavailableError as error:
-        missing(f"needs the level {level}: {error}")
-    try:
-        yield sandbox
-    finally:
-        await sandbox.close()
 
 
 def descendants(pid: int) -> set[int]:

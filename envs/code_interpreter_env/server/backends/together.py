@@ -115,11 +115,11 @@ class _Pacing:
         self._deadline = time.monotonic() + patience_s
         self.attempts = 1
 
-    def next_pause_s(self, asked: str | None) -> float | None:
-        """Return how long to wait before the next attempt; None where there is no time for one."""
+    def next_pause_s(self, header: str | None) -> float | None:
+        """Return how long to wait before the next attempt, given Retry-After; None where there is no time for one."""
         pause_s = min(MAX_BACKOFF_S, MIN_BACKOFF_S * 2.0 ** min(self.attempts - 1, 16))
         # So that those who were refused together do not come back together.
-        pause_s = max(pause_s * random.uniform(0.75, 1.0), retry_after(asked) or 0.0)
+        pause_s = max(pause_s * random.uniform(0.75, 1.0), retry_after(header) or 0.0)
         if time.monotonic() + pause_s > self._deadline:
             return None
         self.attempts += 1
