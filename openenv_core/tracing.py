@@ -78,9 +78,11 @@ async def flush() -> None:
         return
     from opentelemetry import trace
 
-    provider: Any = trace.get_tracer_provider()  # of the SDK, or whatever the program has set
-    with suppress(TimeoutError):
-        await asyncio.wait_for(asyncio.to_thread(provider.force_flush), FLUSH_TIMEOUT_S)
+    # The SDK's, or whatever the program has set.
+    force_flush = getattr(trace.get_tracer_provider(), "force_flush", None)
+    if force_flush is not None:
+        with suppress(TimeoutError):
+            await asyncio.wait_for(asyncio.to_thread(force_flush), FLUSH_TIMEOUT_S)
 
 
 @contextmanager

@@ -129,7 +129,8 @@ def look(client: "httpx.Client", url: str) -> Look:
         return Look(url, at, {}, error=str(error) or type(error).__name__)
     except ValueError as error:
         return Look(url, at, {}, error=f"expected metrics in Prometheus's format, got: {error}"[:200])
-    return Look(url, at, samples, name, "" if samples else "expected metrics of Ropewalk's, got others")
+    known = ("ropewalk_slots",) in samples or ("ropewalk_run_version",) in samples
+    return Look(url, at, samples, name, "" if known else "expected metrics of Ropewalk's, got others")
 
 
 def rows_of(before: Look, now: Look) -> list[Row]:

@@ -96,12 +96,15 @@ async def test_callers_who_do_not_read_are_few(
     endless: StatusServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(status_server, "MAX_CALLERS", 4)
+    monkeypatch.setattr(status_server, "TIMEOUT_S", 60.0)  # none of them is let go meanwhile
     callers = await connected(endless, 4)
-    with pytest.raises(StatusError):
-        await ask_status(endless.address)  # one too many
-    assert len(endless._callers) == 4
-    for caller in callers:
-        caller.close()
+    try:
+        with pytest.raises(StatusError):
+            await ask_status(endless.address)  # one too many
+        assert len(endless._callers) == 4
+    finally:
+        for caller in callers:
+            caller.close()
 
 
 async def test_callers_who_do_not_read_are_let_go(
