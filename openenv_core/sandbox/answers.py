@@ -82,15 +82,15 @@ class AnswerReader:
 
 def _read(head: bytes, texts: bytes, expected: int) -> Answer:
     try:
-        said = json.loads(head)
+        raw = json.loads(head)
     except (ValueError, RecursionError):
         raise ForgedAnswerError("an answer that is no JSON") from None
     try:
-        if said["id"] != expected:
+        if raw["id"] != expected:
             raise ForgedAnswerError("the answer to another request")
-        parts = _parts(texts, said["lengths"])
-        text = parts.pop(0) if said["text"] is True else None
-        status, code, reason = said["status"], _number(said["exit_code"], 255), None
+        parts = _parts(texts, raw["lengths"])
+        text = parts.pop(0) if raw["text"] is True else None
+        status, code, reason = raw["status"], _number(raw["exit_code"], 255), None
         if status == "rolled_back":
             status, reason = "killed", f"its process ended with status {code}; the state is that of before"
         elif status not in ("ok", "error", "memory"):
@@ -99,11 +99,11 @@ def _read(head: bytes, texts: bytes, expected: int) -> Answer:
             status=status,
             exit_code=code,
             reason=reason,
-            error=_error(said.get("error")),
-            outputs=_outputs(said["outputs"], parts),
-            cut=Truncated(outputs=said["truncated"] is True),
-            execution_count=_number(said["count"], 1 << 53),
-            max_rss_bytes=_number(said["max_rss"], 1 << 53),
+            error=_error(raw.get("error")),
+            outputs=_outputs(raw["outputs"], parts),
+            cut=Truncated(outputs=raw["truncated"] is True),
+            execution_count=_number(raw["count"], 1 << 53),
+            max_rss_bytes=_number(raw["max_rss"], 1 << 53),
         )
     except (LookupError, TypeError, ValueError, AttributeError, RecursionError, StopIteration) as error:
         raise ForgedAnswerError(f"an answer of another shape ({type(error).__name__})") from None
@@ -120,9 +120,9 @@ def _parts(texts: bytes, lengths: Any) -> list[bytes]:
     return parts
 
 
-def _outputs(said: Any, parts: list[bytes]) -> tuple[Output, ...]:
+def _outputs(raw: Any, parts: list[bytes]) -> tuple[Output, ...]:
     outputs, left = [], iter(parts)
-    for kind, mimes in said:
+    for kind, mimes in raw:
         if kind not in _KINDS:
             raise ValueError(kind)
         data = {_name(mime): next(left).decode("utf-8", "replace") for mime in mimes}
@@ -132,28 +132,28 @@ def _outputs(said: Any, parts: list[bytes]) -> tuple[Output, ...]:
     return tuple(outputs)
 
 
-def _error(said: Any) -> CodeError | None:
-    if said is None:
+def _error(raw: Any) -> CodeError | None:
+    if raw is None:
         return None
-    lines = tuple(map(_text, said["traceback"]))
-    return CodeError(ename=_name(said["ename"]), evalue=_text(said["evalue"]), traceback=lines)
+    lines = tuple(map(_text, raw["traceback"]))
+    return CodeError(ename=_name(raw["ename"]), evalue=_text(raw["evalue"]), traceback=lines)
 
 
-def _number(said: Any, most: int) -> int:
-    if type(said) is not int or not 0 <= said <= most:
-        raise ValueError(said)
-    return said
+def _number(raw: Any, most: int) -> int:
+    if type(raw) is not int or not 0 <= raw <= most:
+        raise ValueError(raw)
+    return raw
 
 
-def _name(said: Any) -> str:
-    return _text(said)[:_MAX_NAME_CHARS]
+def _name(raw: Any) -> str:
+    return _text(raw)[:_MAX_NAME_CHARS]
 
 
-def _text(said: Any) -> str:
-    if type(said) is not str:
-        raise TypeError(said)
+def _text(raw: Any) -> str:
+    if type(raw) is not str:
+        raise TypeError(raw)
     # JSON can spell a lone surrogate, which no encoder of ours could write.
-    return said if said.isascii() else said.encode("utf-8", "replace").decode()
+    return raw if raw.isascii() else raw.encode("utf-8", "replace").decode()
 
 
 ZYGOTE_ENDED: Final = "the process that interpreters are forked from has ended"
@@ -197,8 +197,8 @@ def judge(
         timeout_s: What it was given.
     """
     if why in _STOPPED:
-        status, code, words = _STOPPED[why]
-        reason = words.format(
+        status, code, template = _STOPPED[why]
+        reason = template.format(
             timeout=timeout_s, output=limits.output_hard_bytes, disk=limits.disk_bytes, files=limits.files
         )
     elif exit_ is None:

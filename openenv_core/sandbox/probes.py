@@ -18,18 +18,18 @@ _AT_SECCOMP: Final = {
     "asks the kernel over netlink": "socket.socket(16, socket.SOCK_RAW, 0).close()",
     "forks": "os._exit(0) if os.fork() == 0 else os.wait()",
     "keeps memory without a file": "os.close(os.memfd_create('probe'))",
-    "signals the supervisor": "os.kill(told['supervisor'], 0)",
-    "limits the supervisor": "resource.prlimit(told['supervisor'], resource.RLIMIT_NOFILE)",
+    "signals the supervisor": "os.kill(paths['supervisor'], 0)",
+    "limits the supervisor": "resource.prlimit(paths['supervisor'], resource.RLIMIT_NOFILE)",
     "mounts": "mount()",
 }
 _AT_LSM: Final = _AT_SECCOMP | {
-    "reads outside": "open(told['canary']).read()",
-    "writes outside": "open(told['canary'], 'a').write('!')",
-    "lists outside": "os.listdir(told['folder'])",
+    "reads outside": "open(paths['canary']).read()",
+    "writes outside": "open(paths['canary'], 'a').write('!')",
+    "lists outside": "os.listdir(paths['folder'])",
 }
 _AT_NAMESPACES: Final = _AT_LSM | {
-    "sees the supervisor": "os.stat('/proc/' + str(told['supervisor']))",
-    "sees the file": "os.stat(told['canary'])",
+    "sees the supervisor": "os.stat('/proc/' + str(paths['supervisor']))",
+    "sees the file": "os.stat(paths['canary'])",
 }
 PROBES: Final[dict[Isolation, dict[str, str]]] = {
     Isolation.PROCESS: {},
@@ -47,10 +47,10 @@ def mount():
     if libc.mount(b"none", b".", b"tmpfs", 0, None) < 0:
         raise OSError(ctypes.get_errno(), os.strerror(ctypes.get_errno()))
 
-def passed(told, probes):
+def passed(paths, probes):
     for name, probe in probes.items():
         try:
-            eval(probe, globals(), {"told": told})
+            eval(probe, globals(), {"paths": paths})
         except OSError:
             continue
         yield name
@@ -69,12 +69,12 @@ async def prove(isolation: Isolation, open_session: Callable[[Limits], Awaitable
     """
     session = await open_session(Limits(timeout_s=10.0))
     try:
-        with _canary() as told:
-            done = await session.execute(_ATTACK % (told, PROBES[isolation]))
+        with _canary() as paths:
+            done = await session.execute(_ATTACK % (paths, PROBES[isolation]))
             if done.status != "ok" or done.result is None:
                 raise SandboxUnavailableError(f"the self-test did not end: {done.error or done.reason}")
             passed = list(ast.literal_eval(done.result))
-            if await asyncio.to_thread(Path(told["canary"]).read_text) != _CONTENT:
+            if await asyncio.to_thread(Path(paths["canary"]).read_text) != _CONTENT:
                 passed.append("the canary has changed")
             if passed:
                 raise SandboxUnavailableError(

@@ -56,7 +56,7 @@ class Connections:
         for descriptor in inner:
             os.close(descriptor)
 
-    def last_words(self) -> str:
+    def read_stderr(self) -> str:
         """Return what was written to stderr."""
         try:
             return os.read(self.stderr, 1 << 16).decode("utf-8", "replace").strip()
@@ -86,18 +86,18 @@ def receive(control: socket.socket, most: int) -> tuple[bytes, int | None, list[
     return data, process or None, list(descriptors)
 
 
-async def hear(
+async def receive_notice(
     control: socket.socket, over: asyncio.Future[Any], expected: bytes
 ) -> tuple[int, list[int]] | None:
-    """Wait for one word of one byte.
+    """Wait for a notice of one byte.
 
     Args:
         control: Where it comes from.
         over: Done when nothing will come any more.
-        expected: The word.
+        expected: The notice.
 
     Returns:
-        The process that said it, and the descriptors that came along; None where it did not come.
+        The process that it came from, and the descriptors that came along; None where it did not come.
     """
     loop = asyncio.get_running_loop()
     readable: asyncio.Future[None] = loop.create_future()
@@ -107,11 +107,11 @@ async def hear(
     finally:
         loop.remove_reader(control.fileno())
     try:
-        # One byte at a time: the words of two processes must not come as one.
-        word, process, descriptors = receive(control, 1)
+        # One byte at a time: the notices of two processes must not come as one.
+        received, process, descriptors = receive(control, 1)
     except OSError:
         return None
-    if word == expected and process is not None:
+    if received == expected and process is not None:
         return process, descriptors
     for descriptor in descriptors:
         os.close(descriptor)
@@ -193,7 +193,7 @@ class InterpreterProcesses:
         self._held = {process: os.pidfd_open(process)}
         self._head = process  # has the state between requests
         self._current = process
-        self._owed: signal.Signals | None = None
+        self._pending_signal: signal.Signals | None = None
         self.exited: asyncio.Future[Exit] = asyncio.get_running_loop().create_future()
         tree.members += 1
         tree.exited.add_done_callback(self._on_tree_exit)
@@ -209,7 +209,7 @@ class InterpreterProcesses:
 
     def begin(self) -> None:
         """From now on a request runs: let all go on."""
-        self._owed = None
+        self._pending_signal = None
         self.tree.running.add(self)
         self._pace(signal.SIGCONT)
 
@@ -237,9 +237,9 @@ class InterpreterProcesses:
                 self._held[process] = os.pidfd_open(process)
         if process in self._held and process != self._current:
             self._current = process
-            if new and self._owed is not None:
+            if new and self._pending_signal is not None:
                 # The interrupt has reached the head, which runs nothing.
-                self.send_signal(self._owed)
+                self.send_signal(self._pending_signal)
         return data
 
     def send_signal(self, number: signal.Signals) -> None:
@@ -248,12 +248,12 @@ class InterpreterProcesses:
 
     def interrupt(self) -> None:
         """Interrupt the request."""
-        self._owed = signal.SIGINT
+        self._pending_signal = signal.SIGINT
         self.send_signal(signal.SIGINT)
 
     def kill_when_shown(self) -> None:
         """Kill whoever will run the request, when it shows itself."""
-        self._owed = signal.SIGKILL
+        self._pending_signal = signal.SIGKILL
 
     def kill_running(self) -> bool:
         """Kill what runs the request, where the state before it is another process's; else return False."""

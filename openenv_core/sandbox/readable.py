@@ -47,8 +47,8 @@ def find_readable(
         path for path in wanted if not any(path != other and path.is_relative_to(other) for other in wanted)
     ]
     own = (folder / name for folder in _places() for name in _OURS)
-    away = {path.resolve() for path in (*hidden, *own) if path.exists()}
-    below = [path for path in away if any(path.is_relative_to(other.resolve()) for other in shown)]
+    unreadable = {path.resolve() for path in (*hidden, *own) if path.exists()}
+    below = [path for path in unreadable if any(path.is_relative_to(other.resolve()) for other in shown)]
     return tuple(sorted(map(str, shown))), tuple(sorted(map(str, below)))
 
 
@@ -65,17 +65,17 @@ def _places() -> set[Path]:
 
 def without_hidden(shown: Iterable[str], hidden: Iterable[str]) -> tuple[str, ...]:
     """Return the same as files and folders none of which holds a hidden one: their other entries instead."""
-    away = {Path(path) for path in hidden}
+    unreadable = {Path(path) for path in hidden}
     # One that is itself a link, as a virtual environment may be, is not there under another name.
-    return tuple(str(found) for path in shown for found in _without(Path(path).resolve(), away))
+    return tuple(str(found) for path in shown for found in _without(Path(path).resolve(), unreadable))
 
 
-def _without(path: Path, away: set[Path]) -> list[Path]:
+def _without(path: Path, unreadable: set[Path]) -> list[Path]:
     real = path.resolve()
-    if any(real.is_relative_to(other) for other in away):
+    if any(real.is_relative_to(other) for other in unreadable):
         return []
-    if not any(other.is_relative_to(real) for other in away):
+    if not any(other.is_relative_to(real) for other in unreadable):
         return [path]
     if path.is_symlink():
         return []  # the folder that it leads to is there under its own name, or it is not to be seen
-    return [found for entry in sorted(path.iterdir()) for found in _without(entry, away)]
+    return [found for entry in sorted(path.iterdir()) for found in _without(entry, unreadable)]

@@ -86,7 +86,7 @@ class Sandbox:
     @property
     def zygote_pid(self) -> int | None:
         """Of the process that interpreters are forked from; None where there is none just now."""
-        return None if self._zygote is None or self._zygote.gone else self._zygote.pid
+        return None if self._zygote is None or self._zygote.ended else self._zygote.pid
 
     async def start(self) -> None:
         """Find the strongest rung of the ladder that holds here, by trying.
@@ -178,7 +178,7 @@ class Sandbox:
 
     async def _living_zygote(self) -> Zygote:
         async with self._booting:
-            if self._zygote is None or self._zygote.gone:
+            if self._zygote is None or self._zygote.ended:
                 await self._unboot_zygote()
                 if asyncio.get_running_loop().time() - self._began > _HEALTHY_UPTIME_S:
                     self._deaths = 0
@@ -260,7 +260,7 @@ class SandboxSession:
         self._worker: Worker | None = None
         self._workspace: Workspace | None = None
         self._turn = asyncio.Lock()
-        self._asked_forks: list[tuple[int, asyncio.Future[list[SandboxSession]]]] = []
+        self._fork_requests: list[tuple[int, asyncio.Future[list[SandboxSession]]]] = []
         self._forking: asyncio.Task[None] | None = None
         self._given_up = False
         self._closed = False
@@ -275,7 +275,7 @@ class SandboxSession:
         self, code: str, *, timeout_s: float | None = None, stdin: str | None = None
     ) -> Execution:
         """Run code; see `Interpreter.execute`. `await` may stand outside of functions."""
-        return (await self._ask({"op": "execute", "code": code, "stdin": stdin}, timeout_s))[0]
+        return (await self._request({"op": "execute", "code": code, "stdin": stdin}, timeout_s))[0]
 
     async def call(
         self,
@@ -306,7 +306,7 @@ class SandboxSession:
             "kwargs": encode(dict(kwargs or {})),
             "stdin": stdin,
         }
-        execution, text = await self._ask(message, timeout_s)
+        execution, text = await self._request(message, timeout_s)
         execution = replace(execution, result=None)
         value = None
         if execution.status == "ok":
@@ -336,14 +336,14 @@ class SandboxSession:
                 await worker.serve(channel)
 
     async def fork_agent(
-        self, channel: socket.socket, contexts: int, ask: Callable[[str], Awaitable[Any]]
+        self, channel: socket.socket, contexts: int, request_copy: Callable[[str], Awaitable[Any]]
     ) -> "SandboxSession":
         """Fork a session that serves, opened with `snapshot`, one at a time: its interpreters, and a copy of its files.
 
         Args:
             channel: The copy's end of a channel of its own.
             contexts: How many interpreters its agent has.
-            ask: Asks the agent to copy itself and its files to a folder.
+            request_copy: Asks the agent to copy itself and its files to a folder.
 
         Returns:
             A session that serves that channel once `serve` is awaited.
@@ -357,7 +357,7 @@ class SandboxSession:
             raise SandboxUnavailableError("expected a sandbox that lives, got one that has ended")
         copy = await asyncio.to_thread(partial(workspace.branch, fill=False))
         try:
-            forked = await worker.fork_agent(channel, contexts, partial(ask, copy.inside))
+            forked = await worker.fork_agent(channel, contexts, partial(request_copy, copy.inside))
         except BaseException:
             await copy.close()
             raise
@@ -407,7 +407,7 @@ class SandboxSession:
             FileRefusedError: There is no room for a copy of the files.
         """
         forks: asyncio.Future[list[SandboxSession]] = asyncio.get_running_loop().create_future()
-        self._asked_forks.append((count, forks))
+        self._fork_requests.append((count, forks))
         if self._forking is None:
             self._forking = asyncio.create_task(self._fork_all())
         forking = self._forking
@@ -424,17 +424,17 @@ class SandboxSession:
     async def _fork_all(self) -> None:
         """Make the forks that have been asked for meanwhile, together: each request costs the interpreter a turn."""
         async with self._turn:
-            asked, self._asked_forks, self._forking = self._asked_forks, [], None
-            asked = [one for one in asked if not one[1].done()]
+            requests, self._fork_requests, self._forking = self._fork_requests, [], None
+            requests = [one for one in requests if not one[1].done()]
             made: list[SandboxSession] = []
             failure: Exception = SandboxUnavailableError(
                 "expected a branch of the interpreter, got none; it has ended, or has too many already"
             )
             try:
-                await self._branch(sum(count for count, _ in asked), made)
+                await self._branch(sum(count for count, _ in requests), made)
             except Exception as error:
                 failure = error
-            for count, forks in asked:
+            for count, forks in requests:
                 if forks.done():
                     continue
                 if len(made) >= count:
@@ -495,7 +495,9 @@ class SandboxSession:
         async with self._turn:
             await self._living()
 
-    async def _ask(self, message: dict[str, Any], timeout_s: float | None) -> tuple[Execution, bytes | None]:
+    async def _request(
+        self, message: dict[str, Any], timeout_s: float | None
+    ) -> tuple[Execution, bytes | None]:
         limits = self.limits
         timeout = limits.timeout_s if timeout_s is None else max(0.0, min(timeout_s, limits.timeout_s))
         async with self._turn:

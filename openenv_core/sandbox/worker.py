@@ -13,7 +13,7 @@ from openenv_core.sandbox.config import Limits
 from openenv_core.sandbox.errors import SandboxUnavailableError
 from openenv_core.sandbox.inside.agent import FORKED
 from openenv_core.sandbox.inside.frames import AGAIN, MAX_VALUE, READY, pack_request
-from openenv_core.sandbox.processes import EXIT_TIMEOUT_S, Connections, InterpreterProcesses, hear
+from openenv_core.sandbox.processes import EXIT_TIMEOUT_S, Connections, InterpreterProcesses, receive_notice
 from openenv_core.sandbox.results import Execution
 
 _CHUNK: Final = 1 << 16
@@ -177,14 +177,14 @@ class Worker:
             await answered
 
     async def fork_agent(
-        self, channel: socket.socket, contexts: int, ask: Callable[[], Awaitable[Any]]
+        self, channel: socket.socket, contexts: int, request_copy: Callable[[], Awaitable[Any]]
     ) -> "Worker":
         """Fork an agent that serves, with its interpreters.
 
         Args:
             channel: The copy's end of a channel.
             contexts: How many interpreters it has.
-            ask: Asks the agent to do so, in which time it takes the descriptors; raises where it refuses.
+            request_copy: Asks the agent to do so, in which time it takes the descriptors; raises where it refuses.
 
         Raises:
             SandboxUnavailableError: The copy did not come to life.
@@ -205,13 +205,13 @@ class Worker:
                 connections.hand_over()
                 theirs.close()  # or a copy that fails would not be noticed
                 async with asyncio.timeout(BRANCH_TIMEOUT_S):
-                    await ask()
-                    heard = await hear(connections.control, self.exited, FORKED)
-                if heard is None:
+                    await request_copy()
+                    notice = await receive_notice(connections.control, self.exited, FORKED)
+                if notice is None:
                     raise SandboxUnavailableError(
                         "expected a fork of the sandbox, got one that ended at once"
                     )
-                return Worker(connections, self._limits, self.processes.branch(heard[0]))
+                return Worker(connections, self._limits, self.processes.branch(notice[0]))
             except BaseException as error:
                 connections.close()
                 if isinstance(error, (TimeoutError, OSError)):
@@ -239,12 +239,12 @@ class Worker:
                     )
                     for each in connections:
                         each.hand_over()
-                    words = [hear(each.control, self.exited, READY) for each in connections]
-                    heard = await asyncio.gather(*words)
+                    waits = [receive_notice(each.control, self.exited, READY) for each in connections]
+                    notices = await asyncio.gather(*waits)
                     if await answered is not None:
-                        for number, word in enumerate(heard):
-                            if word is not None:
-                                branch = processes.branch(word[0])
+                        for number, notice in enumerate(notices):
+                            if notice is not None:
+                                branch = processes.branch(notice[0])
                                 born[number] = Worker(connections[number], self._limits, branch)
         except TimeoutError:
             # It may be made yet, and the answer would be taken for the next one's: nothing else can be asked.

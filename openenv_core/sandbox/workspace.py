@@ -110,9 +110,9 @@ class Workspace:
             left = memoryview(data)
             while left:
                 left = left[os.write(file, left) :]
-            told = os.fstat(file)
+            status = os.fstat(file)
         info = FileInfo(path="/".join(parts), size=len(data), sha256=hashlib.sha256(data).hexdigest())
-        self._known[info.path] = (_mark(told), info)
+        self._known[info.path] = (_mark(status), info)
         return info
 
     def get(self, path: str) -> bytes:
@@ -129,11 +129,11 @@ class Workspace:
                 parts[-1], os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, dir_fd=folder
             )
             stack.callback(os.close, file)
-            told = os.fstat(file)
-            if not stat.S_ISREG(told.st_mode):
+            status = os.fstat(file)
+            if not stat.S_ISREG(status.st_mode):
                 raise FileRefusedError(path, "it is no plain file")
-            if told.st_size > self._limits.file_bytes:
-                raise FileRefusedError(path, f"its {told.st_size} bytes are more than a file may have")
+            if status.st_size > self._limits.file_bytes:
+                raise FileRefusedError(path, f"its {status.st_size} bytes are more than a file may have")
             yield file
 
     def list(self) -> "list[FileInfo]":
@@ -153,7 +153,7 @@ class Workspace:
         """Return a copy of the files, in a folder of this one that is not listed; or room for one, unfilled. Blocks."""
         name = f"branch-{next(self._names)}"
         if not fill and not self.bounded:
-            own, whole = sum(told.st_size for _, told in self._walk(everything=False)), self
+            own, whole = sum(status.st_size for _, status in self._walk(everything=False)), self
             while whole._above is not None:
                 whole = whole._above
             if whole._used() + own > self._limits.disk_bytes:
@@ -163,8 +163,8 @@ class Workspace:
             copy = Workspace(os.dup(inner), self._limits, self._owner, bounded=self.bounded)
             copy.inside = f"{self.inside}/{_TEMPORARY}/{name}"
         try:
-            for path, told in self._walk(everything=False) if fill else ():
-                if stat.S_ISREG(told.st_mode):
+            for path, status in self._walk(everything=False) if fill else ():
+                if stat.S_ISREG(status.st_mode):
                     copy.put(path, self.get(path))
         except BaseException:
             os.close(copy._folder)
@@ -181,8 +181,8 @@ class Workspace:
         """
         size = 0
         try:
-            for count, (_, told) in enumerate(self._walk(everything=True), 1):
-                size += told.st_blocks * 512
+            for count, (_, status) in enumerate(self._walk(everything=True), 1):
+                size += status.st_blocks * 512
                 if count > self._limits.files or size > self._limits.disk_bytes:
                     return True
                 if quick is not None and count > quick:
@@ -231,23 +231,23 @@ class Workspace:
 
     def _used(self) -> float:
         try:
-            return sum(told.st_size for _, told in self._walk(everything=True))
+            return sum(status.st_size for _, status in self._walk(everything=True))
         except _UnseenError:
             return math.inf
 
     def _scan(self, quick: int | None) -> dict[str, FileInfo]:
         found: dict[str, tuple[tuple[int, ...], FileInfo]] = {}
         hashed = 0
-        for count, (path, told) in enumerate(self._walk(everything=False), 1):
+        for count, (path, status) in enumerate(self._walk(everything=False), 1):
             if quick is not None and count > quick:
                 raise _SlowError
-            if not stat.S_ISREG(told.st_mode):
+            if not stat.S_ISREG(status.st_mode):
                 continue
-            mark, known = _mark(told), self._known.get(path)
+            mark, known = _mark(status), self._known.get(path)
             if known is not None and known[0] == mark:
                 found[path] = known
                 continue
-            hashed += told.st_size
+            hashed += status.st_size
             if quick is not None and hashed > _QUICK_BYTES:
                 raise _SlowError
             if hashed > self._limits.disk_bytes:
@@ -289,18 +289,18 @@ class Workspace:
                     if count > 2 * self._limits.files:
                         return
                     try:
-                        told = entry.stat(follow_symlinks=False)
+                        status = entry.stat(follow_symlinks=False)
                     except OSError:
                         continue
                     here = (*parts, os.fsencode(entry.name).decode("utf-8", "surrogateescape"))
-                    if stat.S_ISDIR(told.st_mode):
+                    if stat.S_ISDIR(status.st_mode):
                         if len(here) <= _MAX_DEPTH:
                             left.append(here)
                         elif everything:
                             raise _UnseenError
                     path = "/".join(here)
                     if everything or path.isprintable():
-                        yield path, told
+                        yield path, status
 
     def _descend(self, parts: tuple[str, ...], stack: contextlib.ExitStack, *, make: bool) -> int:
         folder = self._top(stack)
@@ -335,9 +335,9 @@ def _parts(path: str) -> tuple[str, ...]:
     return parts
 
 
-def _mark(told: os.stat_result) -> tuple[int, ...]:
+def _mark(status: os.stat_result) -> tuple[int, ...]:
     # Code can set the time of change of a file's content, but not that of its inode.
-    return (told.st_ino, told.st_size, told.st_mtime_ns, told.st_ctime_ns)
+    return (status.st_ino, status.st_size, status.st_mtime_ns, status.st_ctime_ns)
 
 
 def _read(file: int, most: int) -> bytes:
@@ -371,21 +371,21 @@ def watch_disk(workspace: Workspace, exceeded: Callable[[], None]) -> Iterator[N
         yield
         return
     loop = asyncio.get_running_loop()
-    looking: list[asyncio.Task[None]] = []
+    polls: list[asyncio.Task[None]] = []
 
-    async def look() -> None:
+    async def poll() -> None:
         while True:
             if await asyncio.to_thread(workspace.exceeded):
                 exceeded()
                 return
             await asyncio.sleep(DISK_POLL_INTERVAL_S)
 
-    timer = loop.call_later(DISK_POLL_INTERVAL_S, lambda: looking.append(loop.create_task(look())))
+    timer = loop.call_later(DISK_POLL_INTERVAL_S, lambda: polls.append(loop.create_task(poll())))
     try:
         yield
     finally:
         timer.cancel()
-        for task in looking:
+        for task in polls:
             task.cancel()
 
 

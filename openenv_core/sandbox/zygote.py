@@ -21,14 +21,20 @@ from openenv_core.sandbox.config import Limits
 from openenv_core.sandbox.errors import SandboxUnavailableError
 from openenv_core.sandbox.inside.frames import FOR_THE_LOADER, PLACE, READY, ROOT
 from openenv_core.sandbox.kernel.cgroups import Cgroup, CgroupMaker
-from openenv_core.sandbox.processes import Connections, InterpreterProcesses, ProcessTree, hear, set_done
+from openenv_core.sandbox.processes import (
+    Connections,
+    InterpreterProcesses,
+    ProcessTree,
+    receive_notice,
+    set_done,
+)
 from openenv_core.sandbox.worker import Worker
 from openenv_core.sandbox.workspace import Scratch, Workspace
 
 _BOOT: Final = Path(__file__).parent / "inside" / "boot.py"
 _MESSAGE_BYTES: Final = 1 << 16
 SHUTDOWN_TIMEOUT_S: Final = 5.0
-_SAID_CHARS: Final = 2000
+_OUTPUT_TAIL_CHARS: Final = 2000
 
 _ENVIRONMENT: Final = {
     "PATH": "/usr/local/bin:/usr/bin:/bin",
@@ -64,7 +70,7 @@ class Zygote:
         self._exits: dict[int, asyncio.Future[Exit]] = {}
         self._process: subprocess.Popen[bytes] | None = None
         self._log = tempfile.TemporaryFile()  # noqa: SIM115 - closed with the zygote
-        self.gone = False
+        self.ended = False
 
     @property
     def pid(self) -> int | None:
@@ -162,15 +168,15 @@ class Zygote:
                         connections.hand_over()
                         for door in doors:
                             os.close(door)
-                    root, _ = await _hear(connections, exited, ROOT)
+                    root, _ = await _receive_notice(connections, exited, ROOT)
                     tree.root = os.pidfd_open(root)
                     if path is None:
-                        _, (folder,) = await _hear(connections, exited, PLACE)
+                        _, (folder,) = await _receive_notice(connections, exited, PLACE)
                         place = Workspace(folder, limits, owner, bounded=True, removed=removed)
                         undo.push_async_callback(place.close)
                     elif forks:
                         tree.group = root
-                    process, _ = await _hear(connections, exited, READY)
+                    process, _ = await _receive_notice(connections, exited, READY)
                 processes = InterpreterProcesses(tree, process, forks=snapshot)
             except TimeoutError:
                 raise SandboxUnavailableError(
@@ -180,8 +186,8 @@ class Zygote:
                 await asyncio.wait([exited], timeout=1.0)
                 if exited.done() and exited.result().zygote:
                     raise SandboxUnavailableError(ZYGOTE_ENDED) from None
-                said = connections.last_words() or "it said nothing"
-                raise SandboxUnavailableError(f"expected an interpreter, got none: {said}") from None
+                stderr = connections.read_stderr() or "it wrote nothing"
+                raise SandboxUnavailableError(f"expected an interpreter, got none: {stderr}") from None
             if forks:
                 tree.leader = process
             if not snapshot:
@@ -192,7 +198,7 @@ class Zygote:
     async def _fork(self, spec: dict[str, Any], descriptors: list[int], exited: asyncio.Future[Exit]) -> None:
         number = next(self._numbers)
         try:
-            if self.gone:
+            if self.ended:
                 raise BrokenPipeError
             self._exits[number] = exited
             await self._send({"fork": number, "spec": spec}, descriptors)
@@ -210,19 +216,19 @@ class Zygote:
             self._channel.close()
             self._log.close()
             return
-        self._gone()
+        self._on_end()
         with contextlib.suppress(ProcessLookupError):
             self._process.kill()
         await asyncio.to_thread(self._process.wait, SHUTDOWN_TIMEOUT_S)
         if not self._log.closed:
             self._log.close()
 
-    def said(self) -> str:
-        """Return the last words of the zygote on its own streams."""
+    def output_tail(self) -> str:
+        """Return the end of what the zygote has written to its own streams."""
         if self._log.closed:
             return ""
         size = os.fstat(self._log.fileno()).st_size
-        data = os.pread(self._log.fileno(), _SAID_CHARS, max(0, size - _SAID_CHARS))
+        data = os.pread(self._log.fileno(), _OUTPUT_TAIL_CHARS, max(0, size - _OUTPUT_TAIL_CHARS))
         return data.decode("utf-8", "replace").strip()
 
     async def _send(self, message: dict[str, Any], descriptors: list[int]) -> None:
@@ -241,7 +247,7 @@ class Zygote:
                     try:
                         await writable
                     finally:
-                        if not self.gone:
+                        if not self.ended:
                             self._loop.remove_writer(self._channel.fileno())
 
     def _readable(self) -> None:
@@ -253,7 +259,7 @@ class Zygote:
             except OSError:
                 data = b""
             if not data:
-                self._gone()
+                self._on_end()
                 return
             message = json.loads(data)
             if "exit" in message:
@@ -265,20 +271,20 @@ class Zygote:
             elif not self._ready.done():
                 self._ready.set_exception(_refusal(message))
 
-    def _gone(self) -> None:
-        if self.gone:
+    def _on_end(self) -> None:
+        if self.ended:
             return
-        self.gone = True
+        self.ended = True
         self._loop.remove_reader(self._channel.fileno())
         self._loop.remove_writer(self._channel.fileno())
         self._channel.close()
         if self._writable is not None:
             set_done(self._writable)  # nobody else will
         if not self._ready.done():
-            said = self.said()
+            output = self.output_tail()
             self._ready.set_exception(
                 SandboxUnavailableError(
-                    f"expected a zygote, got one that ended at once{': ' if said else ''}{said}"
+                    f"expected a zygote, got one that ended at once{': ' if output else ''}{output}"
                 )
             )
         self._ready.exception()
@@ -315,8 +321,10 @@ def _make_cgroup(maker: CgroupMaker, limits: Limits) -> tuple[Cgroup, list[int]]
         raise SandboxUnavailableError(f"expected a control group for the interpreter: {error}") from None
 
 
-async def _hear(connections: Connections, exited: asyncio.Future[Exit], word: bytes) -> tuple[int, list[int]]:
-    heard = await hear(connections.control, exited, word)
-    if heard is None:
+async def _receive_notice(
+    connections: Connections, exited: asyncio.Future[Exit], expected: bytes
+) -> tuple[int, list[int]]:
+    notice = await receive_notice(connections.control, exited, expected)
+    if notice is None:
         raise ProcessLookupError
-    return heard
+    return notice

@@ -218,18 +218,18 @@ def _name(kind: type) -> str:
 
 
 def _lines(error: BaseException) -> list[str]:
-    told = traceback.TracebackException.from_exception(error, compact=True)
-    for each in _chain(told):
+    summary = traceback.TracebackException.from_exception(error, compact=True)
+    for each in _chain(summary):
         each.stack[:] = [frame for frame in each.stack if not frame.filename.startswith(_OURS)]
-    text = "".join(told.format())
+    text = "".join(summary.format())
     if len(text) > _TRACEBACK_CHARS:
         text = f"{text[: _TRACEBACK_CHARS // 2]}\n[...]\n{text[-_TRACEBACK_CHARS // 2 :]}"
     return text.splitlines(keepends=True)
 
 
-def _chain(told: traceback.TracebackException) -> list[traceback.TracebackException]:
+def _chain(summary: traceback.TracebackException) -> list[traceback.TracebackException]:
     found: list[traceback.TracebackException] = []
-    left = [told]
+    left = [summary]
     while left and len(found) < 32:
         found.append(left.pop())
         left += [other for other in (found[-1].__cause__, found[-1].__context__) if other is not None]

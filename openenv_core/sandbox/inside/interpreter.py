@@ -160,9 +160,16 @@ def interpret(control: socket.socket, furnish: Furnish) -> None:
         except BaseException as error:
             running = False
             if not isinstance(error, SystemExit) or error.code:
-                told = describe(error)
-                text = "".join(told["traceback"])
-                send({"type": "error", "name": told["ename"], "value": told["evalue"], "traceback": text})
+                description = describe(error)
+                text = "".join(description["traceback"])
+                send(
+                    {
+                        "type": "error",
+                        "name": description["ename"],
+                        "value": description["evalue"],
+                        "traceback": text,
+                    }
+                )
         if os.getpid() != pid:
             os._exit(0)  # the code has forked, and this is not the interpreter
         for name in header["envs"]:

@@ -232,7 +232,7 @@ class BranchingRunner(RequestRunner):
             self._run_apart(request)
 
     def _run_apart(self, request: dict[str, Any]) -> None:
-        done, tell = os.pipe()
+        done, done_writer = os.pipe()
         # Python seeds anew in every fork, which would undo what the code has seeded.
         randomness = random.getstate()
         process = os.fork()
@@ -242,11 +242,11 @@ class BranchingRunner(RequestRunner):
             self.interrupts.forget()
             self.control.sendall(frames.HERE)
             answer = self.answer(request)
-            os.write(tell, _DONE)
-            os.close(tell)
+            os.write(done_writer, _DONE)
+            os.close(done_writer)
             self.control.sendall(answer)
             return
-        os.close(tell)
+        os.close(done_writer)
         handed_over = os.read(done, 1) == _DONE
         os.close(done)
         if handed_over:

@@ -94,7 +94,7 @@ def main(descriptor: int) -> None:
     try:
         prepared = prepare(spec)
     except Exception as error:
-        _say(channel, {"refused": f"{type(error).__name__}: {error}"})
+        _send(channel, {"refused": f"{type(error).__name__}: {error}"})
         sys.exit(1)
     _narrow_imports(spec.shown)
     with _somewhere_to_write(spec.scratch):
@@ -102,7 +102,7 @@ def main(descriptor: int) -> None:
             try:
                 importlib.import_module(name)
             except BaseException as error:
-                _say(channel, {"unimportable": f"{name}: {type(error).__name__}: {error}"})
+                _send(channel, {"unimportable": f"{name}: {type(error).__name__}: {error}"})
                 sys.exit(1)
         for name, others in _LATE.items():
             if name in sys.modules:
@@ -116,7 +116,7 @@ def main(descriptor: int) -> None:
     # The collector would write to every object's header, and so copy what is shared with the interpreters.
     gc.collect()
     gc.freeze()
-    _say(channel, {"ready": True})
+    _send(channel, {"ready": True})
     Forks(channel, prepared).serve()
 
 
@@ -158,7 +158,7 @@ def _class_of(finder: Any) -> type:
     return finder if isinstance(finder, type) else type(finder)
 
 
-def _say(channel: socket.socket, message: dict[str, Any]) -> None:
+def _send(channel: socket.socket, message: dict[str, Any]) -> None:
     with contextlib.suppress(OSError):  # the supervisor is gone; so will this process be
         channel.sendall(json.dumps(message).encode())
 
@@ -178,7 +178,7 @@ class Forks:
         signal.set_wakeup_fd(self._wake, warn_on_full_buffer=False)
         signal.signal(signal.SIGCHLD, lambda *_: None)
         # Interpreters are paused after every execution.
-        libc.hear_only_of_deaths()
+        libc.receive_only_sigchld()
         poll = select.poll()
         poll.register(self._channel, select.POLLIN)
         poll.register(self._woken, select.POLLIN)
@@ -210,7 +210,7 @@ class Forks:
             if prepared.has_init or spec.snapshot:
                 self._firsts.add(process)
         except OSError:
-            _say(self._channel, {"exit": number, "code": 1, "signal": None})
+            _send(self._channel, {"exit": number, "code": 1, "signal": None})
         for descriptor in descriptors:
             os.close(descriptor)
         return True
@@ -250,7 +250,7 @@ class Forks:
             if process in self._firsts and code > BY_SIGNAL:
                 code, by = 0, code - BY_SIGNAL
             self._firsts.discard(process)
-            _say(self._channel, {"exit": number, "code": code, "signal": by})
+            _send(self._channel, {"exit": number, "code": code, "signal": by})
 
 
 def _fork(prepared: Prepared) -> int:

@@ -75,15 +75,15 @@ class Cgroup:
 
     def remove(self) -> bool:
         """Remove the group; False while a process, a dead one that nobody reaped too, is in it."""
-        gone = True
+        removed = True
         for directory in self._each:
             try:
                 directory.rmdir()
             except FileNotFoundError:
                 continue
             except OSError:
-                gone = False
-        return gone
+                removed = False
+        return removed
 
 
 @dataclass(frozen=True)

@@ -96,7 +96,7 @@ def become_subreaper() -> None:
     prctl(_PR_SET_CHILD_SUBREAPER, 1, step="child subreaper")
 
 
-def hear_only_of_deaths() -> None:
+def receive_only_sigchld() -> None:
     """Have SIGCHLD come when a child ends, not whenever one is paused or goes on.
 
     Call it after Python's own handler is set: Python has no way to say so, and setting a handler takes it back.

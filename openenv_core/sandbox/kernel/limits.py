@@ -31,7 +31,7 @@ def footprint(proc: int | None = None) -> Footprint:
     path = "/proc/self/statm" if proc is None else "self/statm"
     descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC, dir_fd=proc)
     try:
-        pages = [int(word) for word in os.read(descriptor, 256).split()]
+        pages = [int(field) for field in os.read(descriptor, 256).split()]
     finally:
         os.close(descriptor)
     return Footprint(pages[0] * resource.getpagesize(), pages[5] * resource.getpagesize())

@@ -54,10 +54,10 @@ def one_of(argument: int, values: Iterable[int], mask: int = 0xFFFF_FFFF) -> Cod
     code: Code = [(LOAD, 0, 0, _low(argument))]
     if mask != 0xFFFF_FFFF:
         code.append((AND, 0, 0, mask))
-    words = [value & 0xFFFF_FFFF for value in values]
-    last = len(words) - 1
+    wanted = [value & 0xFFFF_FFFF for value in values]
+    last = len(wanted) - 1
     return code + [
-        (JUMP_EQUAL, last - index, _MISS if index == last else 0, word) for index, word in enumerate(words)
+        (JUMP_EQUAL, last - index, _MISS if index == last else 0, value) for index, value in enumerate(wanted)
     ]
 
 

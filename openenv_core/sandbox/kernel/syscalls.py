@@ -23,11 +23,11 @@ def _numbered(text: str) -> dict[str, int]:
     """Read a table: names in the order of their numbers, where `@n` sets the number of the next name."""
     table: dict[str, int] = {}
     number = 0
-    for word in text.split():
-        if word.startswith("@"):
-            number = int(word[1:])
+    for token in text.split():
+        if token.startswith("@"):
+            number = int(token[1:])
             continue
-        table[word] = number
+        table[token] = number
         number += 1
     return table
 

@@ -111,7 +111,7 @@ def test_sigchld_comes_for_deaths_and_not_for_pauses() -> None:
         heard: list[object] = []
         signal.signal(signal.SIGCHLD, lambda *_: heard.append(1))
         if deaths_alone:
-            libc.hear_only_of_deaths()
+            libc.receive_only_sigchld()
         child = os.fork()
         if child == 0:
             os.kill(os.getpid(), signal.SIGSTOP)
