@@ -62,9 +62,8 @@ class Engine(ABC):
         the engine's own generator.
 
         Raises:
-            GeneratorError: The engine has failed, is closed, or has too many batches waiting. The future has one, too,
-                where a prompt is refused, or the engine has sampled no token for `rollout.generate_timeout_s` while it
-                waited.
+            GeneratorError: The engine has failed, or is closed. The future has one, too, where a prompt is refused, or
+                the engine has sampled no token for `rollout.generate_timeout_s` while it waited.
         """
 
     @abstractmethod
@@ -103,14 +102,6 @@ class Engine(ABC):
     @abstractmethod
     def close(self) -> None:
         """End it. What is under way fails."""
-
-
-def require_signs_of_life(silent_s: float, limit_s: float) -> None:
-    """Raise GeneratorError where an engine has been at one step for longer than answers may take."""
-    if silent_s > limit_s:
-        raise GeneratorError(
-            f"expected the engine to make a step within {limit_s:g} s, it has been at one for {silent_s:.0f} s"
-        )
 
 
 T = TypeVar("T")

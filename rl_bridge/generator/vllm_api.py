@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any, get_args
 
 from rl_bridge.config import Config, LoraConfig, RolloutConfig
 from rl_bridge.errors import GeneratorError, MissingDependencyError
+from rl_bridge.generator.local_engine import LocalEngine
 from rl_bridge.types import Completion, PolicyVersion, SamplingSettings
 from rl_bridge.weights.peft import write_adapter
 
@@ -92,8 +93,11 @@ class EngineStatistics:
         return 0.0 if self.asleep else time.monotonic() - max(since, self.last_token_at)
 
 
-def build_engine(config: Config, model_path: str, *, seed: int, statistics: EngineStatistics) -> Any:
-    """Load a `vllm.LLMEngine` in this process; raises GeneratorError where it cannot start."""
+def build_local_engine(config: Config, model_path: str, *, seed: int, statistics: EngineStatistics) -> Any:
+    """Load a `vllm.LLMEngine` in this process, as a `LocalEngine`, which belongs to the event loop that runs here.
+
+    Raises GeneratorError where it cannot start.
+    """
     # The engine-core process that vLLM would start otherwise is not needed: our thread waits for nothing else.
     os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"
     try:
@@ -108,7 +112,7 @@ def build_engine(config: Config, model_path: str, *, seed: int, statistics: Engi
         # Or a step that the old weights have computed would be told of after the new ones came.
         options["async_scheduling"] = False
     with _modules_that_can_be_looked_at():
-        return _start_engine(LLMEngine, EngineArgs, loader, options, statistics)
+        return LocalEngine(_start_engine(LLMEngine, EngineArgs, loader, options, statistics))
 
 
 def build_async_engine(config: Config, model_path: str, *, seed: int, statistics: EngineStatistics) -> Any:
@@ -149,8 +153,11 @@ def _own_processes() -> None:
     os.environ[OWNER_VARIABLE] = str(os.getpid())
 
 
-async def end_async_engine(engine: Any) -> None:
-    """End what `build_async_engine` has started, its process and the sockets to that; in its event loop."""
+async def end_engine(engine: Any) -> None:
+    """End an engine, and where it has a process of its own, that and the sockets to it; in its event loop."""
+    if isinstance(engine, LocalEngine):
+        await engine.end()
+        return
     core = engine.engine_core
     engine.shutdown()
     # Where its process has died another thread has handed the sockets' closing to this loop.

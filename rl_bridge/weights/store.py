@@ -45,7 +45,8 @@ class WeightStore:
 
     Made once, by `create`, in the process that owns the run; it travels to the others as an argument of their
     actors, and each of them is a client with a directory in common. What `put` has published is immutable: it
-    is overwritten only by a later `put`, when `depth` newer ones are there, and never while somebody holds it.
+    is overwritten only by a later `put`, when `depth` newer ones are there, and never while somebody holds it. Readers
+    elsewhere hold a copy; one that was overwritten while they fetched it they never see.
 
     Args:
         directory: Who has published what.
@@ -53,8 +54,8 @@ class WeightStore:
         depth: Versions that stay readable at once.
         timeout_s: The longest wait: of `put` for readers on this machine that hold what is to be overwritten, of
             readers for a key that is being published. Of a publisher elsewhere nobody can tell that it died.
-        transfer_timeout_s: The longest that bytes may take between machines, or to and from a volume; also how long
-            `put` waits for readers elsewhere. `timeout_s` by default.
+        transfer_timeout_s: The longest that bytes may take between machines, or to and from a volume; `timeout_s` by
+            default.
         volumes: A running TorchStore, for that transport.
     """
 
@@ -118,10 +119,10 @@ class WeightStore:
             from rl_bridge.weights.torch_store import VolumePublisher, VolumeReader
 
             sender = VolumePublisher(self._volumes, depth=depth, timeout_s=timeout_s)
-            return sender, VolumeReader(self._volumes, timeout_s=timeout_s)
+            return sender, VolumeReader(self._volumes, self._directory, timeout_s=timeout_s)
         from rl_bridge.weights.rdma import BufferPublisher, BufferReader
 
-        publisher = BufferPublisher(self._directory, depth=depth, timeout_s=timeout_s)
+        publisher = BufferPublisher(depth=depth, timeout_s=timeout_s)
         return publisher, BufferReader(self._directory, timeout_s=timeout_s)
 
     def __getstate__(self) -> dict[str, Any]:
@@ -165,7 +166,7 @@ class WeightStore:
         origin = own_origin(rank)
         shards = own_shards(state, rank=rank)
         parts, nbytes = layout(shards, header=self._publisher.header, dtype=dtype)
-        async with self._publisher.reserve(key, publication, nbytes) as room:
+        async with self._publisher.reserve(key, rank, nbytes) as room:
             await self._directory.announce(key, publication, origin, ranks, room.replaces)
             try:
                 await _in_thread(lambda: _pack(room, shards, parts))

@@ -77,9 +77,9 @@ def test_process_whose_owner_has_ended_already_ends_at_once() -> None:
 
 @pytest.fixture(scope="module")
 def engine(long_policy: Path, engine_environment: None) -> Iterator[Any]:
-    from rl_bridge.generator.async_engine import AsyncVllmEngine
+    from rl_bridge.generator.engine import VllmEngine
 
-    one = AsyncVllmEngine(engine_config(max_length=512), str(long_policy), seed=0)
+    one = VllmEngine(engine_config(max_length=512), str(long_policy), seed=0, apart=True)
     one.start().result(200)
     yield one
     one.close()

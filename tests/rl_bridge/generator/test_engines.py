@@ -70,7 +70,7 @@ def weights(engine: Any, long_policy: Path) -> Iterator[Callable[[int], dict[str
 
 
 def unfinished(engine: Any) -> int:
-    inner = engine._llm if hasattr(engine, "_llm") else engine._engine
+    inner = getattr(engine._llm, "_engine", engine._llm)
     return int(inner.get_num_unfinished_requests())
 
 
@@ -323,12 +323,12 @@ class Unbound:
         raise RuntimeError("outside of its context")
 
 
-def test_loading_leaves_no_named_semaphore_and_looks_into_no_module(
+async def test_loading_leaves_no_named_semaphore_and_looks_into_no_module(
     long_policy: Path, engine_environment: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     from tqdm import tqdm
 
-    from rl_bridge.generator.vllm_api import EngineStatistics, build_engine
+    from rl_bridge.generator.vllm_api import EngineStatistics, build_local_engine
 
     proxies = ModuleType("proxies_of_a_request")
     proxies.request = Unbound()
@@ -340,10 +340,10 @@ def test_loading_leaves_no_named_semaphore_and_looks_into_no_module(
     monkeypatch.setattr("multiprocessing.resource_tracker.register", lambda name, kind: made.append(name))
     multiprocessing.set_start_method("spawn", force=True)  # as in an actor's process
     try:
-        engine = build_engine(engine_config(), str(long_policy), seed=0, statistics=EngineStatistics())
+        engine = build_local_engine(engine_config(), str(long_policy), seed=0, statistics=EngineStatistics())
         assert multiprocessing.get_start_method() == "spawn"
     finally:
         multiprocessing.set_start_method(before, force=True)
-    engine.engine_core.shutdown()
+    await engine.end()
     assert made == []
     assert sys.modules[proxies.__name__] is proxies
