@@ -207,7 +207,7 @@ class VllmEngine(LoopEngine):
     async def _replace(self, version: PolicyVersion, state: Mapping[str, Tensor] | None) -> LoadMetrics:
         async with self._replacing:
             told, asleep = time.monotonic(), self.statistics.asleep
-            lora, load, handed = self._config.pushed_adapter, "load_policy", state
+            lora, load, handed = self._config.pushed_adapter, "load_policy", None
             if state is not None and lora is None and not self.holds_weights:
                 load, handed = "load_handed_over", await asyncio.to_thread(self._sender.write, state)
             asked = time.monotonic()
@@ -222,7 +222,7 @@ class VllmEngine(LoopEngine):
                     if state is not None and lora is not None:
                         await self._replace_adapter(state, lora)
                     elif state is not None:
-                        await self._llm.collective_rpc(load, args=(handed,))
+                        await self._llm.collective_rpc(load, args=(state if handed is None else handed,))
                     await self._llm.update_weight_version(str(version))
                     self.version = version
                     if asleep:

@@ -56,10 +56,11 @@ class WeightDirectory:
             self._require_current(key, publication)
             if replaces is not None and replaces != key:
                 self._entries.pop(replaces, None)
-            for other in [k for k in self._entries if isinstance(k, int) and isinstance(key, int)]:
+            if isinstance(key, int):
                 # Later versions are from before the run went back; publishers of another group are gone.
-                if other > key or self._entries[other].publication.group != publication.group:
-                    self._entries.pop(other)
+                for other in [k for k in self._entries if isinstance(k, int)]:
+                    if other > key or self._entries[other].publication.group != publication.group:
+                        self._entries.pop(other)
             entry = self._entries.get(key)
             if entry is None or entry.publication != publication:
                 entry = self._entries[key] = _Entry(publication, ranks)
