@@ -18,7 +18,7 @@ from torch import Tensor
 
 from rl_bridge.config import Config, LoraConfig
 from rl_bridge.errors import EngineFailedError, GeneratorError, PromptRefusedError
-from rl_bridge.generator.base import LoadMetrics, LoopEngine
+from rl_bridge.generator.base import Engine, LoadMetrics
 from rl_bridge.generator.vllm_api import (
     EngineStatistics,
     adapter_request,
@@ -44,7 +44,7 @@ SLEEP: Final[Mapping[str, Any]] = MappingProxyType({"level": 1, "mode": "keep"})
 """vLLM moves the weights to the host's memory, drops keys and values, and keeps what is under way."""
 
 
-class VllmEngine(LoopEngine):
+class VllmEngine(Engine):
     """vLLM's engine, in this process or `apart` from it. `seed` is of its own generator of random numbers."""
 
     statistics: EngineStatistics
@@ -84,18 +84,18 @@ class VllmEngine(LoopEngine):
         engine that has not done it within twice `rollout.generate_timeout_s`, with what it answers first, has failed
         and ends.
         """
-        return self._thread.submit(self._load(version, state))
+        return self._submit(self._load(version, state))
 
     def sleep(self) -> "Future[None]":
         """See `Engine.sleep`."""
-        return self._thread.submit(self._sleep())
+        return self._submit(self._sleep())
 
     def check(self) -> None:
         """See `Engine.check`; no sign of life for longer than answers may take is no working either."""
-        self._thread.require_open()
+        super().check()
         limit_s = self._rollout.generate_timeout_s
         if self._sign is None or self._sign.done():
-            self._asked, self._sign = time.monotonic(), self._thread.submit(self._give_sign())
+            self._asked, self._sign = time.monotonic(), self._submit(self._give_sign())
         elif (silent_s := time.monotonic() - self._asked) > limit_s:
             raise GeneratorError(
                 f"expected the engine to make a step within {limit_s:g} s, it has been at one for {silent_s:.0f} s"
@@ -110,10 +110,10 @@ class VllmEngine(LoopEngine):
                 self._llm = build(self._config, self._model_path, seed=self._seed, statistics=self.statistics)
             await self._llm.update_weight_version(str(self.version))
         except Exception as error:
-            self._thread.end(error)
+            self._end(error)
             raise
         self._vocabulary = int(self._llm.model_config.get_vocab_size())
-        self._thread.submit(self._account())
+        self._submit(self._account())
 
     async def _generate(
         self, prompts: Sequence[Sequence[int]], sampling: SamplingSettings, seeds: Sequence[int] | None
@@ -140,7 +140,7 @@ class VllmEngine(LoopEngine):
         except GeneratorError:
             raise
         except Exception as error:
-            self._thread.end(error)
+            self._end(error)
             raise EngineFailedError(f"the engine has failed: {error}") from error
         finally:
             if collectors:
@@ -172,11 +172,9 @@ class VllmEngine(LoopEngine):
             async with asyncio.timeout(ABORT_TIMEOUT_S):
                 await self._llm.abort([collector.request_id for collector in collectors], internal=True)
         except TimeoutError:
-            self._thread.end(
-                GeneratorError(f"expected the engine to give answers up within {ABORT_TIMEOUT_S:g} s")
-            )
+            self._end(GeneratorError(f"expected the engine to give answers up within {ABORT_TIMEOUT_S:g} s"))
         except Exception as error:  # whoever waits is told of why there was something to give up
-            self._thread.end(error)
+            self._end(error)
 
     async def _add(
         self,
@@ -260,7 +258,7 @@ class VllmEngine(LoopEngine):
                 if deadline.expired()
                 else f"expected the engine to {what}, it failed half-way: {error}"
             )
-            self._thread.end(failure)
+            self._end(failure)
             raise failure from error
 
     async def _replace_adapter(self, state: Mapping[str, Tensor], lora: LoraConfig) -> None:
@@ -279,7 +277,7 @@ class VllmEngine(LoopEngine):
             await self._llm.check_health()
             await self._llm.is_paused()
         except Exception as error:
-            self._thread.end(error)
+            self._end(error)
 
     async def _account(self) -> None:
         """Say what the replica does: its engine's process works for it alone, so that its work is this one's."""

@@ -10,7 +10,6 @@ import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Iterator, Mapping
 from contextlib import AbstractAsyncContextManager, ExitStack, asynccontextmanager, contextmanager
 from dataclasses import dataclass
-from functools import partial
 from typing import Protocol, TypeAlias
 
 import torch
@@ -166,17 +165,10 @@ async def _reserve(ring: SegmentRing, nbytes: int) -> Segment | None:
     try:
         return await asyncio.shield(reserving)
     except asyncio.CancelledError:
-        reserving.add_done_callback(partial(_put_back, ring))
+        await asyncio.wait({reserving})
+        if reserving.exception() is None and (segment := reserving.result()) is not None:
+            ring.put_back(segment)
         raise
-
-
-def _put_back(ring: SegmentRing, reserved: "asyncio.Future[Segment | None]") -> None:
-    if (
-        not reserved.cancelled()
-        and reserved.exception() is None
-        and (segment := reserved.result()) is not None
-    ):
-        ring.put_back(segment)
 
 
 @dataclass(slots=True)

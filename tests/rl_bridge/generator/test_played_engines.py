@@ -170,7 +170,7 @@ def calls(engine: VllmEngine) -> list[str]:
 
 
 def go_on(engine: VllmEngine) -> None:
-    loop = engine._thread._loop
+    loop = engine._loop
     assert loop is not None
     loop.call_soon_threadsafe(played(engine).stands_still.set)
 

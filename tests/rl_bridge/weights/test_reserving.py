@@ -5,7 +5,6 @@ import ctypes
 import threading
 
 import pytest
-from serving import eventually
 
 from rl_bridge.weights import local
 from rl_bridge.weights.segments import Segment, SegmentRing
@@ -36,9 +35,9 @@ async def test_a_first_push_reserves_memory_beside_the_event_loop(monkeypatch: p
     assert await asyncio.to_thread(began.wait, WAIT_S)
     # What nobody waits for any more is the next one's.
     publishing.cancel()
-    await asyncio.gather(publishing, return_exceptions=True)
     may_end.set()
-    await eventually(lambda: [each.reserved for each in rings[0].segments] == [False])
+    await asyncio.gather(publishing, return_exceptions=True)
+    assert [each.reserved for each in rings[0].segments] == [False]
     for version in (2, 3, 4):
         await publish(version)
     assert len(rings[0].segments) <= 2
