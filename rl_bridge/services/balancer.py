@@ -148,7 +148,7 @@ class Balancer:
         on_suspect: Callable[[ReplicaTarget], None] = lambda _target: None,
     ) -> None:
         self._service = service
-        self._repeatable = repeatable
+        self.repeatable = repeatable
         self._wait_s = wait_s
         self._on_gone = on_gone
         self._on_suspect = on_suspect
@@ -239,13 +239,17 @@ class Balancer:
         self._failure = failure
         self._changed.set()
 
-    async def any_target(self) -> ReplicaTarget:
-        """Wait for a target and pick the least loaded; NoReplicaError beyond the deadline, or what `fail` was told."""
-        if (target := self._pick()) is not None:
+    async def any_target(self, pick: Callable[[], ReplicaTarget | None] | None = None) -> ReplicaTarget:
+        """Wait until there is a target: by default the least loaded.
+
+        NoReplicaError beyond the deadline, or what `fail` was told.
+        """
+        pick = pick or self._least_loaded
+        if (target := self._choose(pick)) is not None:
             return target
         try:
             async with asyncio.timeout(self._wait_s):
-                while (target := self._pick()) is None:
+                while (target := self._choose(pick)) is None:
                     self._changed.clear()
                     await self._changed.wait()
                 return target
@@ -255,23 +259,32 @@ class Balancer:
                 "see its log for why it does not start, or give it longer (start_timeout_s)"
             ) from error
 
-    def _pick(self) -> ReplicaTarget | None:
+    def _choose(self, pick: Callable[[], ReplicaTarget | None]) -> ReplicaTarget | None:
         if self._failure is not None:
             raise self._failure
+        return pick()
+
+    def _least_loaded(self) -> ReplicaTarget | None:
         replica = self._router.pick(time.monotonic())
         return None if replica is None else self._targets[replica]
 
-    async def route(self, name: str, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
-        """Call an endpoint of one replica.
+    async def route(
+        self,
+        name: str,
+        args: tuple[Any, ...],
+        kwargs: Mapping[str, Any],
+        pick: Callable[[], ReplicaTarget | None] | None = None,
+    ) -> Any:
+        """Call an endpoint of one replica: by default the least loaded.
 
         ReplicaLostError where that died and the call may not be carried out twice.
         """
         while True:
-            target = await self.any_target()
+            target = await self.any_target(pick)
             try:
                 return await self.call(target, name, args, kwargs)
             except ReplicaLostError:
-                if name not in self._repeatable or self.holds(target):
+                if name not in self.repeatable or self.holds(target):
                     raise
 
     async def call(

@@ -247,7 +247,7 @@ class Service(Balanced):
         balancer = Balancer(
             name, actor.REPEATABLE, options.start_timeout_s, on_gone=self._lose, on_suspect=self._suspect
         )
-        super().__init__(balancer, endpoints_of(actor), actor.REPEATABLE)
+        super().__init__(balancer, endpoints_of(actor))
         self.name = name
         self.actor = actor
         self.args = args
@@ -287,7 +287,7 @@ class Service(Balanced):
             self.name,
             self._epoch,
             self.endpoints,
-            self._repeatable,
+            self._balancer.repeatable,
             self.options.start_timeout_s,
             self._balancer.targets,
             tuple(self._lost),

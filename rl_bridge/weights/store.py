@@ -81,15 +81,8 @@ class WeightStore:
         self._reset()
 
     @classmethod
-    def create(
-        cls,
-        *,
-        transport: Transport = "shared_memory",
-        depth: int = 2,
-        timeout_s: float = 60.0,
-        transfer_timeout_s: float | None = None,
-    ) -> "WeightStore":
-        """Make a store in the process that owns the run; when that ends, so does the store."""
+    def create(cls, *, transport: Transport = "shared_memory", **options: Any) -> "WeightStore":
+        """Make a store in the process that owns the run; when that ends, so does the store. Options are the class's."""
         from rl_bridge.weights.actor import spawn_directory
 
         volumes = None
@@ -97,14 +90,7 @@ class WeightStore:
             from rl_bridge.weights.torch_store import Volumes
 
             volumes = Volumes()
-        return cls(
-            spawn_directory(),
-            transport=transport,
-            depth=depth,
-            timeout_s=timeout_s,
-            transfer_timeout_s=transfer_timeout_s,
-            volumes=volumes,
-        )
+        return cls(spawn_directory(), transport=transport, volumes=volumes, **options)
 
     def _reset(self) -> None:
         self._closed = False
