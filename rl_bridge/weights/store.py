@@ -34,6 +34,8 @@ if TYPE_CHECKING:
 Transport: TypeAlias = Literal["shared_memory", "rdma", "torchstore"]
 T = TypeVar("T")
 
+DEPTH = 2
+"""Versions that stay readable at once."""
 POLL_INTERVAL_S = 0.5
 """While a key is being published, how often it is checked that its publishers live."""
 ATTEMPTS = 3
@@ -45,13 +47,12 @@ class WeightStore:
 
     Made once, by `create`, in the process that owns the run; it travels to the others as an argument of their
     actors, and each of them is a client with a directory in common. What `put` has published is immutable: it
-    is overwritten only by a later `put`, when `depth` newer ones are there, and never while somebody holds it. Readers
+    is overwritten only by a later `put`, when `DEPTH` newer ones are there, and never while somebody holds it. Readers
     elsewhere hold a copy; one that was overwritten while they fetched it they never see.
 
     Args:
         directory: Who has published what.
         transport: How bytes travel.
-        depth: Versions that stay readable at once.
         timeout_s: The longest wait: of `put` for readers on this machine that hold what is to be overwritten, of
             readers for a key that is being published. Of a publisher elsewhere nobody can tell that it died.
         transfer_timeout_s: The longest that bytes may take between machines, or to and from a volume; `timeout_s` by
@@ -64,16 +65,12 @@ class WeightStore:
         directory: WeightDirectory,
         *,
         transport: Transport,
-        depth: int = 2,
         timeout_s: float = 60.0,
         transfer_timeout_s: float | None = None,
         volumes: "Volumes | None" = None,
     ) -> None:
-        if depth < 2:
-            raise ValueError(f"expected a depth of at least 2, got {depth}")
         self._directory = directory
         self._transport = transport
-        self._depth = depth
         self._timeout_s = timeout_s
         self._transfer_timeout_s = timeout_s if transfer_timeout_s is None else transfer_timeout_s
         self._volumes = volumes
@@ -98,17 +95,17 @@ class WeightStore:
         self._puts: dict[str | None, int] = {}  # versions are one series
 
     def _sides(self) -> tuple[Publisher, TransportReader]:
-        depth, timeout_s = self._depth, self._transfer_timeout_s
+        timeout_s = self._transfer_timeout_s
         if self._transport == "shared_memory":
-            return SegmentPublisher(depth=depth, timeout_s=self._timeout_s), SegmentReader()
+            return SegmentPublisher(depth=DEPTH, timeout_s=self._timeout_s), SegmentReader()
         if self._volumes is not None:
             from rl_bridge.weights.torch_store import VolumePublisher, VolumeReader
 
-            sender = VolumePublisher(self._volumes, depth=depth, timeout_s=timeout_s)
+            sender = VolumePublisher(self._volumes, depth=DEPTH, timeout_s=timeout_s)
             return sender, VolumeReader(self._volumes, self._directory, timeout_s=timeout_s)
         from rl_bridge.weights.rdma import BufferPublisher, BufferReader
 
-        publisher = BufferPublisher(depth=depth, timeout_s=timeout_s)
+        publisher = BufferPublisher(depth=DEPTH, timeout_s=timeout_s)
         return publisher, BufferReader(self._directory, timeout_s=timeout_s)
 
     def __getstate__(self) -> dict[str, Any]:
