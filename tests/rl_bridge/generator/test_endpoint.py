@@ -32,7 +32,7 @@ def serving() -> Iterator[StandIn]:
 def server(serving: StandIn) -> StandIn:
     serving.behaviour = Behaviour()
     serving.served.clear()
-    serving.turned_away = serving.most_at_once = 0
+    serving.most_at_once = 0
     return serving
 
 
