@@ -19,8 +19,8 @@ from rl_bridge.services.actor import BoundOptions, ServiceActor
 from rl_bridge.services.options import Turn, own_seed
 from rl_bridge.weights.store import WeightStore
 
-POLL_INTERVAL_S = 1.0
-"""How often it is looked whether the engine is there, and not stuck."""
+POLL_INTERVAL_S = 5.0
+"""How often it is looked whether the engine is stuck."""
 SHUTDOWN_TIMEOUT_S = 60.0
 """How long a process may take to end."""
 

@@ -35,6 +35,8 @@ from rl_bridge.generator.vllm_worker import WeightSender
 from rl_bridge.metrics.spans import REST, span
 from rl_bridge.types import Completion, PolicyVersion, SamplingSettings
 
+POLL_INTERVAL_S = 1.0
+"""How often it is looked whether the engine's process is there."""
 LOAD_FACTOR = 2.0
 """New weights may take so many times as long as answers: those under way come first, then it is the weights' turn."""
 ABORT_TIMEOUT_S = 30.0
@@ -72,7 +74,7 @@ class VllmEngine(Engine):
         self._changed = asyncio.Event()
         self._idle = asyncio.Event()
         self._idle.set()
-        self._sign: Future[None] | None = None
+        self._sign: Future[bool] | None = None
         """A sign of life that the engine was asked for, when `check` was called."""
         self._asked = 0.0
 
@@ -95,7 +97,7 @@ class VllmEngine(Engine):
         super().check()
         limit_s = self._rollout.generate_timeout_s
         if self._sign is None or self._sign.done():
-            self._asked, self._sign = time.monotonic(), self._submit(self._give_sign())
+            self._asked, self._sign = time.monotonic(), self._submit(self._llm.is_paused())
         elif (silent_s := time.monotonic() - self._asked) > limit_s:
             raise GeneratorError(
                 f"expected the engine to make a step within {limit_s:g} s, it has been at one for {silent_s:.0f} s"
@@ -114,6 +116,7 @@ class VllmEngine(Engine):
             raise
         self._vocabulary = int(self._llm.model_config.get_vocab_size())
         self._submit(self._account())
+        self._submit(self._look())
 
     async def _generate(
         self, prompts: Sequence[Sequence[int]], sampling: SamplingSettings, seeds: Sequence[int] | None
@@ -271,11 +274,12 @@ class VllmEngine(Engine):
                 await self._llm.add_lora(request)
         self._adapter = request
 
-    async def _give_sign(self) -> None:
-        """Notice when the engine's process is gone; wait for it, and for this loop, where they hang."""
+    async def _look(self) -> None:
+        """Notice when the engine's process is gone."""
         try:
-            await self._llm.check_health()
-            await self._llm.is_paused()
+            while True:
+                await self._llm.check_health()
+                await asyncio.sleep(POLL_INTERVAL_S)
         except Exception as error:
             self._end(error)
 

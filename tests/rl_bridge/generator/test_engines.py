@@ -54,7 +54,7 @@ def engine(request: pytest.FixtureRequest, long_policy: Path, engine_environment
     one.close()
     assert one.ended.result(WAIT_S) is None
     if pid is not None:
-        assert not runs(pid)
+        wait_until(lambda: not runs(pid))
         assert inner._llm.engine_core.resources.ctx.closed
 
 

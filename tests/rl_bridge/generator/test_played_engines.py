@@ -152,6 +152,7 @@ def engine(monkeypatch: pytest.MonkeyPatch) -> Iterator[VllmEngine]:
         engine_module, "build_async_engine", lambda *_, statistics, **__: PlayedLLM(statistics)
     )
     monkeypatch.setattr(engine_module, "end_engine", PlayedLLM.end)
+    monkeypatch.setattr(engine_module, "POLL_INTERVAL_S", 0.01)
     monkeypatch.setattr(engine_module, "sampling_params", params)
     monkeypatch.setattr(engine_module, "refusals", lambda: (ValueError,))
     one = VllmEngine(engine_config(), "nowhere", seed=0, apart=True)
@@ -275,7 +276,6 @@ def test_death_of_the_engine_reaches_whoever_waits(engine: VllmEngine) -> None:
     waiting = [engine.generate([[1]], ENDLESS) for _ in range(3)]
     wait_until(lambda: len(played(engine).requests) == 3)
     played(engine).failure = RuntimeError("its process is gone")
-    engine.check()
     for future in waiting:
         with pytest.raises(GeneratorError, match="the engine has failed: its process is gone"):
             future.result(WAIT_S)
