@@ -50,8 +50,13 @@ def packages() -> Iterator[Finding]:
     """Python, and each package of the extra that is installed, or of the one for machines without a GPU."""
     yield Finding("python", f"{platform.python_version()} on {platform.platform()}")
     extra = next((ENGINES[name] for name in ENGINES if _installed_version(name) is not None), "rl-cpu")
+    try:
+        needed = requirements(importlib.metadata.requires(DISTRIBUTION) or (), extra)
+    except importlib.metadata.PackageNotFoundError:  # it runs from a copy of the source
+        told = f"the distribution {DISTRIBUTION!r} is not installed: its requirements are unknown"
+        yield Finding("packages", told, Severity.ODD)
+        return
     remedy = f"pip install '{DISTRIBUTION}[{extra}]'"
-    needed = requirements(importlib.metadata.requires(DISTRIBUTION) or (), extra)
     for name, versions in sorted(needed.items()):
         if (there := _installed_version(name)) is None:
             yield Finding(name, f"expected {versions}, it is not installed; {remedy}", Severity.BAD)
