@@ -38,7 +38,7 @@ from rl_bridge.types import Completion, PolicyVersion, SamplingSettings
 POLL_INTERVAL_S = 1.0
 """How often it is looked whether the engine's process is there."""
 LOAD_FACTOR = 2.0
-"""New weights may take so many times as long as answers: those under way come first, then it is the weights' turn."""
+"""New weights may take so many times as long as an engine may go without a token."""
 ABORT_TIMEOUT_S = 30.0
 """For the engine to hear that nobody wants some answers any more."""
 STOP_TIMEOUT_S = 30.0
@@ -83,8 +83,8 @@ class VllmEngine(Engine):
 
         The engine is paused for it by its own means: it stops between two steps and drops all keys and values but with
         `weight_update` "keep_cache"; with "continue" it computes those of answers under way anew when it goes on. An
-        engine that has not done it within twice `rollout.generate_timeout_s`, with what it answers first, has failed
-        and ends.
+        engine that has not done it within twice `rollout.generate_timeout_s`, once what comes first is answered, has
+        failed and ends.
         """
         return self._submit(self._load(version, state))
 
@@ -249,11 +249,13 @@ class VllmEngine(Engine):
         limit_s = LOAD_FACTOR * self._rollout.generate_timeout_s
         deadline = asyncio.timeout(limit_s)
         try:
-            async with deadline, self._in_order:
+            async with self._in_order:
                 if self._rollout.weight_update == "drain" and not self.statistics.asleep:
-                    # By vLLM's own mode "wait" what is asked and not begun would be left to the new weights.
+                    # By vLLM's own mode "wait" what is asked and not begun would be left to the new weights. It ends,
+                    # for answers that get no token are given up.
                     await self._idle.wait()
-                yield
+                async with deadline:
+                    yield
         except Exception as error:
             # Some tensors may have been replaced: nothing that this engine says can be trusted any more.
             failure = EngineFailedError(
