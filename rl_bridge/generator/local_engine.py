@@ -49,6 +49,7 @@ class LocalEngine:
             for collector in self._requests.values():
                 if not collector.answered.done():
                     collector.answered.set_exception(error)
+                    collector.answered.exception()  # of several prompts that wait together one is asked
 
     def _tell(self, output: Any) -> None:
         collector = self._requests.pop(output.request_id, None)
