@@ -22,8 +22,7 @@ from rl_bridge.generator.base import Engine, LoadMetrics
 from rl_bridge.generator.vllm_api import (
     EngineStatistics,
     adapter_request,
-    build_async_engine,
-    build_local_engine,
+    build_engine,
     completion_of,
     end_engine,
     kept_from,
@@ -108,8 +107,13 @@ class VllmEngine(Engine):
     async def _start(self) -> None:
         try:
             with span("start"):
-                build = build_async_engine if self._apart else build_local_engine
-                self._llm = build(self._config, self._model_path, seed=self._seed, statistics=self.statistics)
+                self._llm = build_engine(
+                    self._config,
+                    self._model_path,
+                    seed=self._seed,
+                    statistics=self.statistics,
+                    apart=self._apart,
+                )
             await self._llm.update_weight_version(str(self.version))
         except Exception as error:
             self._end(error)

@@ -328,7 +328,7 @@ async def test_loading_leaves_no_named_semaphore_and_looks_into_no_module(
 ) -> None:
     from tqdm import tqdm
 
-    from rl_bridge.generator.vllm_api import EngineStatistics, build_local_engine
+    from rl_bridge.generator.vllm_api import EngineStatistics, build_engine
 
     proxies = ModuleType("proxies_of_a_request")
     proxies.request = Unbound()
@@ -340,7 +340,9 @@ async def test_loading_leaves_no_named_semaphore_and_looks_into_no_module(
     monkeypatch.setattr("multiprocessing.resource_tracker.register", lambda name, kind: made.append(name))
     multiprocessing.set_start_method("spawn", force=True)  # as in an actor's process
     try:
-        engine = build_local_engine(engine_config(), str(long_policy), seed=0, statistics=EngineStatistics())
+        engine = build_engine(
+            engine_config(), str(long_policy), seed=0, statistics=EngineStatistics(), apart=False
+        )
         assert multiprocessing.get_start_method() == "spawn"
     finally:
         multiprocessing.set_start_method(before, force=True)

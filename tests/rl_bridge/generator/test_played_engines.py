@@ -148,9 +148,7 @@ class PlayedLLM:
 
 @pytest.fixture
 def engine(monkeypatch: pytest.MonkeyPatch) -> Iterator[VllmEngine]:
-    monkeypatch.setattr(
-        engine_module, "build_async_engine", lambda *_, statistics, **__: PlayedLLM(statistics)
-    )
+    monkeypatch.setattr(engine_module, "build_engine", lambda *_, statistics, **__: PlayedLLM(statistics))
     monkeypatch.setattr(engine_module, "end_engine", PlayedLLM.end)
     monkeypatch.setattr(engine_module, "POLL_INTERVAL_S", 0.01)
     monkeypatch.setattr(engine_module, "sampling_params", params)
@@ -333,7 +331,7 @@ def inner(monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[VllmEngine, PlayedC
         cores.append(PlayedCore(statistics))
         return LocalEngine(cores[0])
 
-    monkeypatch.setattr(engine_module, "build_local_engine", build)
+    monkeypatch.setattr(engine_module, "build_engine", build)
     monkeypatch.setattr(engine_module, "sampling_params", params)
     monkeypatch.setattr(engine_module, "refusals", lambda: (ValueError,))
     one = VllmEngine(engine_config(), "nowhere", seed=0)
@@ -379,8 +377,7 @@ def test_engine_that_cannot_start_says_so(kind: Any, monkeypatch: pytest.MonkeyP
     def fail(*_: Any, **__: Any) -> None:
         raise GeneratorError("vLLM cannot start on 'nowhere'")
 
-    monkeypatch.setattr(engine_module, "build_async_engine", fail)
-    monkeypatch.setattr(engine_module, "build_local_engine", fail)
+    monkeypatch.setattr(engine_module, "build_engine", fail)
     engine = make_engine(engine_config(generator={"engine": kind}), "nowhere")
     with pytest.raises(GeneratorError, match="vLLM cannot start"):
         engine.start().result(WAIT_S)
