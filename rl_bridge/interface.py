@@ -48,18 +48,12 @@ def interface_towards(host: str) -> str | None:
 def is_own(host: str) -> bool:
     """Whether an address, or the first that a name has, is one of this host."""
     try:
-        listen(host, 0)
+        family, kind, _, _, address = socket.getaddrinfo(host, 0, type=socket.SOCK_STREAM)[0]
+        with socket.socket(family, kind) as bound:
+            bound.bind(address)
     except OSError:
         return False
     return True
-
-
-def listen(host: str, port: int) -> None:
-    """Find out whether a server could listen there, and do not."""
-    family, kind, _, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
-    with socket.socket(family, kind) as listening:
-        listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        listening.bind(address)
 
 
 def _of_ipv4(own: str) -> str | None:

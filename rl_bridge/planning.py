@@ -301,7 +301,7 @@ def _full_cache(config: Config, size: ModelSize, width: int) -> dict[str, int]:
     return {"a full key-value cache": tokens * _cached_per_token(size.architecture, width)}
 
 
-@dataclass(kw_only=True, slots=True, frozen=True)
+@dataclass(kw_only=True, slots=True)
 class RentedFleet:
     """GPUs and their prices, in whatever currency, each an hour.
 
@@ -311,6 +311,9 @@ class RentedFleet:
         spot_kind_on_demand_price: What a GPU of the spot kind costs on demand, which is what a saving is against; the
             same as `on_demand_price` where all are of one kind.
         hours: How long all are rented.
+        cost: Of all; `spot_cost` and `on_demand_cost` are its parts.
+        all_on_demand: What the same GPUs would cost if none could be taken away.
+        saved_share: How much less that is than all on demand, from 0 to 1; 0 where nothing costs anything.
     """
 
     spot_gpus: int
@@ -319,31 +322,19 @@ class RentedFleet:
     on_demand_price: float
     spot_kind_on_demand_price: float
     hours: float
+    spot_cost: float = field(init=False)
+    on_demand_cost: float = field(init=False)
+    cost: float = field(init=False)
+    all_on_demand: float = field(init=False)
+    saved_share: float = field(init=False)
 
-    @property
-    def spot_cost(self) -> float:
-        """Of the spot GPUs."""
-        return self.spot_gpus * self.spot_price * self.hours
-
-    @property
-    def on_demand_cost(self) -> float:
-        """Of the others."""
-        return self.on_demand_gpus * self.on_demand_price * self.hours
-
-    @property
-    def cost(self) -> float:
-        """Of all."""
-        return self.spot_cost + self.on_demand_cost
-
-    @property
-    def all_on_demand(self) -> float:
-        """What the same GPUs would cost if none could be taken away."""
-        return self.spot_gpus * self.spot_kind_on_demand_price * self.hours + self.on_demand_cost
-
-    @property
-    def saved_share(self) -> float:
-        """How much less that is than all on demand, from 0 to 1; 0 where nothing costs anything."""
-        return 1.0 - self.cost / self.all_on_demand if self.all_on_demand else 0.0
+    def __post_init__(self) -> None:
+        self.spot_cost = self.spot_gpus * self.spot_price * self.hours
+        self.on_demand_cost = self.on_demand_gpus * self.on_demand_price * self.hours
+        self.cost = self.spot_cost + self.on_demand_cost
+        spot_on_demand = self.spot_gpus * self.spot_kind_on_demand_price * self.hours
+        self.all_on_demand = spot_on_demand + self.on_demand_cost
+        self.saved_share = 1.0 - self.cost / self.all_on_demand if self.all_on_demand else 0.0
 
 
 @dataclass(kw_only=True, slots=True, frozen=True)
@@ -434,9 +425,6 @@ class RunPlan:
             row["process_bytes"] = role.process_bytes
             if gpu_gb is not None:
                 row["fits"] = role.fits(gpu_gb * 1e9)
-        if self.fleet is not None:
-            derived = ("spot_cost", "on_demand_cost", "cost", "all_on_demand", "saved_share")
-            told["fleet"] |= {name: getattr(self.fleet, name) for name in derived}
         return told
 
 

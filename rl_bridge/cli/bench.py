@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from openenv_core.cli import Command
-from rl_bridge.cli.common import exits, printable
-from rl_bridge.errors import ConfigError, StatusError
+from rl_bridge.cli.common import exits, number, printable
+from rl_bridge.errors import StatusError
 
 if TYPE_CHECKING:
     from rl_bridge.metrics.throughput import Throughput
@@ -37,7 +37,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument(
         "--seconds",
-        type=float,
+        type=number("--seconds", float),
         default=DEFAULT_SECONDS,
         metavar="S",
         help="how long a live run is watched, and about how long a synthetic one lasts (%(default)g)",
@@ -48,8 +48,6 @@ def configure(parser: argparse.ArgumentParser) -> None:
 @exits("bench")
 def run(arguments: argparse.Namespace) -> int:
     """Measure and print; returns 0, 1 where there is nothing to measure, 2 if it was asked for wrongly."""
-    if not 0 < arguments.seconds < float("inf"):
-        raise ConfigError(f"expected --seconds above 0, got {arguments.seconds:g}")
     _print(_measure(arguments), as_json=arguments.json)
     return 0
 

@@ -4,14 +4,17 @@ import re
 import sys
 from argparse import ArgumentParser, Namespace
 from collections.abc import Callable, Iterable, Sequence
-from functools import wraps
-from typing import TYPE_CHECKING, Final
+from contextlib import suppress
+from functools import partial, wraps
+from typing import TYPE_CHECKING, Final, TypeVar
 
+from openenv_core.errors import ConfigurationError
 from rl_bridge.errors import BridgeError, ConfigError, MissingDependencyError
 
 if TYPE_CHECKING:
     from rich.table import Table
 
+N = TypeVar("N", int, float)
 
 TOP_LEVEL: Final = ("algorithm", "deterministic", "output_dir")
 """Keys without a dot that no command has as an option of its own."""
@@ -24,6 +27,20 @@ def add_overrides(parser: ArgumentParser) -> None:
     """Take changed keys of the configuration."""
     told = "change a key of the file; also --section.key value"
     parser.add_argument("overrides", nargs="*", metavar="section.key=value", help=told)
+
+
+def number(option: str, kind: type[N], *, least: float | None = None) -> Callable[[str], N]:
+    """The type of an option that is a finite number, above 0 or no less than `least`."""
+    return partial(_number, option, kind, least)
+
+
+def _number(option: str, kind: type[N], least: float | None, text: str) -> N:
+    with suppress(ValueError):
+        value = kind(text)
+        if (value > 0 if least is None else value >= least) and value < float("inf"):
+            return value
+    bound = "above 0" if least is None else f"of at least {least:g}"
+    raise ConfigurationError(f"expected {option} {bound}, got {text}")
 
 
 def overrides_first_class(words: Sequence[str]) -> list[str]:

@@ -9,7 +9,7 @@ from dataclasses import asdict
 from typing import TYPE_CHECKING
 
 from openenv_core.cli import Command
-from rl_bridge.cli.common import FAILED, add_overrides, exits, overrides_first_class, printable
+from rl_bridge.cli.common import FAILED, add_overrides, exits, number, overrides_first_class, printable
 from rl_bridge.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -23,19 +23,28 @@ STYLES = {"good": "green", "odd": "yellow", "bad": "red"}
 
 def configure(parser: argparse.ArgumentParser) -> None:
     """Add the arguments."""
-    parser.add_argument("--config", metavar="FILE", help="also look for what this run counts on")
+    parser.add_argument("--config", metavar="FILE", help="a run's YAML file, which says where its hosts meet")
     add_overrides(parser)
     hosts = parser.add_argument_group("several hosts: run this on each of them at about the same time")
-    hosts.add_argument("--num_nodes", type=int, metavar="N", help="hosts; by default the file's, or 1")
+    hosts.add_argument(
+        "--num_nodes",
+        type=number("--num_nodes", int, least=1),
+        metavar="N",
+        help="hosts; by default the file's, or 1",
+    )
     hosts.add_argument("--node_rank", type=int, metavar="R", help="which of them this one is, from 0")
     told = "of host 0, where they meet; by default the file's master_addr, master_port"
     hosts.add_argument("--addr", metavar="HOST:PORT", help=told)
     told = "processes that compute together on each host: one a GPU, or 2"
-    parser.add_argument("--procs", type=int, metavar="P", help=told)
+    parser.add_argument("--procs", type=number("--procs", int, least=1), metavar="P", help=told)
     told = "what they send each other (%(default)s MiB)"
-    parser.add_argument("--megabytes", type=int, default=64, metavar="M", help=told)
+    parser.add_argument(
+        "--megabytes", type=number("--megabytes", int, least=1), default=64, metavar="M", help=told
+    )
     told = "how long they wait for each other (%(default)g)"
-    parser.add_argument("--timeout_s", type=float, default=60.0, metavar="S", help=told)
+    parser.add_argument(
+        "--timeout_s", type=number("--timeout_s", float), default=60.0, metavar="S", help=told
+    )
     parser.add_argument("--json", action="store_true", help="print a line of JSON for each finding")
 
 
@@ -48,16 +57,16 @@ def run(arguments: argparse.Namespace) -> int:
     from rich.text import Text
 
     from rl_bridge.config import load_config
-    from rl_bridge.doctor.host import Severity, counted_on, machine, packages, usable_gpus
+    from rl_bridge.doctor.host import Severity, machine, packages, usable_gpus
     from rl_bridge.doctor.meeting import meet
 
     if arguments.overrides and arguments.config is None:
         raise ConfigError(f"expected --config with {arguments.overrides[0]!r}")
     config = None if arguments.config is None else load_config(arguments.config, arguments.overrides)
     gpus, failed, console = usable_gpus(), False, Console()
+    wanted = 0 if config is None or arguments.node_rank is None else config.monarch.gpus_per_node
     meeting = _meeting(arguments, config, gpus=gpus)
-    counted = () if config is None else counted_on(config, gpus=gpus, node_rank=arguments.node_rank)
-    looks = (packages, machine, lambda: counted, lambda: meet(meeting))
+    looks = (packages, lambda: machine(gpus=gpus, wanted=wanted), lambda: meet(meeting))
     for finding in chain.from_iterable(look() for look in looks):
         failed = failed or finding.level is Severity.BAD
         if arguments.json:
@@ -73,34 +82,28 @@ def _meeting(arguments: argparse.Namespace, config: "Config | None", *, gpus: in
     from rl_bridge.doctor.meeting import Meeting
     from rl_bridge.metrics.status import format_address, parse_address
 
-    for name, least in (("num_nodes", 1), ("procs", 1), ("megabytes", 1), ("timeout_s", 0.001)):
-        if (given := getattr(arguments, name)) is not None and not least <= given < float("inf"):
-            raise ConfigError(f"expected --{name} of at least {least}, got {given:g}")
-    monarch, address = None if config is None else config.monarch, arguments.addr
-    if alone := arguments.node_rank is None and arguments.num_nodes in (None, 1):
-        if address is not None:
-            raise ConfigError(
-                f"expected --num_nodes and --node_rank with --addr {address}, where several hosts meet"
-            )
+    num_nodes, node_rank, address = arguments.num_nodes or 1, arguments.node_rank or 0, arguments.addr
+    if arguments.node_rank is None and (num_nodes > 1 or address is not None):
+        raise ConfigError(f"expected --node_rank with several hosts, from 0 to {num_nodes - 1}")
+    if arguments.node_rank is None:
         address = format_address(HERE, _free_port())
-    elif address is None:
-        if monarch is None:
-            raise ConfigError(
-                "expected --addr HOST:PORT of host 0, where all meet, or --config FILE; got neither"
-            )
-        address = format_address(monarch.master_addr, monarch.master_port)
-    parse_address(address)
-    num_nodes = arguments.num_nodes or (1 if alone or monarch is None else monarch.num_nodes)
-    node_rank = 0 if alone else arguments.node_rank
-    if node_rank is None or not 0 <= node_rank < num_nodes:
+    elif config is not None:
+        num_nodes = arguments.num_nodes or config.monarch.num_nodes
+        address = address or format_address(config.monarch.master_addr, config.monarch.master_port)
+    if address is None:
+        raise ConfigError(
+            "expected --addr HOST:PORT of host 0, where all meet, or --config FILE; got neither"
+        )
+    if not 0 <= node_rank < num_nodes:
         raise ConfigError(f"expected --node_rank from 0 to {num_nodes - 1}, got {node_rank}")
+    parse_address(address)
     per_host = arguments.procs or gpus or 2
     return Meeting(
         address=address,
         num_nodes=num_nodes,
         node_rank=node_rank,
         per_host=per_host,
-        on_gpus=0 < per_host <= gpus,
+        on_gpus=per_host <= gpus,
         megabytes=arguments.megabytes,
         timeout_s=arguments.timeout_s,
     )

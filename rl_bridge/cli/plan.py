@@ -2,13 +2,12 @@
 
 import argparse
 import json
-from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from openenv_core.cli import Command
-from rl_bridge.cli.common import exits, overrides_first_class
+from rl_bridge.cli.common import exits, number, overrides_first_class
 from rl_bridge.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -17,31 +16,15 @@ if TYPE_CHECKING:
 
 PARTS = ("memory", "broadcast", "cost")
 GBPS = "100,200,400"
-OPTIONS = {
-    "memory": (
-        ("parameters", "N", "of the policy, as 8B or 8e9; by default those of model.path"),
-        ("gpu_gb", "GB", "of one GPU: says what does not fit, and what is left for the key-value cache"),
-    ),
-    "broadcast": (
-        ("gb", "GB", "what is sent; by default all parameters, of 2 bytes each where no file says otherwise"),
-        ("rollout_s", "S", "work of a generator between two versions: its idle share"),
-    ),
-    "cost": (
-        ("hours", "H", "how long the GPUs are rented"),
-        ("spot_gpus", "N", "by default the generators', with rollout.spot_eligible"),
-        ("on_demand_gpus", "N", "by default all other GPUs of the roles"),
-        ("spot_price", "X", "of a spot GPU an hour"),
-        ("on_demand_price", "X", "of another GPU an hour"),
-        (
-            "spot_kind_on_demand_price",
-            "X",
-            "what a GPU of the spot kind costs on demand, where it is of another kind than the others",
-        ),
-    ),
+COST = {
+    "hours": "how long the GPUs are rented",
+    "spot_gpus": "by default the generators', with rollout.spot_eligible",
+    "on_demand_gpus": "by default all other GPUs of the roles",
+    "spot_price": "of a spot GPU an hour",
+    "on_demand_price": "of another GPU an hour",
+    "spot_kind_on_demand_price": "what a GPU of the spot kind costs on demand; by default as the others",
 }
-"""Of each part: option, metavar, help."""
-ABOVE_ZERO = ("gpu_gb", "gb", "rollout_s", "hours")
-WHOLE = ("spot_gpus", "on_demand_gpus")
+"""Options of that part, and their help."""
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
@@ -53,15 +36,27 @@ def configure(parser: argparse.ArgumentParser) -> None:
         help="what to work out, by default whatever is known enough of; and changed keys of the file",
     )
     parser.add_argument("--config", metavar="FILE", help="the run's YAML file; it need not be complete")
-    for part, options in OPTIONS.items():
-        group = parser.add_argument_group(part)
-        for name, metavar, told in options:
-            kind = str if name == "parameters" else int if name in WHOLE else float
-            group.add_argument(f"--{name}", type=kind, metavar=metavar, help=told)
-        if part == "broadcast":
-            told = "bandwidths, in 10^9 bits a second (%(default)s)"
-            group.add_argument("--gbps", default=GBPS, metavar="N,N", help=told)
+    memory, broadcast, cost = (parser.add_argument_group(part) for part in PARTS)
+    memory.add_argument(
+        "--parameters", metavar="N", help="of the policy, as 8B or 8e9; by default those of model.path"
+    )
+    told = "of one GPU: says what does not fit, and what is left for the key-value cache"
+    memory.add_argument("--gpu_gb", type=number("--gpu_gb", float), metavar="GB", help=told)
+    told = "what is sent; by default all parameters, of 2 bytes each where no file says otherwise"
+    broadcast.add_argument("--gb", type=number("--gb", float), metavar="GB", help=told)
+    told = "work of a generator between two versions: its idle share"
+    broadcast.add_argument("--rollout_s", type=number("--rollout_s", float), metavar="S", help=told)
+    told = "bandwidths, in 10^9 bits a second (%(default)s)"
+    broadcast.add_argument("--gbps", type=_bandwidths, default=GBPS, metavar="N,N", help=told)
+    for name, told in COST.items():
+        whole, option = name.endswith("gpus"), f"--{name}"
+        kind = number(option, int, least=0) if whole else number(option, float, least=0)
+        cost.add_argument(option, type=kind, metavar="N" if whole else "X", help=told)
     parser.add_argument("--json", action="store_true", help="print JSON")
+
+
+def _bandwidths(text: str) -> list[float]:
+    return [number("--gbps", float)(part) for part in text.split(",")]
 
 
 @exits("plan")
@@ -87,7 +82,6 @@ def _plan(arguments: argparse.Namespace) -> "RunPlan":
     overrides = [word for word in arguments.words if word not in PARTS]
     if overrides and arguments.config is None:
         raise ConfigError(f"expected --config with {overrides[0]!r}, or one of {', '.join(PARTS)}")
-    _require_numbers(arguments)
     config = None if arguments.config is None else load_config(arguments.config, overrides)
     asked, found = named or set(PARTS), RunPlan()
     sent = None if arguments.gb is None else arguments.gb * 1e9
@@ -98,7 +92,7 @@ def _plan(arguments: argparse.Namespace) -> "RunPlan":
         if size is not None and sent is None:
             sent = sent_bytes(size, config)
     if sent is not None and "broadcast" in asked:
-        found = found.with_broadcasts(sent, _bandwidths(arguments.gbps), arguments.rollout_s, config)
+        found = found.with_broadcasts(sent, arguments.gbps, arguments.rollout_s, config)
     if "cost" in asked:
         found = replace(found, fleet=_fleet(arguments, config, needed="cost" in named))
     if found == RunPlan():
@@ -127,22 +121,13 @@ def _size(arguments: argparse.Namespace, config: "Config | None", *, needed: boo
     return None if path is None else ModelSize.of_folder(Path(path).expanduser())
 
 
-def _bandwidths(text: str) -> Sequence[float]:
-    try:
-        found = [float(part) for part in text.split(",")]
-    except ValueError:
-        found = []
-    if not found or not all(0 < each < float("inf") for each in found):
-        raise ConfigError(f"expected --gbps as bandwidths above 0, such as {GBPS}, got {text!r}")
-    return found
-
-
 def _fleet(arguments: argparse.Namespace, config: "Config | None", *, needed: bool) -> "RentedFleet | None":
     from rl_bridge.planning import RentedFleet, gpus_of
 
-    told = {name: getattr(arguments, name) for name, _, _ in OPTIONS["cost"]}
-    for name, count in zip(WHOLE, (None, None) if config is None else gpus_of(config), strict=True):
-        told[name] = count if told[name] is None else told[name]
+    told = {name: getattr(arguments, name) for name in COST}
+    if config is not None:
+        for name, count in zip(("spot_gpus", "on_demand_gpus"), gpus_of(config), strict=True):
+            told[name] = count if told[name] is None else told[name]
     if not told["spot_gpus"]:
         told["spot_price"] = told["spot_price"] or 0.0
     if told["spot_kind_on_demand_price"] is None:
@@ -153,13 +138,6 @@ def _fleet(arguments: argparse.Namespace, config: "Config | None", *, needed: bo
     if needed or arguments.hours is not None:
         raise ConfigError(f"expected {', '.join(missing)} to work out the cost")
     return None
-
-
-def _require_numbers(arguments: argparse.Namespace) -> None:
-    for name in (name for options in OPTIONS.values() for name, _, _ in options if name != "parameters"):
-        value, bound = getattr(arguments, name), "above 0" if name in ABOVE_ZERO else "of at least 0"
-        if value is not None and not (0 <= value < float("inf") and (value or name not in ABOVE_ZERO)):
-            raise ConfigError(f"expected --{name} {bound}, got {value:g}")
 
 
 COMMAND = Command(

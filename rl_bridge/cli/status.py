@@ -8,8 +8,8 @@ import time
 from pathlib import Path
 
 from openenv_core.cli import Command
-from rl_bridge.cli.common import FAILED, exits
-from rl_bridge.errors import ConfigError, StatusError
+from rl_bridge.cli.common import FAILED, exits, number
+from rl_bridge.errors import StatusError
 from rl_bridge.metrics.status import ADDRESS_FILE, StatusSnapshot, ask_status, served_address
 
 DEFAULT_WATCH_S = 2.0
@@ -22,19 +22,19 @@ def configure(parser: argparse.ArgumentParser) -> None:
     add_source(parser)
     told = "hosts that there should be, the controller's and those without GPUs among them; with fewer alive the exit "
     told += "status is 1"
-    parser.add_argument("--num_nodes", "--num-nodes", type=int, metavar="N", help=told)
+    least_one = number("--num_nodes", int, least=1)
+    parser.add_argument("--num_nodes", "--num-nodes", type=least_one, metavar="N", help=told)
     told = "again and again, until Ctrl-C or the end of the run"
-    parser.add_argument("--watch", type=float, nargs="?", const=DEFAULT_WATCH_S, metavar="SECONDS", help=told)
+    seconds = number("--watch", float)
+    parser.add_argument(
+        "--watch", type=seconds, nargs="?", const=DEFAULT_WATCH_S, metavar="SECONDS", help=told
+    )
     parser.add_argument("--json", action="store_true", help="print a line of JSON for each look")
 
 
 @exits("status")
 def run(arguments: argparse.Namespace) -> int:
     """Ask and print; returns 0, 1 where nobody answers or hosts are missing, 2 if it was asked for wrongly."""
-    if arguments.watch is not None and not 0 < arguments.watch < float("inf"):
-        raise ConfigError(f"expected --watch with seconds above 0, got {arguments.watch:g}")
-    if (wanted := arguments.num_nodes) is not None and wanted < 1:
-        raise ConfigError(f"expected --num_nodes of at least 1, got {wanted}")
     from rich.console import Console
     from rich.live import Live
 
@@ -59,7 +59,7 @@ def run(arguments: argparse.Namespace) -> int:
             except StatusError:
                 print(f"the run at {address} answers no more", file=sys.stderr)
                 break
-    if wanted is None or len(snapshot.hosts) >= wanted:
+    if (wanted := arguments.num_nodes) is None or len(snapshot.hosts) >= wanted:
         return 0
     alive = f"{len(snapshot.hosts)} are alive: {', '.join(sorted(snapshot.hosts))}"
     print(f"ropewalk status: expected {wanted} hosts, {alive}", file=sys.stderr)

@@ -1,8 +1,7 @@
 """Processes of this host, and of others that do the same, meet and compute together: does it work, and how fast.
 
-Each is `python -m rl_bridge.doctor.meeting MEETING LOCAL_RANK OWNER FD`, and writes lines of JSON to that descriptor:
-who is there, and what it measured. Standard output is for libraries, which log there, NCCL above all. Nothing of a run
-is used: what fails is the network, a driver or a library.
+Each is `python -m rl_bridge.doctor.meeting MEETING LOCAL_RANK OWNER`. Nothing of a run is used: what fails is the
+network, a driver or a library.
 """
 
 import importlib.metadata
@@ -19,9 +18,9 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from datetime import timedelta
-from typing import IO, TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any
 
-from pydantic import BaseModel, ConfigDict, ValidationError
+from pydantic import BaseModel, ConfigDict
 
 from openenv_core.sandbox.kernel.libc import die_with_parent
 from rl_bridge.doctor.host import Finding, Severity
@@ -37,16 +36,14 @@ COMPARED = ("ropewalk", "torch", "torchmonarch", "torchtitan", "transformers", "
 """Packages whose processes send each other objects, or have to compute the same."""
 SMALL_TIMES, LARGE_TIMES = 20, 5
 """How often a collective is timed, beside once that does not count: of one number, and of everything."""
-MEETING_MARGIN_S = 180.0
-"""Beyond a meeting's own time-outs and measuring: imports, which take long where a disk is far or a machine is busy."""
-SLOW_GBPS = 0.5
-"""A network as slow as this is still measured."""
+IMPORT_TIMEOUT_S = 180.0
+"""Imports take long where a disk is far or a machine is busy."""
+MEETING_TIMEOUTS = 10
+"""All of a meeting takes no longer than so many of its time-outs; each collective has one of its own."""
 KILL_TIMEOUT_S = 5.0
 POLL_INTERVAL_S = 0.1
 SAID = "ropewalk doctor: "
-"""Begins a line in which a process says why it goes; what libraries say looks different."""
-LONGEST = 100
-"""Bytes shown of what another host has sent."""
+"""Begins a line of JSON by which a process tells what it found; others are of libraries, NCCL above all."""
 
 
 class Meeting(BaseModel):
@@ -94,47 +91,43 @@ def meet(meeting: Meeting) -> list[Finding]:
     environment = dict(os.environ, OMP_NUM_THREADS="1")
     if meeting.num_nodes > 1:
         name_interface(environment, parse_address(meeting.address)[0])
-    # How long it may take to move everything over a slow network: to each host alone, and while all sum.
-    once_s = meeting.megabytes * 2**20 * 8 / (SLOW_GBPS * 1e9)
-    measuring_s = (LARGE_TIMES + 1) * once_s * (meeting.num_nodes + 1)
-    deadline = time.monotonic() + meeting.timeout_s + MEETING_MARGIN_S + measuring_s
+    deadline = time.monotonic() + IMPORT_TIMEOUT_S + MEETING_TIMEOUTS * meeting.timeout_s
     processes: list[subprocess.Popen[str]] = []
-    # Files and no pipes: whoever logs a lot never has to wait for a reader.
-    with (
-        tempfile.TemporaryFile("w+", errors="replace") as logged,
-        tempfile.TemporaryFile("w+") as answers,
-    ):
+    with tempfile.TemporaryFile("w+", errors="replace") as said:  # no pipe: nobody waits for its reader
         try:
             for local in range(meeting.per_host):
-                words = (meeting.model_dump_json(), str(local), str(os.getpid()), str(answers.fileno()))
+                words = (meeting.model_dump_json(), str(local), str(os.getpid()))
                 processes.append(
                     subprocess.Popen(
                         [sys.executable, "-m", "rl_bridge.doctor.meeting", *words],
                         stdin=subprocess.DEVNULL,
-                        stdout=logged,
-                        stderr=logged,
-                        pass_fds=(answers.fileno(),),
+                        stdout=said,
+                        stderr=said,
                         text=True,
                         env=environment,
                         start_new_session=True,
                     )
                 )
-            whole = _wait(processes, deadline)
+            all_ended = _wait(processes, deadline)
         finally:
             for process in processes:
                 if process.poll() is None:
                     os.killpg(process.pid, signal.SIGKILL)
                 with suppress(subprocess.TimeoutExpired):  # one that hangs in a driver outlasts even that
                     process.wait(KILL_TIMEOUT_S)
-        logged.seek(0)
-        answers.seek(0)
-        told = sorted(map(json.loads, answers), key=lambda one: int(one["rank"]))
-        facts = next(
-            ([HostFacts.model_validate(host) for host in one["hosts"]] for one in told if "hosts" in one), []
-        )
-        measured = [one["measured"] for one in told if "measured" in one]
-        results = _results(meeting, facts, measured) if whole else [_failure(meeting, logged.read())]
-    return [*results, *_versions(facts)]
+        said.seek(0)
+        lines = [line.strip() for line in said]
+    told = [json.loads(line.removeprefix(SAID)) for line in lines if line.startswith(SAID)]
+    facts = next(
+        ([HostFacts.model_validate(host) for host in one["hosts"]] for one in told if "hosts" in one), []
+    )
+    measured = sorted((one for one in told if "right" in one), key=lambda one: int(one["rank"]))
+    if all_ended:
+        return [*_results(meeting, facts, measured), *_versions(facts)]
+    # Libraries go on logging after what went wrong has been said.
+    reasons = [one["error"] for one in told if "error" in one]
+    reasons += reversed([line for line in lines if "Error" in line])
+    return [_failure(meeting, reasons[0] if reasons else "no answer in time"), *_versions(facts)]
 
 
 def _wait(processes: "list[subprocess.Popen[str]]", deadline: float) -> bool:
@@ -149,12 +142,7 @@ def _wait(processes: "list[subprocess.Popen[str]]", deadline: float) -> bool:
     return False
 
 
-def _failure(meeting: Meeting, logged: str) -> Finding:
-    lines = [line.strip() for line in logged.splitlines()]
-    # Libraries go on logging after what went wrong has been said.
-    said = [line.removeprefix(SAID) for line in lines if line.startswith(SAID)]
-    errors = [line for line in lines if "Error" in line]
-    reason = said[0] if said else errors[-1] if errors else "no answer in time"
+def _failure(meeting: Meeting, reason: str) -> Finding:
     host, _ = parse_address(meeting.address)
     others = "see what torch.distributed says"
     if meeting.num_nodes > 1:
@@ -174,30 +162,23 @@ def _failure(meeting: Meeting, logged: str) -> Finding:
 
 def _results(
     meeting: Meeting, facts: Sequence[HostFacts], measured: Sequence[Mapping[str, Any]]
-) -> list[Finding]:
+) -> Iterator[Finding]:
     """What this host's processes measured, the first of them before the others."""
     answer = measured[0]
     hosts = [one.host for one in facts]
     who = f"{meeting.world} processes on {meeting.num_nodes} host{'s' if meeting.num_nodes > 1 else ''}"
     if not all(one["right"] for one in measured):
         advice = "see drivers and network cards, or NCCL_DEBUG=INFO"
-        return [Finding(WHAT, f"{who} by {answer['backend']} got a wrong sum: {advice}", Severity.BAD)]
-    if meeting.world == 1:
-        told = f"one process by {answer['backend']}: it computes, and had nobody to send to"
-        return [Finding(WHAT, told)]
+        yield Finding(WHAT, f"{who} by {answer['backend']} got a wrong sum: {advice}", Severity.BAD)
+        return
     told = (
         f"{who} ({', '.join(hosts)}) by {answer['backend']}: {answer['small_us']:.0f} us for one number, "
         f"{answer['reduce_gbps']:.1f} Gbps while all sum {meeting.megabytes} MiB"
     )
-    metrics = {name: answer[name] for name in ("small_us", "reduce_gbps")}
-    pairs = [(hosts[int(rank) // meeting.per_host], gbps) for rank, gbps in answer["pair_gbps"].items()]
-    return [
-        Finding(WHAT, told, metrics=metrics),
-        *(
-            Finding(f"to {h}", f"{gbps:.1f} Gbps, from here", metrics={"pair_gbps": gbps})
-            for h, gbps in pairs
-        ),
-    ]
+    yield Finding(WHAT, told, metrics={name: answer[name] for name in ("small_us", "reduce_gbps")})
+    for rank, gbps in answer["pair_gbps"].items():
+        there = hosts[int(rank) // meeting.per_host]
+        yield Finding(f"to {there}", f"{gbps:.1f} Gbps, from here", metrics={"pair_gbps": gbps})
 
 
 def _versions(facts: Sequence[HostFacts]) -> Iterator[Finding]:
@@ -242,51 +223,33 @@ def call_roll(store: Any, meeting: Meeting, own: HostFacts, *, tells: bool) -> l
         MeetingError: Some host did not come, two have the same rank, or they were told different things.
     """
     deadline, node_rank = time.monotonic() + meeting.timeout_s, meeting.node_rank
-    if tells and (number := store.add(f"came/{node_rank}", 1)) > 1:
-        raise MeetingError(
-            f"{number} hosts came as --node_rank {node_rank}, {own.host} among them; each has its own, from 0 to "
-            f"{own.num_nodes - 1}"
-        )
-    # Host 0 is read before it is told: it goes when it is told what does not fit, and the store with it.
-    first = [] if node_rank == 0 else [_facts(store, 0, meeting, deadline)]
-    if tells:
-        store.set(f"host/{node_rank}", own.model_dump_json())
     found: list[HostFacts] = []
-    for other in range(own.num_nodes):
-        facts = first.pop() if first else _facts(store, other, meeting, deadline)
-        for option, ours, theirs in (
-            ("--num_nodes", own.num_nodes, facts.num_nodes),
-            ("--procs", own.per_host, facts.per_host),
-        ):
-            if ours != theirs:
+    try:
+        if tells and store.add(f"came/{node_rank}", 1) > 1:
+            raise MeetingError(f"two hosts came as --node_rank {node_rank}, {own.host} is one of them")
+        if tells:
+            store.set(f"host/{node_rank}", own.model_dump_json())
+        for other in range(own.num_nodes):
+            while not store.check([f"host/{other}"]):
+                if time.monotonic() > deadline:
+                    raise MeetingError(f"no host came as --node_rank {other} within {meeting.timeout_s:g} s")
+                time.sleep(POLL_INTERVAL_S)
+            found.append(HostFacts.model_validate_json(store.get(f"host/{other}")))
+            if (found[-1].num_nodes, found[-1].per_host) != (own.num_nodes, own.per_host):
                 raise MeetingError(
-                    f"expected the same {option} on every host, got {ours} on {own.host} and {theirs} on {facts.host}"
+                    f"expected the same --num_nodes and --procs on every host, got {own.num_nodes} and {own.per_host} "
+                    f"on {own.host}, {found[-1].num_nodes} and {found[-1].per_host} on {found[-1].host}"
                 )
-        found.append(facts)
+    except MeetingError:
+        raise
+    except RuntimeError as error:  # of the store's connection
+        raise MeetingError(
+            f"host 0, at whose address all meet, has gone; see what it says: {error}"
+        ) from error
     return found
 
 
-def _facts(store: Any, node_rank: int, meeting: Meeting, deadline: float) -> HostFacts:
-    try:
-        while not store.check([f"host/{node_rank}"]):
-            if time.monotonic() > deadline:
-                missing = [str(n) for n in range(meeting.num_nodes) if not store.check([f"host/{n}"])]
-                break
-            time.sleep(POLL_INTERVAL_S)
-        else:
-            told: bytes = store.get(f"host/{node_rank}")
-            return HostFacts.model_validate_json(told)
-    except ValidationError:
-        raise MeetingError(
-            f"expected to read what the host with --node_rank {node_rank} tells, got {told[:LONGEST]!r}; has it "
-            "another version of ropewalk?"
-        ) from None
-    except RuntimeError as error:  # of the store's connection
-        raise MeetingError(f"host 0, at whose address all meet, has gone and says why: {error}") from error
-    raise MeetingError(f"no host came as --node_rank {', '.join(missing)} within {meeting.timeout_s:g} s")
-
-
-def _measure(meeting: Meeting, local: int, rank: int, heard: Callable[[list[HostFacts]], object]) -> object:
+def _measure(meeting: Meeting, local: int, rank: int) -> Iterator[dict[str, Any]]:
     """Meet the others, check that a sum comes out right, and time collectives and the way to each other host.
 
     `reduce_gbps` is what each rank moves while all sum, 2 (n - 1) / n x size / time, the bus bandwidth of NCCL's tests;
@@ -301,7 +264,7 @@ def _measure(meeting: Meeting, local: int, rank: int, heard: Callable[[list[Host
         host, port, is_master=rank == 0, timeout=timeout, wait_for_workers=False
     )
     hosts = call_roll(store, meeting, _own_facts(meeting), tells=local == 0)
-    heard(hosts)
+    yield {"hosts": [one.model_dump() for one in hosts]}
     on_gpu, device = all(facts.on_gpu for facts in hosts), torch.device("cpu")
     if on_gpu:
         device = torch.device("cuda", local)
@@ -317,7 +280,7 @@ def _measure(meeting: Meeting, local: int, rank: int, heard: Callable[[list[Host
         small_s = _typical(lambda: dist.all_reduce(number), device, SMALL_TIMES)
         large = torch.zeros(meeting.megabytes << 18, device=device)  # float32
         large_s = _typical(lambda: dist.all_reduce(large), device, LARGE_TIMES)
-        return {
+        yield {
             "backend": "nccl" if on_gpu else "gloo",
             "right": right,
             "small_us": small_s * 1e6,
@@ -365,28 +328,24 @@ def _typical(work: Callable[[], object], device: "torch.device", times: int) -> 
     return statistics.median(taken[1:])
 
 
-def _main(meeting: Meeting, local: int, owner: int, answers: IO[str]) -> int:
+def _main(meeting: Meeting, local: int, owner: int) -> int:
     die_with_parent(signal.SIGKILL)
     if os.getppid() != owner:  # it went before; torch, which takes seconds, is imported later for that reason
         return 1
     rank = meeting.node_rank * meeting.per_host + local
 
     def tell(**what: object) -> None:
-        answers.write(json.dumps({"rank": rank, **what}) + "\n")
-        answers.flush()
+        # In one write, on a line of its own: others write to the same file.
+        os.write(1, f"\n{SAID}{json.dumps({'rank': rank, **what})}\n".encode())
 
     try:
-        tell(
-            measured=_measure(
-                meeting, local, rank, lambda all_: tell(hosts=[one.model_dump() for one in all_])
-            )
-        )
+        for found in _measure(meeting, local, rank):
+            tell(**found)
     except MeetingError as error:
-        sys.stderr.write(f"{SAID}{error}\n")
+        tell(error=str(error))
         return 1
     return 0
 
 
 if __name__ == "__main__":
-    with os.fdopen(int(sys.argv[4]), "w") as answers:
-        sys.exit(_main(Meeting.model_validate_json(sys.argv[1]), int(sys.argv[2]), int(sys.argv[3]), answers))
+    sys.exit(_main(Meeting.model_validate_json(sys.argv[1]), int(sys.argv[2]), int(sys.argv[3])))

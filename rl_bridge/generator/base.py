@@ -1,10 +1,10 @@
-"""What an engine is, and those that live in an event loop on a thread of its own."""
+"""What an engine is: work in an event loop on a thread of its own, and futures for whoever asks from another."""
 
 import asyncio
 import contextlib
 import threading
 from abc import ABC, abstractmethod
-from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
+from collections.abc import Coroutine, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -35,8 +35,17 @@ class LoadMetrics:
     handover_s: float = 0.0
 
 
+GRACE_PERIOD_S = 5.0
+"""What has been submitted ends by itself when the end is announced; for what does not there is a bound."""
+
+T = TypeVar("T")
+
+
 class Engine(ABC):
-    """Answers prompts, and takes new weights, on threads or in processes of its own.
+    """Answers prompts, and takes new weights.
+
+    All of it is coroutines, begun in the order in which they are submitted, from whatever thread, in an event loop on a
+    thread of the engine's own. At its end `_clean_up` is called there, when nothing else runs any more.
 
     Attributes:
         version: The weights that it samples from.
@@ -44,15 +53,28 @@ class Engine(ABC):
         statistics: What vLLM says of its cache and its tokens; None of an engine that is not ours.
     """
 
-    version: PolicyVersion
-    ended: "Future[None]"
     statistics: "EngineStatistics | None"
 
-    @abstractmethod
+    def __init__(self, name: str, *, stop_timeout_s: float) -> None:
+        self.version: PolicyVersion = 0
+        self.ended: Future[None] = Future()
+        self.ended.set_running_or_notify_cancel()  # or who does not wait any more would take it from the others
+        self._stop_timeout_s = stop_timeout_s
+        self._lock = threading.Lock()
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._ending = asyncio.Event()
+        self._closed = False
+        self._failure: BaseException | None = None
+        self._under_way: set[Future[Any]] = set()
+        self._thread = threading.Thread(target=self._run, name=name, daemon=True)
+
     def start(self) -> "Future[None]":
         """Begin loading; the future is done when it can answer, or has failed."""
+        with self._lock:
+            self._loop = asyncio.new_event_loop()
+        self._thread.start()
+        return self._submit(self._start())
 
-    @abstractmethod
     def generate(
         self, prompts: Sequence[Sequence[int]], sampling: SamplingSettings, seeds: Sequence[int] | None = None
     ) -> "Future[list[Completion]]":
@@ -62,10 +84,10 @@ class Engine(ABC):
         the engine's own generator.
 
         Raises:
-            GeneratorError: The engine has failed, is closed, or has too many batches waiting. The future has one, too,
-                where a prompt is refused, or the engine has sampled no token for `rollout.generate_timeout_s` while it
-                waited.
+            GeneratorError: The engine has failed, or is closed. The future has one, too, where a prompt is refused, or
+                the engine has sampled no token for `rollout.generate_timeout_s` while it waited.
         """
+        return self._submit(self._generate(prompts, sampling, seeds))
 
     @abstractmethod
     def load(self, version: PolicyVersion, state: "Mapping[str, Tensor] | None") -> "Future[LoadMetrics]":
@@ -96,57 +118,31 @@ class Engine(ABC):
         go on when it wakes, their keys and values computed anew.
         """
 
-    @abstractmethod
     def check(self) -> None:
         """Raise GeneratorError where it has failed, or is closed."""
+        with self._lock:
+            if self._closed:
+                raise self._error()
+
+    def close(self) -> None:
+        """End it, and wait for its thread to. What is under way fails."""
+        self._end()
+        if self._thread.is_alive():
+            self._thread.join(self._stop_timeout_s)
 
     @abstractmethod
-    def close(self) -> None:
-        """End it. What is under way fails."""
+    async def _start(self) -> None: ...
 
+    @abstractmethod
+    async def _generate(
+        self, prompts: Sequence[Sequence[int]], sampling: SamplingSettings, seeds: Sequence[int] | None
+    ) -> list[Completion]: ...
 
-def require_signs_of_life(silent_s: float, limit_s: float) -> None:
-    """Raise GeneratorError where an engine has been at one step for longer than answers may take."""
-    if silent_s > limit_s:
-        raise GeneratorError(
-            f"expected the engine to make a step within {limit_s:g} s, it has been at one for {silent_s:.0f} s"
-        )
+    @abstractmethod
+    async def _clean_up(self) -> None: ...
 
-
-T = TypeVar("T")
-
-CLOSED = "the engine is closed"
-GRACE_PERIOD_S = 5.0
-"""What has been submitted ends by itself when the end is announced; for what does not there is a bound."""
-
-
-class EngineLoopThread:
-    """Runs coroutines, begun in the order in which they are submitted, from whatever thread, until it ends.
-
-    At its end it calls `clean_up` in the loop, when nothing else runs there; then `ended` is done: with None after
-    `close`, otherwise with what `end` was told.
-    """
-
-    def __init__(self, name: str, clean_up: Callable[[], Awaitable[None]]) -> None:
-        self.ended: Future[None] = Future()
-        self.ended.set_running_or_notify_cancel()  # or who does not wait any more would take it from the others
-        self._clean_up = clean_up
-        self._lock = threading.Lock()
-        self._loop: asyncio.AbstractEventLoop | None = None
-        self._ending = asyncio.Event()
-        self._closed = False
-        self._failure: BaseException | None = None
-        self._under_way: set[Future[Any]] = set()
-        self._thread = threading.Thread(target=self._run, name=name, daemon=True)
-
-    def start(self) -> None:
-        """Begin; before, nothing is taken."""
-        with self._lock:
-            self._loop = asyncio.new_event_loop()
-        self._thread.start()
-
-    def submit(self, work: Coroutine[Any, Any, T]) -> "Future[T]":
-        """Have a coroutine run; cancelling the future cancels it. GeneratorError once the loop has ended."""
+    def _submit(self, work: Coroutine[Any, Any, T]) -> "Future[T]":
+        """Have a coroutine run; cancelling the future cancels it. GeneratorError once the engine has ended."""
         with self._lock:
             if self._closed or self._loop is None:
                 work.close()
@@ -156,13 +152,7 @@ class EngineLoopThread:
         future.add_done_callback(self._under_way.discard)
         return future
 
-    def require_open(self) -> None:
-        """Look whether anything can be submitted."""
-        with self._lock:
-            if self._closed:
-                raise self._error()
-
-    def end(self, failure: BaseException | None = None) -> None:
+    def _end(self, failure: BaseException | None = None) -> None:
         """Take nothing more, and fail what is under way; returns at once. Only the first word counts."""
         with self._lock:
             if self._closed:
@@ -171,15 +161,9 @@ class EngineLoopThread:
             if self._loop is not None:
                 self._loop.call_soon_threadsafe(self._ending.set)
 
-    def close(self, timeout_s: float) -> None:
-        """End, and wait for the thread to."""
-        self.end()
-        if self._thread.is_alive():
-            self._thread.join(timeout_s)
-
     def _error(self) -> GeneratorError:
         if self._failure is None:
-            return GeneratorError(CLOSED)
+            return GeneratorError("the engine is closed")
         return EngineFailedError(f"the engine has failed: {self._failure}")
 
     async def _await_or_fail(self, work: Coroutine[Any, Any, T]) -> T:
@@ -201,7 +185,7 @@ class EngineLoopThread:
             with asyncio.Runner(loop_factory=lambda: loop) as runner:
                 runner.run(self._until_ended())
         except BaseException as error:  # the thread's death must reach whoever waits
-            self.end(error)
+            self._end(error)
             self._failure = self._failure or error
         if self._failure is None:
             self.ended.set_result(None)
@@ -215,43 +199,3 @@ class EngineLoopThread:
             async with asyncio.timeout(GRACE_PERIOD_S):
                 await asyncio.gather(*under_way, return_exceptions=True)
         await self._clean_up()
-
-
-class LoopEngine(Engine):
-    """An engine whose work is coroutines, in an event loop on a thread of its own, which has a bounded time to end."""
-
-    def __init__(self, name: str, *, stop_timeout_s: float) -> None:
-        self.version = 0
-        self._thread = EngineLoopThread(name, self._clean_up)
-        self.ended = self._thread.ended
-        self._stop_timeout_s = stop_timeout_s
-
-    def start(self) -> "Future[None]":
-        """See `Engine.start`."""
-        self._thread.start()
-        return self._thread.submit(self._start())
-
-    def generate(
-        self, prompts: Sequence[Sequence[int]], sampling: SamplingSettings, seeds: Sequence[int] | None = None
-    ) -> "Future[list[Completion]]":
-        """See `Engine.generate`."""
-        return self._thread.submit(self._generate(prompts, sampling, seeds))
-
-    def check(self) -> None:
-        """See `Engine.check`."""
-        self._thread.require_open()
-
-    def close(self) -> None:
-        """See `Engine.close`."""
-        self._thread.close(self._stop_timeout_s)
-
-    @abstractmethod
-    async def _start(self) -> None: ...
-
-    @abstractmethod
-    async def _generate(
-        self, prompts: Sequence[Sequence[int]], sampling: SamplingSettings, seeds: Sequence[int] | None
-    ) -> list[Completion]: ...
-
-    @abstractmethod
-    async def _clean_up(self) -> None: ...

@@ -14,7 +14,7 @@ from openenv_core.errors import ConfigurationError
 from openenv_core.evaluation.endpoint import EndpointClient, RequestRefusedError, plain
 from rl_bridge.config import Config, GeneratorConfig
 from rl_bridge.errors import ConfigError, GeneratorError, PromptRefusedError, WeightsError
-from rl_bridge.generator.base import LoadMetrics, LoopEngine
+from rl_bridge.generator.base import Engine, LoadMetrics
 from rl_bridge.metrics.spans import PROCESS_SPANS, span
 from rl_bridge.types import Completion, PolicyVersion, SamplingSettings
 
@@ -268,7 +268,7 @@ class _Models(BaseModel):
     data: list[_Model]
 
 
-class EndpointEngine(LoopEngine):
+class EndpointEngine(Engine):
     """Answers batches of prompts by asking a server, at most `rollout.max_num_seqs` at a time.
 
     A server that is overloaded, or not up yet, is asked again, ever more slowly, for as long as an answer may take. Its

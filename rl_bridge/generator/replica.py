@@ -15,7 +15,6 @@ from torch import Tensor
 from rl_bridge.config import Config
 from rl_bridge.devices import own_device
 from rl_bridge.errors import ModelError, WeightsError
-from rl_bridge.generator.async_engine import AsyncVllmEngine
 from rl_bridge.generator.base import Engine
 from rl_bridge.generator.endpoint import EndpointEngine
 from rl_bridge.generator.engine import VllmEngine
@@ -36,8 +35,7 @@ def make_engine(config: Config, model_path: str | Path, *, seed: int | None = No
     apart = config.generator.engine == "vllm_async"
     if config.generator.engine == "auto":
         apart = own_device().type == "cuda" and config.generator.tensor_parallel == 1
-    kind = AsyncVllmEngine if apart else VllmEngine
-    return kind(config, str(model_path), seed=config.seed if seed is None else seed)
+    return VllmEngine(config, str(model_path), seed=config.seed if seed is None else seed, apart=apart)
 
 
 INITIAL: PolicyVersion = 0
@@ -80,7 +78,7 @@ class PolicyReplica:
         self._checkpoint = Checkpoint(model_path)
         self._engine = make_engine(config, model_path, seed=seed)
         # Where this process has the engine's weights, parts of tensors are joined beside them.
-        here = isinstance(self._engine, VllmEngine) and config.generator.tensor_parallel == 1
+        here = isinstance(self._engine, VllmEngine) and self._engine.holds_weights
         self._device = "cuda" if here and torch.cuda.is_available() else "cpu"
         self._updates = asyncio.Lock()
 

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any, get_args
 
 from rl_bridge.config import Config, LoraConfig, RolloutConfig
 from rl_bridge.errors import GeneratorError, MissingDependencyError
+from rl_bridge.generator.local_engine import LocalEngine
 from rl_bridge.types import Completion, PolicyVersion, SamplingSettings
 from rl_bridge.weights.peft import write_adapter
 
@@ -92,54 +93,40 @@ class EngineStatistics:
         return 0.0 if self.asleep else time.monotonic() - max(since, self.last_token_at)
 
 
-def build_engine(config: Config, model_path: str, *, seed: int, statistics: EngineStatistics) -> Any:
-    """Load a `vllm.LLMEngine` in this process; raises GeneratorError where it cannot start."""
-    # The engine-core process that vLLM would start otherwise is not needed: our thread waits for nothing else.
-    os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"
-    try:
-        from vllm import EngineArgs, LLMEngine
-    except ImportError as error:
-        raise MissingDependencyError("vllm") from error
-    options, loader = _options(config, model_path, seed), "WeightLoader"
-    if config.generator.tensor_parallel > 1:
-        _own_processes()  # one for each rank, which gets weights as another engine's does
-        loader = "OwnedWeightLoader"
-    if config.rollout.weight_update != "drain":
-        # Or a step that the old weights have computed would be told of after the new ones came.
-        options["async_scheduling"] = False
-    with _modules_that_can_be_looked_at():
-        return _start_engine(LLMEngine, EngineArgs, loader, options, statistics)
+def build_engine(
+    config: Config, model_path: str, *, seed: int, statistics: EngineStatistics, apart: bool
+) -> Any:
+    """Load a `vllm.LLMEngine` in this process, as a `LocalEngine`; or, `apart` from it, vLLM's `AsyncLLM`.
 
-
-def build_async_engine(config: Config, model_path: str, *, seed: int, statistics: EngineStatistics) -> Any:
-    """Start a `vllm.v1.engine.async_llm.AsyncLLM`, whose engine has a process of its own. Blocks until it is loaded.
-
-    It belongs to the event loop that runs here, and its process to this thread: it ends when the thread does.
+    Blocks until it is loaded. It belongs to the event loop that runs here, and a process of its own to this thread,
+    with which it ends. GeneratorError where it cannot start.
     """
-    _own_processes()
-    # Or on a CPU the executor "uni" is overruled, and a worker has yet another process, which would outlive its owner.
+    # In this process nothing waits for another; and apart, on a CPU, the executor "uni" is overruled otherwise, and a
+    # worker has yet another process, which would outlive its owner.
     os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"
     try:
-        from vllm import AsyncEngineArgs
+        import vllm
         from vllm.v1.engine.async_llm import AsyncLLM
     except ImportError as error:
         raise MissingDependencyError("vllm") from error
-    options = _options(config, model_path, seed)
-    return _start_engine(AsyncLLM, AsyncEngineArgs, "OwnedWeightLoader", options, statistics)
-
-
-def _start_engine(
-    engine: Any, arguments: Any, loader: str, options: dict[str, Any], statistics: EngineStatistics
-) -> Any:
+    kind: Any = AsyncLLM if apart else vllm.LLMEngine
+    arguments: Any = vllm.AsyncEngineArgs if apart else vllm.EngineArgs
+    options, loader = _options(config, model_path, seed), "WeightLoader"
+    if apart or config.generator.tensor_parallel > 1:  # or a process for each rank
+        _own_processes()
+        loader = "OwnedWeightLoader"
+    if not apart and config.rollout.weight_update != "drain":
+        # Or a step that the old weights have computed would be told of after the new ones came.
+        options["async_scheduling"] = False
     try:
-        with _semaphores_without_a_name():
-            started = engine.from_engine_args(
+        with _modules_that_can_be_looked_at(), _semaphores_without_a_name():
+            started = kind.from_engine_args(
                 arguments(worker_extension_cls=f"rl_bridge.generator.vllm_worker.{loader}", **options)
             )
     except Exception as error:
-        raise GeneratorError(f"vLLM cannot start on {options['model']!r}: {error}") from error
+        raise GeneratorError(f"vLLM cannot start on {model_path!r}: {error}") from error
     started.logger_manager.stat_loggers = [statistics]
-    return started
+    return started if apart else LocalEngine(started)
 
 
 def _own_processes() -> None:
@@ -149,8 +136,11 @@ def _own_processes() -> None:
     os.environ[OWNER_VARIABLE] = str(os.getpid())
 
 
-async def end_async_engine(engine: Any) -> None:
-    """End what `build_async_engine` has started, its process and the sockets to that; in its event loop."""
+async def end_engine(engine: Any) -> None:
+    """End an engine, and where it has a process of its own, that and the sockets to it; in its event loop."""
+    if isinstance(engine, LocalEngine):
+        await engine.end()
+        return
     core = engine.engine_core
     engine.shutdown()
     # Where its process has died another thread has handed the sockets' closing to this loop.

@@ -8,22 +8,22 @@ is still to stop everything in order.
 """
 
 import contextlib
-import mmap
 import os
+import pickle
 import signal
 import threading
-import warnings
 from collections.abc import Mapping
-from typing import Any, TypedDict
+from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from openenv_core.sandbox.kernel.libc import die_with_parent
 from rl_bridge.generator.vllm_api import OWNER_VARIABLE
-from rl_bridge.weights.assembly import copy_all, without_data
-from rl_bridge.weights.segments import HEADER, Segment
-from rl_bridge.weights.snapshot import align
+from rl_bridge.weights.assembly import copy_all, view, without_data
+from rl_bridge.weights.segments import HEADER, Segment, map_segment
+from rl_bridge.weights.snapshot import StoredPart, layout, own_shards
 
 
 class WeightLoader:
@@ -47,23 +47,15 @@ class WeightLoader:
             head.quant_method.process_weights_after_loading(head)
 
 
-class HandedTensor(TypedDict):
-    """Where a tensor lies."""
-
-    name: str
-    dtype: str
-    shape: list[int]
-    offset: int
-
-
-class Handover(TypedDict):
-    """Where tensors lie; of plain types, so that it travels by msgpack."""
+@dataclass(slots=True, frozen=True)
+class Handover:
+    """Where tensors lie, in the memory of another process of this machine."""
 
     pid: int
     fd: int
     inode: int
     nbytes: int
-    tensors: list[HandedTensor]
+    parts: Mapping[str, StoredPart]
 
 
 class WeightSender:
@@ -72,27 +64,21 @@ class WeightSender:
     def __init__(self) -> None:
         self._segment: Segment | None = None
 
-    def write(self, state: Mapping[str, Tensor]) -> Handover:
-        """Copy tensors to where another process of this machine can read them, for as long as this one lives."""
-        tensors: list[HandedTensor] = []
-        end = HEADER
-        for name, tensor in without_data(state).items():
-            dtype = str(tensor.dtype).removeprefix("torch.")
-            tensors.append({"name": name, "dtype": dtype, "shape": list(tensor.shape), "offset": end})
-            end = align(end + tensor.nbytes)
-        if self._segment is None or self._segment.nbytes < end:
+    def write(self, state: Mapping[str, Tensor]) -> bytes:
+        """Copy tensors to where another process of this machine can read them, for as long as this one lives.
+
+        Returns:
+            A pickled `Handover`: of bytes alone, so that it travels by msgpack.
+        """
+        parts, nbytes = layout(own_shards(without_data(state), rank=0), header=HEADER)
+        if self._segment is None or self._segment.nbytes < nbytes:
             self.close()
-            self._segment = Segment(end)
-        room = torch.frombuffer(self._segment.map, dtype=torch.uint8)
-        for place in tensors:  # one by one: of a snapshot each is put together here
-            copy_all([(_view(room, place), state[place["name"]])])
-        return Handover(
-            pid=os.getpid(),
-            fd=self._segment.fd,
-            inode=self._segment.inode,
-            nbytes=self._segment.nbytes,
-            tensors=tensors,
-        )
+            self._segment = Segment(nbytes)
+        segment = self._segment
+        room = torch.frombuffer(segment.map, dtype=torch.uint8)
+        for name, part in parts.items():  # one by one: of a snapshot each is put together here
+            copy_all([(view(room, part), state[name])])
+        return pickle.dumps(Handover(os.getpid(), segment.fd, segment.inode, segment.nbytes, parts))
 
     def close(self) -> None:
         """Give the memory back."""
@@ -109,30 +95,14 @@ class WeightReceiver:
         self._inode: int | None = None
         self._bytes = torch.empty(0, dtype=torch.uint8)
 
-    def read(self, handover: Handover) -> dict[str, Tensor]:
+    def read(self, handed: bytes) -> dict[str, Tensor]:
         """The tensors in place, read-only, until the next `write` of the giver."""
-        if self._inode != handover["inode"]:
-            self._bytes = _map(handover)
-            self._inode = handover["inode"]
-        return {place["name"]: _view(self._bytes, place) for place in handover["tensors"]}
-
-
-def _view(room: Tensor, place: HandedTensor) -> Tensor:
-    dtype: torch.dtype = getattr(torch, place["dtype"])
-    shape = place["shape"]
-    nbytes = torch.Size(shape).numel() * dtype.itemsize
-    return room[place["offset"] : place["offset"] + nbytes].view(dtype).view(shape)
-
-
-def _map(handover: Handover) -> Tensor:
-    fd = os.open(f"/proc/{handover['pid']}/fd/{handover['fd']}", os.O_RDONLY | os.O_CLOEXEC)
-    try:
-        mapped = mmap.mmap(fd, handover["nbytes"], prot=mmap.PROT_READ)
-    finally:
-        os.close(fd)
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # that it is read-only is meant
-        return torch.frombuffer(mapped, dtype=torch.uint8)
+        handover: Handover = pickle.loads(handed)
+        if self._inode != handover.inode:
+            fd, _, self._bytes = map_segment(handover.pid, handover.fd, handover.nbytes)
+            os.close(fd)
+            self._inode = handover.inode
+        return {name: view(self._bytes, part) for name, part in handover.parts.items()}
 
 
 def end_with_owner() -> None:
@@ -154,7 +124,7 @@ if OWNER_VARIABLE in os.environ:
 class OwnedWeightLoader(WeightLoader):
     """Mixed into vLLM's worker (`worker_extension_cls`)."""
 
-    def load_handed_over(self, handover: Handover) -> None:
+    def load_handed_over(self, handed: bytes) -> None:
         """Replace the weights in place by those that the owner has written down."""
         receiver: WeightReceiver = self.__dict__.setdefault("ropewalk_weight_receiver", WeightReceiver())
-        self.load_policy(receiver.read(handover))
+        self.load_policy(receiver.read(handed))

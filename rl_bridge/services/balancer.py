@@ -20,85 +20,6 @@ MIN_SUSPENSION_S = 0.5
 MAX_SUSPENSION_S = 30.0
 
 
-@dataclass(slots=True)
-class _Load:
-    in_flight: int = 0
-    picked: int = 0
-    failures: int = 0
-    suspended_until: float = 0.0
-    suspension_s: float = 0.0
-
-
-class Router:
-    """Counts what each replica has in flight, and keeps calls away from one that fails them all.
-
-    A replica that fails fast always has the least in flight. So after some failures in a row it is suspended:
-    for a while calls go elsewhere, where there is an elsewhere; then one failure is enough to suspend it for
-    twice as long. A call that succeeds clears it.
-    """
-
-    def __init__(self) -> None:
-        self._loads: dict[int, _Load] = {}
-        self._picks = 0
-
-    def add(self, replica: int) -> None:
-        """Let a replica be picked."""
-        self._loads[replica] = _Load()
-
-    def remove(self, replica: int) -> None:
-        """Forget a replica and what it had in flight."""
-        self._loads.pop(replica, None)
-
-    def pick(self, now: float) -> int | None:
-        """The replica for the next call: the least loaded, of these the one that was idle longest.
-
-        None where there is none.
-        """
-        if not self._loads:
-            return None
-        free = {replica: load for replica, load in self._loads.items() if load.suspended_until <= now}
-        if free:
-            return min(free, key=lambda replica: (free[replica].in_flight, free[replica].picked))
-        # All are suspended: the one whose time ends first, for a call must go somewhere.
-        return min(self._loads, key=lambda replica: self._loads[replica].suspended_until)
-
-    def begin(self, replica: int) -> None:
-        """A call to the replica begins."""
-        load = self._loads.get(replica)
-        if load is not None:
-            self._picks += 1
-            load.picked = self._picks
-            load.in_flight += 1
-
-    def end(self, replica: int, *, failed: bool | None, now: float) -> bool:
-        """A call has ended (`failed` None: was given up).
-
-        True where the replica is a new suspect, to be asked for its health.
-        """
-        load = self._loads.get(replica)
-        if load is None:
-            return False
-        load.in_flight -= 1
-        if failed is None:
-            return False
-        if not failed:
-            load.failures = 0
-            load.suspended_until = load.suspension_s = 0.0
-            return False
-        load.failures += 1
-        # What was in flight when it was suspended says nothing new.
-        if load.failures < SUSPECT_AFTER or load.suspended_until > now:
-            return False
-        load.suspension_s = min(max(2 * load.suspension_s, MIN_SUSPENSION_S), MAX_SUSPENSION_S)
-        load.suspended_until = now + load.suspension_s
-        return True
-
-    def is_suspended(self, replica: int, now: float) -> bool:
-        """Whether calls are kept away from the replica."""
-        load = self._loads.get(replica)
-        return load is not None and load.suspended_until > now
-
-
 class TargetGoneError(ConnectionError):
     """The process behind a target is gone; raised by targets, and by nothing that runs in them."""
 
@@ -127,8 +48,24 @@ def key_of(target: ReplicaTarget) -> Key:
     return target.replica, target.incarnation
 
 
+@dataclass(slots=True)
+class _Seat:
+    """A target, what it has in flight, and what its calls have shown of it."""
+
+    target: ReplicaTarget
+    in_flight: int = 0
+    picked: int = 0
+    failures: int = 0
+    suspended_until: float = 0.0
+    suspension_s: float = 0.0
+
+
 class Balancer:
-    """Spreads calls over targets that come and go.
+    """Spreads calls over targets that come and go, and keeps them away from one that fails them all.
+
+    A replica that fails fast always has the least in flight. So after some failures in a row it is suspended:
+    for a while calls go elsewhere, where there is an elsewhere; then one failure is enough to suspend it for
+    twice as long. A call that succeeds clears it.
 
     Args:
         service: Named in errors.
@@ -148,12 +85,12 @@ class Balancer:
         on_suspect: Callable[[ReplicaTarget], None] = lambda _target: None,
     ) -> None:
         self._service = service
-        self._repeatable = repeatable
+        self.repeatable = repeatable
         self._wait_s = wait_s
         self._on_gone = on_gone
         self._on_suspect = on_suspect
-        self._targets: dict[int, ReplicaTarget] = {}
-        self._router = Router()
+        self._seats: dict[int, _Seat] = {}
+        self._picks = 0
         self._under_way: dict[Key, set[asyncio.Future[Any]]] = {}
         self._lost: dict[Key, str] = {}
         self._changed = asyncio.Event()
@@ -165,7 +102,7 @@ class Balancer:
     @property
     def targets(self) -> tuple[ReplicaTarget, ...]:
         """What calls can go to now."""
-        return tuple(self._targets.values())
+        return tuple(seat.target for seat in self._seats.values())
 
     def in_flight(self, replica: int) -> int:
         """Calls that a replica has begun and not ended."""
@@ -173,26 +110,25 @@ class Balancer:
 
     def is_suspended(self, replica: int) -> bool:
         """Whether calls are kept away from a replica because they keep failing."""
-        return self._router.is_suspended(replica, time.monotonic())
+        seat = self._seats.get(replica)
+        return seat is not None and seat.suspended_until > time.monotonic()
 
     def add(self, target: ReplicaTarget) -> None:
         """Let calls go to a target; it takes the place of an older one of the same replica."""
-        self._targets[target.replica] = target
-        self._router.add(target.replica)
+        self._seats[target.replica] = _Seat(target)
         self._changed.set()
 
     def remove(self, target: ReplicaTarget) -> None:
         """Send no more calls to a target; those under way go on."""
         if self.holds(target):
-            del self._targets[target.replica]
-            self._router.remove(target.replica)
+            del self._seats[target.replica]
             self._changed.set()
 
     def lose(self, key: Key, reason: str) -> None:
         """End the calls to a target whose process is gone, and send it no more."""
-        target = self._targets.get(key[0])
-        if target is not None and key_of(target) == key:
-            self.remove(target)
+        seat = self._seats.get(key[0])
+        if seat is not None and key_of(seat.target) == key:
+            self.remove(seat.target)
         if self._under_way.get(key):
             self._lost[key] = reason
             for call in self._under_way[key]:
@@ -210,16 +146,18 @@ class Balancer:
 
     def holds(self, target: ReplicaTarget) -> bool:
         """Whether calls go to this very target."""
-        known = self._targets.get(target.replica)
-        return known is not None and key_of(known) == key_of(target)
+        return self._seat_of(target) is not None
+
+    def _seat_of(self, target: ReplicaTarget) -> _Seat | None:
+        seat = self._seats.get(target.replica)
+        return seat if seat is not None and key_of(seat.target) == key_of(target) else None
 
     def settle(self, near: ReplicaTarget | None, room: int) -> ReplicaTarget | None:
         """Open a session with a target, until `unsettle`; None where there is none now.
 
         It is the one that another session is `near`, while that has room for so many sessions, or the one with fewest.
         """
-        now = time.monotonic()
-        free = [target for target in self.targets if not self._router.is_suspended(target.replica, now)]
+        free = [target for target in self.targets if not self.is_suspended(target.replica)]
         if not (choice := free or list(self.targets)):
             return None
         fewest = min(choice, key=lambda one: (self._sessions[key_of(one)], hash((self._salt, one.replica))))
@@ -239,13 +177,17 @@ class Balancer:
         self._failure = failure
         self._changed.set()
 
-    async def any_target(self) -> ReplicaTarget:
-        """Wait for a target and pick the least loaded; NoReplicaError beyond the deadline, or what `fail` was told."""
-        if (target := self._pick()) is not None:
+    async def any_target(self, pick: Callable[[], ReplicaTarget | None] | None = None) -> ReplicaTarget:
+        """Wait until there is a target: by default the least loaded.
+
+        NoReplicaError beyond the deadline, or what `fail` was told.
+        """
+        pick = pick or self._least_loaded
+        if (target := self._choose(pick)) is not None:
             return target
         try:
             async with asyncio.timeout(self._wait_s):
-                while (target := self._pick()) is None:
+                while (target := self._choose(pick)) is None:
                     self._changed.clear()
                     await self._changed.wait()
                 return target
@@ -255,23 +197,35 @@ class Balancer:
                 "see its log for why it does not start, or give it longer (start_timeout_s)"
             ) from error
 
-    def _pick(self) -> ReplicaTarget | None:
+    def _choose(self, pick: Callable[[], ReplicaTarget | None]) -> ReplicaTarget | None:
         if self._failure is not None:
             raise self._failure
-        replica = self._router.pick(time.monotonic())
-        return None if replica is None else self._targets[replica]
+        return pick()
 
-    async def route(self, name: str, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
-        """Call an endpoint of one replica.
+    def _least_loaded(self) -> ReplicaTarget | None:
+        """Of these the one that was idle longest. Where all are suspended, the one whose time ends first."""
+        now, seats = time.monotonic(), self._seats.values()
+        if free := [seat for seat in seats if seat.suspended_until <= now]:
+            return min(free, key=lambda seat: (seat.in_flight, seat.picked)).target
+        return min(seats, key=lambda seat: seat.suspended_until).target if seats else None
+
+    async def route(
+        self,
+        name: str,
+        args: tuple[Any, ...],
+        kwargs: Mapping[str, Any],
+        pick: Callable[[], ReplicaTarget | None] | None = None,
+    ) -> Any:
+        """Call an endpoint of one replica: by default the least loaded.
 
         ReplicaLostError where that died and the call may not be carried out twice.
         """
         while True:
-            target = await self.any_target()
+            target = await self.any_target(pick)
             try:
                 return await self.call(target, name, args, kwargs)
             except ReplicaLostError:
-                if name not in self._repeatable or self.holds(target):
+                if name not in self.repeatable or self.holds(target):
                     raise
 
     async def call(
@@ -279,8 +233,10 @@ class Balancer:
     ) -> Any:
         """Call an endpoint of this target; counted among what it has in flight. Raises as `route` does."""
         key = key_of(target)
-        if self.holds(target):
-            self._router.begin(target.replica)
+        if (seat := self._seat_of(target)) is not None:
+            self._picks += 1
+            seat.picked = self._picks
+            seat.in_flight += 1
         under_way = asyncio.ensure_future(target.call(name, args, kwargs))
         self._under_way.setdefault(key, set()).add(under_way)
         failed: bool | None = None
@@ -302,9 +258,27 @@ class Balancer:
             raise
         finally:
             self._on_call_done(key, under_way)
-            # Not of a start that has come in its place: that one has a load of its own.
-            if self.holds(target) and self._router.end(target.replica, failed=failed, now=time.monotonic()):
+            # Not of a start that has come in its place: that one has a seat of its own.
+            if (seat := self._seat_of(target)) is not None and self._becomes_suspect(seat, failed):
                 self._on_suspect(target)
+
+    def _becomes_suspect(self, seat: _Seat, failed: bool | None) -> bool:
+        """A call has ended (`failed` None: was given up)."""
+        seat.in_flight -= 1
+        if failed is None:
+            return False
+        if not failed:
+            seat.failures = 0
+            seat.suspended_until = seat.suspension_s = 0.0
+            return False
+        seat.failures += 1
+        now = time.monotonic()
+        # What was in flight when it was suspended says nothing new.
+        if seat.failures < SUSPECT_AFTER or seat.suspended_until > now:
+            return False
+        seat.suspension_s = min(max(2 * seat.suspension_s, MIN_SUSPENSION_S), MAX_SUSPENSION_S)
+        seat.suspended_until = now + seat.suspension_s
+        return True
 
     def _on_call_done(self, key: Key, call: asyncio.Future[Any]) -> None:
         self._under_way[key].discard(call)

@@ -7,7 +7,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from rl_bridge.errors import ReplicaLostError
 from rl_bridge.services.balancer import Balancer, Key, ReplicaTarget, key_of
 
 
@@ -105,7 +104,6 @@ class StickySession(Routed):
     Args:
         balancer: The service's.
         endpoints: What can be called.
-        repeatable: Endpoints that are sent again where a replica is lost.
         near: A session whose replica knows what ours should know.
         room: The sessions that a replica may have and still be chosen for being near.
 
@@ -117,14 +115,12 @@ class StickySession(Routed):
         self,
         balancer: Balancer,
         endpoints: frozenset[str],
-        repeatable: frozenset[str],
         *,
         near: "StickySession | None" = None,
         room: int = sys.maxsize,
     ) -> None:
         self._balancer = balancer
         self.endpoints = endpoints
-        self._repeatable = repeatable
         self._near = near
         self._room = room
         self._target: ReplicaTarget | None = None
@@ -156,27 +152,19 @@ class StickySession(Routed):
         return target
 
     async def _route(self, name: str, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
-        while True:
-            while (target := self._settle()) is None:
-                await self._balancer.any_target()
-            try:
-                return await self._balancer.call(target, name, args, kwargs)
-            except ReplicaLostError:
-                if name not in self._repeatable or self._balancer.holds(target):
-                    raise
+        return await self._balancer.route(name, args, kwargs, self._settle)
 
 
 class Balanced(Routed):
     """Something whose calls a balancer spreads over replicas."""
 
-    def __init__(self, balancer: Balancer, endpoints: frozenset[str], repeatable: frozenset[str]) -> None:
+    def __init__(self, balancer: Balancer, endpoints: frozenset[str]) -> None:
         self.endpoints = endpoints
         self._balancer = balancer
-        self._repeatable = repeatable
 
     def session(self, *, near: StickySession | None = None, room: int = sys.maxsize) -> StickySession:
         """Calls that stay with one replica as long as it lives; see `StickySession`."""
-        return StickySession(self._balancer, self.endpoints, self._repeatable, near=near, room=room)
+        return StickySession(self._balancer, self.endpoints, near=near, room=room)
 
     async def _route(self, name: str, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
         return await self._balancer.route(name, args, kwargs)
@@ -191,7 +179,7 @@ class ServiceHandle(Balanced):
 
     def __init__(self, roster: Roster) -> None:
         balancer = Balancer(roster.service, roster.repeatable, roster.wait_s)
-        super().__init__(balancer, roster.endpoints, roster.repeatable)
+        super().__init__(balancer, roster.endpoints)
         self._epoch = roster.epoch
         balancer.replace(roster.targets)
 

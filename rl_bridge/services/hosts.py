@@ -2,7 +2,7 @@
 
 import asyncio
 import contextlib
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from rl_bridge.config.monarch import visible_gpus
@@ -48,7 +48,14 @@ class Hosts:
                 for its whole life, chosen before its first use of Monarch.
             gpus_per_host: GPUs on each of them.
         """
-        return _Workers(tuple(addresses), address, gpus_per_host)
+        if not addresses:
+            raise ValueError("expected the address of at least one worker, got none")
+
+        def attach() -> tuple[Any, ...]:
+            workers = list(addresses)
+            return (attach_to_workers(name="hosts", ca="trust_all_connections", workers=workers),)
+
+        return _Remote(attach, gpus_per_host, address, ", ".join(addresses))
 
     @staticmethod
     def from_job(
@@ -71,7 +78,16 @@ class Hosts:
             gpus_per_host: GPUs on each host of `mesh`.
             address: As of `workers`, where the job's transport needs one.
         """
-        return _Job(job, mesh, cpu_mesh, gpus_per_host, address)
+        names = (mesh,) if cpu_mesh is None else (mesh, cpu_mesh)
+
+        def attach() -> tuple[Any, ...]:
+            # Not one that a run before has left in a file: this run ends what it has started.
+            with interruptible():  # it waits for its hosts, for half an hour perhaps
+                state = job.state(cached_path=None)
+            return tuple(getattr(state, name) for name in names)
+
+        named = f"{' and '.join(map(repr, names))} of {type(job).__name__}"
+        return _Remote(attach, gpus_per_host, address, named, job=job)
 
     @property
     def count(self) -> int:
@@ -103,10 +119,20 @@ class _Remote(Hosts):
 
     local = False
 
-    def __init__(self, gpus_per_host: int, address: str | None, named: str) -> None:
+    def __init__(
+        self,
+        attach: Callable[[], tuple[Any, ...]],
+        gpus_per_host: int,
+        address: str | None,
+        named: str,
+        *,
+        job: Any = None,
+    ) -> None:
         super().__init__(_number_devices(gpus_per_host))
+        self._attach = attach
         self._address = address
         self._named = named
+        self._job = job
         self._meshes: tuple[Any, ...] = ()
 
     @property
@@ -154,45 +180,12 @@ class _Remote(Hosts):
 
     async def close(self) -> None:
         meshes, self._meshes = self._meshes, ()
-        await asyncio.gather(*(_stop(mesh) for mesh in meshes))
-
-    def _attach(self) -> tuple[Any, ...]:
-        raise NotImplementedError
-
-
-class _Workers(_Remote):
-    def __init__(self, addresses: tuple[str, ...], address: str, gpus_per_host: int) -> None:
-        super().__init__(gpus_per_host, address, ", ".join(addresses))
-        if not addresses:
-            raise ValueError("expected the address of at least one worker, got none")
-        self._addresses = addresses
-
-    def _attach(self) -> tuple[Any, ...]:
-        workers = list(self._addresses)
-        return (attach_to_workers(name="hosts", ca="trust_all_connections", workers=workers),)
-
-
-class _Job(_Remote):
-    def __init__(
-        self, job: Any, mesh: str, cpu_mesh: str | None, gpus_per_host: int, address: str | None
-    ) -> None:
-        self._job = job
-        self._names = (mesh,) if cpu_mesh is None else (mesh, cpu_mesh)
-        named = f"{' and '.join(map(repr, self._names))} of {type(job).__name__}"
-        super().__init__(gpus_per_host, address, named)
-
-    def _attach(self) -> tuple[Any, ...]:
-        # Not one that a run before has left in a file: this run ends what it has started.
-        with interruptible():  # it waits for its hosts, for half an hour perhaps
-            state = self._job.state(cached_path=None)
-        return tuple(getattr(state, name) for name in self._names)
-
-    async def close(self) -> None:
         try:
-            await super().close()
+            await asyncio.gather(*(_stop(mesh) for mesh in meshes))
         finally:
-            with contextlib.suppress(Exception):  # its hosts may be gone already
-                self._job.kill()
+            if self._job is not None:
+                with contextlib.suppress(Exception):  # its hosts may be gone already
+                    self._job.kill()
 
 
 async def _stop(mesh: Any) -> None:

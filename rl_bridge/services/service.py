@@ -247,7 +247,7 @@ class Service(Balanced):
         balancer = Balancer(
             name, actor.REPEATABLE, options.start_timeout_s, on_gone=self._lose, on_suspect=self._suspect
         )
-        super().__init__(balancer, endpoints_of(actor), actor.REPEATABLE)
+        super().__init__(balancer, endpoints_of(actor))
         self.name = name
         self.actor = actor
         self.args = args
@@ -257,7 +257,7 @@ class Service(Balanced):
         self._on_failure = on_failure
         self._replays = Replays(actor.REPLAYED)
         self._keepers: dict[int, ReplicaKeeper] = {}
-        self._tasks: dict[int, asyncio.Task[None]] = {}
+        self._running: list[asyncio.Task[None]] = []
         self._checks: set[asyncio.Task[None]] = set()
         self._epoch = 0
         self._lost: deque[Key] = deque(maxlen=LOSSES_TOLD)
@@ -287,7 +287,7 @@ class Service(Balanced):
             self.name,
             self._epoch,
             self.endpoints,
-            self._repeatable,
+            self._balancer.repeatable,
             self.options.start_timeout_s,
             self._balancer.targets,
             tuple(self._lost),
@@ -318,32 +318,25 @@ class Service(Balanced):
 
     async def start(self) -> None:
         """Start the replicas; returns when all of them serve."""
-        keepers = [self._keep(replica) for replica in range(self.options.num_replicas)]
-        await asyncio.gather(*(keeper.served for keeper in keepers))
+        for replica in range(self.options.num_replicas):
+            keeper = self._keepers[replica] = ReplicaKeeper(replica, self)
+            self._running.append(asyncio.ensure_future(keeper.run()))
+            tell_of_errors(self._running[-1], self._broke)
+        await asyncio.gather(*(keeper.served for keeper in self._keepers.values()))
 
     async def stop(self) -> None:
         """End all replicas. Bounded; raises nothing."""
         self._balancer.fail(RoleError(f"the service {self.name} has been stopped"))
         for check in self._checks:
             check.cancel()
-        await asyncio.gather(*(self._retire(replica) for replica in list(self._keepers)))
-
-    def _keep(self, replica: int) -> ReplicaKeeper:
-        keeper = ReplicaKeeper(replica, self)
-        self._keepers[replica] = keeper
-        task = asyncio.ensure_future(keeper.run())
-        tell_of_errors(task, self._broke)
-        self._tasks[replica] = task
-        return keeper
-
-    async def _retire(self, replica: int) -> None:
-        keeper, task = self._keepers[replica], self._tasks[replica]
-        keeper.leave()
-        _, pending = await asyncio.wait({task}, timeout=STOP_TIMEOUT_S)
-        for late in pending:
-            late.cancel()
-            await asyncio.gather(late, return_exceptions=True)
-        del self._keepers[replica], self._tasks[replica]
+        for keeper in self._keepers.values():
+            keeper.leave()
+        if self._running:
+            _, pending = await asyncio.wait(self._running, timeout=STOP_TIMEOUT_S)
+            for late in pending:
+                late.cancel()
+            await asyncio.gather(*pending, return_exceptions=True)
+        self._keepers.clear()
 
     def _broke(self, error: BaseException) -> None:
         """A keeper or a check ended in an error of its own, which must not pass unseen."""

@@ -1,13 +1,9 @@
-"""Who has published what: the one place that knows when a snapshot is whole, and who still reads it."""
+"""Who has published what: the one place that knows when a snapshot is whole, and when it is no more."""
 
 import asyncio
-import time
-from collections.abc import Callable, Coroutine
-from contextlib import suppress
 from dataclasses import dataclass, field
-from typing import Any
 
-from rl_bridge.errors import SnapshotOverwrittenError, WeightsError
+from rl_bridge.errors import WeightsError
 from rl_bridge.weights.snapshot import Contribution, Key, Origin, Publication, Snapshot, key_text
 
 
@@ -38,19 +34,12 @@ class WeightDirectory:
     A key that is published once more replaces what it stood for; so does a version all later ones, which
     are from before the run went back. A group of publishers that a newer one has followed is not heard any
     more: a message of it may have been on its way when it ended.
-
-    Attributes:
-        clock: Seconds, by which leases end; only differences count.
     """
-
-    clock: Callable[[], float] = staticmethod(time.monotonic)
 
     def __init__(self) -> None:
         self._entries: dict[Key, _Entry] = {}
         self._groups: dict[str | None, list[str]] = {}
         """Who has published all versions, or one name, again and again; the last one does now."""
-        self._leases: dict[tuple[Key, Publication], dict[str, float]] = {}
-        """Who reads which publishing of which key, and until when at most."""
         self._closed = False
         self._changed = asyncio.Condition()
 
@@ -68,8 +57,10 @@ class WeightDirectory:
             if replaces is not None and replaces != key:
                 self._entries.pop(replaces, None)
             if isinstance(key, int):
-                for later in [k for k in self._entries if isinstance(k, int) and k > key]:
-                    self._entries.pop(later, None)
+                # Later versions are from before the run went back; publishers of another group are gone.
+                for other in [k for k in self._entries if isinstance(k, int)]:
+                    if other > key or self._entries[other].publication.group != publication.group:
+                        self._entries.pop(other)
             entry = self._entries.get(key)
             if entry is None or entry.publication != publication:
                 entry = self._entries[key] = _Entry(publication, ranks)
@@ -88,10 +79,6 @@ class WeightDirectory:
                     f"{key_text(key)} has been published anew, or dropped, before it was finished"
                 )
             entry.finished[contribution.origin.rank] = contribution
-            if entry.whole and isinstance(key, int):
-                for older in [k for k in self._entries if isinstance(k, int)]:
-                    if self._entries[older].publication.group != publication.group:
-                        self._entries.pop(older, None)  # its publishers are gone
             self._changed.notify_all()
 
     async def abandon(self, key: Key, publication: Publication, rank: int, why: str) -> None:
@@ -142,36 +129,11 @@ class WeightDirectory:
             )
         return entry.whole or entry.failure is not None
 
-    async def lease(self, key: Key, publication: Publication, holder: str, seconds: float) -> None:
-        """Keep what lies with publishers from being overwritten, for `seconds` at most; raises where it is gone."""
+    async def is_current(self, key: Key, publication: Publication) -> bool:
+        """Whether nothing has been written over a snapshot: what was fetched of it until now is right."""
         self._require_open()
         entry = self._entries.get(key)
-        if entry is None or entry.publication != publication:
-            raise SnapshotOverwrittenError(
-                f"{key_text(key)} has been overwritten by a newer one before it was read"
-            )
-        self._leases.setdefault((key, publication), {})[holder] = self.clock() + seconds
-
-    async def end_lease(self, key: Key, publication: Publication, holder: str) -> None:
-        """Say that it may be overwritten again. Nothing happens where the holder's time was over already."""
-        holders = self._leases.get((key, publication), {})
-        holders.pop(holder, None)
-        if not holders:
-            self._leases.pop((key, publication), None)
-
-    async def retire(self, key: Key, publication: Publication) -> list[str]:
-        """Ask whether a snapshot may be overwritten; returns who holds it. Where nobody does, it is found no more."""
-        for holder, until in list(self._leases.get((key, publication), {}).items()):
-            if until <= self.clock():
-                await self.end_lease(key, publication, holder)
-        if holders := list(self._leases.get((key, publication), {})):
-            return holders
-        entry = self._entries.get(key)
-        if entry is not None and entry.publication == publication:
-            async with self._changed:
-                self._entries.pop(key, None)
-                self._changed.notify_all()
-        return []
+        return entry is not None and entry.publication == publication
 
     async def close(self) -> None:
         """From now on nothing is published or found; whoever waits is told."""
@@ -197,52 +159,3 @@ class WeightDirectory:
             )
         if publication.group not in groups:
             groups.append(publication.group)
-
-
-LEASE_DURATION_S = 60.0
-"""How long a lease lasts that is not renewed: so long a reader that died elsewhere is in a publisher's way."""
-
-
-async def under_lease(
-    directory: WeightDirectory,
-    snapshot: Snapshot,
-    holder: str,
-    transfer: Callable[[], Coroutine[Any, Any, object]],
-) -> None:
-    """Transfer what lies with publishers, while none of it is overwritten; cancelled when the lease cannot be kept.
-
-    Raises:
-        SnapshotOverwrittenError: The snapshot has been given up, and what was transferred may be anything.
-        WeightsError: The directory did not answer at the beginning or the end, or the store is closed.
-        Exception: What the transfer raised.
-    """
-    key, publication = snapshot.key, snapshot.publication
-
-    async def renew() -> None:
-        await directory.lease(key, publication, holder, LEASE_DURATION_S)
-
-    async def keep() -> None:
-        while True:
-            await asyncio.sleep(LEASE_DURATION_S / 3)
-            try:
-                await renew()
-            except SnapshotOverwrittenError:
-                raise
-            except WeightsError:
-                continue  # whether the bytes count is said at the end; a directory that is busy now may answer then
-
-    work: list[asyncio.Task[object]] = []
-    try:
-        await renew()
-        work += [asyncio.create_task(transfer()), asyncio.create_task(keep())]
-        await asyncio.wait(work, return_when=asyncio.FIRST_COMPLETED)
-        # No publisher has waited for a renewal that came too late. What has been given up is not leased again, so
-        # this says so, also where it is what the transfer has failed of.
-        await renew()
-        next(task for task in work if task.done()).result()
-    finally:
-        for task in work:
-            task.cancel()
-        await asyncio.gather(*work, return_exceptions=True)
-        with suppress(WeightsError):  # it ends by itself
-            await asyncio.shield(directory.end_lease(key, publication, holder))

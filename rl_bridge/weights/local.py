@@ -7,19 +7,25 @@ import mmap
 import os
 import threading
 import time
-import warnings
 from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Iterator, Mapping
 from contextlib import AbstractAsyncContextManager, ExitStack, asynccontextmanager, contextmanager
 from dataclasses import dataclass
-from functools import partial
-from typing import ClassVar, Protocol, TypeAlias
+from typing import Protocol, TypeAlias
 
 import torch
 from torch import Tensor
 
 from rl_bridge.errors import SnapshotOverwrittenError, WeightsError
-from rl_bridge.weights.segments import HEADER, Segment, SegmentAddress, SegmentRing, has_died, own_machine
-from rl_bridge.weights.snapshot import Key, Origin, Publication, Snapshot, StoredPart, key_text
+from rl_bridge.weights.segments import (
+    HEADER,
+    Segment,
+    SegmentAddress,
+    SegmentRing,
+    has_died,
+    map_segment,
+    own_machine,
+)
+from rl_bridge.weights.snapshot import Key, Origin, Snapshot, StoredPart, key_text
 
 Needed: TypeAlias = Mapping[int, Collection[str]]
 """Which tensors a reader needs of which rank."""
@@ -45,8 +51,8 @@ class Publisher(Protocol):
 
     header: int
 
-    def reserve(self, key: Key, publication: Publication, nbytes: int) -> AbstractAsyncContextManager[Room]:
-        """Have room for a snapshot; waits for readers who are in the way, and raises WeightsError in the end."""
+    def reserve(self, key: Key, rank: int, nbytes: int) -> AbstractAsyncContextManager[Room]:
+        """Have room for a rank's part of a snapshot; waits for readers in the way, or raises WeightsError."""
 
     async def close(self) -> None:
         """Give everything back."""
@@ -75,12 +81,14 @@ def new_memory(nbytes: int) -> Tensor:
         raise WeightsError(f"cannot reserve {nbytes} bytes: {error}") from error
 
 
+POLL_INTERVAL_S = 0.002
+"""How often it is looked whether a reader has let go of a segment: the kernel tells nobody."""
+
+
 class SegmentPublisher:
     """The sending side of shared memory. It waits `timeout_s` for readers of what is to be overwritten."""
 
     header = HEADER
-    POLL_INTERVAL_S: ClassVar[float] = 0.002
-    """How often it is looked whether a reader has let go: the kernel tells nobody."""
 
     def __init__(self, *, depth: int, timeout_s: float) -> None:
         self._depth = depth
@@ -89,7 +97,7 @@ class SegmentPublisher:
         self._rings: dict[str | None, SegmentRing] = {}
 
     @asynccontextmanager
-    async def reserve(self, key: Key, publication: Publication, nbytes: int) -> AsyncIterator[Room]:
+    async def reserve(self, key: Key, rank: int, nbytes: int) -> AsyncIterator[Room]:
         """See `Publisher`."""
         name = key if isinstance(key, str) else None
         ring = self._rings.setdefault(name, SegmentRing(self._depth, closing=self._forget))
@@ -101,13 +109,13 @@ class SegmentPublisher:
             nonlocal whole
             segment.end()
             address = await self._address(segment, parts)
-            segment.holds, whole = (key, publication), True
+            segment.holds, whole = key, True
             return address
 
         segment.begin()  # fits no handle while it is being written
         room = Room(
             target=torch.frombuffer(segment.map, dtype=torch.uint8),
-            replaces=None if held is None else held[0],
+            replaces=held,
             publish=publish,
         )
         try:
@@ -118,31 +126,17 @@ class SegmentPublisher:
 
     async def _wait_for_segment(self, ring: SegmentRing, key: Key, nbytes: int) -> Segment:
         deadline = time.monotonic() + self._timeout_s
-        while True:
-            busy: dict[Segment, list[str]] = {}
-            while (segment := await _reserve(ring, nbytes, busy)) is not None:
-                try:
-                    holders = await self._holders(segment)
-                except BaseException:
-                    ring.put_back(segment)
-                    raise
-                if not holders:
-                    return segment
-                busy[segment] = holders
-                ring.put_back(segment)
+        while (segment := await _reserve(ring, nbytes)) is None:
             if time.monotonic() > deadline:
-                readers = {f"process {pid}" for one in ring.segments for pid in one.readers()}
-                named = sorted(readers.union(*busy.values())) or ["nobody known"]
+                readers = sorted({pid for one in ring.segments for pid in one.readers()})
+                named = ", ".join(f"process {pid}" for pid in readers) or "nobody known"
                 raise WeightsError(
                     f"expected one of {len(ring.segments)} segments to be free for {key_text(key)} within "
-                    f"{self._timeout_s:g} s, but the older ones are being read, by {', '.join(named)}; "
-                    "a reader that hangs while it holds a snapshot, or a slow connection, is the usual cause"
+                    f"{self._timeout_s:g} s, but the older ones are being read, by {named}; "
+                    "a reader that hangs while it holds a snapshot is the usual cause"
                 )
-            await asyncio.sleep(self.POLL_INTERVAL_S)
-
-    async def _holders(self, segment: Segment) -> list[str]:
-        """Who reads it, beside processes that have locked it."""
-        return []
+            await asyncio.sleep(POLL_INTERVAL_S)
+        return segment
 
     async def _address(self, segment: Segment, parts: Mapping[str, StoredPart]) -> object:
         """Where readers find what has been written."""
@@ -165,23 +159,16 @@ class SegmentPublisher:
             await asyncio.to_thread(ring.close)
 
 
-async def _reserve(ring: SegmentRing, nbytes: int, busy: Mapping[Segment, object]) -> Segment | None:
+async def _reserve(ring: SegmentRing, nbytes: int) -> Segment | None:
     """In a thread: memory that nobody has touched takes its time. What it finds for nobody is put back."""
-    reserving = asyncio.ensure_future(asyncio.to_thread(ring.reserve, nbytes, frozenset(busy)))
+    reserving = asyncio.ensure_future(asyncio.to_thread(ring.reserve, nbytes))
     try:
         return await asyncio.shield(reserving)
     except asyncio.CancelledError:
-        reserving.add_done_callback(partial(_put_back, ring))
+        await asyncio.wait({reserving})
+        if reserving.exception() is None and (segment := reserving.result()) is not None:
+            ring.put_back(segment)
         raise
-
-
-def _put_back(ring: SegmentRing, reserved: "asyncio.Future[Segment | None]") -> None:
-    if (
-        not reserved.cancelled()
-        and reserved.exception() is None
-        and (segment := reserved.result()) is not None
-    ):
-        ring.put_back(segment)
 
 
 @dataclass(slots=True)
@@ -235,11 +222,11 @@ class SegmentReader:
                 try:
                     fcntl.flock(attachment.fd, fcntl.LOCK_SH | fcntl.LOCK_NB)
                 except BlockingIOError:
-                    raise _overwritten(key) from None
+                    raise overwritten(key) from None
             attachment.holds += 1
         try:
             if attachment.generation() != address.generation:
-                raise _overwritten(key)
+                raise overwritten(key)
             yield attachment.bytes
         finally:
             with self._lock:
@@ -253,10 +240,10 @@ class SegmentReader:
         path = f"/proc/{origin.pid}/fd/{address.fd}"
         try:
             if os.stat(path).st_ino != address.inode:
-                raise _overwritten(key)
+                raise overwritten(key)
         except OSError as error:
             if origin.machine == own_machine() and not has_died(origin):
-                raise _overwritten(key) from None  # the segment itself has been given up
+                raise overwritten(key) from None  # the segment itself has been given up
             self._forget(origin.pid, frozenset())
             if origin.machine != own_machine():
                 why = "it is on another machine, which the transport 'rdma' can reach"
@@ -268,7 +255,7 @@ class SegmentReader:
         self._forget(origin.pid, address.ring)
         name = origin.pid, address.inode
         if name not in self._kept:
-            self._kept[name] = _map(key, path, address)
+            self._kept[name] = _map(key, origin, address)
         return self._kept[name]
 
     def _forget(self, pid: int, ring: frozenset[int]) -> None:
@@ -289,22 +276,15 @@ class SegmentReader:
             self._kept.clear()
 
 
-def _map(key: Key, path: str, address: SegmentAddress) -> _Attachment:
+def _map(key: Key, origin: Origin, address: SegmentAddress) -> _Attachment:
     try:
-        fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
-        try:
-            mapped = mmap.mmap(fd, address.nbytes, prot=mmap.PROT_READ)
-        except (OSError, ValueError):
-            os.close(fd)
-            raise
+        return _Attachment(*map_segment(origin.pid, address.fd, address.nbytes))
     except (OSError, ValueError) as error:
-        raise WeightsError(f"cannot map {key_text(key)} at {path}: {error}") from error
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # that it is read-only is meant
-        return _Attachment(fd, mapped, torch.frombuffer(mapped, dtype=torch.uint8))
+        raise WeightsError(f"cannot map {key_text(key)} of process {origin.pid}: {error}") from error
 
 
-def _overwritten(key: Key) -> SnapshotOverwrittenError:
+def overwritten(key: Key) -> SnapshotOverwrittenError:
+    """What a reader is told whose snapshot is no more."""
     return SnapshotOverwrittenError(
         f"{key_text(key)} has been overwritten by a newer one; hold a snapshot (WeightStore.open) while it is read"
     )

@@ -1,23 +1,18 @@
 """The transport between machines: Monarch's RDMA buffers, over TCP where there is no such hardware.
 
-Readers fetch into memory of their own, so what a publisher has is read for the length of a transfer alone. For that
-long they keep a lease, which ends by itself: the death of a process elsewhere is told by nobody.
+Readers fetch into memory of their own. Nobody waits for them: what was overwritten meanwhile is refused.
 """
 
 import asyncio
-import os
-import secrets
-import socket
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
-from typing import ClassVar
 
 import torch
 from torch import Tensor
 
 from rl_bridge.errors import MissingDependencyError, WeightsError
-from rl_bridge.weights.directory import WeightDirectory, under_lease
-from rl_bridge.weights.local import Needed, SegmentPublisher, new_memory
+from rl_bridge.weights.directory import WeightDirectory
+from rl_bridge.weights.local import Needed, SegmentPublisher, new_memory, overwritten
 from rl_bridge.weights.segments import Segment
 from rl_bridge.weights.snapshot import Snapshot, StoredPart, key_text
 
@@ -30,21 +25,12 @@ DROP_TIMEOUT_S = 30.0
 
 
 class BufferPublisher(SegmentPublisher):
-    """The sending side: segments whose parts are registered for others to read.
+    """The sending side: segments whose parts are registered for others to read."""
 
-    It waits for readers as long as a transfer may take: one that is gone is in the way no longer than its lease lasts.
-    """
-
-    POLL_INTERVAL_S: ClassVar[float] = 0.05
-
-    def __init__(self, directory: WeightDirectory, *, depth: int, timeout_s: float) -> None:
+    def __init__(self, *, depth: int, timeout_s: float) -> None:
         super().__init__(depth=depth, timeout_s=timeout_s)
-        self._directory = directory
         self._buffers: dict[Segment, dict[str, RDMABuffer]] = {}
         self._layouts: dict[Segment, dict[str, tuple[int, int]]] = {}
-
-    async def _holders(self, segment: Segment) -> list[str]:
-        return [] if segment.holds is None else await self._directory.retire(*segment.holds)
 
     async def _address(self, segment: Segment, parts: Mapping[str, StoredPart]) -> dict[str, RDMABuffer]:
         layout = {name: (part.offset, part.nbytes) for name, part in parts.items() if part.nbytes}
@@ -75,7 +61,6 @@ class BufferReader:
     def __init__(self, directory: WeightDirectory, *, timeout_s: float) -> None:
         self._directory = directory
         self._timeout_s = timeout_s
-        self._holder = f"process {os.getpid()} on {socket.gethostname()}"
         self._kept: dict[int, Tensor] = {}
 
     @asynccontextmanager
@@ -103,20 +88,20 @@ class BufferReader:
             self._kept = fetched
 
     async def _fetch(self, snapshot: Snapshot, fetch: RDMAAction) -> None:
-        async def transfer() -> None:
+        failure: Exception | None = None
+        try:
             async with asyncio.timeout(self._timeout_s):
                 await fetch.submit(timeout=max(1, int(self._timeout_s)))
-
-        try:
-            await under_lease(self._directory, snapshot, f"{self._holder} ({secrets.token_hex(4)})", transfer)
-        except WeightsError:
-            raise  # of the lease: what has been overwritten is looked up anew
         except Exception as error:  # Monarch raises nothing narrower
+            failure = error
+        if not await self._directory.is_current(snapshot.key, snapshot.publication):
+            raise overwritten(snapshot.key)
+        if failure is not None:
             ranks = ", ".join(str(contribution.origin.pid) for contribution in snapshot.contributions)
             raise WeightsError(
-                f"cannot fetch {key_text(snapshot.key)} within {self._timeout_s:g} s from process {ranks}: {error}; "
+                f"cannot fetch {key_text(snapshot.key)} within {self._timeout_s:g} s from process {ranks}: {failure}; "
                 "does it live, and does the network between? A slow one needs a higher trainer.timeout_s"
-            ) from error
+            ) from failure
 
     async def close(self) -> None:
         """See `TransportReader`."""

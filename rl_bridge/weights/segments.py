@@ -9,7 +9,8 @@ import mmap
 import os
 import secrets
 import threading
-from collections.abc import Callable, Collection
+import warnings
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -17,7 +18,7 @@ from typing import Any
 import torch
 
 from rl_bridge.errors import WeightsError
-from rl_bridge.weights.snapshot import ALIGNMENT, Key, Origin, Publication
+from rl_bridge.weights.snapshot import ALIGNMENT, Key, Origin
 
 logger = logging.getLogger(__name__)
 
@@ -51,13 +52,12 @@ class Segment:
     """One anonymous file in memory, mapped for writing.
 
     Attributes:
-        holds: Which publishing of which key is in it, or was in the smaller one that it stands for; None where not
-            whole.
+        holds: Which key is in it, or was in the smaller one that it stands for; None where not whole.
         written: Grows with every writing; tells older segments from newer ones. 0: nothing yet.
         reserved: A writer of this process has it.
     """
 
-    def __init__(self, nbytes: int, *, holds: tuple[Key, Publication] | None = None) -> None:
+    def __init__(self, nbytes: int, *, holds: Key | None = None) -> None:
         if not hasattr(os, "memfd_create"):
             raise WeightsError("the shared-memory transport needs Linux (memfd_create)")
         _require_memory(nbytes)
@@ -137,6 +137,19 @@ class Segment:
         os.close(self.fd)
 
 
+def map_segment(pid: int, fd: int, nbytes: int) -> tuple[int, mmap.mmap, torch.Tensor]:
+    """Open a segment of another process for reading; a descriptor of our own, its mapping, and that as a tensor."""
+    own = os.open(f"/proc/{pid}/fd/{fd}", os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        mapped = mmap.mmap(own, nbytes, prot=mmap.PROT_READ)
+    except (OSError, ValueError):
+        os.close(own)
+        raise
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # that it is read-only is meant
+        return own, mapped, torch.frombuffer(mapped, dtype=torch.uint8)
+
+
 def _cuda_runtime() -> Any:
     return torch.cuda.cudart()  # type: ignore[no-untyped-call]  # torch says no types
 
@@ -151,7 +164,7 @@ class SegmentRing:
     _count: int = 0
     _lock: threading.Lock = field(default_factory=threading.Lock)
 
-    def reserve(self, nbytes: int, busy: Collection[Segment] = ()) -> Segment | None:
+    def reserve(self, nbytes: int) -> Segment | None:
         """Get a locked segment of at least `nbytes` to write into.
 
         None where readers hold all that may be overwritten.
@@ -159,9 +172,9 @@ class SegmentRing:
         with self._lock:
             by_age = sorted(self.segments, key=lambda segment: segment.written)
             # The newest stay, for those who have not come yet.
-            held: tuple[Key, Publication] | None = None
+            held: Key | None = None
             for segment in by_age[: max(0, len(by_age) - (self.depth - 1))]:
-                if segment.reserved or segment in busy or not segment.lock():
+                if segment.reserved or not segment.lock():
                     continue
                 if segment.nbytes >= nbytes:
                     segment.reserved = True

@@ -34,6 +34,8 @@ if TYPE_CHECKING:
 Transport: TypeAlias = Literal["shared_memory", "rdma", "torchstore"]
 T = TypeVar("T")
 
+DEPTH = 2
+"""Versions that stay readable at once."""
 POLL_INTERVAL_S = 0.5
 """While a key is being published, how often it is checked that its publishers live."""
 ATTEMPTS = 3
@@ -45,16 +47,16 @@ class WeightStore:
 
     Made once, by `create`, in the process that owns the run; it travels to the others as an argument of their
     actors, and each of them is a client with a directory in common. What `put` has published is immutable: it
-    is overwritten only by a later `put`, when `depth` newer ones are there, and never while somebody holds it.
+    is overwritten only by a later `put`, when `DEPTH` newer ones are there, and never while somebody holds it. Readers
+    elsewhere hold a copy; one that was overwritten while they fetched it they never see.
 
     Args:
         directory: Who has published what.
         transport: How bytes travel.
-        depth: Versions that stay readable at once.
         timeout_s: The longest wait: of `put` for readers on this machine that hold what is to be overwritten, of
             readers for a key that is being published. Of a publisher elsewhere nobody can tell that it died.
-        transfer_timeout_s: The longest that bytes may take between machines, or to and from a volume; also how long
-            `put` waits for readers elsewhere. `timeout_s` by default.
+        transfer_timeout_s: The longest that bytes may take between machines, or to and from a volume; `timeout_s` by
+            default.
         volumes: A running TorchStore, for that transport.
     """
 
@@ -63,16 +65,12 @@ class WeightStore:
         directory: WeightDirectory,
         *,
         transport: Transport,
-        depth: int = 2,
         timeout_s: float = 60.0,
         transfer_timeout_s: float | None = None,
         volumes: "Volumes | None" = None,
     ) -> None:
-        if depth < 2:
-            raise ValueError(f"expected a depth of at least 2, got {depth}")
         self._directory = directory
         self._transport = transport
-        self._depth = depth
         self._timeout_s = timeout_s
         self._transfer_timeout_s = timeout_s if transfer_timeout_s is None else transfer_timeout_s
         self._volumes = volumes
@@ -80,15 +78,8 @@ class WeightStore:
         self._reset()
 
     @classmethod
-    def create(
-        cls,
-        *,
-        transport: Transport = "shared_memory",
-        depth: int = 2,
-        timeout_s: float = 60.0,
-        transfer_timeout_s: float | None = None,
-    ) -> "WeightStore":
-        """Make a store in the process that owns the run; when that ends, so does the store."""
+    def create(cls, *, transport: Transport = "shared_memory", **options: Any) -> "WeightStore":
+        """Make a store in the process that owns the run; when that ends, so does the store. Options are the class's."""
         from rl_bridge.weights.actor import spawn_directory
 
         volumes = None
@@ -96,14 +87,7 @@ class WeightStore:
             from rl_bridge.weights.torch_store import Volumes
 
             volumes = Volumes()
-        return cls(
-            spawn_directory(),
-            transport=transport,
-            depth=depth,
-            timeout_s=timeout_s,
-            transfer_timeout_s=transfer_timeout_s,
-            volumes=volumes,
-        )
+        return cls(spawn_directory(), transport=transport, volumes=volumes, **options)
 
     def _reset(self) -> None:
         self._closed = False
@@ -111,17 +95,17 @@ class WeightStore:
         self._puts: dict[str | None, int] = {}  # versions are one series
 
     def _sides(self) -> tuple[Publisher, TransportReader]:
-        depth, timeout_s = self._depth, self._transfer_timeout_s
+        timeout_s = self._transfer_timeout_s
         if self._transport == "shared_memory":
-            return SegmentPublisher(depth=depth, timeout_s=self._timeout_s), SegmentReader()
+            return SegmentPublisher(depth=DEPTH, timeout_s=self._timeout_s), SegmentReader()
         if self._volumes is not None:
             from rl_bridge.weights.torch_store import VolumePublisher, VolumeReader
 
-            sender = VolumePublisher(self._volumes, depth=depth, timeout_s=timeout_s)
-            return sender, VolumeReader(self._volumes, timeout_s=timeout_s)
+            sender = VolumePublisher(self._volumes, depth=DEPTH, timeout_s=timeout_s)
+            return sender, VolumeReader(self._volumes, self._directory, timeout_s=timeout_s)
         from rl_bridge.weights.rdma import BufferPublisher, BufferReader
 
-        publisher = BufferPublisher(self._directory, depth=depth, timeout_s=timeout_s)
+        publisher = BufferPublisher(depth=DEPTH, timeout_s=timeout_s)
         return publisher, BufferReader(self._directory, timeout_s=timeout_s)
 
     def __getstate__(self) -> dict[str, Any]:
@@ -165,7 +149,7 @@ class WeightStore:
         origin = own_origin(rank)
         shards = own_shards(state, rank=rank)
         parts, nbytes = layout(shards, header=self._publisher.header, dtype=dtype)
-        async with self._publisher.reserve(key, publication, nbytes) as room:
+        async with self._publisher.reserve(key, rank, nbytes) as room:
             await self._directory.announce(key, publication, origin, ranks, room.replaces)
             try:
                 await _in_thread(lambda: _pack(room, shards, parts))

@@ -5,17 +5,16 @@ older Monarch; what it needs on this one is `_Controller`, below.
 """
 
 import asyncio
-import secrets
-from collections import deque
 from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager, suppress
 from typing import Any
 
 from torch import Tensor
 
-from rl_bridge.errors import MissingDependencyError, SnapshotOverwrittenError, WeightsError
-from rl_bridge.weights.local import Needed, Room, new_memory
-from rl_bridge.weights.snapshot import Key, Publication, Snapshot, StoredPart, key_text
+from rl_bridge.errors import MissingDependencyError, WeightsError
+from rl_bridge.weights.directory import WeightDirectory
+from rl_bridge.weights.local import Needed, Room, new_memory, overwritten
+from rl_bridge.weights.snapshot import Key, Snapshot, StoredPart, key_text
 
 try:
     from monarch.actor import endpoint, this_host, this_proc
@@ -62,26 +61,12 @@ class _Controller(Controller):  # type: ignore[misc]
             self.is_initialized = True
 
 
-class _Volume(StorageVolume):  # type: ignore[misc]
-    """TorchStore's volume, which tells what is in it: the controller does not know of what was put half way."""
-
-    store: Any
-
-    @endpoint  # type: ignore[untyped-decorator]
-    async def names(self) -> list[str]:
-        return list(self.store.kv)
-
-    @endpoint  # type: ignore[untyped-decorator]
-    async def discard(self, name: str) -> None:
-        self.store.kv.pop(name, None)
-
-
 class Volumes:
     """A running TorchStore: a volume in a process of its own, and a controller in this one. Travels to clients."""
 
     def __init__(self) -> None:
         self._procs = this_host().spawn_procs(per_host={"volumes": 1})
-        self._volumes = self._procs.spawn("weights_volume", _Volume, SingletonStrategy.get_volume_id)
+        self._volumes = self._procs.spawn("weights_volume", StorageVolume, SingletonStrategy.get_volume_id)
         self._controller = this_proc().spawn("weights_torchstore", _Controller)
         self._client: LocalClient | None = None
 
@@ -96,22 +81,6 @@ class Volumes:
             self._client = LocalClient(controller=self._controller, strategy=strategy)
         return self._client
 
-    async def names(self) -> list[str]:
-        """What is in the volume, also of what was put there half way."""
-        names: list[str] = await self._volumes.names.call_one()
-        return names
-
-    async def delete(self, name: str) -> None:
-        """Have nothing of this name in the volume any more, whoever put it there, and however far that came."""
-        client = await self.client()
-        try:
-            await client.delete(name)
-        except Exception:  # TorchStore raises nothing narrower
-            if await client.exists(name):
-                raise
-            # Somebody else was faster, or the controller was never told of it.
-            await self._volumes.discard.call_one(name)
-
     async def close(self) -> None:
         """End the volume's process; for the process that started it. Bounded; raises nothing."""
         procs, self._procs = self._procs, None
@@ -122,7 +91,11 @@ class Volumes:
 
 
 class VolumePublisher:
-    """The sending side; `depth` versions stay readable at once, and a transfer may take `timeout_s`."""
+    """The sending side; `depth` versions stay readable at once, and a transfer may take `timeout_s`.
+
+    A rank has as many names in the volume as versions, and goes round them: what a publisher before it has left, or
+    has sent half way, is overwritten.
+    """
 
     header = 0
 
@@ -130,63 +103,48 @@ class VolumePublisher:
         self._volumes = volumes
         self._depth = depth
         self._timeout_s = timeout_s
-        self._own = secrets.token_hex(4)
-        # By series: a name of one's own, or the versions, all in one.
-        self._sent: dict[str | None, deque[tuple[Key, str]]] = {}
+        self._sent: dict[str | None, list[tuple[int, Key | None]]] = {}
+        """By series, which is a name of one's own, or the versions, all in one: what is whole at each place in the
+        volume, the oldest first."""
         self._kept: Tensor | None = None
 
     @asynccontextmanager
-    async def reserve(self, key: Key, publication: Publication, nbytes: int) -> AsyncIterator[Room]:
+    async def reserve(self, key: Key, rank: int, nbytes: int) -> AsyncIterator[Room]:
         """See `Publisher`. The room is sent to the volume when it is complete."""
         target, self._kept = self._kept, None
         if target is None or len(target) < nbytes:
             target = new_memory(nbytes)
-        sent = self._sent.setdefault(key if isinstance(key, str) else None, deque(maxlen=self._depth))
-        old = sent[0][0] if len(sent) == self._depth else None
+        series = key if isinstance(key, str) else None
+        sent = self._sent.setdefault(series, [(place, None) for place in range(self._depth)])
+        place, replaced = sent.pop(0)
+        sent.append((place, None))
 
         async def publish(parts: Mapping[str, StoredPart]) -> str:
-            return await self._send(key, publication, target)
+            name = f"{series!r}/{rank}/{place}"
+            try:
+                async with asyncio.timeout(self._timeout_s):
+                    await (await self._volumes.client()).put(name, target)
+            except Exception as error:  # TorchStore raises nothing narrower
+                raise WeightsError(f"cannot send {key_text(key)} to TorchStore: {error}") from error
+            sent[-1] = (place, key)
+            return name
 
         try:
-            yield Room(target=target, replaces=old, publish=publish)
+            yield Room(target=target, replaces=replaced, publish=publish)
         finally:
             self._kept = target
-
-    async def _send(self, key: Key, publication: Publication, data: Tensor) -> str:
-        """Send a snapshot to the volume; returns its name.
-
-        Before that all is deleted of its series that nobody may read any more: what gives way to it, what has failed
-        half way, and what publishers have left whom this group has followed.
-        """
-        series = key if isinstance(key, str) else None
-        group = f"{series!r}/{publication.group}/"
-        own, sent = f"{group}{self._own}/", self._sent[series]
-        kept = [name for _, name in sent][-(self._depth - 1) :]
-        name = f"{own}{key}/{publication.number}/{secrets.token_hex(4)}"
-        try:
-            async with asyncio.timeout(self._timeout_s):
-                client = await self._volumes.client()
-                for one in await self._volumes.names():
-                    of_others = one.startswith(group) and not one.startswith(own)
-                    if one.startswith(f"{series!r}/") and one not in kept and not of_others:
-                        await self._volumes.delete(one)
-                await client.put(name, data)
-        except Exception as error:  # TorchStore raises nothing narrower
-            raise WeightsError(f"cannot send {key_text(key)} to TorchStore: {error}") from error
-        sent.append((key, name))
-        return name
 
     async def close(self) -> None:
         """See `Publisher`."""
         self._kept = None
-        self._sent.clear()
 
 
 class VolumeReader:
     """The receiving side; a transfer may take `timeout_s`."""
 
-    def __init__(self, volumes: Volumes, *, timeout_s: float) -> None:
+    def __init__(self, volumes: Volumes, directory: WeightDirectory, *, timeout_s: float) -> None:
         self._volumes = volumes
+        self._directory = directory
         self._timeout_s = timeout_s
 
     @asynccontextmanager
@@ -197,15 +155,13 @@ class VolumeReader:
                 client = await self._volumes.client()
                 names = [snapshot.contributions[rank].location for rank in needed]
                 fetched = await asyncio.gather(*(client.get(name) for name in names))
-        except KeyError as error:
-            raise SnapshotOverwrittenError(
-                f"{key_text(snapshot.key)} has been deleted for a newer one"
-            ) from error
         except Exception as error:  # TorchStore raises nothing narrower
             why = str(error)
             if isinstance(error, TimeoutError):
                 why = f"no end within {self._timeout_s:g} s; a slow network needs a higher trainer.timeout_s"
             raise WeightsError(f"cannot fetch {key_text(snapshot.key)} from TorchStore: {why}") from error
+        if not await self._directory.is_current(snapshot.key, snapshot.publication):
+            raise overwritten(snapshot.key)
         yield dict(zip(needed, fetched, strict=True))
 
     async def close(self) -> None:

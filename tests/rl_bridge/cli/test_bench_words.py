@@ -1,11 +1,11 @@
 """`ropewalk bench throughput`: what it measures, what it prints, and how it ends."""
 
-import argparse
 import json
 from pathlib import Path
 
 import pytest
 
+from openenv_core.cli.main import run
 from rl_bridge.cli.bench import COMMAND
 from rl_bridge.metrics.sinks import JsonlSink
 from rl_bridge.metrics.spans import SpanTotals
@@ -14,9 +14,7 @@ from tests.rl_bridge.metrics.status_fixtures import served, snapshot
 
 
 def bench(*words: str) -> int:
-    parser = argparse.ArgumentParser()
-    COMMAND.configure(parser)
-    return COMMAND.run(parser.parse_intermixed_args(["throughput", *words]))
+    return run(COMMAND, ["throughput", *words])
 
 
 @pytest.fixture(autouse=True)

@@ -66,8 +66,9 @@ def test_guides_file(capsys: pytest.CaptureFixture[str]) -> None:
         ),
         (["--config", GUIDE], 1, "config.json at '/models/Llama-3.1-8B-Instruct'"),
         (["memroy"], 2, "one of memory, broadcast, cost"),
-        (["--gb", "1", "--gbps", "0"], 2, "expected --gbps as bandwidths above 0"),
+        (["--gb", "1", "--gbps", "0"], 2, "expected --gbps above 0"),
         (["--gb", "0"], 2, "expected --gb above 0"),
+        (["--gb", "much"], 2, "expected --gb above 0, got much"),
         (
             ["--config", GUIDE, "--parameters", "8B", "rollout.max_lenght=1"],
             2,

@@ -1,6 +1,5 @@
 """`ropewalk status`: which run it asks, what it prints, and how it ends."""
 
-import argparse
 import json
 import os
 from dataclasses import replace
@@ -8,15 +7,14 @@ from pathlib import Path
 
 import pytest
 
+from openenv_core.cli.main import run
 from rl_bridge.cli.status import COMMAND
 from rl_bridge.metrics.status import ADDRESS_FILE, StatusSnapshot
 from tests.rl_bridge.metrics.status_fixtures import served, snapshot
 
 
 def status(*words: str) -> int:
-    parser = argparse.ArgumentParser()
-    COMMAND.configure(parser)
-    return COMMAND.run(parser.parse_intermixed_args(words))
+    return run(COMMAND, words)
 
 
 @pytest.fixture(autouse=True)
@@ -105,7 +103,7 @@ def test_watching_ends_with_the_run(capsys: pytest.CaptureFixture[str]) -> None:
     ("words", "message"),
     [
         (("--addr", "nowhere"), "expected an address as HOST:PORT"),
-        (("--watch", "nan"), "expected --watch with seconds above 0"),
+        (("--watch", "nan"), "expected --watch above 0"),
         (("--num_nodes", "0"), "expected --num_nodes of at least 1"),
     ],
 )

@@ -100,7 +100,7 @@ def test_two_hosts_that_share_nothing_but_a_link() -> None:
             )
             for rank, name in enumerate(names)
         ]
-        told = [host.communicate(timeout=100)[0].splitlines() for host in hosts]
+        told = [host.communicate(timeout=280)[0].splitlines() for host in hosts]
     found = [json.loads(line) for line in (*told[0][-3:-1], told[1][-2])]
     assert [one["level"] for one in found] == ["good"] * 3, found
     assert "2 processes on 2 hosts" in found[2]["told"]

@@ -1,4 +1,4 @@
-"""Hosts that tell each other what they are: who is missing, there twice, or other than the rest has a name."""
+"""Hosts that tell each other what they are: one that is missing, there twice, or other than the rest has a name."""
 
 import json
 import threading
@@ -62,42 +62,27 @@ def test_all_that_came_are_told_in_their_order() -> None:
     assert json.loads(store.get("host/1"))["host"] == "b"
 
 
-def test_hosts_that_do_not_come_are_named() -> None:
-    with pytest.raises(MeetingError, match=r"no host came as --node_rank 1, 2 within 0 s"):
+def test_a_host_that_does_not_come_is_named() -> None:
+    with pytest.raises(MeetingError, match=r"no host came as --node_rank 1 within 0 s"):
         called(MemoryStore(), 0, facts("a"))
 
 
 def test_a_rank_that_is_there_twice_is_named() -> None:
     store = told(MemoryStore(), [(0, facts("a"))])
     store.add("came/1", 1)
-    with pytest.raises(MeetingError, match=r"2 hosts came as --node_rank 1, b among them; .* from 0 to 2"):
+    with pytest.raises(MeetingError, match=r"two hosts came as --node_rank 1, b is one of them"):
         called(store, 1, facts("b"))
 
 
-@pytest.mark.parametrize(
-    ("changes", "message"),
-    [
-        ({"num_nodes": 4}, "the same --num_nodes on every host, got 3 on b and 4 on a"),
-        ({"per_host": 8}, "the same --procs on every host, got 1 on b and 8 on a"),
-    ],
-)
-def test_hosts_that_were_told_something_else(changes: dict[str, object], message: str) -> None:
+@pytest.mark.parametrize("changes", [{"num_nodes": 4}, {"per_host": 8}])
+def test_hosts_that_were_told_something_else(changes: dict[str, object]) -> None:
     store = told(MemoryStore(), [(0, facts("a", **changes))])
-    with pytest.raises(MeetingError, match=message):
+    with pytest.raises(
+        MeetingError, match="the same --num_nodes and --procs on every host, got 3 and 1 on b"
+    ):
         called(store, 1, facts("b"))
     # So that the other one can say it too.
     assert store.check(["host/1"])
-
-
-@pytest.mark.parametrize(
-    "sent", [b"{}", b"[1]", b"no json", b"\xff", b'{"host": "a", "num_nodes": "\x1b[2J"}']
-)
-def test_what_cannot_be_understood_is_shown_as_harmless_text(sent: bytes) -> None:
-    store = MemoryStore()
-    store.values["host/0"] = sent
-    with pytest.raises(MeetingError, match="has it another version of ropewalk") as caught:
-        called(store, 1, facts("b"))
-    assert str(caught.value).isprintable()
 
 
 def test_a_store_that_goes_away_is_the_first_hosts() -> None:
@@ -106,7 +91,7 @@ def test_a_store_that_goes_away_is_the_first_hosts() -> None:
             raise RuntimeError("Connection reset by peer")
 
     with pytest.raises(
-        MeetingError, match="host 0, at whose address all meet, has gone and says why: Connection"
+        MeetingError, match="host 0, at whose address all meet, has gone; see what it says: Connection"
     ):
         called(Gone(), 1, facts("b"))
 
@@ -124,7 +109,7 @@ def test_versions_that_differ_are_said() -> None:
 def test_a_wrong_sum_on_any_process_is_said() -> None:
     pair = Meeting(address="h:1", num_nodes=1, node_rank=0, per_host=2, on_gpus=False)
     measured = {"backend": "gloo", "right": True, "small_us": 1.0, "reduce_gbps": 1.0, "pair_gbps": {}}
-    (right,) = _results(pair, [facts("a")], [measured, measured])
+    (right,) = list(_results(pair, [facts("a")], [measured, measured]))
     (wrong,) = _results(pair, [facts("a")], [measured, measured | {"right": False}])
     assert (right.level, wrong.level) == (Severity.GOOD, Severity.BAD)
     assert "wrong sum" in wrong.told

@@ -13,6 +13,7 @@ from typing import Any
 
 VOCABULARY = 48
 MODEL = "toy"
+BUSY = 503
 
 
 def logits(context: Sequence[int]) -> list[float]:
@@ -40,17 +41,14 @@ class Served:
 class Behaviour:
     """How the server differs from what is wanted; as it is here, in nothing."""
 
-    token_ids: bool = True
     processed: bool = True
     """Log-probabilities have the temperature in them."""
     top_k: int = VOCABULARY
     """Forced on every request."""
     content: bytes | None = None
     """Sent instead of an answer."""
-    status: int = 200
     busy: int = 0
     """Requests that are turned away first, each with a Retry-After."""
-    busy_status: int = 503
     key: str | None = None
     max_model_len: int | None = 64
 
@@ -62,7 +60,6 @@ class StandIn:
     url: str = ""
     behaviour: Behaviour = field(default_factory=Behaviour)
     served: list[Served] = field(default_factory=list)
-    turned_away: int = 0
     at_once: int = 0
     most_at_once: int = 0
     lock: threading.Lock = field(default_factory=threading.Lock)
@@ -102,7 +99,7 @@ class StandIn:
             "finish_reason": reason,
             "stop_reason": tokens[-1] if reason == "stop" else None,
         }
-        if how.token_ids and body.get("return_token_ids"):
+        if body.get("return_token_ids"):
             choice |= {"token_ids": tokens, "prompt_token_ids": prompt}
         if body["logprobs"]:
             choice["logprobs"] = {"token_logprobs": logprobs, "top_logprobs": tops}
@@ -137,7 +134,6 @@ def completions_server() -> Iterator[StandIn]:
                 self.answer(json.loads(content))
 
         def answer(self, body: dict[str, Any] | None) -> None:
-            how = stand_in.behaviour
             with stand_in.lock:
                 stand_in.at_once += 1
                 stand_in.most_at_once = max(stand_in.most_at_once, stand_in.at_once)
@@ -146,7 +142,7 @@ def completions_server() -> Iterator[StandIn]:
                 stand_in.at_once -= 1
             content = reply if isinstance(reply, bytes) else json.dumps(reply).encode()
             self.send_response(status)
-            if status == how.busy_status:
+            if status == BUSY:
                 self.send_header("Retry-After", "0.01")
             self.send_header("Content-Length", str(len(content)))
             self.end_headers()
@@ -159,10 +155,7 @@ def completions_server() -> Iterator[StandIn]:
             with stand_in.lock:
                 if how.busy > 0:
                     how.busy -= 1
-                    stand_in.turned_away += 1
-                    return how.busy_status, {"error": {"message": "later"}}
-            if how.status != 200:
-                return how.status, {"error": {"message": "as it was told"}}
+                    return BUSY, {"error": {"message": "later"}}
             if how.content is not None:
                 return 200, how.content
             if body is None and self.path == "/v1/models":

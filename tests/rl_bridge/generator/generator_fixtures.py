@@ -18,10 +18,14 @@ WAIT_S = 60.0
 """A bound for what would hang otherwise; none is meant to come near it."""
 
 
-def engine_config(*, generator: Mapping[str, Any] | None = None, **rollout: Any) -> Config:
+def engine_config(
+    *, generator: Mapping[str, Any] | None = None, deterministic: bool = False, **rollout: Any
+) -> Config:
     """A run's, of which an engine is made."""
     settings: dict[str, Any] = {"max_length": MAX_LENGTH, "max_num_seqs": 64, "kv_cache_mb": 32}
-    return Config.model_validate({"rollout": settings | rollout, "generator": generator or {}})
+    return Config.model_validate(
+        {"rollout": settings | rollout, "generator": generator or {}, "deterministic": deterministic}
+    )
 
 
 def be_patient(engine: Any, patch: pytest.MonkeyPatch, seconds: float) -> None:

@@ -32,7 +32,7 @@ def serving() -> Iterator[StandIn]:
 def server(serving: StandIn) -> StandIn:
     serving.behaviour = Behaviour()
     serving.served.clear()
-    serving.turned_away = serving.most_at_once = 0
+    serving.most_at_once = 0
     return serving
 
 
@@ -104,7 +104,7 @@ def make_late(monkeypatch: pytest.MonkeyPatch) -> Callable[[EndpointEngine], Non
         return deadlines[-1]
 
     def late(engine: EndpointEngine) -> None:
-        loop = engine._thread._loop
+        loop = engine._loop
         assert loop is not None
         wait_until(lambda: engine._http is not None and engine._http.trouble != "no answer")
         loop.call_soon_threadsafe(lambda: deadlines[-1].reschedule(loop.time()))

@@ -11,41 +11,42 @@ import torch
 from generator_fixtures import WAIT_S
 from torch import Tensor
 
-from rl_bridge.generator.base import EngineLoopThread
+from rl_bridge.generator.base import Engine
 from rl_bridge.generator.vllm_api import completion_of, prompt_of
 from rl_bridge.generator.vllm_worker import WeightReceiver, WeightSender
+from rl_bridge.types import Completion, SamplingSettings
 
 
-class Stage:
-    def __init__(self, failure: Exception | None = None) -> None:
-        self.cleaned = 0
-        self.failure = failure
-        self.thread = EngineLoopThread("test", self.clean_up)
+class Stuck(Engine):
+    """Whatever is asked of it ignores its cancellation, and its clean-up fails."""
 
-    async def clean_up(self) -> None:
-        self.cleaned += 1
-        if self.failure is not None:
-            raise self.failure
+    statistics = None
 
+    async def _start(self) -> None:
+        pass
 
-async def forever() -> None:
-    await asyncio.get_running_loop().create_future()
+    async def _generate(self, *_: Any) -> list[Completion]:
+        for _ in range(2):
+            with contextlib.suppress(asyncio.CancelledError):
+                await asyncio.get_running_loop().create_future()
+        return []
+
+    async def _clean_up(self) -> None:
+        raise RuntimeError("the clean-up is stuck")
+
+    def load(self, *_: Any) -> Any:
+        raise NotImplementedError
+
+    sleep = load
 
 
 def test_work_that_ignores_its_cancellation_does_not_keep_the_thread(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("rl_bridge.generator.base.GRACE_PERIOD_S", 0.05)
-    stage = Stage(RuntimeError("the clean-up is stuck"))
-    stage.thread.start()
-
-    async def work() -> None:
-        with contextlib.suppress(asyncio.CancelledError):
-            await forever()
-        await forever()
-
-    stage.thread.submit(work())
-    stage.thread.submit(asyncio.sleep(0)).result(WAIT_S)
-    stage.thread.close(WAIT_S)
-    assert (str(stage.thread.ended.exception(0)), stage.cleaned) == ("the clean-up is stuck", 1)
+    engine = Stuck("test", stop_timeout_s=WAIT_S)
+    engine.start().result(WAIT_S)
+    engine.generate([], SamplingSettings(temperature=1.0, max_new_tokens=1))
+    engine.close()
+    assert str(engine.ended.exception(0)) == "the clean-up is stuck"
 
 
 def state(seed: int) -> dict[str, Tensor]:
@@ -68,17 +69,13 @@ def same(read: dict[str, Tensor], written: dict[str, Tensor]) -> bool:
 
 def test_handed_over_tensors_are_read_as_written_and_their_memory_is_reused() -> None:
     sender, receiver = WeightSender(), WeightReceiver()
-    first = sender.write(state(1))
-    read = receiver.read(first)
+    read = receiver.read(sender.write(state(1)))
     assert same(read, state(1))
-    second = sender.write(state(2))
-    again = receiver.read(second)
-    assert (second["inode"], again["odd"].data_ptr()) == (first["inode"], read["odd"].data_ptr())
+    again = receiver.read(sender.write(state(2)))
+    assert again["odd"].data_ptr() == read["odd"].data_ptr()
     assert same(again, state(2))
     larger = {**state(3), "more": torch.ones(100_000)}
-    third = sender.write(larger)
-    assert third["inode"] != first["inode"]
-    assert same(receiver.read(third), larger)
+    assert same(receiver.read(sender.write(larger)), larger)
     sender.close()
 
 

@@ -77,9 +77,9 @@ def test_process_whose_owner_has_ended_already_ends_at_once() -> None:
 
 @pytest.fixture(scope="module")
 def engine(long_policy: Path, engine_environment: None) -> Iterator[Any]:
-    from rl_bridge.generator.async_engine import AsyncVllmEngine
+    from rl_bridge.generator.engine import VllmEngine
 
-    one = AsyncVllmEngine(engine_config(max_length=512), str(long_policy), seed=0)
+    one = VllmEngine(engine_config(max_length=512), str(long_policy), seed=0, apart=True)
     one.start().result(200)
     yield one
     one.close()
@@ -137,7 +137,7 @@ def engine_below(pid: int) -> int:
 
 @pytest.mark.heavy
 async def test_killed_service_comes_back_with_the_current_weights(long_policy: Path, tmp_path: Path) -> None:
-    how: dict[str, Any] = {"engine": "vllm_async", "max_length": 512}
+    how: dict[str, Any] = {"generator": {"engine": "vllm_async"}, "max_length": 512}
     async with policy_service(long_policy, tmp_path, **how) as (policy, store):
         first = await policy.generate_many.route(MANY[:4], GREEDY)
         assert {answer.version for answer in first} == {0}

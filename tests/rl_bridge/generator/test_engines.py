@@ -54,7 +54,7 @@ def engine(request: pytest.FixtureRequest, long_policy: Path, engine_environment
     one.close()
     assert one.ended.result(WAIT_S) is None
     if pid is not None:
-        assert not runs(pid)
+        wait_until(lambda: not runs(pid))
         assert inner._llm.engine_core.resources.ctx.closed
 
 
@@ -70,7 +70,7 @@ def weights(engine: Any, long_policy: Path) -> Iterator[Callable[[int], dict[str
 
 
 def unfinished(engine: Any) -> int:
-    inner = engine._llm if hasattr(engine, "_llm") else engine._engine
+    inner = getattr(engine._llm, "_engine", engine._llm)
     return int(inner.get_num_unfinished_requests())
 
 
@@ -323,7 +323,7 @@ class Unbound:
         raise RuntimeError("outside of its context")
 
 
-def test_loading_leaves_no_named_semaphore_and_looks_into_no_module(
+async def test_loading_leaves_no_named_semaphore_and_looks_into_no_module(
     long_policy: Path, engine_environment: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     from tqdm import tqdm
@@ -340,10 +340,12 @@ def test_loading_leaves_no_named_semaphore_and_looks_into_no_module(
     monkeypatch.setattr("multiprocessing.resource_tracker.register", lambda name, kind: made.append(name))
     multiprocessing.set_start_method("spawn", force=True)  # as in an actor's process
     try:
-        engine = build_engine(engine_config(), str(long_policy), seed=0, statistics=EngineStatistics())
+        engine = build_engine(
+            engine_config(), str(long_policy), seed=0, statistics=EngineStatistics(), apart=False
+        )
         assert multiprocessing.get_start_method() == "spawn"
     finally:
         multiprocessing.set_start_method(before, force=True)
-    engine.engine_core.shutdown()
+    await engine.end()
     assert made == []
     assert sys.modules[proxies.__name__] is proxies

@@ -117,6 +117,6 @@ async def loaded(replica: Any, engine: str) -> set[int]:
     if not replica._config.pushed_adapter:
         return set()
     if engine == "vllm":
-        return set(replica._engine._engine.list_loras())
-    listed = replica._engine._thread.submit(replica._engine._llm.list_loras())
+        return set(replica._engine._llm._engine.list_loras())
+    listed = replica._engine._submit(replica._engine._llm.list_loras())
     return set(listed.result(WAIT_S))

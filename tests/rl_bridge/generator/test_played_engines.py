@@ -14,10 +14,9 @@ import torch
 from generator_fixtures import WAIT_S, be_patient, engine_config, wait_until
 
 from rl_bridge.errors import GeneratorError
-from rl_bridge.generator import async_engine
 from rl_bridge.generator import engine as engine_module
-from rl_bridge.generator.async_engine import AsyncVllmEngine
 from rl_bridge.generator.engine import VllmEngine
+from rl_bridge.generator.local_engine import LocalEngine
 from rl_bridge.generator.replica import make_engine
 from rl_bridge.generator.vllm_api import EngineStatistics
 from rl_bridge.generator.vllm_worker import WeightReceiver
@@ -148,36 +147,34 @@ class PlayedLLM:
 
 
 @pytest.fixture
-def engine(monkeypatch: pytest.MonkeyPatch) -> Iterator[AsyncVllmEngine]:
-    monkeypatch.setattr(
-        async_engine, "build_async_engine", lambda *_, statistics, **__: PlayedLLM(statistics)
-    )
-    monkeypatch.setattr(async_engine, "end_async_engine", PlayedLLM.end)
-    monkeypatch.setattr(async_engine, "sampling_params", params)
-    monkeypatch.setattr(async_engine, "refusals", lambda: (ValueError,))
-    monkeypatch.setattr(async_engine, "POLL_INTERVAL_S", 0.01)
-    one = AsyncVllmEngine(engine_config(), "nowhere", seed=0)
+def engine(monkeypatch: pytest.MonkeyPatch) -> Iterator[VllmEngine]:
+    monkeypatch.setattr(engine_module, "build_engine", lambda *_, statistics, **__: PlayedLLM(statistics))
+    monkeypatch.setattr(engine_module, "end_engine", PlayedLLM.end)
+    monkeypatch.setattr(engine_module, "POLL_INTERVAL_S", 0.01)
+    monkeypatch.setattr(engine_module, "sampling_params", params)
+    monkeypatch.setattr(engine_module, "refusals", lambda: (ValueError,))
+    one = VllmEngine(engine_config(), "nowhere", seed=0, apart=True)
     one.start().result(WAIT_S)
     yield one
     one.close()
 
 
-def played(engine: AsyncVllmEngine) -> PlayedLLM:
+def played(engine: VllmEngine) -> PlayedLLM:
     llm: PlayedLLM = engine._llm
     return llm
 
 
-def calls(engine: AsyncVllmEngine) -> list[str]:
+def calls(engine: VllmEngine) -> list[str]:
     return played(engine).calls
 
 
-def go_on(engine: AsyncVllmEngine) -> None:
-    loop = engine._thread._loop
+def go_on(engine: VllmEngine) -> None:
+    loop = engine._loop
     assert loop is not None
     loop.call_soon_threadsafe(played(engine).stands_still.set)
 
 
-def test_answers_come_in_order_until_the_engine_gives_no_sign_of_life(engine: AsyncVllmEngine) -> None:
+def test_answers_come_in_order_until_the_engine_gives_no_sign_of_life(engine: VllmEngine) -> None:
     answers = engine.generate([[3], [1], [2]], HOW).result(WAIT_S)
     assert [answer.tokens for answer in answers] == [[3] * 4, [1] * 4, [2] * 4]
     assert [answer.versions for answer in answers] == [[0] * 4] * 3
@@ -186,8 +183,7 @@ def test_answers_come_in_order_until_the_engine_gives_no_sign_of_life(engine: As
     assert calls(engine) == ["version 0", "add 3", "add 1", "add 2"]
     played(engine).hangs = True  # from now on it gives no sign of life
     engine.check()
-    asked = engine._asked
-    wait_until(lambda: engine._asked not in (None, asked))
+    engine.check()
     engine._asked = time.monotonic() - engine._rollout.generate_timeout_s - 1.0
     with pytest.raises(GeneratorError, match=r"make a step within 300 s"):
         engine.check()
@@ -196,7 +192,7 @@ def test_answers_come_in_order_until_the_engine_gives_no_sign_of_life(engine: As
     assert (engine.ended.result(0), llm.calls[-1]) == (None, "shutdown")
 
 
-def test_drained_old_weights_answer_what_was_asked_for_before(engine: AsyncVllmEngine) -> None:
+def test_drained_old_weights_answer_what_was_asked_for_before(engine: VllmEngine) -> None:
     earlier = [engine.generate([[1], [2]], ENDLESS) for _ in range(3)]  # more than are worked on at a time
     wait_until(lambda: len(played(engine).requests) == 6)
     loading = engine.load(5, {"weight": torch.full((3,), 5.0)})
@@ -217,7 +213,7 @@ def test_drained_old_weights_answer_what_was_asked_for_before(engine: AsyncVllmE
     assert asked == ["version 0", "pause keep", "load_handed_over", "version 5", "resume"]
 
 
-def test_load_whose_caller_leaves_is_finished_and_prompts_wait_for_it(engine: AsyncVllmEngine) -> None:
+def test_load_whose_caller_leaves_is_finished_and_prompts_wait_for_it(engine: VllmEngine) -> None:
     played(engine).stands_still.clear()
     loading = engine.load(1, {})
     wait_until(lambda: "load_handed_over" in calls(engine))
@@ -228,7 +224,7 @@ def test_load_whose_caller_leaves_is_finished_and_prompts_wait_for_it(engine: As
     assert calls(engine)[-2:] == ["resume", "add 1"]
 
 
-def test_load_that_fails_half_way_ends_the_engine(engine: AsyncVllmEngine) -> None:
+def test_load_that_fails_half_way_ends_the_engine(engine: VllmEngine) -> None:
     played(engine).breaks = True
     with pytest.raises(GeneratorError, match="load version 1, it failed half-way: a shape does not fit"):
         engine.load(1, {}).result(WAIT_S)
@@ -239,9 +235,7 @@ def test_load_that_fails_half_way_ends_the_engine(engine: AsyncVllmEngine) -> No
     assert engine.version == 0
 
 
-def test_load_that_does_not_end_ends_the_engine(
-    engine: AsyncVllmEngine, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_load_that_does_not_end_ends_the_engine(engine: VllmEngine, monkeypatch: pytest.MonkeyPatch) -> None:
     be_patient(engine, monkeypatch, 0.1)
     played(engine).stands_still.clear()
     with pytest.raises(GeneratorError, match=r"expected the engine to load version 1 within 0\.2 s"):
@@ -251,7 +245,7 @@ def test_load_that_does_not_end_ends_the_engine(
 
 
 def test_engine_that_samples_is_not_late_and_one_that_does_not_is(
-    engine: AsyncVllmEngine, monkeypatch: pytest.MonkeyPatch
+    engine: VllmEngine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     be_patient(engine, monkeypatch, 0.05)
     played(engine).paused = True
@@ -263,13 +257,11 @@ def test_engine_that_samples_is_not_late_and_one_that_does_not_is(
         asked.result(WAIT_S)
 
 
-def test_engine_that_does_not_abort_in_time_ends(
-    engine: AsyncVllmEngine, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_engine_that_does_not_abort_in_time_ends(engine: VllmEngine, monkeypatch: pytest.MonkeyPatch) -> None:
     async def hang(ids: list[str], *, internal: bool) -> None:
         await asyncio.get_running_loop().create_future()
 
-    monkeypatch.setattr(async_engine, "ABORT_TIMEOUT_S", 0.01)
+    monkeypatch.setattr(engine_module, "ABORT_TIMEOUT_S", 0.01)
     played(engine).paused = True
     be_patient(engine, monkeypatch, 0.05)
     monkeypatch.setattr(played(engine), "abort", hang)
@@ -278,7 +270,7 @@ def test_engine_that_does_not_abort_in_time_ends(
     assert "give answers up within 0.01 s" in str(engine.ended.exception(WAIT_S))
 
 
-def test_death_of_the_engine_reaches_whoever_waits(engine: AsyncVllmEngine) -> None:
+def test_death_of_the_engine_reaches_whoever_waits(engine: VllmEngine) -> None:
     waiting = [engine.generate([[1]], ENDLESS) for _ in range(3)]
     wait_until(lambda: len(played(engine).requests) == 3)
     played(engine).failure = RuntimeError("its process is gone")
@@ -293,36 +285,29 @@ def test_death_of_the_engine_reaches_whoever_waits(engine: AsyncVllmEngine) -> N
 class PlayedCore:
     """Does what `LLMEngine` does for the engine in this process: a token a step of each request."""
 
-    def __init__(self) -> None:
+    def __init__(self, statistics: EngineStatistics) -> None:
         self.model_config = SimpleNamespace(get_vocab_size=lambda: VOCABULARY)
-        self.statistics: Any = None
+        self.statistics = statistics
         self.engine_core = SimpleNamespace(shutdown=lambda: None)
         self.requests: dict[str, Any] = {}
         self.version = "?"
-        self.broken = ""
-        self.step_s = 0.0
-        self.silent = False
+        self.broken = False
         self.may_step = threading.Event()
         self.may_step.set()
 
     def set_weight_version(self, version: str) -> None:
         self.version = version
 
-    def add_request(
-        self, request_id: str, prompt: dict[str, Any], how: int, lora_request: None = None
-    ) -> None:
-        self.require("add_request")
+    def add_request(self, request_id: str, prompt: dict[str, Any], how: int, lora_request: None) -> None:
         self.requests[request_id] = SimpleNamespace(
             tokens=how, prompt=prompt["prompt_token_ids"], versions=[]
         )
 
     def step(self) -> list[Any]:
         assert self.may_step.wait(WAIT_S)
-        self.require("step")
-        time.sleep(self.step_s)
+        if self.broken:
+            raise RuntimeError("a step is broken")
         outputs = []
-        if self.silent:
-            return outputs
         self.statistics.last_token_at = time.monotonic()
         for request_id, one in list(self.requests.items()):
             one.versions.append(self.version)
@@ -336,80 +321,55 @@ class PlayedCore:
         for one in ids:
             self.requests.pop(one, None)
 
-    def collective_rpc(self, method: str, args: Any) -> None:
-        self.require("collective_rpc")
-
-    def reset_prefix_cache(self, *, reset_running_requests: bool) -> None:
-        assert reset_running_requests
-
-    def require(self, method: str) -> None:
-        if method == self.broken:
-            raise RuntimeError(f"{method} is broken")
-
 
 @pytest.fixture
-def core(monkeypatch: pytest.MonkeyPatch) -> PlayedCore:
-    one = PlayedCore()
-    monkeypatch.setattr(engine_module, "sampling_params", params)
-    monkeypatch.setattr(engine_module, "refusals", lambda: (ValueError,))
+def inner(monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[VllmEngine, PlayedCore]]:
+    """The engine in this process."""
+    cores: list[PlayedCore] = []
 
-    def build(*_: Any, statistics: EngineStatistics, **__: Any) -> PlayedCore:
-        one.statistics = statistics
-        return one
+    def build(*_: Any, statistics: EngineStatistics, **__: Any) -> LocalEngine:
+        cores.append(PlayedCore(statistics))
+        return LocalEngine(cores[0])
 
     monkeypatch.setattr(engine_module, "build_engine", build)
-    return one
-
-
-@pytest.fixture
-def inner(core: PlayedCore) -> Iterator[VllmEngine]:
-    """The engine in this process, which has not been started."""
+    monkeypatch.setattr(engine_module, "sampling_params", params)
+    monkeypatch.setattr(engine_module, "refusals", lambda: (ValueError,))
     one = VllmEngine(engine_config(), "nowhere", seed=0)
-    yield one
-    core.may_step.set()
+    one.start().result(WAIT_S)
+    yield one, cores[0]
+    cores[0].may_step.set()
     one.close()
 
 
-def test_inner_engine_drains_before_it_loads(inner: VllmEngine) -> None:
-    earlier = [inner.generate([[1], [2]], replace(HOW, max_new_tokens=50)) for _ in range(3)]
-    loaded, later = inner.load(9, {}), inner.generate([[3]], HOW)
-    inner.start().result(WAIT_S)
-    assert {answer.version for answer in later.result(WAIT_S)} == {9}
-    assert loaded.done()
-    assert {answer.version for future in earlier for answer in future.result(0)} == {0}
-
-
-def test_inner_engine_that_samples_is_not_late_and_one_that_does_not_is(
-    inner: VllmEngine, core: PlayedCore, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    core.step_s = 0.002
-    be_patient(inner, monkeypatch, 0.1)
-    longer = inner.generate([[1], [2]], replace(HOW, max_new_tokens=100))
-    inner.start().result(WAIT_S)
-    assert len(longer.result(WAIT_S)) == 2
-    core.silent = True
-    with pytest.raises(GeneratorError, match=r"no token for 0\.1 s .*0 of 1 prompts were answered"):
-        inner.generate([[1]], HOW).result(WAIT_S)
-    assert not core.requests
-
-
 def test_inner_engine_at_one_step_for_too_long_is_not_healthy(
-    inner: VllmEngine, core: PlayedCore, monkeypatch: pytest.MonkeyPatch
+    inner: tuple[VllmEngine, PlayedCore], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    inner.start().result(WAIT_S)
-    inner.check()
+    engine, core = inner
+    engine.check()
     core.may_step.clear()
-    answering = inner.generate([[1]], HOW)
+    answering = engine.generate([[1]], HOW)
     wait_until(lambda: core.requests)
-    inner.check()
+    engine.check()
     with monkeypatch.context() as patch:
-        be_patient(inner, patch, 0.01)
-        wait_until(lambda: time.monotonic() - inner._beat > 0.05)
+        be_patient(engine, patch, 0.01)
+        time.sleep(0.05)
         with pytest.raises(GeneratorError, match=r"expected the engine to make a step within 0.01 s"):
-            inner.check()
+            engine.check()
     core.may_step.set()
     assert len(answering.result(WAIT_S)) == 1
-    inner.check()
+    engine.check()
+
+
+def test_inner_engine_whose_step_fails_tells_whoever_waits(inner: tuple[VllmEngine, PlayedCore]) -> None:
+    engine, core = inner
+    core.may_step.clear()
+    waiting = [engine.generate([[1], [2]], HOW) for _ in range(2)]
+    core.broken = True
+    core.may_step.set()
+    for future in waiting:
+        with pytest.raises(GeneratorError, match="the engine has failed: a step is broken"):
+            future.result(WAIT_S)
+    assert str(engine.ended.exception(WAIT_S)) == "a step is broken"
 
 
 @pytest.mark.parametrize("kind", ["vllm", "vllm_async"])
@@ -417,7 +377,6 @@ def test_engine_that_cannot_start_says_so(kind: Any, monkeypatch: pytest.MonkeyP
     def fail(*_: Any, **__: Any) -> None:
         raise GeneratorError("vLLM cannot start on 'nowhere'")
 
-    monkeypatch.setattr(async_engine, "build_async_engine", fail)
     monkeypatch.setattr(engine_module, "build_engine", fail)
     engine = make_engine(engine_config(generator={"engine": kind}), "nowhere")
     with pytest.raises(GeneratorError, match="vLLM cannot start"):

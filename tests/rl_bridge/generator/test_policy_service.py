@@ -99,7 +99,7 @@ async def test_only_replica_recovers(tiny_policy: Path, tmp_path: Path) -> None:
     """It breaks at new weights, at a step, and hangs at one; nobody who asks is told."""
     from policy_roles import BreakablePolicy
 
-    async with policy_service(tiny_policy, tmp_path, actor=BreakablePolicy, timeout_s=30.0) as (
+    async with policy_service(tiny_policy, tmp_path, actor=BreakablePolicy, generate_timeout_s=30.0) as (
         policy,
         store,
     ):

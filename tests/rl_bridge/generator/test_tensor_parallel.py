@@ -28,7 +28,7 @@ def test_ranks_are_one_policy_and_end_with_their_engine(
     engine = make_engine(engine_config(generator={"tensor_parallel": 2}), str(long_policy))
     engine.start().result(300)
     inner: Any = engine
-    ranks = [worker.proc.pid for worker in inner._engine.engine_core.engine_core.model_executor.workers]
+    ranks = [worker.proc.pid for worker in inner._llm._engine.engine_core.engine_core.model_executor.workers]
     assert len(ranks) == 2
     for version in (0, 1):
         model = reference

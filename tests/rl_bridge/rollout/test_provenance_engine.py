@@ -47,7 +47,7 @@ class EngineLog:
 
     def listen(self, patch: pytest.MonkeyPatch) -> None:
         """Hear what the sampler gives out from now on, of whichever of vLLM's runners it is."""
-        (sampler,) = self.engine._engine.collective_rpc(lambda worker: worker.model_runner.sampler)
+        (sampler,) = self.engine._llm._engine.collective_rpc(lambda worker: worker.model_runner.sampler)
         kind = type(sampler)
         name = "forward" if hasattr(kind, "forward") else "__call__"
         sample = getattr(kind, name)

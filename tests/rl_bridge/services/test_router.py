@@ -1,91 +1,154 @@
 """Which replica is picked: least loaded, oldest first, and never the one that fails them all."""
 
-from rl_bridge.services.balancer import MAX_SUSPENSION_S, MIN_SUSPENSION_S, SUSPECT_AFTER, Router
+import asyncio
+from collections.abc import Mapping
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from rl_bridge.services import balancer as balancer_module
+from rl_bridge.services.balancer import MAX_SUSPENSION_S, MIN_SUSPENSION_S, SUSPECT_AFTER, Balancer
 
 
-def router(*replicas: int) -> Router:
-    made = Router()
-    for replica in replicas:
-        made.add(replica)
-    return made
+class Target:
+    incarnation = 1
+
+    def __init__(self, replica: int) -> None:
+        self.replica = replica
+        self.calls = 0
+        self.fails = False
+        self.ends: asyncio.Event | None = None
+
+    async def call(self, name: str, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> int:
+        self.calls += 1
+        if self.ends is not None:
+            await self.ends.wait()
+        if self.fails:
+            raise ValueError
+        return self.replica
 
 
-def picked(made: Router, now: float = 0.0) -> int:
-    replica = made.pick(now)
-    assert replica is not None
-    made.begin(replica)
-    return replica
+class Stage:
+    """A balancer under a clock of its own."""
+
+    def __init__(self, replicas: int, patch: pytest.MonkeyPatch) -> None:
+        self.now = 0.0
+        self.suspects: list[int] = []
+        self.targets = [Target(replica) for replica in range(replicas)]
+        patch.setattr(balancer_module, "time", SimpleNamespace(monotonic=lambda: self.now))
+        self.balancer = Balancer(
+            "policy", frozenset(), 5.0, on_suspect=lambda target: self.suspects.append(target.replica)
+        )
+        for target in self.targets:
+            self.balancer.add(target)
+
+    async def call(self, replica: int | None = None) -> None:
+        target = await self.balancer.any_target() if replica is None else self.targets[replica]
+        await asyncio.gather(self.balancer.call(target, "ask", (), {}), return_exceptions=True)
+
+    async def begin(self, count: int) -> "list[asyncio.Task[int]]":
+        calls = []
+        for _ in range(count):
+            calls.append(asyncio.ensure_future(self.balancer.route("ask", (), {})))
+            for _ in range(2):
+                await asyncio.sleep(0)
+        return calls
 
 
-def test_the_least_loaded_is_picked_and_ties_go_round() -> None:
-    made = router(0, 1, 2)
-    assert [picked(made) for _ in range(6)] == [0, 1, 2, 0, 1, 2]
-    made.end(1, failed=False, now=0.0)
-    made.end(1, failed=False, now=0.0)
-    made.end(2, failed=None, now=0.0)
-    assert [picked(made) for _ in range(3)] == [1, 2, 1]
+async def test_the_least_loaded_is_picked_and_ties_go_round(monkeypatch: pytest.MonkeyPatch) -> None:
+    stage = Stage(3, monkeypatch)
+    for target in stage.targets:
+        target.ends = asyncio.Event()
+    calls = await stage.begin(6)
+    assert [stage.balancer.in_flight(replica) for replica in range(3)] == [2, 2, 2]
+    stage.targets[1].ends.set()  # type: ignore[union-attr]
+    assert await asyncio.gather(calls[1], calls[4]) == [1, 1]
+    stage.targets[1].ends = asyncio.Event()
+    calls[2].cancel()
+    await asyncio.gather(calls[2], return_exceptions=True)
+    more = await stage.begin(3)
+    assert [target.calls for target in stage.targets] == [2, 4, 3]
+    for call in (*calls, *more):
+        call.cancel()
 
 
-def test_one_that_fails_fast_does_not_attract_the_calls() -> None:
-    made = router(0, 1)
-    made.begin(1)  # the good one is always busier
-    got = {0: 0, 1: 0}
-    asked = 0
-    for step in range(1000):
-        now = step * 0.001
-        replica = picked(made, now)
-        got[replica] += 1
-        asked += made.end(replica, failed=replica == 0, now=now)
+async def test_one_that_fails_fast_does_not_attract_the_calls(monkeypatch: pytest.MonkeyPatch) -> None:
+    stage = Stage(2, monkeypatch)
+    stage.targets[0].fails = True
+    stage.targets[1].ends = asyncio.Event()
+    busy = asyncio.ensure_future(stage.call(1))  # the good one is always busier
+    await asyncio.sleep(0)
+    stage.targets[1].ends = None
+    for _ in range(1000):
+        stage.now += 0.001
+        await stage.call()
     # Three at once, one when the half second is over.
-    assert got[0] == SUSPECT_AFTER + 1
-    assert asked == 2
+    assert stage.targets[0].calls == SUSPECT_AFTER + 1
+    assert stage.suspects == [0, 0]
+    busy.cancel()
 
 
-def test_suspensions_double_up_to_a_bound_and_a_success_clears_them() -> None:
-    made = router(0, 1)
-    now = 0.0
+async def test_suspensions_double_up_to_a_bound_and_a_success_clears_them(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    stage = Stage(2, monkeypatch)
+    stage.targets[0].fails = True
     for _ in range(SUSPECT_AFTER):
-        made.begin(0)
-        made.end(0, failed=True, now=now)
+        await stage.call(0)
     lengths = []
     for _ in range(9):
-        begin = now
-        while made.is_suspended(0, now):
-            now += 0.25
-        lengths.append(now - begin)
-        made.begin(0)
-        made.end(0, failed=True, now=now)
+        begin = stage.now
+        while stage.balancer.is_suspended(0):
+            stage.now += 0.25
+        lengths.append(stage.now - begin)
+        await stage.call(0)
     assert lengths[:4] == [MIN_SUSPENSION_S, 1.0, 2.0, 4.0]
     assert lengths[-1] == MAX_SUSPENSION_S
-    made.begin(0)
-    made.end(0, failed=False, now=now)
-    assert not made.is_suspended(0, now)
-    made.begin(0)
-    assert made.end(0, failed=True, now=now) is False  # it has its tries again
+    stage.targets[0].fails = False
+    await stage.call(0)
+    assert not stage.balancer.is_suspended(0)
+    stage.suspects.clear()
+    stage.targets[0].fails = True
+    await stage.call(0)
+    assert stage.suspects == []  # it has its tries again
 
 
-def test_what_was_in_flight_at_a_suspension_does_not_lengthen_it() -> None:
-    made = router(0)
-    for _ in range(10):
-        made.begin(0)
-    asked = [made.end(0, failed=True, now=0.0) for _ in range(10)]
-    assert sum(asked) == 1
-    assert made.is_suspended(0, MIN_SUSPENSION_S - 0.01)
-    assert not made.is_suspended(0, MIN_SUSPENSION_S)
+async def test_what_was_in_flight_at_a_suspension_does_not_lengthen_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    stage = Stage(1, monkeypatch)
+    stage.targets[0].fails = True
+    await asyncio.gather(*(stage.call(0) for _ in range(10)))
+    assert stage.suspects == [0]
+    stage.now = MIN_SUSPENSION_S - 0.01
+    assert stage.balancer.is_suspended(0)
+    stage.now = MIN_SUSPENSION_S
+    assert not stage.balancer.is_suspended(0)
 
 
-def test_failures_in_between_successes_and_calls_given_up_are_no_suspicion() -> None:
-    made = router(0)
-    for failed in (True, True, False, True, None, True, False, True, True):
-        made.begin(0)
-        assert made.end(0, failed=failed, now=0.0) is False
-    assert not made.is_suspended(0, 0.0)
+async def test_failures_between_successes_and_calls_given_up_are_no_suspicion(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    stage = Stage(1, monkeypatch)
+    (target,) = stage.targets
+    for fails in (True, True, False, True, None, True, False, True, True):
+        target.fails, target.ends = fails is True, asyncio.Event() if fails is None else None
+        if fails is None:
+            (given_up,) = await stage.begin(1)
+            given_up.cancel()
+            await asyncio.gather(given_up, return_exceptions=True)
+        else:
+            await stage.call(0)
+    assert stage.suspects == []
+    assert not stage.balancer.is_suspended(0)
 
 
-def test_where_all_are_suspended_calls_still_go_somewhere() -> None:
-    made = router(0, 1)
-    for replica, now in ((0, 0.0), (1, 0.1)):
+async def test_where_all_are_suspended_calls_still_go_somewhere(monkeypatch: pytest.MonkeyPatch) -> None:
+    stage = Stage(2, monkeypatch)
+    for target in stage.targets:
+        target.fails = True
         for _ in range(SUSPECT_AFTER):
-            made.begin(replica)
-            made.end(replica, failed=True, now=now)
-    assert made.pick(0.2) == 0
+            await stage.call(target.replica)
+        stage.now += 0.1
+    assert (await stage.balancer.any_target()).replica == 0

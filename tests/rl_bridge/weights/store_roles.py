@@ -1,6 +1,5 @@
 """Actors for the tests of the store. Their roles' processes import them by this name."""
 
-import asyncio
 import os
 import signal
 from collections.abc import Mapping
@@ -66,18 +65,6 @@ class Reader(ServiceActor):
     @concurrent_endpoint
     async def get(self, key: int | str) -> dict[str, torch.Tensor]:
         return await self._store.get(key)
-
-    @concurrent_endpoint
-    async def die_while_fetching(self, key: int) -> None:
-        """Take a lease, and die under it."""
-        reader = self._store._reader
-
-        async def killed(*_: object) -> None:
-            os.kill(os.getpid(), signal.SIGKILL)
-            await asyncio.sleep(60)
-
-        reader._directory.end_lease = killed  # type: ignore[attr-defined]
-        await self._store.get(key)
 
 
 class Ranked(Actor):

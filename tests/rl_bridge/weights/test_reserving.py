@@ -5,7 +5,6 @@ import ctypes
 import threading
 
 import pytest
-from serving import eventually
 
 from rl_bridge.weights import local
 from rl_bridge.weights.segments import Segment, SegmentRing
@@ -18,27 +17,27 @@ async def test_a_first_push_reserves_memory_beside_the_event_loop(monkeypatch: p
     reserve = SegmentRing.reserve
     rings: list[SegmentRing] = []
 
-    def slowly(ring: SegmentRing, nbytes: int, busy: frozenset[object]) -> object:
+    def slowly(ring: SegmentRing, nbytes: int) -> object:
         rings.append(ring)
         began.set()
         assert threading.current_thread() is not here  # or nothing could let it end
         assert may_end.wait(WAIT_S)
-        return reserve(ring, nbytes, busy)  # type: ignore[arg-type]
+        return reserve(ring, nbytes)
 
     monkeypatch.setattr(SegmentRing, "reserve", slowly)
     publisher = local.SegmentPublisher(depth=2, timeout_s=WAIT_S)
 
     async def publish(version: int) -> None:
-        async with publisher.reserve(version, (0, 0), 4096):
+        async with publisher.reserve(version, 0, 4096):
             pass
 
     publishing = asyncio.ensure_future(publish(1))
     assert await asyncio.to_thread(began.wait, WAIT_S)
     # What nobody waits for any more is the next one's.
     publishing.cancel()
-    await asyncio.gather(publishing, return_exceptions=True)
     may_end.set()
-    await eventually(lambda: [each.reserved for each in rings[0].segments] == [False])
+    await asyncio.gather(publishing, return_exceptions=True)
+    assert [each.reserved for each in rings[0].segments] == [False]
     for version in (2, 3, 4):
         await publish(version)
     assert len(rings[0].segments) <= 2

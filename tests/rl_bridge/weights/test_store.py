@@ -138,7 +138,7 @@ async def test_memory_is_given_back(directory: Directory) -> None:
     gc.collect()
     mapped, before = segments(), descriptors()
     for version in range(3):
-        store = WeightStore(directory, transport="shared_memory", depth=3)
+        store = WeightStore(directory, transport="shared_memory")
         await store.put(version, state_of(1.0))
         await store.get(version)
         store._owner = False  # the directory stays

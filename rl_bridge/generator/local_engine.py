@@ -1,0 +1,125 @@
+"""vLLM's engine inside this process, stepped by the event loop that asks it."""
+
+import asyncio
+from typing import Any
+
+TURNS_A_STEP = 4
+"""Of the event loop, beside each step: what was asked meanwhile is begun with, what was answered is told, at once."""
+
+
+class Collector:
+    """Where one request's answer will be; as vLLM's own."""
+
+    def __init__(self, request_id: str) -> None:
+        self.request_id = request_id
+        self.answered: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
+
+    async def get(self) -> Any:
+        """Wait for it."""
+        return await self.answered
+
+
+class LocalEngine:
+    """A `vllm.LLMEngine` with those methods of `vllm.v1.engine.async_llm.AsyncLLM` that `VllmEngine` calls.
+
+    They are carried out at once: in the loop no step is under way while something else is. What fails in a step fails
+    whoever waits for an answer.
+    """
+
+    def __init__(self, engine: Any) -> None:
+        self.model_config = engine.model_config
+        self._engine = engine
+        self._requests: dict[str, Collector] = {}
+        self._stands_still = {"paused": False, "asleep": False}
+        self._changed = asyncio.Event()
+        self._stepping = asyncio.ensure_future(self._step_on())
+
+    async def _step_on(self) -> None:
+        try:
+            while True:
+                while not self._requests or any(self._stands_still.values()):
+                    self._changed.clear()
+                    await self._changed.wait()
+                for output in self._engine.step():
+                    if output.finished:
+                        self._tell(output)
+                for _ in range(TURNS_A_STEP):
+                    await asyncio.sleep(0)
+        except Exception as error:
+            for collector in self._requests.values():
+                if not collector.answered.done():
+                    collector.answered.set_exception(error)
+                    collector.answered.exception()  # of several prompts that wait together one is asked
+
+    def _tell(self, output: Any) -> None:
+        collector = self._requests.pop(output.request_id, None)
+        if collector is not None and not collector.answered.done():  # it was, where nobody waits any more
+            collector.answered.set_result(output)
+
+    async def add_request(self, request_id: str, prompt: Any, how: Any, *, lora_request: Any) -> Collector:
+        """Begin with a prompt."""
+        self._engine.add_request(request_id, prompt, how, lora_request=lora_request)
+        self._requests[request_id] = collector = Collector(request_id)
+        self._changed.set()
+        return collector
+
+    async def abort(self, ids: list[str], *, internal: bool) -> None:
+        """Give requests up."""
+        self._engine.abort_request(ids)
+        for one in ids:
+            self._requests.pop(one, None)
+
+    async def pause_generation(self, *, mode: str, clear_cache: bool) -> None:
+        """Make no step until `resume_generation`; those under way compute anew what is not to be kept."""
+        self._stands_still["paused"] = True
+        if clear_cache:
+            self._engine.reset_prefix_cache(reset_running_requests=True)
+
+    async def resume_generation(self) -> None:
+        """Go on."""
+        self._go_on("paused")
+
+    async def sleep(self, *, level: int, mode: str) -> None:
+        """Make no step until it wakes, and leave memory to others."""
+        self._engine.sleep(level=level, mode=mode)
+        self._stands_still["asleep"] = True
+
+    async def wake_up(self, tags: list[str]) -> None:
+        """Take back memory; with that of keys and values, which are computed anew, it goes on."""
+        if "kv_cache" in tags:
+            self._engine.reset_prefix_cache(reset_running_requests=True)
+        self._engine.wake_up(tags)
+        if "kv_cache" in tags:
+            self._go_on("asleep")
+
+    def _go_on(self, reason: str) -> None:
+        self._stands_still[reason] = False
+        self._changed.set()
+
+    async def collective_rpc(self, method: str, args: tuple[Any, ...]) -> None:
+        """Call a method of each worker."""
+        self._engine.collective_rpc(method, args=args)
+
+    async def update_weight_version(self, version: str) -> None:
+        """Have tokens say from now on that they are of these weights."""
+        self._engine.set_weight_version(version)
+
+    async def add_lora(self, request: Any) -> None:
+        """Load an adapter."""
+        self._engine.add_lora(request)
+
+    async def remove_lora(self, number: int) -> None:
+        """Forget an adapter."""
+        self._engine.remove_lora(number)
+
+    async def check_health(self) -> None:
+        """Nothing beside a step can fail."""
+
+    async def is_paused(self) -> bool:
+        """Tell whether it makes no steps. Whoever asks is answered between two of them."""
+        return self._stands_still["paused"]
+
+    async def end(self) -> None:
+        """Shut the engine down now, or it would end the process groups of the next one here."""
+        self._stepping.cancel()
+        self._engine.engine_core.shutdown()
