@@ -80,13 +80,9 @@ LOSS, ADVANTAGE, GROUP_FILTER = "algorithm.loss", "algorithm.advantage", "algori
 
 
 def load_loss(path: str) -> LossFunction:
-    """Import a loss, and call it once with two made-up tokens.
+    """Import a loss, and call it once with two made-up tokens; its results are checked.
 
-    Returns:
-        It, with its results checked.
-
-    Raises:
-        ConfigError: There is none, it cannot be called so, or what it gives is no loss.
+    ConfigError where there is none, it cannot be called so, or what it gives is no loss.
     """
     function = resolve_function(
         path, key=LOSS, signature="(inputs: LossInputs, algorithm: AlgorithmConfig)", args=(None, None)
@@ -112,11 +108,7 @@ def load_loss(path: str) -> LossFunction:
 
 
 def load_advantage(path: str) -> AdvantageFunction:
-    """Import what makes advantages of a group's rewards; its results are checked.
-
-    Raises:
-        ConfigError: There is none, or it cannot be called so.
-    """
+    """Import what makes advantages of a group's rewards; its results are checked."""
     function = resolve_function(
         path, key=ADVANTAGE, signature="(rewards, *, normalize_std)", args=([0.0],), normalize_std=True
     )
@@ -138,11 +130,7 @@ def load_advantage(path: str) -> AdvantageFunction:
 
 
 def load_group_filter(path: str) -> FilterFunction:
-    """Import what refuses groups; its results are checked.
-
-    Raises:
-        ConfigError: There is none, or it cannot be called so.
-    """
+    """Import what refuses groups; its results are checked."""
     function = resolve_function(
         path, key=GROUP_FILTER, signature="(group: Group, rewards)", args=(None, [0.0])
     )

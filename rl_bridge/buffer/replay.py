@@ -105,11 +105,7 @@ class ReplayBuffer:
         self._notify()
 
     async def lease(self) -> GroupLease:
-        """Wait until a group may be played, and take it.
-
-        Raises:
-            BaseException: What `fail` was called with.
-        """
+        """Wait until a group may be played, and take it. Raises what `fail` was called with."""
         while True:
             self._raise_failure()
             lease = self.ledger.lease(

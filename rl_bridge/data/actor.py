@@ -15,10 +15,6 @@ class DatasetActor(ServiceActor):
     """A thin shell around `Dataset`, for a service of one replica.
 
     It keeps nothing: one that is started again has the same example at each place, and samples from the first on.
-
-    Args:
-        config: `data.*`.
-        seed: Decides the order.
     """
 
     REPEATABLE = frozenset({"sample", "at", "identity"})

@@ -44,13 +44,8 @@ class Source(Protocol):
 class JsonLines:
     """A file with an object a line: `prompt` (a text or a chat), and if there are `target` and `id`.
 
-    The file is read through and checked once; afterwards only the places of its lines are kept in memory.
-
-    Args:
-        path: The file. It may not change while it is used.
-
-    Raises:
-        ConfigError: It cannot be read, or a line is no example.
+    It is read through and checked once, ConfigError where a line is no example; afterwards only the places of its lines
+    are kept in memory. It may not change while it is used.
     """
 
     def __init__(self, path: Path) -> None:
@@ -82,15 +77,7 @@ class JsonLines:
 
 
 class ExampleList:
-    """Examples from an iterable, kept in memory.
-
-    Args:
-        items: Examples, or mappings as the lines of `JsonLines` are.
-        name: What they are called in messages.
-
-    Raises:
-        ConfigError: An item is no example.
-    """
+    """Examples from an iterable of such, or of mappings as the lines of `JsonLines` are, kept in memory."""
 
     def __init__(self, items: Iterable[Any], *, name: str) -> None:
         self._examples = [_checked(item, f"{name}, item {place}", place) for place, item in enumerate(items)]
@@ -112,13 +99,9 @@ def _kind(value: object) -> str:
 
 
 def open_source(name: str) -> Source:
-    """Find examples.
+    """Find examples: in a file of JSON lines, or by the dotted path of an iterable or of what returns one.
 
-    Args:
-        name: A file of JSON lines, or the dotted path of an iterable or of what returns one.
-
-    Raises:
-        ConfigError: There is neither, or there are no examples in it.
+    ConfigError where there is neither, or there are no examples in it.
     """
     source: Source
     if name.endswith(".jsonl") or Path(name).is_file():
@@ -197,10 +180,7 @@ def _is_message(message: object) -> bool:
 class Dataset:
     """Examples, and what a checkpoint has to know of them.
 
-    Args:
-        source: The examples.
-        seed: Decides the order of every pass over them.
-        shuffle: Whether every pass has an order of its own; otherwise that of the source.
+    The seed decides the order of every pass over them; without `shuffle` it is that of the source.
     """
 
     def __init__(self, source: Source, *, seed: int, shuffle: bool = True) -> None:
@@ -222,24 +202,18 @@ class Dataset:
 
     def identity(self) -> dict[str, Any]:
         """What decides which example stands where, and when it is its turn, as a checkpoint holds it."""
-        examples = len(self._source)
         return {
             "digest": self._source.digest,
-            "examples": examples,
+            "examples": len(self._source),
             "seed": self._seed,
             "shuffle": self._shuffle,
         }
 
 
 def require_same(before: Mapping[str, Any], now: Mapping[str, Any]) -> None:
-    """Refuse to go on with another dataset than a checkpoint knows.
+    """Refuse to go on with another `Dataset.identity` than a checkpoint has, with a ConfigError.
 
-    Args:
-        before: The `Dataset.identity` in the checkpoint.
-        now: That of the dataset at hand.
-
-    Raises:
-        ConfigError: It has other examples, or another order: some would be answered twice and others never.
+    With other examples, or in another order, some would be answered twice and others never.
     """
     for name, value in before.items():
         if value != now[name]:

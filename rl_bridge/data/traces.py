@@ -95,11 +95,7 @@ class Recorder:
         return observation.result
 
     def trace(self) -> Trace:
-        """What has been recorded since `begin`.
-
-        Raises:
-            ValueError: The episode is not over.
-        """
+        """What has been recorded since `begin`; ValueError where the episode is not over."""
         if not self._done:
             raise ValueError("expected an episode that is over, got one that goes on; record it to its end")
         return Trace(tools=self._tools, messages=tuple(self._messages), reward=self._reward)
@@ -185,12 +181,8 @@ def _begins_with_a_prompt(messages: Sequence[ChatMessage]) -> bool:
 def samples_of(trace: Trace, tokenizer: ChatTokenizer, *, index: int) -> list[TrainSample]:
     """The training rows of a trace: its mask selects what the assistant wrote, with the token that ends an answer.
 
-    Where the policy's template opens a thought, an answer without one begins by closing it.
-
-    Args:
-        trace: The chat.
-        tokenizer: Of the policy that is to learn it.
-        index: The trace's number in its batch.
+    Where the policy's template opens a thought, an answer without one begins by closing it. `index` is the trace's
+    number in its batch.
     """
     first = next(place for place, message in enumerate(trace.messages) if message["role"] == ASSISTANT)
     conversation = Conversation(tokenizer, trace.messages[:first], trace.tools)

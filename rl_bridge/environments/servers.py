@@ -67,14 +67,9 @@ class ServerState(StrEnum):
 
 
 class SupervisedServer:
-    """Keeps one server alive.
+    """Keeps one server alive, which is called `source` in messages.
 
-    Args:
-        source: What it is called in messages.
-        provider: Starts and stops it, any number of times.
-        threads: Where the provider's calls are made.
-        restarts: How often, and how soon.
-        changed: Called on the event loop whenever `url` is another.
+    The provider's calls are made in `threads`; `changed` is called on the event loop whenever `url` is another.
     """
 
     def __init__(
@@ -207,8 +202,6 @@ class SupervisedServer:
         return asyncio.get_running_loop().run_in_executor(self._threads, function)
 
 
-logger = logging.getLogger(__name__)
-
 OnChange: TypeAlias = Callable[[tuple[str, ...]], Awaitable[None]]
 """Told the servers that serve, whenever that changes. The next change is told when it has returned."""
 
@@ -226,7 +219,7 @@ class EnvironmentServers:
             leases.replace(servers.urls)
 
     Args:
-        app: An ASGI application to serve from local processes, as `package.module:name`.
+        app: An ASGI application to serve from local processes, as `package.module:name`; or one of the next two.
         image: A Docker image to serve from containers; they come from a pool that keeps a spare one warm.
         urls: Servers that already run.
         count: How many servers to start.
@@ -235,9 +228,6 @@ class EnvironmentServers:
         on_change: Told the URLs whenever they change.
         logs: A folder where each server of `app` has a file with what it prints, `environment-0.log` and so on.
         name: What such files are called.
-
-    Raises:
-        ValueError: Not exactly one of `app`, `image` and `urls` is given.
     """
 
     def __init__(
@@ -253,12 +243,6 @@ class EnvironmentServers:
         logs: Path | None = None,
         name: str = "environment",
     ) -> None:
-        if [app is not None, image is not None, bool(urls)].count(True) != 1:
-            raise ValueError(
-                f"expected exactly one of app, image and urls, got app={app!r}, image={image!r}, urls={list(urls)!r}"
-            )
-        if count < 1:
-            raise ValueError(f"expected a count of at least 1, got {count}")
         self._given = tuple(urls)
         self._pool: DockerPool | None = None
         providers: list[Watchable] = []
@@ -293,11 +277,7 @@ class EnvironmentServers:
         return list(self._servers)
 
     async def __aenter__(self) -> Self:
-        """Start the servers.
-
-        Raises:
-            openenv_core.ProviderError: One could not be started; none is left running.
-        """
+        """Start the servers; ProviderError where one could not be started, and none is left running."""
         try:
             await asyncio.gather(*(server.start() for server in self._servers))
         except BaseException:
@@ -320,12 +300,7 @@ class EnvironmentServers:
         return next(filter(None, told), "")
 
     async def watch(self) -> None:
-        """Wait for the worst; it never returns while the servers can be had.
-
-        Raises:
-            RoleError: A server died and its restart budget is gone.
-            Exception: What `on_change` raised.
-        """
+        """Never return while the servers can be had; RoleError where one died and its restart budget is gone."""
         if not self._tasks:
             await asyncio.get_running_loop().create_future()
         await asyncio.wait(self._tasks, return_when=asyncio.FIRST_COMPLETED)
@@ -353,11 +328,7 @@ class EnvironmentServers:
 
 
 def read_token(file: str | None) -> str | None:
-    """The token in `env.token_file`: its first line that is no comment, as `ropewalk serve --token-file` reads them.
-
-    Raises:
-        ConfigError: The file cannot be read, or has none.
-    """
+    """The token in `env.token_file`: its first line that is no comment, as `ropewalk serve --token-file` reads them."""
     if file is None:
         return None
     try:
@@ -388,11 +359,7 @@ def tell_coders(file: Path, urls: Sequence[str]) -> None:
 
 
 def coder_urls() -> tuple[str, ...]:
-    """Where code can be run now, for reward functions and tasks: addresses of `monarch.roles.coder`'s servers.
-
-    Raises:
-        ConfigError: The run has no such role.
-    """
+    """Where code can be run now, for reward functions and tasks: addresses of `monarch.roles.coder`'s servers."""
     file = os.environ.get(ENVIRONMENT_VARIABLE)
     if file is None:
         raise ConfigError(

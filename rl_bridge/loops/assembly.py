@@ -27,12 +27,7 @@ from rl_bridge.generator.vllm_api import ONE_THREAD
 from rl_bridge.loops.grpo import collect
 from rl_bridge.loops.observation import RunObserver
 from rl_bridge.loops.recovery import rewind
-from rl_bridge.loops.run import GroupHistory, Run, snapshot
-from rl_bridge.loops.settings import (
-    dispatch_settings,
-    environment_servers,
-    trainer_settings,
-)
+from rl_bridge.loops.run import GroupHistory, Run, environment_role, snapshot, trainer_settings
 from rl_bridge.loops.weight_sync import WeightSync
 from rl_bridge.metrics.sinks import TRACKERS, EnvironmentSink, JsonlSink, MetricsLog, Sink, TensorBoardSink
 from rl_bridge.metrics.spans import span
@@ -56,7 +51,13 @@ from rl_bridge.weights import WeightStore
 
 logger = logging.getLogger(__name__)
 
-
+JOB_MESH = "hosts"
+METRICS_FILE = "metrics.jsonl"
+LOGS = "logs"
+"""In a run's folder: one log a process. It is there from the moment that the first is started."""
+TRANSFER_SHARE = 0.25
+"""How much of a synchronisation's time one transfer may take. A push waits for readers, transfers and is fetched within
+the whole of it, and a generator whose link hangs is noticed, and let go, before that is over."""
 INTRODUCTION_TIMEOUT_S = 60.0
 
 
@@ -113,31 +114,30 @@ class Introductions:
                 logger.warning("a rollout worker does not take what it is told (%s)", endpoint)
 
 
-@dataclass(kw_only=True, slots=True, frozen=True)
-class Roles:
-    """The services of a run; None of what an evaluation, a run on a dataset or one on an environment has no use for."""
+async def start_roles(
+    config: Config, folder: Path, model_path: Path, store: WeightStore | None
+) -> dict[str, Service]:
+    """Start all services at once, in an open fleet; returns when all of them serve, by their names.
 
-    policy: Service
-    trainer: Service | None
-    rollout: Service | None
-    dataloader: Service | None
-    reference: Service | None
-    reward: Service | None
-
-
-async def start_roles(config: Config, folder: Path, model_path: Path, store: WeightStore | None) -> Roles:
-    """Start all services at once, in an open fleet; returns when all of them serve.
-
-    Without a store, where the trainer leaves weights for the generators, there is no trainer either.
+    Without a store, where the trainer leaves weights for the generators, there is no trainer either. A run on a dataset
+    has no rollout workers, one on an environment no dataset.
     """
     coders = {} if config.monarch.roles.coder is None else {ENVIRONMENT_VARIABLE: str(coders_file(folder))}
-    table = config.monarch.roles
+    table, longest_s = config.monarch.roles, start_timeout_s(config)
     starting: dict[str, tuple[BoundOptions, tuple[Any, ...]]] = {}
 
     def add(
         name: str, actor: type[ServiceActor], role: RoleConfig, environment: dict[str, str], *args: Any
     ) -> None:
-        starting[name] = _of(config, actor, name, role, environment), args
+        bound = actor.options(
+            **options_of(role),
+            gpu_pool=name if config.monarch.colocate else "",
+            name=name,
+            environment=environment,
+            restarts=config.monarch.restarts,
+            start_timeout_s=longest_s,
+        )
+        starting[name] = bound, args
 
     add("policy", PolicyActor, table.policy, {}, config, model_path, store)
     if store is not None:
@@ -157,7 +157,6 @@ async def start_roles(config: Config, folder: Path, model_path: Path, store: Wei
         length = config.rollout.max_length
         add("reward", RewardModelActor, table.reward, ONE_THREAD, config.reward.model, length)
     tasks: dict[str, asyncio.Task[Service]] = {}
-    longest_s = start_timeout_s(config)
     try:
         async with asyncio.timeout(longest_s), asyncio.TaskGroup() as group:
             # They are given room in the order in which their tasks begin.
@@ -167,19 +166,11 @@ async def start_roles(config: Config, folder: Path, model_path: Path, store: Wei
     except TimeoutError:
         raise RoleError(
             f"expected {', '.join(starting)} to be ready within {longest_s:g} s, they are not; "
-            f"see the logs in {folder / 'logs'}, or raise monarch.start_timeout_s"
+            f"see the logs in {folder / LOGS}, or raise monarch.start_timeout_s"
         ) from None
     except BaseExceptionGroup as several:
         raise several.exceptions[0] from several
-    started = {name: task.result() for name, task in tasks.items()}
-    return Roles(
-        policy=started["policy"],
-        trainer=started.get("trainer"),
-        rollout=started.get("rollout"),
-        dataloader=started.get("dataset"),
-        reference=started.get("reference"),
-        reward=started.get("reward"),
-    )
+    return {name: task.result() for name, task in tasks.items()}
 
 
 def start_timeout_s(config: Config) -> float:
@@ -197,36 +188,13 @@ def _warn_of_idle_gpus(monarch: MonarchConfig) -> None:
         )
 
 
-def _of(
-    config: Config, actor: type[ServiceActor], name: str, role: RoleConfig, environment: dict[str, str]
-) -> BoundOptions:
-    return actor.options(
-        **options_of(role),
-        gpu_pool=name if config.monarch.colocate else "",
-        name=name,
-        environment=environment,
-        restarts=config.monarch.restarts,
-        start_timeout_s=start_timeout_s(config),
-    )
-
-
-JOB_MESH = "hosts"
-METRICS_FILE = "metrics.jsonl"
-LOGS = "logs"
-"""In a run's folder: one log a process. It is there from the moment that the first is started."""
-TRANSFER_SHARE = 0.25
-"""How much of a synchronisation's time one transfer may take. A push waits for readers, transfers and is fetched within
-the whole of it, and a generator whose link hangs is noticed, and let go, before that is over."""
-
-
 @dataclass(kw_only=True, slots=True, frozen=True)
 class Players:
     """All that plays: what a run and an evaluation have in common."""
 
     config: Config
-    console: Console
     fleet: Fleet
-    roles: Roles
+    roles: Mapping[str, Service]
     chat: ChatPolicy
     dispatcher: Dispatcher
     servers: Mapping[str, EnvironmentServers]
@@ -291,12 +259,13 @@ async def open_players(
             stack.push_async_callback(store.close)
         with span("start", waits_for="processes"):
             roles = await fleet.guard(start_roles(config, folder, model_path, store))
+        policy = roles["policy"]
         client = GeneratorClient(
-            roles.policy.generate_many.route,
+            policy.generate_many.route,
             max_batch=config.rollout.max_num_seqs,
-            replicas=lambda: len(roles.policy.roster.targets),
+            replicas=lambda: len(policy.roster.targets),
             timeout_s=config.call_timeout_s,
-            open_session=lambda near: roles.policy.session(near=near, room=config.rollout.max_num_seqs),
+            open_session=lambda near: policy.session(near=near, room=config.rollout.max_num_seqs),
         )
         stack.push_async_callback(client.close)
         chat = ChatPolicy(
@@ -307,31 +276,24 @@ async def open_players(
         )
         rollout: Any
         examples: int | None = None
-        if roles.rollout is not None:
-            rollout = roles.rollout
-            await fleet.guard(_introduce(introductions, rollout, roles, servers))
+        if config.env is not None:
+            rollout = roles["rollout"]
+            await fleet.guard(_introduce(introductions, roles, servers))
         else:
-            assert roles.dataloader is not None
-            examples = (await roles.dataloader.identity.route())["examples"]
-            rollout = LocalService(
-                SingleTurn(roles.dataloader, chat, roles.reward, max_attempts=config.rollout.max_attempts)
-            )
+            dataset, attempts = roles["dataset"], config.rollout.max_attempts
+            examples = (await dataset.identity.route())["examples"]
+            rollout = LocalService(SingleTurn(dataset, chat, roles["reward"], max_attempts=attempts))
         tell(f"everything has started, after {time.perf_counter() - began:.0f} s")
         dispatcher = Dispatcher(
             rollout,
             buffer,
-            dispatch_settings(config, examples),
+            config,
+            examples=examples,
             collect=collect,
             explain=(lambda name: servers[name].traceback()) if servers else None,
         )
         yield Players(
-            config=config,
-            console=console,
-            fleet=fleet,
-            roles=roles,
-            chat=chat,
-            dispatcher=dispatcher,
-            servers=servers,
+            config=config, fleet=fleet, roles=roles, chat=chat, dispatcher=dispatcher, servers=servers
         )
 
 
@@ -365,7 +327,7 @@ async def open_run(
             )
         )
         roles, fleet, dispatcher = players.roles, players.fleet, players.dispatcher
-        assert roles.trainer is not None
+        policy, trainer, dataset = roles["policy"], roles["trainer"], roles.get("dataset")
         # In a thread: a tracker asks its server first.
         metrics = stack.enter_context(await asyncio.to_thread(MetricsLog, _sinks(config, folder, tasks)))
         sync = WeightSync(
@@ -380,10 +342,10 @@ async def open_run(
             model_path=model_path,
             tasks=tasks or {"": DatasetReport(folder)},
             chat=players.chat,
-            policy=roles.policy,
-            trainer=roles.trainer,
-            reference=roles.reference,
-            dataset=None if roles.dataloader is None else await roles.dataloader.identity.route(),
+            policy=policy,
+            trainer=trainer,
+            reference=roles.get("reference"),
+            dataset=None if dataset is None else await dataset.identity.route(),
             buffer=buffer,
             dispatcher=dispatcher,
             sync=sync,
@@ -394,14 +356,14 @@ async def open_run(
             console=console,
             advantage=advantage,
         )
-        roles.trainer.on_roster(lambda roster: None if roster.targets else run.lost_the_trainer())
+        trainer.on_roster(lambda roster: None if roster.targets else run.lost_the_trainer())
         if resume:
             version = await fleet.guard(rewind(run))
             console.print(
                 f"resuming after iteration {version}" if version else "no checkpoint: starting anew"
             )
         elif config.monarch.colocate:
-            await fleet.guard(roles.policy.update_weights.fanout(0))
+            await fleet.guard(policy.update_weights.fanout(0))
         await stack.enter_async_context(
             StatusServer(
                 host_to_serve_on(config.monarch.master_addr, alone=config.monarch.alone),
@@ -423,23 +385,34 @@ def _watch(servers: EnvironmentServers, failed: Callable[[BaseException], None])
 
 
 async def _introduce(
-    introductions: Introductions, rollout: Service, roles: Roles, servers: Mapping[str, EnvironmentServers]
+    introductions: Introductions, roles: Mapping[str, Service], servers: Mapping[str, EnvironmentServers]
 ) -> None:
     """Tell the rollout workers whom they work with, now and whenever that changes."""
-    roles.policy.on_roster(partial(introductions.tell, "take_policy"))
-    introductions.tell("take_policy", roles.policy.roster)
     introductions.tell("take_servers", {name: one.urls for name, one in servers.items()})
-    if roles.reward is not None:
-        roles.reward.on_roster(partial(introductions.tell, "take_reward"))
-        introductions.tell("take_reward", roles.reward.roster)
-    await introductions.begin(rollout)
+    for name in ("policy", "reward"):
+        if (role := roles.get(name)) is not None:
+            role.on_roster(partial(introductions.tell, f"take_{name}"))
+            introductions.tell(f"take_{name}", role.roster)
+    await introductions.begin(roles["rollout"])
 
 
 def _servers(config: Config, introductions: Introductions, logs: Path) -> dict[str, EnvironmentServers]:
     async def changed(_: tuple[str, ...]) -> None:
         introductions.tell("take_servers", {name: one.urls for name, one in servers.items()})
 
-    servers = {name: environment_servers(config, name, changed, logs) for name in config.environments}
+    servers = {
+        name: EnvironmentServers(
+            app=env.app,
+            image=env.image,
+            urls=env.urls,
+            count=config.monarch.roles.environment.replicas,
+            restarts=config.monarch.restarts.model_copy(update={"budget": env.restarts}),
+            on_change=changed,
+            logs=logs,
+            name=environment_role(name),
+        )
+        for name, env in config.environments.items()
+    }
     return servers
 
 

@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING, Any
 from openenv_core.evaluation.records import LOST, EpisodeRecord, EvaluationFolder, ProgressBar, summarize
 from rl_bridge.config import Config
 from rl_bridge.errors import ConfigError, RolloutError
-from rl_bridge.loops.settings import episode_settings
 from rl_bridge.rollout.assignment import Absence, NoTrajectory, Outcome, held_out_seeds
 from rl_bridge.rollout.task import EvaluationResult
 from rl_bridge.types import Ending, PolicyVersion, Trajectory
@@ -23,12 +22,8 @@ async def evaluate(
 ) -> dict[str, list[EpisodeRecord]]:
     """Play the held-out episodes of `evaluation.episodes` in each environment, by its name; a dataset has none.
 
-    Those that the same policy has played to an end are not played again.
-
-    Args:
-        run: Who plays, and how.
-        folder: Where they are kept, in the layout of `ropewalk eval`.
-        version: The policy's.
+    Those that the same policy has played to an end are not played again. They are kept in the folder, in the layout of
+    `ropewalk eval`.
 
     Raises:
         rl_bridge.errors.BridgeError: They cannot be played to the end, in any of several environments.
@@ -67,7 +62,6 @@ async def _evaluate(
         try:
             await run.dispatcher.play_held_out(
                 [held_out_seeds(place, 1)[0] for place in todo],
-                episode_settings(run.config, name, temperature=0.0),
                 done,
                 environment=name,
                 # Which is what as many episodes as a step has may take.
@@ -119,11 +113,7 @@ def summary_of(results: Mapping[str, Sequence[EpisodeRecord]]) -> dict[str, Any]
 
 
 def ready_to_evaluate(config: Config) -> Path:
-    """Require what an evaluation needs; returns the folder of the policy's checkpoint.
-
-    Raises:
-        ConfigError: It is not there.
-    """
+    """Require what an evaluation needs, with a ConfigError; returns the folder of the policy's checkpoint."""
     if config.env is None:
         raise ConfigError("expected env.* to evaluate on, got none")
     if config.evaluation.episodes == 0:

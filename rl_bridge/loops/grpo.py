@@ -10,10 +10,9 @@ from collections.abc import Sequence
 from rl_bridge.buffer.batch import TrainBatch
 from rl_bridge.buffer.ledger import GroupLease
 from rl_bridge.loops.run import Run
-from rl_bridge.loops.settings import overlong
 from rl_bridge.loops.weight_sync import sync_metrics
 from rl_bridge.rollout.dispatcher import Dispatcher
-from rl_bridge.rollout.groups import training_samples
+from rl_bridge.rollout.groups import overlong, training_samples
 from rl_bridge.trainer.passes import reference_logprobs
 from rl_bridge.types import Group, PolicyVersion, TrainSample
 

@@ -5,11 +5,9 @@ import socket
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, Final
 
-from rl_bridge.buffer.ledger import Ledger
 from rl_bridge.generator.vllm_api import EngineTotals
 from rl_bridge.metrics.spans import PROCESS_SPANS, Spans, SpanTotals, SpanWindow, by_role
-from rl_bridge.metrics.status import EventRow, LeaseRow, ReplicaRow, ServiceRow
-from rl_bridge.metrics.throughput import TRAINED
+from rl_bridge.metrics.status import ReplicaRow, ServiceRow
 from rl_bridge.types import PolicyVersion
 
 if TYPE_CHECKING:
@@ -19,7 +17,6 @@ if TYPE_CHECKING:
 CONTROLLER: Final = "controller"
 ANSWER_TIMEOUT_S: Final = 2.0
 """A process that is at work on something longer is asked again the next time."""
-EVENTS_SHOWN: Final = 50
 
 
 class SpanCollector:
@@ -90,43 +87,6 @@ def server_row(servers: "EnvironmentServers", name: str = "environment") -> Serv
     )
     given = tuple(ReplicaRow(id=number, state="given", host=url) for number, url in enumerate(servers.urls))
     return ServiceRow(name=name, replicas=started or given)
-
-
-def event_rows(fleet: "Fleet") -> tuple[EventRow, ...]:
-    """The last things that befell replicas, oldest first."""
-    return tuple(
-        EventRow(
-            at=event.at,
-            service=event.service,
-            replica=event.replica,
-            what=f"{event.what}: {event.detail}" if event.detail else event.what,
-        )
-        for event in list(fleet.events)[-EVENTS_SHOWN:]
-    )
-
-
-def group_counts(ledger: Ledger) -> dict[str, int]:
-    """How many groups are in which state."""
-    return {
-        "waiting": ledger.waiting,
-        "leased": len(ledger.leases),
-        "finished": len(ledger.finished),
-        TRAINED: ledger.trained,
-        "dropped": ledger.dropped.total(),
-    }
-
-
-def lease_rows(ledger: Ledger, workers: Mapping[int, str], *, now: float) -> tuple[LeaseRow, ...]:
-    """The groups under way, with who has them by the lease's id; `now` is on the clock that leases are dated by."""
-    return tuple(
-        LeaseRow(
-            group=lease.group,
-            worker=workers.get(lease.id, "-"),
-            attempt=lease.attempt,
-            age_s=now - lease.since,
-        )
-        for lease in ledger.leases
-    )
 
 
 def generator_metrics(

@@ -21,29 +21,22 @@ from rl_bridge.buffer.replay import ReplayBuffer
 from rl_bridge.config import Config
 from rl_bridge.environments.servers import EnvironmentServers
 from rl_bridge.errors import BridgeError, ReplicaLostError, RoleError
-from rl_bridge.loops.observation import (
-    RunObserver,
-    event_rows,
-    group_counts,
-    lease_rows,
-    server_row,
-    service_rows,
-)
-from rl_bridge.loops.settings import environment_role, overlong, trainer_settings
+from rl_bridge.loops.observation import RunObserver, server_row, service_rows
 from rl_bridge.loops.weight_sync import WeightSync
 from rl_bridge.metrics.sinks import MetricsLog, environment_prefix, iteration_line, rewind
 from rl_bridge.metrics.spans import span
-from rl_bridge.metrics.status import StatusSnapshot
-from rl_bridge.metrics.throughput import ELAPSED
+from rl_bridge.metrics.status import EventRow, LeaseRow, StatusSnapshot
+from rl_bridge.metrics.throughput import ELAPSED, TRAINED
 from rl_bridge.records import RolloutRecords
 from rl_bridge.rollout.dispatcher import Dispatcher
-from rl_bridge.rollout.groups import EpisodeCounts, Tally, rollout_metrics
+from rl_bridge.rollout.groups import EpisodeCounts, Tally, greatest_length, overlong, rollout_metrics
 from rl_bridge.rollout.policy import ChatPolicy
 from rl_bridge.rollout.single_turn import DatasetReport
 from rl_bridge.rollout.task import Task
 from rl_bridge.services.handle import LocalService
 from rl_bridge.services.options import ByRank
 from rl_bridge.trainer.passes import rank_batches
+from rl_bridge.trainer.settings import TrainerSettings
 from rl_bridge.types import Group, PolicyVersion, TrainSample
 
 if TYPE_CHECKING:
@@ -102,6 +95,24 @@ class Iteration:
     def metrics(self) -> dict[str, float]:
         """Seconds of wall time, as `time/<part>_s`."""
         return {f"time/{name}_s": seconds for name, seconds in self._seconds.items()}
+
+
+def trainer_settings(config: Config, folder: Path, model_path: Path) -> TrainerSettings:
+    """What every rank of the trainer is started with; the reference model too."""
+    return TrainerSettings(
+        model_path=str(model_path),
+        dtype=config.model.dtype,
+        folder=str(folder.absolute()),
+        max_length=config.rollout.max_length,
+        max_loss_tokens=greatest_length(config),
+        temperature=config.rollout.temperature,
+        seed=config.seed,
+        trainer=config.trainer,
+        algorithm=config.algorithm,
+        lora=config.model.lora,
+        deterministic=config.deterministic,
+        colocated=bool(config.monarch.colocate),
+    )
 
 
 _TRAINER_GONE = "the trainer is gone"
@@ -367,12 +378,19 @@ def _episode_metrics(counts: EpisodeCounts) -> dict[str, float]:
     }
 
 
+def environment_role(name: str) -> str:
+    """What an environment's servers are called among the processes of a run."""
+    return f"environment-{name}" if name else "environment"
+
+
 BEGAN = time.time()
 """When this process was started, near enough."""
+EVENTS_SHOWN = 50
 
 
 def snapshot(run: Run, fleet: "Fleet", servers: Mapping[str, EnvironmentServers]) -> StatusSnapshot:
     """Take a snapshot; nothing is waited for. Metrics that are not finite are left out."""
+    ledger, now = run.buffer.ledger, time.monotonic()  # the clock that leases are dated by
     return StatusSnapshot(
         name=run.folder.name,
         folder=str(run.folder.absolute()),
@@ -388,9 +406,31 @@ def snapshot(run: Run, fleet: "Fleet", servers: Mapping[str, EnvironmentServers]
             *service_rows(fleet, run.observer.versions),
             *(server_row(one, environment_role(name)) for name, one in servers.items()),
         ),
-        groups=group_counts(run.buffer.ledger),
-        leases=lease_rows(run.buffer.ledger, run.observer.workers, now=time.monotonic()),
-        events=event_rows(fleet),
+        groups={
+            "waiting": ledger.waiting,
+            "leased": len(ledger.leases),
+            "finished": len(ledger.finished),
+            TRAINED: ledger.trained,
+            "dropped": ledger.dropped.total(),
+        },
+        leases=tuple(
+            LeaseRow(
+                group=lease.group,
+                worker=run.observer.workers.get(lease.id, "-"),
+                attempt=lease.attempt,
+                age_s=now - lease.since,
+            )
+            for lease in ledger.leases
+        ),
+        events=tuple(
+            EventRow(
+                at=event.at,
+                service=event.service,
+                replica=event.replica,
+                what=f"{event.what}: {event.detail}" if event.detail else event.what,
+            )
+            for event in list(fleet.events)[-EVENTS_SHOWN:]
+        ),
         spans=run.observer.spans.known,
         # What is no number JSON has no word for, and whoever asks would not understand the rest either.
         metrics={name: value for name, value in run.newest.items() if math.isfinite(value)},

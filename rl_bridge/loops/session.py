@@ -128,9 +128,9 @@ def _next_steps(config: Config, folder: Path) -> str:
 def _interrupted(config: Config, folder: Path) -> str:
     if not config.trainer.checkpoint_interval:
         return "interrupted; trainer.checkpoint_interval is 0, so no checkpoint was kept"
-    if not newest_checkpoint(folder):
+    if not (newest := newest_checkpoint(folder)):
         return "interrupted before the first checkpoint"
-    return f"interrupted; go on with: ropewalk train --resume {folder}"
+    return f"interrupted; go on after iteration {newest} with: ropewalk train --resume {folder}"
 
 
 def _on_sigterm() -> list[Callable[[], object]]:
@@ -184,12 +184,8 @@ def evaluate_run(config: Config, folder: Path, *, resume: bool = False) -> None:
     """Play the held-out episodes of `evaluation.episodes` as a run does; print what came out, and write it.
 
     Nothing is trained: there is no trainer, and all GPUs that generators need are theirs. The folder has the report and
-    the logs, and is gone again where nothing was started. Ctrl-C and SIGTERM raise KeyboardInterrupt.
-
-    Args:
-        config: The run's.
-        folder: Made where it is missing.
-        resume: Go on with the evaluation in the folder.
+    the logs, and is gone again where nothing was started; with `resume` its evaluation goes on. Ctrl-C and SIGTERM
+    raise KeyboardInterrupt.
     """
     model_path = ready_to_evaluate(config)
     try:

@@ -154,15 +154,9 @@ def fine_tune(
         last: Where the weights of the last validation go too, be it the best or not.
 
     Raises:
-        ValueError: There is no trace to train on, or none to validate on.
-        rl_bridge.errors.ConfigError: A trace is longer than `max_length`.
-        rl_bridge.errors.NonFiniteLossError: The loss is not finite.
-        rl_bridge.errors.CheckpointError: The weights could not be written.
+        rl_bridge.errors.BridgeError: A trace is longer than `max_length`, the loss is not finite, or the weights cannot
+            be written.
     """
-    if not training or not validation:
-        raise ValueError(
-            f"expected traces to train on and to validate on, got {len(training)} and {len(validation)}"
-        )
     _require_room(training, "to train on", config)
     _require_room(validation, "to validate on", config)
     began = time.monotonic()

@@ -18,12 +18,9 @@ def sync_metrics(push_s: float, taken: "Iterable[UpdateMetrics]") -> dict[str, f
 
 
 class WeightSync:
-    """Brings one version after the other, each within a deadline.
+    """Brings one version after the other, each within a deadline; overlapped, `begin` returns before it is there.
 
-    Args:
-        failed: Told what went wrong; whoever waits for rollouts would wait for ever otherwise.
-        overlapped: Whether `begin` returns before the weights are there.
-        timeout_s: How long one version may take.
+    `failed` is told what went wrong: whoever waits for rollouts would wait for ever otherwise.
     """
 
     def __init__(

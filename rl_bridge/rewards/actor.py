@@ -1,7 +1,6 @@
 """Rewards as Monarch services."""
 
 import asyncio
-from collections import Counter
 from typing import Any
 
 from monarch.actor import concurrent_endpoint
@@ -43,11 +42,6 @@ class RewardActor(ServiceActor):
             if isinstance(outcome, BaseException):
                 raise outcome
         return count_votes(votes, self._config)
-
-    @concurrent_endpoint
-    async def counts(self) -> Counter[str]:
-        """What became of evaluations."""
-        return self._pool.counts
 
     @concurrent_endpoint
     async def health(self) -> None:

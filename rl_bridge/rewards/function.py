@@ -12,25 +12,14 @@ RewardFunction: TypeAlias = Callable[[Any, Any, Any], float | None]
 
 
 def load_function(path: str) -> RewardFunction:
-    """Import a reward function.
-
-    Args:
-        path: `package.module.function`, or `package.module:function`.
-
-    Raises:
-        ConfigError: There is none, or it cannot be called as a reward function is.
-    """
+    """Import a reward function by `package.module.function`, or `package.module:function`; ConfigError for others."""
     reference = path if ":" in path else ":".join(path.rsplit(".", 1))
     signature = "(prompt, response, target) -> float | None"
     return resolve_function(reference, key="reward.function", signature=signature, args=(None, "", None))
 
 
 def checked_reward(path: str, value: object) -> float | None:
-    """Return what a reward function returned, as a number or None.
-
-    Raises:
-        RewardError: It is neither, or not finite.
-    """
+    """Return what a reward function returned, as a number or None; RewardError where it is neither, or not finite."""
     if value is None:
         return None
     try:

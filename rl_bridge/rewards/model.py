@@ -23,18 +23,14 @@ logger = logging.getLogger(__name__)
 
 MAX_BATCH = 16
 """Responses a forward pass."""
-MAX_WAITING = 65_536
-"""Responses that may wait to be scored."""
 
 Prompt: TypeAlias = str | Sequence[ChatMessage]
 
 
 class RewardModel:
-    """Scores responses in batches.
+    """Scores responses by a checkpoint for sequence classification with one label, in the Hugging Face layout.
 
-    Args:
-        path: A checkpoint for sequence classification with one label, in the Hugging Face layout.
-        max_length: Tokens of prompt and response together at most; what is longer has no reward.
+    What is longer than `max_length` tokens, prompt and response together, has no reward.
 
     Raises:
         ModelError: The checkpoint cannot be loaded, or has another number of labels than one.
@@ -63,16 +59,9 @@ class RewardModel:
 
     @torch.inference_mode()
     def score(self, pairs: Sequence[tuple[Prompt, str]]) -> list[float | None]:
-        """Score responses to prompts.
+        """Score responses to prompts, texts or chats, shape [B]; None for one that is longer than the model may see.
 
-        Args:
-            pairs: A text or a chat, and what was answered to it, shape [B].
-
-        Returns:
-            One reward a pair, shape [B]; None for one that is longer than the model may see.
-
-        Raises:
-            RewardError: The model says what is no number.
+        RewardError where the model says what is no number.
         """
         with span("score"):
             rows = [self._tokens(prompt, response) for prompt, response in pairs]
@@ -119,12 +108,7 @@ class RewardModel:
 
 
 class RewardBatches:
-    """Gathers concurrent callers into batches: while one is scored, the next gathers.
-
-    Args:
-        score: Scores a batch; called from a thread.
-        max_batch: Pairs a batch at most.
-    """
+    """Gathers concurrent callers into batches, which are scored in a thread: while one is, the next gathers."""
 
     def __init__(
         self, score: Callable[[Sequence[tuple[Prompt, str]]], list[float | None]], *, max_batch: int
@@ -135,16 +119,7 @@ class RewardBatches:
         self._scoring: asyncio.Task[None] | None = None
 
     async def evaluate(self, prompt: Prompt, response: str) -> float | None:
-        """Score one response.
-
-        Raises:
-            RewardError: The model failed, or too many wait for it.
-        """
-        if len(self._waiting) >= MAX_WAITING:
-            raise RewardError(
-                f"expected at most {MAX_WAITING} responses to wait for the reward model, got one more; "
-                "give it more replicas"
-            )
+        """Score one response; RewardError where the model failed."""
         future: asyncio.Future[float | None] = asyncio.get_running_loop().create_future()
         self._waiting.append(((prompt, response), future))
         if self._scoring is None:

@@ -23,12 +23,9 @@ REAP_TIMEOUT_S = 10.0
 
 
 class RewardWorker:
-    """One process that evaluates one response at a time. `start` makes it.
+    """One process that evaluates one response at a time, and the guard that ends it with everything that it started.
 
-    Args:
-        guard: The process that ends the worker with everything that it started.
-        reader: From the worker.
-        writer: To the worker.
+    `start` makes it.
     """
 
     def __init__(
@@ -42,11 +39,7 @@ class RewardWorker:
 
     @classmethod
     async def start(cls, functions: Sequence[str], *, timeout_s: float) -> Self:
-        """Start a process and wait until it has its functions.
-
-        Args:
-            functions: Dotted paths.
-            timeout_s: Seconds that their import may take.
+        """Start a process and wait until it has imported its functions.
 
         Raises:
             RewardError: They are not there, or the process ended, or took too long.
@@ -147,8 +140,6 @@ def _spawn(functions: Sequence[str]) -> tuple["subprocess.Popen[bytes]", socket.
 
 logger = logging.getLogger(__name__)
 
-MAX_WAITING = 65_536
-"""Evaluations that may wait for a worker."""
 MAX_LOST = 2
 """Processes that may end under one evaluation: the one that it ran in, and the one where it was tried again."""
 MAX_ATTEMPTS = 16
@@ -167,17 +158,10 @@ class RewardPool:
 
     None of these is a reward: the evaluation is None, and counted by its reason. A function that raises ends the run
     instead, unless `drop_failures` is set, since as a rule all of its rewards are wrong then.
-
-    Args:
-        reward: The functions and their limits, as the configuration has them.
     """
 
     def __init__(self, reward: RewardConfig) -> None:
-        self._functions = reward.functions
-        self._size = reward.workers
-        self._timeout_s = reward.timeout_seconds
-        self._start_timeout_s = reward.start_timeout_seconds
-        self._drop_failures = reward.drop_failures
+        self._reward = reward
         self._workers: set[RewardWorker] = set()
         self._idle: deque[RewardWorker] = deque()
         self._waiting: deque[asyncio.Future[RewardWorker]] = deque()
@@ -198,13 +182,9 @@ class RewardPool:
             raise RewardError(self._broken)
 
     async def __aenter__(self) -> Self:
-        """Start the processes.
-
-        Raises:
-            RewardError: The functions cannot be imported, or are none.
-        """
+        """Start the processes; RewardError where the functions cannot be imported, or are none."""
         try:
-            adding = (self._add() for _ in range(self._size))
+            adding = (self._add() for _ in range(self._reward.workers))
             for outcome in await asyncio.gather(*adding, return_exceptions=True):
                 if outcome is not None:
                     raise outcome
@@ -217,13 +197,7 @@ class RewardPool:
         await self.close()
 
     async def evaluate(self, *, prompt: Any, response: Any, target: Any, function: int = 0) -> float | None:
-        """Evaluate one response.
-
-        Args:
-            prompt: What the policy was shown; like the others, anything that can be pickled.
-            response: What it answered.
-            target: What the function compares with.
-            function: Which of the functions.
+        """Have one of the functions evaluate a response; all that it is told can be pickled.
 
         Returns:
             The reward; None where there is none, for a reason that is counted.
@@ -237,7 +211,7 @@ class RewardPool:
         for _ in range(MAX_ATTEMPTS):
             worker = await self._take()
             try:
-                reply = await worker.ask(content, self._timeout_s)
+                reply = await worker.ask(content, self._reward.timeout_seconds)
             except ConnectionError as error:
                 self._renew(worker)
                 self.counts["workers_lost"] += 1
@@ -283,7 +257,7 @@ class RewardPool:
             f"expected a reward, but {error.rstrip()}\n"
             "mend the function, let it return None where it cannot say, or set reward.drop_failures"
         )
-        if not self._drop_failures:
+        if not self._reward.drop_failures:
             raise RewardError(message)
         logger.warning("a response is left out: %s", message)
 
@@ -296,11 +270,6 @@ class RewardPool:
                 return worker
             self.counts["workers_lost"] += 1
             self._renew(worker)
-        if len(self._waiting) >= MAX_WAITING:
-            raise RewardError(
-                f"expected at most {MAX_WAITING} evaluations to wait for {self._size} workers, got one more; "
-                "raise reward.workers"
-            )
         turn: asyncio.Future[RewardWorker] = asyncio.get_running_loop().create_future()
         self._waiting.append(turn)
         try:
@@ -339,7 +308,8 @@ class RewardPool:
         raise last
 
     async def _add(self) -> None:
-        worker = await RewardWorker.start(self._functions, timeout_s=self._start_timeout_s)
+        reward = self._reward
+        worker = await RewardWorker.start(reward.functions, timeout_s=reward.start_timeout_seconds)
         self.counts["workers_started"] += 1
         self._workers.add(worker)
         self._give(worker)

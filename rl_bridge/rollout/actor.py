@@ -14,7 +14,6 @@ from openenv_core import EnvClient, tracing
 from rl_bridge.config import Config
 from rl_bridge.environments.leases import SessionDeadlines, SessionLeases
 from rl_bridge.environments.servers import read_token
-from rl_bridge.errors import RolloutError
 from rl_bridge.generator.client import GeneratorClient
 from rl_bridge.metrics.spans import PROCESS_SPANS
 from rl_bridge.rollout.assignment import Assignment, AssignmentResult
@@ -99,20 +98,18 @@ class RolloutActor(ServiceActor):
         if config.rollout.checkpoint_on_preemption:
             await on_termination(self._preempt)
 
-    def _known_policy(self) -> ServiceHandle:
-        if self._policy is None:
-            raise RolloutError("expected take_policy before the first assignment, it was not called")
-        return self._policy
+    # Before the first assignment a worker is told of these services.
 
     async def _generate(self, *args: Any) -> Any:
-        return await self._known_policy().generate_many.route(*args)
+        assert self._policy is not None
+        return await self._policy.generate_many.route(*args)
 
     def _open_session(self, near: StickySession | None) -> StickySession:
-        return self._known_policy().session(near=near, room=self._config.rollout.max_num_seqs)
+        assert self._policy is not None
+        return self._policy.session(near=near, room=self._config.rollout.max_num_seqs)
 
     async def _evaluate(self, prompt: Sequence[ChatMessage], response: str, target: Any) -> float | None:
-        if self._reward is None:
-            raise RolloutError("expected take_reward before the first assignment, it was not called")
+        assert self._reward is not None
         reward: float | None = await self._reward.evaluate_response.route(
             prompt=prompt, response=response, target=target
         )

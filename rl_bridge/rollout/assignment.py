@@ -5,10 +5,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
 from itertools import accumulate
-from typing import Any, TypeAlias
+from typing import Any, Self, TypeAlias
 
 import numpy as np
 
+from rl_bridge.config import Config
 from rl_bridge.types import Ending, Trajectory
 
 TRAINING_SEEDS = 2**31
@@ -70,6 +71,18 @@ class EpisodeSettings:
     illegal_reward: float
     reset_options: Mapping[str, Any] = field(default_factory=dict)
     timeout_s: float | None = None
+
+    @classmethod
+    def of(cls, config: Config, environment: str = "", *, temperature: float) -> Self:
+        """As the configuration says of an environment, by its name; a dataset has none."""
+        env = config.environments.get(environment)
+        return cls(
+            temperature=temperature,
+            num_turns=config.rollout.num_turns,
+            illegal_reward=config.reward.illegal_answer,
+            reset_options={} if env is None else env.reset,
+            timeout_s=config.rollout.episode_timeout_s,
+        )
 
 
 @dataclass(kw_only=True, slots=True, frozen=True)

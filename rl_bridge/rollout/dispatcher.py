@@ -12,6 +12,7 @@ from typing import Any, Self
 from rl_bridge.buffer.ledger import GroupLease, Ledger
 from rl_bridge.buffer.replay import ReplayBuffer
 from rl_bridge.buffer.stored import dump_groups, load_groups
+from rl_bridge.config import Config
 from rl_bridge.data.sampling import TaskSampler
 from rl_bridge.errors import NoReplicaError, ReplicaLostError, RolloutError
 from rl_bridge.rollout.assignment import (
@@ -25,50 +26,17 @@ from rl_bridge.rollout.assignment import (
     task_seed,
 )
 from rl_bridge.rollout.groups import (
-    ACCEPT_ALL,
     FEWEST_LOST,
     TOO_FEW,
     EnvironmentHealth,
     EpisodeCounts,
-    GroupFilter,
-    PlayedEnvironment,
     Tally,
     final_outcomes,
+    group_filter,
     playable,
     summary,
 )
 from rl_bridge.types import Ending, Group, PolicyVersion, Trajectory
-
-
-@dataclass(kw_only=True, slots=True, frozen=True)
-class DispatchSettings:
-    """How groups are played.
-
-    Attributes:
-        run_seed: The run's; with the number of a group, or of its task, it decides the seed that siblings begin from.
-        group_size: Siblings of a group.
-        min_group_size: Siblings that a group needs to be worth training, where others were dropped or cut.
-        slots: Groups in flight at most.
-        environments: Where they are played, by name.
-        deterministic: Sample every completion with a seed of its own.
-        timeout_s: How long a worker may take for an assignment, before it is taken for lost.
-        max_lost_share: With more than this share of its latest episodes dropped for failures, an environment is set
-            aside; where none is left the run ends.
-        filter: Which finished groups are worth training.
-        fork_turn: Between how many turns and how many siblings part; None where each begins with a reset.
-    """
-
-    run_seed: int
-    group_size: int
-    min_group_size: int
-    slots: int
-    environments: Mapping[str, PlayedEnvironment]
-    deterministic: bool
-    timeout_s: float
-    max_lost_share: float = 0.5
-    filter: GroupFilter = ACCEPT_ALL
-    fork_turn: tuple[int, int] | None = None
-
 
 logger = logging.getLogger(__name__)
 
@@ -120,7 +88,8 @@ class Dispatcher:
     Args:
         rollout: The service of `RolloutActor`, or of whatever else has `play` and `cut`.
         buffer: Where groups are leased from and added to.
-        settings: How they are played.
+        config: The run's.
+        examples: How many a run on a dataset has.
         collect: Plays groups until it is cancelled: `rl_bridge.loops.grpo.collect`.
         explain: Asked for the traceback of an environment's first failure, where its servers are at hand.
     """
@@ -129,31 +98,41 @@ class Dispatcher:
         self,
         rollout: Any,
         buffer: ReplayBuffer,
-        settings: DispatchSettings,
+        config: Config,
         *,
         collect: "Callable[[Dispatcher], Coroutine[Any, Any, None]]",
+        examples: int | None = None,
         explain: Callable[[str], Awaitable[str]] | None = None,
     ) -> None:
-        weights = {name: one.weight for name, one in settings.environments.items()}
-        groups = buffer.admission.groups_per_batch
+        rollouts, worlds = config.rollout, config.environments
+        self._weights = {name: env.weight for name, env in worlds.items()} or {"": 1.0}
+        groups, weights = buffer.admission.groups_per_batch, self._weights
         self.health = {
             name: EnvironmentHealth(
                 window=max(FEWEST_LOST, round(groups * weight / sum(weights.values()))),
-                max_lost_share=settings.max_lost_share,
+                max_lost_share=rollouts.max_lost_share,
             )
             for name, weight in weights.items()
         }
         """How each environment fares."""
+        numbered = {name: (env.tasks, env.sampling) for name, env in worlds.items()}
+        if config.data is not None:
+            numbered = {"": (examples, config.data.sampling)}
         self.samplers = {
-            name: TaskSampler(one.tasks, sampling=one.sampling, seed=settings.run_seed)
-            for name, one in settings.environments.items()
-            if one.tasks is not None
+            name: TaskSampler(tasks, sampling=sampling, seed=config.seed)
+            for name, (tasks, sampling) in numbered.items()
+            if tasks is not None
         }
         """Which task of an environment a group has, where they are numbered."""
         self._rollout = rollout
         self._buffer = buffer
-        self._settings = settings
-        self._slots = asyncio.Semaphore(settings.slots)
+        self._config = config
+        self._filter = group_filter(config)
+        in_flight = sum(env.sessions for env in worlds.values()) or (
+            rollouts.max_num_seqs * config.monarch.roles.policy.replicas
+        )
+        self._places = max(1, in_flight // rollouts.sessions_a_group)
+        self._slots = asyncio.Semaphore(self._places)
         self._leasing: asyncio.Task[None] | None = None
         self._plays: dict[asyncio.Task[None], GroupLease] = {}
         self._cuts: set[asyncio.Task[None]] = set()
@@ -243,13 +222,8 @@ class Dispatcher:
     ) -> None:
         """Go back to a checkpoint; what is under way is recalled, and what still comes of it is late.
 
-        Args:
-            version: The checkpoint's, which every generator holds again.
-            state: The checkpoint's; None for the beginning of the run.
-            attachments: The checkpoint's.
-
-        Raises:
-            RolloutError: The checkpoint is damaged.
+        Every generator holds the checkpoint's version again. Its state is None at the beginning of the run; where it is
+        damaged, this raises RolloutError.
         """
         # First, so that nothing begins meanwhile. It may have ended already, with what made us go back.
         await self._end()
@@ -271,18 +245,16 @@ class Dispatcher:
     async def play_held_out(
         self,
         seeds: Sequence[int],
-        episode: EpisodeSettings,
         done: Callable[[int, Outcome], None],
         *,
         environment: str = "",
         timeout_s: float,
         understood: bool = False,
     ) -> None:
-        """Play one episode a seed, for evaluation.
+        """Play one episode a seed, greedily, for evaluation.
 
         Args:
             seeds: The episodes'.
-            episode: How they are played.
             done: Told of each that is over: its place among the seeds, and what became of it.
             environment: Where.
             timeout_s: That all of them may take.
@@ -291,18 +263,18 @@ class Dispatcher:
         Raises:
             RolloutError: The time ran out, the policy fails and fails, or the environment is gone for good.
         """
-        free = asyncio.Semaphore(self._settings.slots)
+        free, size = asyncio.Semaphore(self._places), self._config.rollout.group_size
         health = self.health[environment]
         counts = EpisodeCounts(understood=understood or health.counts.understood)
         ended = without_policy = 0
 
         async def play(first: int) -> None:
             nonlocal ended, without_policy
-            part = tuple(seeds[first : first + self._settings.group_size])
+            part = tuple(seeds[first : first + size])
             async with free:
                 if health.is_gone():
                     raise RolloutError(f"the environment is gone: {health.error}") from health.error
-                outcomes = await self._play_part(part, environment, episode)
+                outcomes = await self._play_part(part, environment)
             counts.ended(outcomes)
             for place, outcome in enumerate(outcomes, first):
                 done(place, outcome)
@@ -320,7 +292,7 @@ class Dispatcher:
 
         try:
             async with asyncio.timeout(timeout_s), asyncio.TaskGroup() as group:
-                for first in range(0, len(seeds), self._settings.group_size):
+                for first in range(0, len(seeds), size):
                     group.create_task(play(first))
         except TimeoutError:
             raise RolloutError(
@@ -331,10 +303,9 @@ class Dispatcher:
             raise several.exceptions[0] from several
         counts.require_understood(max(len(seeds), 1))
 
-    async def _play_part(
-        self, seeds: tuple[int, ...], environment: str, episode: EpisodeSettings
-    ) -> list[Outcome]:
+    async def _play_part(self, seeds: tuple[int, ...], environment: str) -> list[Outcome]:
         """Until every episode has an outcome, whoever plays it; the caller has the deadline."""
+        episode = EpisodeSettings.of(self._config, environment, temperature=0.0)
         outcomes: dict[int, Outcome] = {}
         while left := [place for place in range(len(seeds)) if place not in outcomes]:
             assignment = Assignment(
@@ -366,35 +337,30 @@ class Dispatcher:
         play.add_done_callback(self._ended)
 
     async def play(self, lease: GroupLease) -> "Played | None":
-        """Have a worker play what is left of a group.
-
-        Returns:
-            What became of all siblings; None where the worker was lost: the group waits for another one.
-        """
-        settings = self._settings
+        """Have a worker play what is left of a group; None where it was lost, and the group waits for another one."""
+        config, rollouts = self._config, self._config.rollout
         if lease.group in self._kept:
             environment, kept = self._kept.pop(lease.group)
         else:
             environment, kept = self._draw(lease.group), {}
         sampler = self.samplers.get(environment)
         # Which others are back by now is a matter of timing; whether those under older weights are is not.
-        known = lease.first if settings.deterministic else lease.group
+        known = lease.first if config.deterministic else lease.group
         task = lease.group if sampler is None else sampler.draw(lease.group, known=known)
-        seed = task_seed(settings.run_seed, task)
-        left = tuple(sibling for sibling in range(settings.group_size) if sibling not in kept)
+        seed = task_seed(config.seed, task)
+        left = tuple(sibling for sibling in range(rollouts.group_size) if sibling not in kept)
         assignment = Assignment(
             lease=lease.id,
             seeds=(seed,) * len(left),
             siblings=left,
-            settings=settings.environments[environment].episode,
+            settings=EpisodeSettings.of(config, environment, temperature=rollouts.temperature),
             environment=environment,
             task=task,
-            sampling_key=(settings.run_seed, lease.group) if settings.deterministic else None,
-            fork_turn=settings.fork_turn
-            and draw_fork_turn(settings.run_seed, lease.group, settings.fork_turn),
+            sampling_key=(config.seed, lease.group) if config.deterministic else None,
+            fork_turn=rollouts.fork_turns and draw_fork_turn(config.seed, lease.group, rollouts.fork_turns),
         )
         try:
-            async with asyncio.timeout(settings.timeout_s):
+            async with asyncio.timeout(config.call_timeout_s):
                 result: AssignmentResult = await self._rollout.play.route(assignment)
         except (ReplicaLostError, NoReplicaError, TimeoutError) as error:
             self._losses.add(lease.group, str(error) or "their worker does not answer")
@@ -416,7 +382,7 @@ class Dispatcher:
         """
         outcomes, result, health = played.outcomes, played.result, self.health[played.environment]
         # Of siblings that share a beginning none is kept: another worker's begin elsewhere.
-        kept = {} if self._settings.fork_turn else final_outcomes(outcomes.items())
+        kept = {} if self._config.rollout.fork_turn else final_outcomes(outcomes.items())
         if result.preempted and len(kept) < len(outcomes):
             if self._buffer.give_back(lease, floor=lease.floor if kept else None):
                 health.counts.attempted(result)
@@ -429,20 +395,20 @@ class Dispatcher:
         group = Group(
             id=lease.group, seed=played.seed, environment=played.environment, trajectories=trajectories
         )
-        if len(trajectories) < self._settings.min_group_size:
+        if len(trajectories) < self._config.rollout.min_group_size:
             refusal: str | None = f"{TOO_FEW}: {summary(outcomes.values())}"
         else:
-            refusal = self._settings.filter.refusal(group, first=lease.first)
+            refusal = self._filter.refusal(group, first=lease.first)
         if refusal is None:
             current = await self._buffer.add(group, lease)
         else:
             current = self._buffer.drop(lease, refusal)
             health.tally.refused[refusal] += current
-        signal = self._settings.filter.signal(group) if current else None
+        signal = self._filter.signal(group) if current else None
         self._end_task(lease.group, {played.environment: signal})
         if current:
             health.counts.attempted(result)
-        episodes = self._settings.group_size * self._buffer.admission.groups_per_batch
+        episodes = self._config.rollout.group_size * self._buffer.admission.groups_per_batch
         try:
             health.ended(outcomes.values(), refusal, current=current, episodes=episodes)
         except RolloutError as error:
@@ -456,8 +422,8 @@ class Dispatcher:
     def _draw(self, group: int) -> str:
         """Where a group is played that begins now: by its number alone while no environment is set aside."""
         names = playable(self.health, now=asyncio.get_running_loop().time()) or list(self.health)
-        weights = {name: self._settings.environments[name].weight for name in names}
-        return draw_environment(self._settings.run_seed, group, weights)
+        weights = {name: self._weights[name] for name in names}
+        return draw_environment(self._config.seed, group, weights)
 
     async def _tell_first_failure(self, environment: str, result: AssignmentResult) -> None:
         health = self.health[environment]
@@ -479,7 +445,7 @@ class Dispatcher:
 
     async def _tell_to_stop(self, leases: tuple[int, ...]) -> None:
         try:
-            async with asyncio.timeout(self._settings.timeout_s):
+            async with asyncio.timeout(self._config.call_timeout_s):
                 await self._rollout.cut.fanout(leases)
         except Exception as error:  # a worker that cannot be told is gone, or its group is dropped anyway
             logger.info("workers could not be told to stop: %s", error)

@@ -42,11 +42,9 @@ def shortened(reason: str) -> str:
 
 
 def require_play(result: StepResult[Any]) -> None:
-    """Return where a result is the policy's own doing.
+    """Raise EpisodeLostError where something beside the policy failed: what was earned is worth nothing either.
 
-    Raises:
-        EpisodeLostError: Something beside the policy failed; what was earned so far is worth nothing either.
-        EpisodeUnscoredError: The episode is over, and nobody can say how well it was played.
+    EpisodeUnscoredError where the episode is over, and nobody can say how well it was played.
     """
     if (failure := result.infrastructure_error) is not None:
         raise EpisodeLostError(failure)
@@ -70,11 +68,9 @@ class Branch:
 
 
 class RecordingSession:
-    """A session that begins with results that are known, and keeps those that it adds to them.
+    """A session that begins with known results of a reset and the first steps, and keeps those that come behind them.
 
-    Args:
-        session: What is asked once they are spent: it stands where they end.
-        known: Of a reset, and of the first steps.
+    The session that is asked once they are spent stands where they end.
     """
 
     def __init__(self, session: Session, known: Sequence[StepResult[Any]] = ()) -> None:
@@ -158,17 +154,19 @@ async def play_episode(
     play = _Play(client, policy, dialogue, settings, sampling_key, began, answers, shared, fork_turn)
     play.earn(result.reward)
     ending = await play.to_the_end()
-    turns = play.turns[max(0, len(shared) - 1) :]
+    said = answers[: play.exchanges]
     if ending is None:
         assert isinstance(session, RecordingSession)
-        return Branch(prompts=play.prompts, answers=answers[:fork_turn], results=session.results)
+        prompts = [*(turn.prompt for turn, _ in said), play.prompt]
+        return Branch(prompts=prompts, answers=said, results=session.results)
+    turns = [turn for turn, _ in said[max(0, len(shared) - 1) :]]
     if not turns:
         return None
     if ending in ILL_FORMED:
         play.earn(settings.illegal_reward)
     if judge is not None:
         with span("judge", waits_for="reward"):
-            play.earn(await _judged(judge, task, first, play.texts))
+            play.earn(await _judged(judge, task, first, [text for _, text in said]))
     return Trajectory(
         seed=seed,
         turns=turns,
@@ -193,9 +191,8 @@ class _Play:
     answers: list[tuple[Turn, str]]
     shared: Sequence[Sequence[int]]
     fork_turn: int | None
-    prompts: list[Sequence[int]] = field(default_factory=list)
-    turns: list[Turn] = field(default_factory=list)
-    texts: list[str] = field(default_factory=list)
+    prompt: Sequence[int] = ()
+    exchanges: int = 0
     total: float = 0.0
     scores: dict[str, float] = field(default_factory=dict)
     refusal: str | None = None
@@ -223,10 +220,10 @@ class _Play:
                 prompt = self.dialogue.prompt()
             if prompt is None:
                 return Ending.TRUNCATED_LENGTH
-            number = len(self.turns)
+            number = self.exchanges
             if number < len(self.shared) and list(prompt) != list(self.shared[number]):
                 raise EpisodeLostError("the environment did not come again to where its group begins")
-            self.prompts.append(prompt)
+            self.prompt = prompt
             if number == self.fork_turn:
                 return None
             if (ending := await self._exchange(prompt)) is not None:
@@ -235,7 +232,7 @@ class _Play:
 
     def _limit(self) -> Ending | None:
         settings = self.settings
-        if settings.num_turns in (len(self.turns), self.steps):  # one answer may take several steps
+        if settings.num_turns in (self.exchanges, self.steps):  # one answer may take several steps
             return Ending.TRUNCATED_TURNS
         if settings.timeout_s is not None and time.monotonic() - self.began >= settings.timeout_s:
             return Ending.TRUNCATED_TIME
@@ -243,8 +240,7 @@ class _Play:
 
     async def _exchange(self, prompt: Sequence[int]) -> Ending | None:
         turn, text = await self._answer(prompt)
-        self.turns.append(turn)
-        self.texts.append(text)
+        self.exchanges += 1
         try:
             with _of_the_task():
                 meant = self.dialogue.read(turn.completion, text)
@@ -253,7 +249,7 @@ class _Play:
         return meant if isinstance(meant, Ending) else await self._act(meant)
 
     async def _answer(self, prompt: Sequence[int]) -> tuple[Turn, str]:
-        key, number = self.sampling_key, len(self.turns)
+        key, number = self.sampling_key, self.exchanges
         if number < len(self.answers):
             turn, text = self.answers[number]
             if list(turn.prompt) == list(prompt):

@@ -7,9 +7,11 @@ from dataclasses import asdict, dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Final, Literal, Self
 
 from rl_bridge.algorithms.advantages import NO_VARIANCE, group_advantages, has_variance, overlong_penalty
-from rl_bridge.config.sections import Sampling
+from rl_bridge.config import Config
+from rl_bridge.config.algorithm import WITHOUT_VARIANCE
 from rl_bridge.errors import RolloutError
-from rl_bridge.rollout.assignment import Absence, AssignmentResult, EpisodeSettings, NoTrajectory, Outcome
+from rl_bridge.rollout.assignment import Absence, AssignmentResult, NoTrajectory, Outcome
+from rl_bridge.rollout.task import task_type
 from rl_bridge.tokens.conversation import training_rows
 from rl_bridge.types import Ending, Group, TrainSample, Trajectory
 
@@ -78,11 +80,8 @@ class EpisodeCounts:
     def require_understood(self, episodes: int) -> None:
         """Tell a policy that writes nonsense from a task whose actions are not the environment's, or that fail in it.
 
-        Args:
-            episodes: After how many that ended by a refused action it is the task, if no other action was ever taken.
-
-        Raises:
-            RolloutError: It is the task, or the environment.
+        After so many episodes that ended by a refused action it is the task, if no other action was ever taken:
+        RolloutError.
         """
         ended = self.played + self.dropped + self.unscored + self.without_turn
         if not self.understood and ended >= episodes and self.failed >= FEWEST_FAILED:
@@ -174,12 +173,7 @@ class Tally:
         return total
 
     def ended(self, outcomes: Iterable[Outcome], *, refused: bool) -> None:
-        """Count those of a group's episodes, over for good, that are not trained.
-
-        Args:
-            outcomes: Of the group.
-            refused: Whether none of it is trained.
-        """
+        """Count those of a group's episodes, over for good, that are not trained: all of a refused one."""
         over = list(outcomes)
         if refused:
             self.rewards += [outcome.reward for outcome in over if isinstance(outcome, Trajectory)]
@@ -224,6 +218,31 @@ class Overlong:
 TRAIN_ALL = Overlong()
 
 
+def greatest_length(config: Config) -> int:
+    """The most tokens of its own that the policy can put into a trajectory; a dataset's prompt has one answer.
+
+    A chat that grows has one context for all of its answers. Where a task shows another chat in every turn, each answer
+    has one of its own, which any answer fits.
+    """
+    rollout = config.rollout
+    longest = (rollout.num_turns if config.data is None else 1) * rollout.max_new_tokens
+    tasks = {config.of(name).rollout.task for name in config.environments} or {rollout.task}
+    if longest <= rollout.max_length:
+        return longest
+    grows = all(task is None or task_type(task).chat_grows for task in tasks)  # without one: a world of tools
+    return rollout.max_length if grows else longest
+
+
+def overlong(config: Config) -> Overlong:
+    """What is done about trajectories that are too long."""
+    algorithm, longest = config.algorithm, greatest_length(config)
+    return Overlong(
+        handling=algorithm.overlong,
+        max_length=longest,
+        buffer=max(1, round(algorithm.overlong_share * longest)),
+    )
+
+
 @dataclass(kw_only=True, slots=True, frozen=True)
 class GroupFilter:
     """Says which finished groups the trainer gets. What it refuses is dropped, and another is played instead.
@@ -244,14 +263,10 @@ class GroupFilter:
     refills: int = 0
 
     def refusal(self, group: Group, *, first: int) -> str | None:
-        """Why a group is not worth training; None where it is.
+        """Why a finished group is not worth training; None where it is.
 
         The answer depends on the group's number and not on what else has come back, so that a deterministic run stays
-        one.
-
-        Args:
-            group: Finished.
-            first: The number of the first group that was given out under the same weights.
+        one. `first` is the number of the first group that was given out under the same weights.
         """
         if all(self.overlong.masks(trajectory) for trajectory in group.trajectories):
             return ALL_TRUNCATED
@@ -264,7 +279,17 @@ class GroupFilter:
         return has_variance(self.overlong.rewards(group)) if len(group.trajectories) > 1 else None
 
 
-ACCEPT_ALL = GroupFilter()
+def group_filter(config: Config) -> GroupFilter:
+    """Which groups are trained."""
+    from rl_bridge.algorithms.functions import load_group_filter  # with torch
+
+    algorithm = config.algorithm
+    path = WITHOUT_VARIANCE if algorithm.dynamic_sampling else algorithm.group_filter
+    return GroupFilter(
+        function=None if path is None else load_group_filter(path),
+        overlong=overlong(config),
+        refills=algorithm.max_refills * config.rollout.groups_per_step,
+    )
 
 
 def training_samples(
@@ -274,14 +299,7 @@ def training_samples(
     overlong: Overlong = TRAIN_ALL,
     relative: "AdvantageFunction" = group_advantages,
 ) -> list[TrainSample]:
-    """Advantages within each group, and every trajectory as rows.
-
-    Args:
-        groups: Of one step.
-        normalize_std: As for `group_advantages`.
-        overlong: What is done about trajectories that are too long.
-        relative: Makes advantages of a group's rewards.
-    """
+    """Advantages within each group of a step, made by `relative`, and every trajectory as rows."""
     samples: list[TrainSample] = []
     index = 0
     for number, group in enumerate(groups):
@@ -316,8 +334,8 @@ def rollout_metrics(
         groups: Those trained.
         version: Which weights the step began from.
         tally: What else became of groups and episodes meanwhile.
-        overlong: What is done about trajectories that are too long.
-        max_staleness: How many updates old a group may be; each age up to that has its share, 0 where there is none.
+        overlong: As the groups were trained.
+        max_staleness: Each age up to that has its share, 0 where there is none.
     """
     tally = tally or Tally()
     trajectories = [trajectory for group in groups for trajectory in group.trajectories]
@@ -360,23 +378,6 @@ FEWEST_LOST: Final = 8
 FIRST_PAUSE_S: Final = 60.0
 """For which an environment is set aside; doubles each time that it fails again."""
 MAX_PAUSE_S: Final = 900.0
-
-
-@dataclass(kw_only=True, slots=True, frozen=True)
-class PlayedEnvironment:
-    """How one environment is played.
-
-    Attributes:
-        episode: How an episode of training is.
-        weight: Its share of the groups, beside the others' weights.
-        tasks: How many it has; None gives every group one of its own.
-        sampling: Which of them a group begins from.
-    """
-
-    episode: EpisodeSettings
-    weight: float = 1.0
-    tasks: int | None = None
-    sampling: Sampling = "uniform"
 
 
 class EnvironmentHealth:
@@ -429,16 +430,9 @@ class EnvironmentHealth:
     def ended(
         self, outcomes: Collection[Outcome], refusal: str | None, *, current: bool, episodes: int
     ) -> None:
-        """Count a group.
+        """Count a group, with why it is not trained, if it is not, and whether its lease was current.
 
-        Args:
-            outcomes: Its episodes'.
-            refusal: Why it is not trained; None where it is.
-            current: Whether its lease was.
-            episodes: After how many that no environment has taken an action of it is the task's fault.
-
-        Raises:
-            RolloutError: Too much was lost: playing on here would not help.
+        RolloutError where too much was lost for playing on here to help; `episodes` as for `require_understood`.
         """
         if refusal is None or not cannot_be_trained(refusal):
             self._lost_in_a_row, self._pause_s = 0, FIRST_PAUSE_S

@@ -24,14 +24,7 @@ class Generator(Protocol):
 
 
 class ChatPolicy:
-    """A generator behind a chat template.
-
-    Args:
-        tokenizer: Of the policy's checkpoint.
-        generator: Answers prompts.
-        max_new_tokens: Tokens an answer at most.
-        max_length: Prompt and answer together at most.
-    """
+    """A generator behind a chat template: answers of `max_new_tokens`, prompt and answer of `max_length` at most."""
 
     def __init__(
         self, tokenizer: ChatTokenizer, generator: Generator, *, max_new_tokens: int, max_length: int
@@ -83,15 +76,9 @@ class ChatPolicy:
     async def answer(
         self, prompt: Sequence[int], *, temperature: float, seed: int | None = None
     ) -> tuple[Turn, str]:
-        """Answer one prompt.
+        """Answer one prompt; returns the exchange, and the text of the answer.
 
-        Args:
-            prompt: From `prompt`.
-            temperature: 0 takes the most likely token.
-            seed: Decides the answer; None leaves it to the engine's generator.
-
-        Returns:
-            The exchange, and the text of the answer.
+        A temperature of 0 takes the most likely token. Without a seed the engine's own generator draws.
         """
         sampling = SamplingSettings(
             temperature=temperature,

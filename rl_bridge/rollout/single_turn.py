@@ -17,11 +17,7 @@ from rl_bridge.types import Ending, Trajectory, Turn
 class SingleTurn(Player[Example]):
     """Answers the prompts of a dataset; a group's task is the place of its example.
 
-    Args:
-        dataloader: The service of `DatasetActor`.
-        policy: Answers.
-        reward: The service of `RewardActor` or `RewardModelActor`.
-        max_attempts: How often an answer is tried before it is dropped.
+    The `dataloader` is the service of `DatasetActor`, the reward that of `RewardActor` or `RewardModelActor`.
     """
 
     def __init__(self, dataloader: Any, policy: ChatPolicy, reward: Any, *, max_attempts: int) -> None:

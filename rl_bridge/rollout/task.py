@@ -84,20 +84,14 @@ class EvaluationResult:
 
 
 def load_task(reference: str, config: Config, folder: Path) -> "Task":
-    """Make the task that `rollout.task` names.
-
-    Raises:
-        ConfigError: It cannot be imported, or is no task.
-    """
+    """Make the task that `rollout.task` names; ConfigError where it cannot be imported, or is no task."""
     return task_type(reference)(config, folder)
 
 
 def load_tasks(config: Config, folder: Path) -> "dict[str, Task]":
     """Make the task of each of the run's environments, by name.
 
-    Args:
-        config: The run's. A task is told of its own environment alone, see `Config.of`.
-        folder: The run's. Of several environments each task has one of its own there.
+    A task is told of its own environment alone, see `Config.of`. Of several each has a folder of its own in the run's.
     """
     tasks = {}
     if config.env is None and config.rollout.task is not None:

@@ -4,7 +4,7 @@ import json
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Final
 
-from openenv_core import MCPToolClient, ValidationFailedError
+from openenv_core import MCPToolClient, Observation, ValidationFailedError
 from openenv_core.tools import CallToolAction, CallToolObservation, ListToolsAction, ListToolsObservation
 from openenv_core.tools.specs import openai_tools
 from rl_bridge.errors import ConfigError, EpisodeLostError, RolloutError
@@ -103,19 +103,17 @@ class ToolTask(Task):
     """
 
     chat_grows = True
+    _remedy = ""
 
     def messages(self, observation: Any) -> list[ChatMessage]:
         """The chat that an episode begins with: what the first observation has as its `task`.
 
         Raises:
-            TypeError: It has none; then this is to be overridden.
+            RolloutError: It has none; then this is to be overridden.
         """
         told = getattr(observation, "task", None)
         if not isinstance(told, str):
-            raise TypeError(
-                f"expected a first observation with a text as its task, got {type(observation).__name__}; "
-                f"override {type(self).__name__}.messages"
-            )
+            raise self._fault("a first observation with a text as its task", observation, "messages")
         return [{"role": "user", "content": told}]
 
     def parse(self, text: str) -> Any | None:
@@ -133,17 +131,17 @@ class ToolTask(Task):
 
         Raises:
             rl_bridge.errors.EpisodeLostError: The environment says that its infrastructure failed, or has no tools now.
-            TypeError: It does not list tools; then this is to be overridden.
+            RolloutError: It does not list tools; then this is to be overridden.
         """
         if not isinstance(observation, ListToolsObservation):
-            listed = await session.step(ListToolsAction())
+            try:
+                listed = await session.step(ListToolsAction())
+            except ValidationFailedError as error:
+                raise self._fault("an environment that lists its tools", error, "functions") from error
             require_play(listed)
             observation = listed.observation
         if not isinstance(observation, ListToolsObservation):
-            raise TypeError(
-                f"expected a list of tools, got {type(observation).__name__}; "
-                f"override {type(self).__name__}.functions"
-            )
+            raise self._fault("a list of tools", observation, "functions")
         if not observation.tools:  # released environments say so where they could not list them, and why
             why = observation.metadata.get("error", "it does not say why")
             raise EpisodeLostError(f"expected the environment to list its tools, got none: {why}")
@@ -161,13 +159,10 @@ class ToolTask(Task):
         """What the policy is told that a call gave: a text as it is, content of several kinds as its texts, else JSON.
 
         Raises:
-            TypeError: It is no observation of tools; then this is to be overridden.
+            RolloutError: It is no observation of tools; then this is to be overridden.
         """
         if not isinstance(observation, CallToolObservation):
-            raise TypeError(
-                f"expected what a call gave, got {type(observation).__name__}; "
-                f"override {type(self).__name__}.result"
-            )
+            raise self._fault("what a call gave", observation, "result")
         if observation.error is not None:
             return f"error: {observation.error.message}"
         return _shown(observation.result)
@@ -185,6 +180,13 @@ class ToolTask(Task):
             policy.converse(self.messages(observation), await self.functions(session, observation)),
             style=self._style(policy),
             repair=self.config.model.repair_tool_calls,
+        )
+
+    def _fault(self, expected: str, got: object, method: str) -> RolloutError:
+        fields = ", ".join(type(got).model_fields) if isinstance(got, Observation) else got
+        return RolloutError(
+            f"expected {expected}, got {type(got).__name__} ({fields}); "
+            f"override {type(self).__name__}.{method}{self._remedy}"
         )
 
     def _style(self, policy: ChatPolicy) -> CallStyle:
@@ -214,47 +216,11 @@ def _is_content(block: Any) -> bool:
     return isinstance(kind, str) and _CARRIES.get(kind) in block
 
 
-REMEDY = (
-    "write a subclass of rl_bridge.rollout.Task for this environment, and name it by rollout.task "
-    "(docs/tutorials/train.md)"
-)
-
-
 class ToolWorldTask(ToolTask):
     """Any environment whose actions are calls of tools and whose first observation has its task in words."""
 
     client_type = MCPToolClient
-
-    def messages(self, observation: Any) -> list[ChatMessage]:
-        """See `ToolTask.messages`."""
-        try:
-            return super().messages(observation)
-        except TypeError:
-            raise RolloutError(
-                "expected a first observation with a text as its task, as rollout.task is not set, got "
-                f"{_fields(observation)}; {REMEDY}"
-            ) from None
-
-    async def functions(self, session: Session, observation: Any) -> Sequence[Mapping[str, Any]]:
-        """See `ToolTask.functions`."""
-        try:
-            return await super().functions(session, observation)
-        except (ValidationFailedError, TypeError) as error:
-            raise RolloutError(
-                f"expected an environment of tools, as rollout.task is not set, got one that lists none ({error}); "
-                f"{REMEDY}"
-            ) from error
-
-    def result(self, observation: Any) -> str:
-        """See `ToolTask.result`."""
-        try:
-            return super().result(observation)
-        except TypeError:
-            raise RolloutError(
-                "expected what a call gave, as rollout.task is not set, got an observation of "
-                f"{_fields(observation)}; {REMEDY}"
-            ) from None
-
-
-def _fields(observation: Any) -> str:
-    return ", ".join(observation.model_dump(exclude={"done", "reward", "metadata"})) or "nothing"
+    _remedy = (
+        " in a task of this environment's own, and name that by rollout.task, which is not set "
+        "(docs/tutorials/train.md)"
+    )

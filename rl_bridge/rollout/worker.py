@@ -7,7 +7,7 @@ import threading
 from abc import ABC, abstractmethod
 from collections.abc import Awaitable, Callable, Coroutine, Iterable, Sequence
 from contextlib import AsyncExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Generic, TypeVar
 
 from openenv_core.errors import AccessRefusedError, AuthenticationError, ClientError, ValidationFailedError
@@ -54,13 +54,18 @@ class Beginning:
     ended: Outcome | None = None
 
 
-class Player(ABC, Generic[BegunT]):
-    """Plays assignments, all episodes of one at once.
+@dataclass(slots=True)
+class Playing:
+    """An assignment under way."""
 
-    Args:
-        policy: Who plays.
-        max_attempts: How often an episode is tried before it is dropped.
-    """
+    assignment: Assignment
+    stop: asyncio.Event = field(default_factory=asyncio.Event)
+    retried: int = 0
+    last_failure: str | None = None
+
+
+class Player(ABC, Generic[BegunT]):
+    """Plays assignments, all episodes of one at once; each is tried `max_attempts` times before it is dropped."""
 
     def __init__(self, policy: ChatPolicy, *, max_attempts: int) -> None:
         self.policy = policy
@@ -71,11 +76,11 @@ class Player(ABC, Generic[BegunT]):
         self._idle.set()
 
     @abstractmethod
-    async def begin(self, playing: "Playing", policy: ChatPolicy, held: AsyncExitStack) -> BegunT:
+    async def begin(self, playing: Playing, policy: ChatPolicy, held: AsyncExitStack) -> BegunT:
         """Do what an assignment's episodes have in common; `held` is closed when all of them are done."""
 
     @abstractmethod
-    async def attempt(self, place: int, playing: "Playing", policy: ChatPolicy, begun: BegunT) -> Outcome:
+    async def attempt(self, place: int, playing: Playing, policy: ChatPolicy, begun: BegunT) -> Outcome:
         """Play the episode at a place of an assignment."""
 
     async def play(self, assignment: Assignment) -> AssignmentResult:
@@ -90,17 +95,29 @@ class Player(ABC, Generic[BegunT]):
         """
         if self._leaving.is_set():
             await asyncio.get_running_loop().create_future()
-        playing = Playing(self, assignment)
-        self._playing[assignment.lease] = playing
+        playing = self._playing[assignment.lease] = Playing(assignment)
+        outcomes: Sequence[Outcome | None] = [None] * len(assignment.seeds)
         self._idle.clear()
         try:
-            await playing.run()
-            return playing.result(preempted=self._leaving.is_set())
+            async with AsyncExitStack() as held:
+                policy = held.enter_context(self.policy.settled())
+                (begun,) = await until_stopped([self.begin(playing, policy, held)], playing.stop)
+                if begun is not None:
+                    places = range(len(outcomes))
+                    attempts = [self.attempt(place, playing, policy, begun) for place in places]
+                    outcomes = await until_stopped(attempts, playing.stop)
         finally:
-            if self._playing.get(assignment.lease) is playing:
-                del self._playing[assignment.lease]
+            del self._playing[assignment.lease]
             if not self._playing:
                 self._idle.set()
+        unfinished = NoTrajectory(absence=Absence.UNFINISHED, reason="its worker was told to stop")
+        return AssignmentResult(
+            lease=assignment.lease,
+            outcomes=tuple(outcome or unfinished for outcome in outcomes),
+            retried=playing.retried,
+            last_failure=playing.last_failure,
+            preempted=self._leaving.is_set(),
+        )
 
     @property
     def playing(self) -> tuple[int, ...]:
@@ -120,7 +137,7 @@ class Player(ABC, Generic[BegunT]):
         await self._idle.wait()
 
     async def retry(
-        self, playing: "Playing", policy: ChatPolicy, play: Callable[[int, ChatPolicy], Awaitable[T]]
+        self, playing: Playing, policy: ChatPolicy, play: Callable[[int, ChatPolicy], Awaitable[T]]
     ) -> T | NoTrajectory:
         """Try something until it does not fail but by the policy's doing; `play` is told how often it was tried."""
         failure, ending = "", Ending.FAILED_ENVIRONMENT
@@ -144,40 +161,6 @@ class Player(ABC, Generic[BegunT]):
         return NoTrajectory(absence=Absence.DROPPED, reason=failure, ending=ending)
 
 
-class Playing:
-    """An assignment under way."""
-
-    def __init__(self, player: Player[Any], assignment: Assignment) -> None:
-        self.assignment = assignment
-        self.stop = asyncio.Event()
-        self.retried = 0
-        self.last_failure: str | None = None
-        self._player = player
-        self._outcomes: Sequence[Outcome | None] = [None] * len(assignment.seeds)
-
-    async def run(self) -> None:
-        """Play until all episodes are done or it is stopped; the first error that is not an episode's ends it."""
-        player, places = self._player, range(len(self.assignment.seeds))
-        async with AsyncExitStack() as held:
-            policy = held.enter_context(player.policy.settled())
-            (begun,) = await until_stopped([player.begin(self, policy, held)], self.stop)
-            if begun is not None:
-                attempts = [player.attempt(place, self, policy, begun) for place in places]
-                self._outcomes = await until_stopped(attempts, self.stop)
-
-    def result(self, *, preempted: bool) -> AssignmentResult:
-        """What became of the episodes; `preempted` says that the worker has to go."""
-        unfinished = NoTrajectory(absence=Absence.UNFINISHED, reason="its worker was told to stop")
-        outcomes = tuple(outcome or unfinished for outcome in self._outcomes)
-        return AssignmentResult(
-            lease=self.assignment.lease,
-            outcomes=outcomes,
-            retried=self.retried,
-            last_failure=self.last_failure,
-            preempted=preempted,
-        )
-
-
 class RolloutWorker(Player[Beginning]):
     """Plays assignments, each episode in a session of its own for as long as it lasts.
 
@@ -186,12 +169,7 @@ class RolloutWorker(Player[Beginning]):
     infrastructure is never scored as play. One whose environment cannot say how well it was played is left out, and
     counted apart.
 
-    Args:
-        sessions: Bounds the episodes in flight.
-        task: What ties the episodes to the policy.
-        policy: Who plays.
-        max_attempts: How often an episode is tried before it is dropped.
-        judge: Says what answers earn beside what the environment gives.
+    The sessions bound the episodes in flight. A judge says what answers earn beside what the environment gives.
     """
 
     def __init__(
@@ -208,7 +186,7 @@ class RolloutWorker(Player[Beginning]):
         self._task = task
         self._judge = judge
 
-    async def begin(self, playing: "Playing", policy: ChatPolicy, held: AsyncExitStack) -> Beginning:
+    async def begin(self, playing: Playing, policy: ChatPolicy, held: AsyncExitStack) -> Beginning:
         """Play what siblings share, where an assignment says so, and fork its session for each of them."""
         assignment, answers = playing.assignment, list[tuple[Turn, str]]()
         siblings = len(assignment.seeds)
@@ -228,7 +206,7 @@ class RolloutWorker(Player[Beginning]):
         begun = await self.retry(playing, policy, play)
         return begun if isinstance(begun, Beginning) else Beginning(ended=begun)
 
-    async def attempt(self, place: int, playing: "Playing", policy: ChatPolicy, begun: Beginning) -> Outcome:
+    async def attempt(self, place: int, playing: Playing, policy: ChatPolicy, begun: Beginning) -> Outcome:
         """Play one episode, in a fresh session after each failure that is not the policy's.
 
         One that begins at a fork is brought there again by the same answers.
@@ -343,17 +321,10 @@ def _running_loops() -> list[asyncio.AbstractEventLoop]:
 
 
 async def until_stopped(works: Sequence[Coroutine[Any, Any, T]], stop: asyncio.Event) -> list[T | None]:
-    """Run coroutines at once until all are done or it is time to stop.
+    """Run coroutines at once until all are done, or `stop` is set.
 
-    Args:
-        works: What is to be done.
-        stop: Set, by whoever does not want to wait any longer.
-
-    Returns:
-        What each has returned, in order; None for those that were stopped.
-
-    Raises:
-        Exception: The first that one of them raised; the others are stopped.
+    Returns what each has returned, in order, None for those that were stopped; raises the first that one of them
+    raised, and stops the others.
     """
     stopping = asyncio.ensure_future(stop.wait())
     tasks = [asyncio.ensure_future(work) for work in works]

@@ -13,12 +13,11 @@ from typing import Any, Self, cast
 from openenv_core import StepResult
 from rl_bridge.buffer.ledger import Ledger
 from rl_bridge.buffer.replay import Admission, ReplayBuffer
+from rl_bridge.config import Config
 from rl_bridge.environments.leases import Client, SessionLeases
 from rl_bridge.loops.grpo import collect
 from rl_bridge.metrics.spans import span
-from rl_bridge.rollout.assignment import EpisodeSettings
-from rl_bridge.rollout.dispatcher import Dispatcher, DispatchSettings
-from rl_bridge.rollout.groups import PlayedEnvironment
+from rl_bridge.rollout.dispatcher import Dispatcher
 from rl_bridge.rollout.policy import ChatPolicy
 from rl_bridge.rollout.task import Task
 from rl_bridge.rollout.worker import RolloutWorker
@@ -188,7 +187,7 @@ async def run_job(
     """Run the loop to its end, between the services of `SyntheticWorker`s and of what trains."""
     steps: list[StepTimes] = []
     await rollout.update_weights.fanout(0)
-    async with Dispatcher(rollout, buffer, _dispatch(settings), collect=collect) as dispatcher:
+    async with Dispatcher(rollout, buffer, _config(settings), collect=collect) as dispatcher:
         for version in range(settings.iterations):
             began = clock()
             with span("collect", waits_for="rollout"):
@@ -211,15 +210,22 @@ async def run_job(
     return steps
 
 
-def _dispatch(settings: SyntheticSettings) -> DispatchSettings:
-    return DispatchSettings(
-        run_seed=settings.seed,
-        group_size=settings.group_size,
-        min_group_size=settings.group_size,
-        slots=settings.slots,
-        environments={
-            "": PlayedEnvironment(episode=EpisodeSettings(temperature=1.0, num_turns=1, illegal_reward=0.0))
-        },
-        deterministic=True,  # the seeds of the answers decide how long the environments sleep
-        timeout_s=TIMEOUT_S,
+def _config(settings: SyntheticSettings) -> Config:
+    """What a run of this size would be configured as."""
+    size = settings.groups_per_batch * settings.group_size
+    made = Config.model_validate(
+        {
+            "env": {"url": "http://sleep", "sessions": settings.slots * settings.group_size},
+            "rollout": {
+                "task": "none",
+                "batch_size": size,
+                "group_size": settings.group_size,
+                "min_group_size": settings.group_size,
+                "num_turns": 1,
+                "timeout_s": TIMEOUT_S,
+            },
+            "seed": settings.seed,
+        }
     )
+    # The seeds of the answers decide how long the environments sleep, whatever the staleness.
+    return made.model_copy(update={"deterministic": True})

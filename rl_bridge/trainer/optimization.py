@@ -56,7 +56,8 @@ class Optimization:
             self.drop()
             raise NonFiniteLossError(
                 f"expected a finite loss and gradient in iteration {iteration}, got loss {loss} and "
-                f"gradient norm {norm} of {of}; a lower trainer.learning_rate is the usual cure"
+                f"gradient norm {norm} of {of}; nothing of it is in the weights or a checkpoint: --resume goes on from "
+                "the newest one. Where it comes again a lower trainer.learning_rate is the usual cure"
             )
         return norm
 

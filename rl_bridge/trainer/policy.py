@@ -133,14 +133,8 @@ class PolicyGradients:
         """Add the gradient of an update to what each rank has of the weights.
 
         Ratios of sequences take a pass forward of their own first: the tokens of one may be in different passes.
-
-        Args:
-            mine: This rank's part.
-            update: Which.
-            settings: What the loss is.
-            metrics: Takes those of this rank's part.
-            fresh: The version of tokens that the very weights have sampled that the trainer holds; None after the
-                iteration's first update.
+        `fresh` is the version of tokens that the very weights have sampled that the trainer holds; None after the
+        iteration's first update.
         """
         ratios = self._sequence_log_ratios(mine, update)
 

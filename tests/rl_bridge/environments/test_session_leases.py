@@ -12,8 +12,7 @@ from serving import serving
 from slow_server import SlowClient, Wait, make_app
 
 from openenv_core import ExecutionError, RequestTimeoutError
-from rl_bridge.environments import leases
-from rl_bridge.environments import leases as address
+from rl_bridge.environments import leases as leases_module
 from rl_bridge.environments.leases import LeasedSession, SessionDeadlines, SessionLeases
 from rl_bridge.errors import RolloutError, SessionUnavailableError
 
@@ -53,8 +52,7 @@ async def leases_on(*servers: str, sessions: int = 4, **deadlines: float) -> Asy
     finally:
         async with asyncio.timeout(HANG_S):
             await leases.close()
-        counts = leases.counts
-        assert (counts.lent, counts.closing, counts.idle) == (0, 0, 0)
+        assert (leases.taken, leases.closing, leases.idle) == (0, 0, 0)
 
 
 async def play(leases: SessionLeases, steps: int = 2) -> int:
@@ -68,7 +66,7 @@ async def play(leases: SessionLeases, steps: int = 2) -> int:
 async def test_working_session_is_kept_for_the_next_episode(wide: str) -> None:
     async with leases_on(wide) as leases:
         assert await asyncio.gather(*(play(leases) for _ in range(40))) == [2] * 40
-        assert (leases.counts.opened, leases.counts.idle, leases.counts.discarded) == (4, 4, 0)
+        assert (leases.opened, leases.idle, leases.discarded) == (4, 4, 0)
 
 
 @pytest.mark.parametrize("way", ["raises", "timed out", "cancelled"])
@@ -83,27 +81,22 @@ async def test_failed_session_is_not_used_again(wide: str, way: str) -> None:
                     RequestTimeoutError, match=r"a step of http.* within 0\.3 s.*env\.message_timeout_s"
                 ):
                     await session.step(Wait(seconds=60))
-            elif way == "swallowed":
-                with pytest.raises(ExecutionError):
-                    await session.step(Wait(seconds=-1))
             elif way == "cancelled":
                 task = asyncio.ensure_future(session.step(Wait(seconds=60)))
                 await asyncio.sleep(0.01)
                 task.cancel()
                 await asyncio.gather(task, return_exceptions=True)
-            elif way == "raises":
-                await session.step(Wait(seconds=-1))
             else:
-                raise ZeroDivisionError
+                await session.step(Wait(seconds=-1))
 
         try:
             async with leases.lease() as session:
                 client = session.client
                 await fail(session)
-        except (ExecutionError, ZeroDivisionError):
-            assert way in ("raises", "the episode's own fault")
+        except ExecutionError:
+            assert way == "raises"
         assert await play(leases) == 2
-        assert (leases.counts.opened, leases.counts.discarded) == (2, 1)
+        assert (leases.opened, leases.discarded) == (2, 1)
         assert not client.connected
 
 
@@ -125,8 +118,8 @@ async def share_of(leases: SessionLeases, count: int, *, reset: bool = False) ->
 async def test_idle_sessions_make_room_for_other_workers(
     other: str, narrow: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(address, "FULL_SERVER_BACKOFF_S", 0.05)
-    monkeypatch.setattr(leases, "IDLE_SESSION_TTL_S", 0.5)
+    monkeypatch.setattr(leases_module, "FULL_SERVER_BACKOFF_S", 0.05)
+    monkeypatch.setattr(leases_module, "IDLE_SESSION_TTL_S", 0.5)
     # A server without room can be reached: what bounds the wait is not how long that may take.
     async with (
         leases_on(narrow, sessions=2) as first,
@@ -140,19 +133,19 @@ async def test_idle_sessions_make_room_for_other_workers(
             ):
                 await play(hasty)
             waiting = asyncio.ensure_future(play(second))
-        assert first.counts.idle == 2
+        assert first.idle == 2
         async with asyncio.timeout(HANG_S):
             assert await waiting == 2
-            while first.counts.idle:  # noqa: ASYNC110 - it is about time
+            while first.idle:  # noqa: ASYNC110 - it is about time
                 await asyncio.sleep(0.01)
-        assert (first.counts.discarded, first.counts.free) == (0, 2)
+        assert (first.discarded, first.taken) == (0, 0)
         assert await play(first) == 2
 
 
 async def test_full_server_is_left_for_one_with_room(
     wide: str, narrow: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(address, "FULL_SERVER_BACKOFF_S", 0.05)
+    monkeypatch.setattr(leases_module, "FULL_SERVER_BACKOFF_S", 0.05)
     async with leases_on(narrow, wide, sessions=8) as leases:
         assert await share_of(leases, 8, reset=True) == {wide: 6, narrow: 2}
     caplog.clear()
@@ -166,19 +159,19 @@ async def test_full_server_is_left_for_one_with_room(
 async def test_absent_server_is_asked_again_until_the_deadline(
     wide: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(address, "BACKOFF_S", 0.02)
+    monkeypatch.setattr(leases_module, "BACKOFF_S", 0.02)
     with socket.create_server(("127.0.0.1", 0)) as listener:
         dead = f"http://127.0.0.1:{listener.getsockname()[1]}"
     async with leases_on(dead, connect_s=0.5) as leases:
         with pytest.raises(SessionUnavailableError, match=r"got none: expected an OpenEnv server"):
             await play(leases)
-        assert 1 < leases.counts.failed < 10
+        assert 1 < leases.failed < 10
         # It need not be the end: the list may change while one waits.
         leases.replace([dead])  # so that it is asked at once
-        failed = leases.counts.failed
+        failed = leases.failed
         waiting = asyncio.ensure_future(play(leases))
         async with asyncio.timeout(HANG_S):
-            while leases.counts.failed == failed:  # noqa: ASYNC110 - it is about time
+            while leases.failed == failed:  # noqa: ASYNC110 - it is about time
                 await asyncio.sleep(0.01)
         leases.replace([dead, wide])
         assert await waiting == 2

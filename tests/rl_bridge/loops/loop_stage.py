@@ -20,7 +20,6 @@ from rl_bridge.loops.grpo import collect, train
 from rl_bridge.loops.observation import RunObserver
 from rl_bridge.loops.recovery import rewind
 from rl_bridge.loops.run import GroupHistory, Run
-from rl_bridge.loops.settings import dispatch_settings
 from rl_bridge.loops.weight_sync import WeightSync
 from rl_bridge.metrics.sinks import JsonlSink, MetricsLog
 from rl_bridge.records import RolloutRecords
@@ -214,7 +213,7 @@ class Stage:
         )
         service: Any = LocalService(Rollout(parts, self.lost))
         with MetricsLog([JsonlSink(self.folder / "metrics.jsonl")]) as metrics:
-            async with Dispatcher(service, buffer, dispatch_settings(config), collect=collect) as dispatcher:
+            async with Dispatcher(service, buffer, config, collect=collect) as dispatcher:
                 sync = WeightSync(
                     failed=buffer.fail,
                     overlapped=rollout.max_staleness > 0 and not config.monarch.colocate,

@@ -14,6 +14,7 @@ import pytest
 from rl_bridge.buffer.ledger import Ledger
 from rl_bridge.buffer.replay import Admission, ReplayBuffer
 from rl_bridge.buffer.stored import dump_groups, load_groups
+from rl_bridge.config import Config
 from rl_bridge.loops.grpo import collect
 from rl_bridge.loops.run import HISTORY_FILE, GroupHistory, Run
 from rl_bridge.rollout import dispatcher as dispatching
@@ -74,12 +75,7 @@ async def test_rollouts_go_on_while_it_is_written_and_are_not_in_it(monkeypatch:
     dispatcher = Dispatcher(
         cast(Any, None),
         buffer,
-        cast(
-            Any,
-            SimpleNamespace(
-                slots=1, environments={"": SimpleNamespace(weight=1.0, tasks=None)}, max_lost_share=1.0
-            ),
-        ),
+        Config.model_validate({"env": {"app": "a:b"}, "rollout": {"task": "c:D"}}),
         collect=collect,
     )
     begun, went_on = threading.Event(), threading.Event()

@@ -150,9 +150,7 @@ async def test_held_out_episodes_have_the_time_of_as_many_steps(tmp_path: Path) 
     given: list[float] = []
 
     async def look(run: Run) -> None:
-        async def play_held_out(
-            seeds: Any, episode: Any, done: Any, *, timeout_s: float, **others: Any
-        ) -> None:
+        async def play_held_out(seeds: Any, done: Any, *, timeout_s: float, **others: Any) -> None:
             given.append(timeout_s / len(seeds))
             for place in range(len(seeds)):
                 done(place, NoTrajectory(absence=Absence.NO_TURN, reason="over"))

@@ -1,8 +1,11 @@
 """What a snapshot says of a run's parts."""
 
-from collections import Counter, deque
+from collections import deque
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
+
+from loop_stage import Stage
 
 from rl_bridge.buffer.ledger import Ledger
 from rl_bridge.generator.vllm_api import EngineTotals
@@ -10,13 +13,12 @@ from rl_bridge.loops.observation import (
     ANSWER_TIMEOUT_S,
     RunObserver,
     SpanCollector,
-    group_counts,
-    lease_rows,
     server_row,
     service_rows,
 )
+from rl_bridge.loops.run import Run, snapshot
 from rl_bridge.metrics.spans import Spans, SpanTotals
-from rl_bridge.metrics.status import ReplicaRow
+from rl_bridge.metrics.status import ReplicaRow, StatusSnapshot
 
 
 class Service:
@@ -124,20 +126,31 @@ async def test_who_serves_what_and_works_on_what_is_asked() -> None:
     assert observer.spans.known.keys() == {"controller"}
 
 
-def test_groups_and_leases() -> None:
+async def test_groups_and_leases_of_a_run(tmp_path: Path) -> None:
+    stage = Stage(tmp_path)
     ledger = Ledger(max_losses=1)
-    leases = [ledger.lease(served=0, now=float(number), admit=True) for number in range(6)]
-    assert all(lease is not None for lease in leases)
+    leases = [ledger.lease(served=0, now=0.0, admit=True) for _ in range(6)]
     first, second, third, fourth, fifth, _ = (lease for lease in leases if lease is not None)
     ledger.complete(first.id)
     ledger.train(first.group, 0)
     ledger.complete(second.id)
     ledger.lose(third.id)
     ledger.drop(fourth.id, "straggler")
-    assert group_counts(ledger) == {"waiting": 1, "leased": 2, "finished": 1, "trained": 1, "dropped": 1}
-    assert ledger.dropped == Counter({"straggler": 1})
-    again = ledger.lease(served=0, now=8.0, admit=False)
-    assert again is not None
-    rows = {row.group: row for row in lease_rows(ledger, {fifth.id: "rollout-1"}, now=10.0)}
-    assert (rows[4].worker, rows[4].attempt, rows[4].age_s) == ("rollout-1", 1, 6.0)
-    assert (rows[2].worker, rows[2].attempt, rows[2].age_s) == ("-", 2, 2.0)
+    ledger.lease(served=0, now=0.0, admit=False)  # the third again
+    told: list[StatusSnapshot] = []
+
+    async def look(run: Run) -> None:
+        run.buffer.ledger = ledger
+        run.observer.workers = {fifth.id: "rollout-1"}
+        run.newest = {"reward/mean": 0.5, "loss/total": float("nan")}
+        told.append(snapshot(run, fleet(policy=Service()), {}))
+
+    await stage.train(work=look)
+    (seen,) = told
+    assert seen.groups == {"waiting": 0, "leased": 3, "finished": 1, "trained": 1, "dropped": 1}
+    assert {row.group: (row.worker, row.attempt) for row in seen.leases} == {
+        4: ("rollout-1", 1),
+        5: ("-", 1),
+        2: ("-", 2),
+    }
+    assert seen.metrics == {"reward/mean": 0.5}

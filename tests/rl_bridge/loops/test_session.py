@@ -218,8 +218,7 @@ async def test_worker_that_does_not_listen_keeps_no_news_from_the_others() -> No
 @pytest.mark.heavy
 @pytest.mark.parametrize(("colocate", "expected"), [(False, 5.0), (True, 45.0)])
 def test_start_may_wait_for_another_s_turn(colocate: bool, expected: float) -> None:
-    from rl_bridge.loops.assembly import _of
-    from rl_bridge.trainer.actor import ReferenceActor
+    from rl_bridge.loops.assembly import start_timeout_s
 
     config = Config.model_validate(
         {
@@ -229,8 +228,7 @@ def test_start_may_wait_for_another_s_turn(colocate: bool, expected: float) -> N
             "monarch": {"start_timeout_s": 5.0, "colocate": colocate},
         }
     )
-    bound = _of(config, ReferenceActor, "reference", config.monarch.roles.reference, {})
-    assert bound.options.start_timeout_s == expected
+    assert start_timeout_s(config) == expected
 
 
 @pytest.mark.heavy
@@ -239,7 +237,7 @@ async def test_a_run_keeps_its_held_out_episodes_and_their_figures(tmp_path: Pat
 
     told: list[EvaluationResult] = []
 
-    async def play_held_out(seeds: Sequence[int], _: Any, done: Callable[..., None], **others: Any) -> None:
+    async def play_held_out(seeds: Sequence[int], done: Callable[..., None], **others: Any) -> None:
         for place, seed in enumerate(seeds):
             done(place, Trajectory(seed=seed, turns=[], ending=Ending.COMPLETED, reward=float(place)))
 

@@ -6,9 +6,9 @@ from typing import Any
 import pytest
 
 from rl_bridge.config import Config
-from rl_bridge.loops.settings import dispatch_settings, overlong, trainer_settings
+from rl_bridge.loops.run import trainer_settings
 from rl_bridge.rollout import Task
-from rl_bridge.rollout.groups import Overlong
+from rl_bridge.rollout.groups import Overlong, group_filter, overlong
 
 GROWING = "rl_bridge.rollout.tool_task:ToolWorldTask"
 STATES = f"{__name__}:StateTask"
@@ -62,15 +62,7 @@ def test_the_answer_to_a_datasets_prompt_is_all_that_there_is() -> None:
     assert trainer_settings(answers, Path("run"), Path("model")).max_loss_tokens == 50
 
 
-def test_a_group_may_last_as_long_as_its_calls_and_the_trainers_turn_between_them() -> None:
-    given = config({"timeout_s": 7.0}, "grpo").model_dump()
-    given["trainer"]["timeout_s"] = 100.0
-    for colocate, expected in ((False, 7.0), (True, 107.0)):
-        given["monarch"]["colocate"] = colocate
-        assert dispatch_settings(Config.model_validate(given)).timeout_s == expected
-
-
 def test_refills_are_so_many_for_each_group_of_a_step() -> None:
-    found = dispatch_settings(config({}, {"name": "dapo", "max_refills": 3})).filter
+    found = group_filter(config({}, {"name": "dapo", "max_refills": 3}))
     assert found.function is not None
     assert (found.refills, found.overlong.handling) == (3 * 8, "penalty")

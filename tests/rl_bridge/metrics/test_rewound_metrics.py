@@ -13,6 +13,8 @@ def write(path: Path, *iterations: int) -> None:
     sink = JsonlSink(path)
     for iteration in iterations:
         sink.write(iteration, {"time/elapsed_s": iteration / 2})
+        # Read before closing: a run that is killed keeps what it has measured.
+        assert json.loads(path.read_text().splitlines()[-1])["iteration"] == iteration
     sink.close()
 
 

@@ -41,8 +41,6 @@ async def test_service_evaluates_and_reports_what_functions_do_wrong(tmp_path: P
         several = await RewardActor.options(name="several").as_service(settings("exact", "none", "half"))
         assert await several.evaluate_response.route(prompt="2 + 2?", response="4", target="4") == 0.75
         assert await several.evaluate_response.route(prompt="2 + 2?", response="5", target="4") == 0.25
-        counts = await several.counts.route()
-        assert (counts["scored"], counts["unscored"]) == (4, 2)
         reward = await RewardActor.options(name="reward").as_service(
             settings("compute_reward", timeout_s=5.0)
         )
@@ -52,7 +50,6 @@ async def test_service_evaluates_and_reports_what_functions_do_wrong(tmp_path: P
             prompt="", response="say_and_sleep", target=str(tmp_path / "pid")
         )
         assert await late is None
-        assert (await reward.counts.route())["timed_out"] == 1
         # None of this is a lost replica.
         assert [(replica.restarts) for replica in reward.replicas] == [0]
 

@@ -10,20 +10,18 @@ from simulated_time import simulate
 
 from rl_bridge.buffer.ledger import Ledger
 from rl_bridge.buffer.replay import Admission, ReplayBuffer
+from rl_bridge.config import Config
 from rl_bridge.loops.grpo import collect
 from rl_bridge.rollout.assignment import (
     Absence,
     Assignment,
     AssignmentResult,
-    EpisodeSettings,
     NoTrajectory,
     Outcome,
 )
-from rl_bridge.rollout.dispatcher import Dispatcher, DispatchSettings
-from rl_bridge.rollout.groups import ACCEPT_ALL, GroupFilter, PlayedEnvironment
+from rl_bridge.rollout.dispatcher import Dispatcher
 from rl_bridge.types import Completion, Ending, Group, Trajectory, Turn
 
-EPISODE = EpisodeSettings(temperature=1.0, num_turns=4, illegal_reward=-1.0)
 SIBLINGS = 4
 LOST = NoTrajectory(absence=Absence.DROPPED, reason="ConnectionLostError: the server is gone")
 UNFINISHED = NoTrajectory(absence=Absence.UNFINISHED, reason="stopped")
@@ -92,13 +90,36 @@ class Bridge:
         iterations: int = 1000,
         max_losses: int | None = 2,
         deterministic: bool = False,
-        group_filter: GroupFilter = ACCEPT_ALL,
         min_group_size: int = 2,
+        algorithm: Mapping[str, Any] = MappingProxyType({}),
         explain: Callable[[str], Awaitable[str]] | None = None,
         weights: Mapping[str, float] = MappingProxyType({"": 1.0}),
         tasks: int | None = None,
         fork_turn: tuple[int, int] | None = None,
     ) -> None:
+        sessions = slots * (SIBLINGS + (fork_turn is not None)) // len(weights)
+        drawn = {} if tasks is None else {"tasks": tasks, "sampling": "signal"}
+        worlds = {
+            name: {"app": "a:b", "weight": weight, "sessions": sessions, "reset": {"of": name}, **drawn}
+            for name, weight in weights.items()
+        }
+        config = Config.model_validate(
+            {
+                "env": worlds.get("", worlds),
+                "rollout": {
+                    "task": "a:b",
+                    "batch_size": groups * SIBLINGS,
+                    "group_size": SIBLINGS,
+                    "fork_turn": fork_turn,
+                    "timeout_s": 300.0,
+                },
+                "algorithm": dict(algorithm),
+                "deterministic": deterministic,
+                "seed": 7,
+            }
+        )
+        lone = config.rollout.model_copy(update={"min_group_size": min_group_size})  # 1 too
+        self.config = config.model_copy(update={"rollout": lone})
         self.workers = Workers(how)
         self.groups = groups
         self.buffer = ReplayBuffer(
@@ -110,20 +131,7 @@ class Bridge:
         self.dispatcher = Dispatcher(
             self.workers,
             self.buffer,
-            DispatchSettings(
-                run_seed=7,
-                group_size=SIBLINGS,
-                min_group_size=min_group_size,
-                slots=slots,
-                environments={
-                    name: PlayedEnvironment(episode=EPISODE, weight=weight, tasks=tasks, sampling="signal")
-                    for name, weight in weights.items()
-                },
-                deterministic=deterministic,
-                timeout_s=300.0,
-                filter=group_filter,
-                fork_turn=fork_turn,
-            ),
+            self.config,
             collect=collect,
             explain=explain,
         )
@@ -194,5 +202,5 @@ def sibling_numbers(group: Group) -> list[int]:
 async def held_out(dispatcher: Dispatcher, episodes: int, **others: Any) -> int:
     """Play held-out episodes; how many have an outcome."""
     outcomes: dict[int, Outcome] = {}
-    await dispatcher.play_held_out(range(episodes), EPISODE, outcomes.__setitem__, timeout_s=9.0, **others)
+    await dispatcher.play_held_out(range(episodes), outcomes.__setitem__, timeout_s=9.0, **others)
     return len(outcomes)

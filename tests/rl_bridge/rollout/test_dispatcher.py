@@ -4,10 +4,10 @@ import asyncio
 import json
 import random
 from collections import Counter
+from collections.abc import Sequence
 
 import pytest
 from dispatcher_stage import (
-    EPISODE,
     LOST,
     SIBLINGS,
     UNFINISHED,
@@ -26,7 +26,6 @@ from dispatcher_stage import (
 from rl_bridge.algorithms.advantages import NO_VARIANCE
 from rl_bridge.errors import ReplicaLostError
 from rl_bridge.rollout.assignment import Assignment, AssignmentResult, EpisodeSettings, Outcome, task_seed
-from rl_bridge.rollout.groups import GroupFilter
 from rl_bridge.types import Group, Trajectory
 
 
@@ -46,13 +45,13 @@ async def test_groups_are_played_as_far_as_admission_allows_and_no_further() -> 
     assignment = bridge.workers.assignments[1]
     assert assignment.seeds == (task_seed(7, 1),) * SIBLINGS
     assert assignment.sampling_key == (7, 1)
-    assert assignment.settings == EPISODE
+    assert assignment.settings == EpisodeSettings.of(bridge.config, temperature=1.0)
     assert bridge.dispatcher.counts.played == 8 * SIBLINGS
 
 
-@pytest.mark.parametrize("loss", [ReplicaLostError("killed")])
 @simulated
-async def test_groups_of_a_lost_worker_are_played_by_another_ahead_of_new_ones(loss: Exception) -> None:
+async def test_groups_of_a_lost_worker_are_played_by_another_ahead_of_new_ones() -> None:
+    loss = ReplicaLostError("killed")
     bridge = Bridge(in_order(loss, loss), max_staleness=4, slots=2)
     async with bridge.dispatcher:
         groups = await bridge.sample()
@@ -130,16 +129,15 @@ async def test_siblings_that_share_a_beginning_are_handed_on_together_and_part_w
     assert {one.fork_turn for one in (first, *others)} == {2, 3, 4}
 
 
-@pytest.mark.parametrize("lost_too", [True])
 @simulated
-async def test_siblings_of_a_preempted_worker_do_not_become_too_old_meanwhile(lost_too: bool) -> None:
+async def test_siblings_of_a_preempted_worker_do_not_become_too_old_meanwhile() -> None:
     lost: list[Assignment] = []
 
     async def how(workers: Workers, assignment: Assignment) -> AssignmentResult:
         if len(workers.assignments) == 1:
             await asyncio.sleep(5.0)  # others are trained, and new weights served, meanwhile
             return preempted(assignment)
-        if lost_too and not lost and len(assignment.seeds) == 3:
+        if not lost and len(assignment.seeds) == 3:
             lost.append(assignment)
             raise ReplicaLostError("and another")
         if len(assignment.seeds) == 3:
@@ -210,9 +208,9 @@ async def test_held_out_episodes_are_played_once_each_whoever_is_lost() -> None:
     play = in_order(one_dropped, killed, preempted, one_dropped, one_dropped, one_dropped)
     bridge = Bridge(play, slots=1, iterations=0)
     told: dict[int, Outcome] = {}
-    greedy = EpisodeSettings(temperature=0.0, num_turns=4, illegal_reward=-1.0)
+    greedy = EpisodeSettings.of(bridge.config, temperature=0.0)
     async with bridge.dispatcher as dispatcher:
-        await dispatcher.play_held_out(range(100, 110), greedy, told.__setitem__, timeout_s=60.0)
+        await dispatcher.play_held_out(range(100, 110), told.__setitem__, timeout_s=60.0)
     seeds = [told[place].seed if isinstance(told[place], Trajectory) else None for place in range(10)]
     # The second part was lost and then handed on by a worker that had to go; each last player drops one.
     assert seeds == [None, 101, 102, 103, 104, None, 106, 107, None, 109]
@@ -224,15 +222,16 @@ async def test_held_out_episodes_are_played_once_each_whoever_is_lost() -> None:
 @pytest.mark.parametrize(("max_staleness", "refused"), [(0, 0.0), (2, 0.4)])
 @simulated
 async def test_random_failures_train_every_group_once_and_return_every_slot(
-    max_staleness: int, refused: float
+    max_staleness: int, refused: float, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Random losses, preemptions, drops, hangs, stragglers and refusals; then everything is accounted for."""
     chance = random.Random(max_staleness)
     steps = 60
 
-    class Fickle(GroupFilter):
-        def refusal(self, group: Group, *, first: int) -> str | None:
-            return NO_VARIANCE if chance.random() < refused else None
+    def refuse(group: Group, rewards: Sequence[float]) -> str | None:
+        return NO_VARIANCE if chance.random() < refused else None
+
+    monkeypatch.setattr("rl_bridge.algorithms.advantages.without_variance", refuse)
 
     async def how(workers: Workers, assignment: Assignment) -> AssignmentResult:
         luck = chance.random()
@@ -264,7 +263,7 @@ async def test_random_failures_train_every_group_once_and_return_every_slot(
         groups=4,
         slots=6,
         iterations=steps,
-        group_filter=Fickle(),
+        algorithm={"dynamic_sampling": True, "max_refills": 1000},
         tasks=16,
     )
     trained: Counter[int] = Counter()

@@ -15,11 +15,12 @@ from dispatcher_stage import (
     simulated,
 )
 
-from rl_bridge.algorithms.advantages import NO_VARIANCE, without_variance
+from rl_bridge.algorithms.advantages import NO_VARIANCE
 from rl_bridge.errors import RolloutError
 from rl_bridge.rollout.assignment import Absence, Assignment, AssignmentResult, NoTrajectory
-from rl_bridge.rollout.groups import GroupFilter
 from rl_bridge.types import Ending
+
+DYNAMIC = {"dynamic_sampling": True, "max_refills": 2}
 
 
 async def agreeing(workers: Workers, assignment: Assignment) -> AssignmentResult:
@@ -29,7 +30,7 @@ async def agreeing(workers: Workers, assignment: Assignment) -> AssignmentResult
 
 @simulated
 async def test_groups_without_variance_are_trained_once_refills_are_used_up() -> None:
-    bridge = Bridge(agreeing, group_filter=GroupFilter(function=without_variance, refills=4))
+    bridge = Bridge(agreeing, algorithm=DYNAMIC)
     async with bridge.dispatcher:
         assert [group.id for group in await bridge.sample(0)] == [4, 5]
         bridge.serve(1)
@@ -42,9 +43,7 @@ async def test_groups_without_variance_are_trained_once_refills_are_used_up() ->
 
     # A resumed run may have another number of groups a step.
     for groups, expected in ((1, [20]), (2, [22, 23]), (3, [24, 25, 26])):
-        resumed = Bridge(
-            agreeing, groups=groups, group_filter=GroupFilter(function=without_variance, refills=2 * groups)
-        )
+        resumed = Bridge(agreeing, groups=groups, algorithm=DYNAMIC)
         resumed.workers.version = 3
         await resumed.dispatcher.rewind(3, state, attachments())
         async with resumed.dispatcher:

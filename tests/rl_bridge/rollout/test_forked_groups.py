@@ -89,7 +89,7 @@ async def test_sibling_whose_session_fails_is_brought_there_again_by_the_same_an
         assert [len(one.turns) for one in siblings] == [2, 2, 2]
         assert next(words) == 1 + 3 * 2  # nobody was asked twice
         assert {one.reward for one in siblings} == {0.75}
-        assert play.sessions.counts.opened == 1 + 3  # none goes on in a session that failed
+        assert play.sessions.opened == 1 + 3  # none goes on in a session that failed
 
 
 async def test_sibling_that_cannot_be_brought_there_again_is_dropped(

@@ -14,13 +14,12 @@ import pytest
 from worker_fixtures import HERE, until_no_session_is_left
 
 from openenv_core import LocalProcessProvider
-from rl_bridge.buffer.ledger import Ledger
+from rl_bridge.buffer.ledger import GroupLease, Ledger
 from rl_bridge.buffer.replay import Admission, ReplayBuffer
 from rl_bridge.config import Config
 from rl_bridge.loops.grpo import collect
-from rl_bridge.rollout.assignment import EpisodeSettings, sampling_seed
-from rl_bridge.rollout.dispatcher import Dispatcher, DispatchSettings
-from rl_bridge.rollout.groups import PlayedEnvironment
+from rl_bridge.rollout.assignment import AssignmentResult, sampling_seed
+from rl_bridge.rollout.dispatcher import Dispatcher, Played
 from rl_bridge.types import Group, Trajectory
 
 pytestmark = [pytest.mark.heavy, pytest.mark.soak, pytest.mark.timeout(600)]
@@ -28,7 +27,6 @@ pytestmark = [pytest.mark.heavy, pytest.mark.soak, pytest.mark.timeout(600)]
 RUN_SEED = 3
 SIBLINGS = 4
 TASK = "rollout_fixtures:NotebookTask"
-EPISODE = EpisodeSettings(temperature=1.0, num_turns=8, illegal_reward=-1.0, reset_options={"length": 4})
 GROUPS = 3
 WAIT_S = 150.0
 """A bound for what would hang otherwise; none is meant to come near it."""
@@ -54,7 +52,7 @@ def notebook() -> Iterator[str]:
 class Bridge:
     """Services of a policy and of rollout workers, and the controller's side of the rollouts."""
 
-    def __init__(self, rollout: Any, policy: Any, fleet: Any) -> None:
+    def __init__(self, config: Config, rollout: Any, policy: Any, fleet: Any) -> None:
         self.rollout = rollout
         self.policy = policy
         self.fleet = fleet
@@ -69,15 +67,7 @@ class Bridge:
         self.dispatcher = Dispatcher(
             rollout,
             self.buffer,
-            DispatchSettings(
-                run_seed=RUN_SEED,
-                group_size=SIBLINGS,
-                min_group_size=2,
-                slots=4,
-                environments={"": PlayedEnvironment(episode=EPISODE)},
-                deterministic=True,
-                timeout_s=WAIT_S,
-            ),
+            config,
             collect=collect,
         )
 
@@ -119,9 +109,15 @@ async def bridge(
 
     config = Config.model_validate(
         {
-            "env": {"url": url, "sessions": 2 * sessions},
+            "env": {"url": url, "sessions": 2 * sessions, "reset": {"length": 4}},
+            "deterministic": True,
+            "seed": RUN_SEED,
             "rollout": {
                 "task": TASK,
+                "batch_size": GROUPS * SIBLINGS,
+                "group_size": SIBLINGS,
+                "num_turns": 8,
+                "timeout_s": WAIT_S,
                 "num_workers": 2,
                 "checkpoint_on_preemption": checkpoint_on_preemption,
             },
@@ -133,7 +129,8 @@ async def bridge(
         rollout = await RolloutActor.options(num_replicas=2, restarts=restarts).as_service(
             config, folder, checkpoint
         )
-        running = Bridge(rollout, policy, fleet)
+        several = config.environment.model_copy(update={"sessions": 4 * SIBLINGS})  # groups in flight: four
+        running = Bridge(config.model_copy(update={"env": several}), rollout, policy, fleet)
         introductions = Introductions(failed=running.buffer.fail)
         introductions.tell("take_policy", policy.roster)
         introductions.tell("take_servers", {"": (url,)})
@@ -188,30 +185,30 @@ async def test_terminated_worker_hands_on_its_finished_episodes_and_is_replaced(
     async with bridge(
         notebook, tiny_policy, tmp_path, sessions=1, checkpoint_on_preemption=True, held=held
     ) as running:
-        results = []
-        settle = running.dispatcher._settle
+        results: list[AssignmentResult] = []
+        settle = running.dispatcher.settle
 
-        async def noting(lease: Any, seed: int, outcomes: Any, result: Any) -> None:
-            results.append((lease, outcomes, result))
-            await settle(lease, seed, outcomes, result)
+        async def noting(lease: GroupLease, played: Played) -> None:
+            results.append(played.result)
+            await settle(lease, played)
 
-        running.dispatcher._settle = noting  # type: ignore[method-assign]
+        running.dispatcher.settle = noting  # type: ignore[method-assign]
         while sum((await running.policy.holding.fanout()).values.values()) < 2:  # noqa: ASYNC110 - in other processes
             await asyncio.sleep(0.02)
         going = running.worker_pids()[0]
         os.kill(going, signal.SIGTERM)
-        await running.until(lambda: any(result.preempted for _, _, result in results))
+        await running.until(lambda: any(result.preempted for result in results))
         await running.policy.release.fanout()
         groups = await running.step()
         assert [group.id for group in groups] == [0, 1, 2]
         assert all(len(group.trajectories) == SIBLINGS for group in groups)
-        handed_back = [result for _, _, result in results if result.preempted]
+        handed_back = [result for result in results if result.preempted]
         assert handed_back
         kept = [one for result in handed_back for one in result.outcomes if isinstance(one, Trajectory)]
         assert kept  # and nobody has played them again
         ledger = running.buffer.ledger
         assert running.dispatcher.counts.played == (ledger.trained + len(ledger.finished)) * SIBLINGS
-        played = sum(len(result.outcomes) for _, _, result in results if not result.preempted)
+        played = sum(len(result.outcomes) for result in results if not result.preempted)
         assert played + len(kept) == GROUPS * SIBLINGS
         assert not ledger.dropped
         await running.until(lambda: len(running.worker_pids()) == 2 and going not in running.worker_pids())

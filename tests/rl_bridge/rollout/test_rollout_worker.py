@@ -168,7 +168,7 @@ async def test_action_that_the_server_refuses_ends_its_episode_alone(notebook: s
         play.task.parse = lambda text: {"text": 7} if text == "word1" else taken(text)  # type: ignore[method-assign]
         result = await play([1, 2])
         # The server said no before the environment heard of it: the session is as good as before.
-        assert (play.sessions.counts.opened, result.retried) == (1, 0)
+        assert (play.sessions.opened, result.retried) == (1, 0)
         play.task.parse = taken  # type: ignore[method-assign]
         (whole,) = trajectories(await play([3]))
     for one in trajectories(result):
@@ -182,7 +182,7 @@ async def test_action_that_the_server_refuses_ends_its_episode_alone(notebook: s
 async def test_cut_assignment_frees_its_sessions_for_others(notebook: str) -> None:
     async with playing([notebook], NotebookTask, word, sessions=3) as play:
         slow = asyncio.ensure_future(play([3] * 9, wait_s=TIMEOUT_S))
-        await until(lambda: play.sessions.counts.lent == 3)
+        await until(lambda: play.sessions.lent == 3)
         quick = asyncio.ensure_future(play([4]))
         await asyncio.sleep(0.01)
         play.worker.cut([1, 99])
@@ -246,7 +246,7 @@ async def test_episode_that_fails_once_is_played_again_in_a_new_session(
     async with playing([notebook], NotebookTask, word, sessions=4) as play:
         result = await play(range(8), test=request.node.name, saying=saying, at=at, failing=[1, 5], times=1)
         assert result.retried == 2
-        assert play.sessions.counts.discarded == 2
+        assert play.sessions.discarded == 2
     await until_no_session_is_left(notebook)
     # Nothing of the attempt that failed is left: no turn, no reward.
     assert rewards(result) == [WHOLE] * 8
@@ -272,7 +272,7 @@ async def test_end_without_a_reward_is_left_out_and_counted_apart(notebook: str)
         # Many environments leave the reward of a step that earned nothing at None.
         earned = await play([2], unjudged=[2], because=None)
         # They were played, so they are not played again, and their sessions live on.
-        assert (result.retried, play.sessions.counts.discarded) == (0, 0)
+        assert (result.retried, play.sessions.discarded) == (0, 0)
     assert rewards(result) == [WHOLE] * 2 + [None] * 2
     reasons = ["the judge took too long", "nobody said why", "x" * REASON_CHARS + " …"]
     for outcome, reason in zip(

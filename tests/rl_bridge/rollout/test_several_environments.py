@@ -255,7 +255,7 @@ async def test_evaluation_tells_of_each_environment_and_goes_on_without_one_that
     tmp_path: Path,
 ) -> None:
     bridge = Bridge(at_once, groups=8, weights=WEIGHTS)
-    envs = {name: {"app": "a:b", "reset": {"of": name}} for name in WEIGHTS}
+    envs = {name: {"app": "a:b"} for name in WEIGHTS}
     keys = {"env": envs, "rollout": {"task": "c:D"}, "evaluation": {"episodes": 10}}
     run = SimpleNamespace(
         config=Config.model_validate(keys),

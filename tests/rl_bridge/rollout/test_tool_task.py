@@ -86,9 +86,13 @@ async def test_tools_that_cannot_be_listed_lose_the_episode(task: ToolTask) -> N
     lost = ListToolsObservation(tools=[], done=True, metadata=gone)
     with pytest.raises(EpisodeLostError, match="the tool server is gone"):
         await task.functions(answering(lost), Told(task="do it"))
-    with pytest.raises(TypeError, match=r"a list of tools, got Told; override DeskTask\.functions"):
+    with pytest.raises(
+        RolloutError, match=r"a list of tools, got Told \(.*\); override DeskTask\.functions$"
+    ):
         await task.functions(answering(Told(task="again")), Told(task="do it"))
-    with pytest.raises(RolloutError, match=r"as rollout\.task is not set, got one that lists none"):
+    with pytest.raises(
+        RolloutError, match=r"override ToolWorldTask\.functions in .*by rollout\.task, which is not"
+    ):
         await ToolWorldTask(task.config, task.folder).functions(
             answering(Told(task="again")), Told(task="do it")
         )

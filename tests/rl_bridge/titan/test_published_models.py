@@ -188,7 +188,7 @@ def test_every_process_fits_into_80_gb(name: str, tmp_path: Path) -> None:
 def test_a_tiny_model_of_the_same_architecture_trains_by_it(name: str, tmp_path: Path) -> None:
     from tiny_checkpoints import documents, make_checkpoint
 
-    from rl_bridge.loops.settings import trainer_settings
+    from rl_bridge.loops.run import trainer_settings
     from rl_bridge.trainer.trainer import Trainer
 
     config = preset(
