@@ -12,7 +12,7 @@ another thread takes the place of the one that it holds, the environment is clos
 import asyncio
 import inspect
 import logging
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Coroutine, Mapping
 from dataclasses import dataclass
 from functools import lru_cache, partial
 from time import perf_counter
@@ -21,7 +21,7 @@ from typing import Any, Final, TypeAlias, TypeVar
 
 from openenv_core import Action, Environment, Observation, State
 from openenv_core.tools import is_tool_host
-from servers.threads import Outcome, ThreadCall, ThreadPool, contain, max_threads
+from servers.threads import Outcome, ThreadCall, ThreadPool, contain, max_threads, outcome_of
 
 logger = logging.getLogger("servers")
 
@@ -154,19 +154,21 @@ class Executor:
 
     async def construct(self, factory: Factory) -> "EnvironmentRunner":
         """Build an environment where its class asks for it. Exception: Whatever the factory raised."""
+        pool = self.pool
         if isinstance(factory, type) and not getattr(factory, "BLOCKING", True):
-            return EnvironmentRunner(_on_loop(factory), self, self.pool)
-        single = getattr(factory, "REQUIRES_SINGLE_THREAD_EXECUTOR", False)
-        pool = ThreadPool(1) if single else self.pool
-        call = pool.submit(factory)
-        try:
-            succeeded, value = await call.waiter
-        except asyncio.CancelledError:
-            if call.outcome is not None:
-                self._reject(call.outcome, pool)
-            elif not self.abort(call, pool, lambda outcome: self._reject(outcome, pool)):
-                self.end(pool)
-            raise
+            succeeded, value = outcome_of(factory)
+        else:
+            if getattr(factory, "REQUIRES_SINGLE_THREAD_EXECUTOR", False):
+                pool = ThreadPool(1)
+            call = pool.submit(factory)
+            try:
+                succeeded, value = await call.waiter
+            except asyncio.CancelledError:
+                if call.outcome is not None:
+                    self._reject(call.outcome, pool)
+                elif not self.abort(call, pool, lambda outcome: self._reject(outcome, pool)):
+                    self.end(pool)
+                raise
         if succeeded and _is_environment(value):
             return EnvironmentRunner(value, self, pool)
         self.end(pool)
@@ -248,12 +250,8 @@ class EnvironmentRunner:
         """Apply an action; `here`: where this is called."""
         plan = self.plan
         if here or (plan.inline and not options):
-            began = perf_counter()
-            try:
-                seen = _on_loop(self._step, action)
-            finally:
-                self.spent_s = perf_counter() - began
-            return seen if isinstance(seen, Observation) else await self._settled(seen, here)
+            seen = self._call(self._step, action)
+            return seen if isinstance(seen, Observation) else await self._settled(seen, here=True)
         return await self._run(  # type: ignore[no-any-return]
             self._step,
             (action,),
@@ -405,11 +403,7 @@ class EnvironmentRunner:
         if on_loop:
             if on_begin is not None:
                 on_begin()
-            began = perf_counter()
-            try:
-                result = _on_loop(fn, *args, **options)
-            finally:
-                self.spent_s = perf_counter() - began
+            result = self._call(fn, *args, **options)
         else:
             call = self._pool.submit(partial(fn, *args, **options), on_begin=on_begin)
             try:
@@ -423,9 +417,24 @@ class EnvironmentRunner:
             self.spent_s = call.spent_s
             if not succeeded:
                 raise result
-        return result if not whole or isinstance(result, Observation) else await self._settled(result, here)
+        here = here or self.plan.inline
+        return (
+            result if not whole or isinstance(result, Observation) else await self._settled(result, here=here)
+        )
 
-    async def _settled(self, result: Any, here: bool) -> Any:
+    def _call(self, fn: Callable[..., Any], /, *args: Any, **options: Any) -> Any:
+        """Call a method where this is called, and note its time."""
+        began = perf_counter()
+        try:
+            return fn(*args, **options)
+        except FATAL:
+            raise
+        except BaseException as error:
+            raise contain(error) from error
+        finally:
+            self.spent_s = perf_counter() - began
+
+    async def _settled(self, result: Any, *, here: bool) -> Any:
         """Await what a method has returned, where that is awaitable; that is a part of its time."""
         before_s, began = self.spent_s, perf_counter()
         try:
@@ -472,13 +481,17 @@ async def _settle(result: Any, here: bool) -> Any:
         raise contain(error) from error
 
 
-def _on_loop(fn: Callable[..., Any], /, *args: Any, **options: Any) -> Any:
+def begin_here(coroutine: Coroutine[Any, Any, T]) -> T | Coroutine[Any, Any, T]:
+    """Run what in most cases does not wait; return what it returns, or itself, to go on with in a task.
+
+    Args:
+        coroutine: Where it waits, that is at first for another turn of the loop.
+    """
     try:
-        return fn(*args, **options)
-    except FATAL:
-        raise
-    except BaseException as error:
-        raise contain(error) from error
+        coroutine.send(None)
+    except StopIteration as over:
+        return over.value  # type: ignore[no-any-return]
+    return coroutine
 
 
 _kept: set[asyncio.Task[Any]] = set()

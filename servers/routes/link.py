@@ -10,7 +10,7 @@ import logging
 import math
 import secrets
 from collections import deque
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Coroutine
 from contextlib import AsyncExitStack
 from dataclasses import dataclass
 from time import perf_counter
@@ -28,9 +28,10 @@ from openenv_core.protocol.errors import (
 )
 from openenv_core.protocol.jsonio import dumps
 from openenv_core.protocol.replies import encode_error
-from openenv_core.protocol.requests import Mcp, NumberedFrame, RequestDecoder, RequestHead
+from openenv_core.protocol.requests import Close, Mcp, NumberedFrame, RequestDecoder, RequestHead
 from openenv_core.watchdog import Watchdog
-from servers.execution import CLOSE_TIMEOUT_S, keep
+from servers.execution import CLOSE_TIMEOUT_S, begin_here, keep
+from servers.metrics import size_of
 from servers.routes.batch import BatchDialect, data_of
 from servers.routes.websocket import (
     GOING_AWAY,
@@ -79,7 +80,7 @@ class LinkDialect:
     ) -> None:
         self.single = single
         self.batches = batches
-        self._decoder = decoder
+        self.decoder = decoder
         self._operations = wire.LEFT_IN_PRODUCTION if production else wire.OPERATIONS
 
     def read(self, frame: str | bytes) -> tuple[RequestHead, Any, list[Array]]:
@@ -89,13 +90,13 @@ class LinkDialect:
             RefusalError: It is none.
         """
         if type(frame) is str and '"op"' not in frame:
-            return *self._decoder.numbered_frame(frame), []
+            return *self.decoder.numbered_frame(frame), []
         try:
             header, arrays = wire.decode_frame(frame)
         except FrameError as error:
             raise RefusalError(INVALID_JSON, str(error)) from None
         if type(frame) is str and "op" not in header:
-            return *self._decoder.numbered_frame(frame), []
+            return *self.decoder.numbered_frame(frame), []
         return wire.read_request(header, len(frame), self._operations), None, arrays
 
     def refusal(self, refusal: RefusalError, request_id: int | None = None, single: bool = False) -> str:
@@ -128,6 +129,7 @@ class _Request:
         begun: The environment is asked, or was.
         started: Its task runs.
         refusal: Why it is not to be begun.
+        answering: Goes on with its answer, where that was begun.
         round: Its calls, where it is about many sessions.
         task: What it runs in, once it does.
         timer: Of its deadline.
@@ -141,6 +143,7 @@ class _Request:
     begun: bool = False
     started: bool = False
     refusal: RefusalError | None = None
+    answering: Coroutine[Any, Any, str | None] | None = None
     round: BatchRound | None = None
     task: asyncio.Task[None] | None = None
     timer: asyncio.TimerHandle | None = None
@@ -209,8 +212,8 @@ class Link:
         """Have a frame sent, and keep it until it has been."""
         kept = self._kept
         kept.append(frame)
-        if self._metrics.enabled:
-            self._metrics.count_sent(frame)
+        if self._metrics.enabled:  # `count_sent`, without its call
+            self._metrics.counts.sent += len(frame) if frame.isascii() else size_of(frame)
         self.count += 1
         self._kept_bytes += len(frame)
         if self.conversation is not None:
@@ -321,12 +324,6 @@ class Link:
             return
         if head.read is not None:
             self.forget(head.read)
-        inline = self._inline and not self.running and type(parsed) is not Mcp
-        if inline and isinstance(head, NumberedFrame):
-            member = self.batch.members.get(head.member)
-            if member is None or member.session.alone:
-                await self._answer_here(head, member, frame, parsed, began)
-                return
         if isinstance(head, wire.CancelRequest):
             self._cancel(head)
             return
@@ -355,21 +352,40 @@ class Link:
         if self._inline and isinstance(head, wire.MembersRequest):
             await asyncio.wait([task])
 
-    async def _answer_here(
-        self, head: NumberedFrame, member: Member | None, frame: str | bytes, parsed: Any, began: float
-    ) -> None:
-        """Answer a request about one session without a task: it never waits, and nothing else is under way."""
+    def answer_here(self, frame: str) -> bool:
+        """Answer a request where it has been read, if nothing has to be waited for; return whether it is answered.
+
+        It is about one session, whose environment never waits, and nothing else is under way.
+        """
+        socket = self.conversation
+        if self.running or socket is None or socket.sending is not None or socket.leaving or socket.over:
+            return False
+        counts, began = None, 0.0
+        if self._metrics.enabled:
+            counts, began = self._metrics.counts, perf_counter()
         try:
-            member = member or self._members([head.member])[0]  # which says why it is not there
-            reply = await self._dialect.single.answer(member.session, frame, parsed, began, head.traceparent)
-        except RefusalError as refusal:
-            reply = self._dialect.single.refusal(refusal)
-        if reply is None:
-            self._finish()
-            return
-        self.put(numbered(head.id, reply))
-        if self.conversation is not None and self.conversation.sending is not None:
-            await self._flushed()
+            head, asked = self._dialect.decoder.numbered_frame(frame)
+        except RefusalError:
+            return False  # it is read again, and refused, in its turn
+        if head.id <= self.taken or head.traceparent is not None or isinstance(asked, Mcp | Close):
+            return False
+        member = self.batch.members.get(head.member)
+        if member is None or member.session.over or member.session.shared:
+            return False
+        self.taken = head.id
+        if head.read is not None:
+            self.forget(head.read)
+        if counts is not None:  # `count_received`, without its call
+            counts.received += len(frame) if frame.isascii() else size_of(frame)
+        reply = begin_here(self._dialect.single.answer(member.session, frame, asked, began))
+        if isinstance(reply, str):
+            self.put(numbered(head.id, reply))
+        else:  # the environment waits all the same
+            request = _Request(head, asked, [], frame, began, begun=True, answering=reply)
+            self.running.add(request)
+            socket.busy = True
+            self._begin(request)
+        return True
 
     def _resume(self, head: wire.ResumeRequest) -> None:
         """Hand the socket over to the link that it is to speak for."""
@@ -435,7 +451,8 @@ class Link:
             request.begun = True
             single = self._dialect.single
             asked = request.frame, request.parsed, request.came, head.traceparent
-            reply = await single.answer(member.session, *asked)
+            begun = request.answering
+            reply = await (asyncio.create_task(begun) if begun else single.answer(member.session, *asked))
         if reply is None:
             self._finish()
         else:
@@ -639,7 +656,7 @@ class LinkConversation(Conversation):
         self.sending: asyncio.Task[None] | None = None
 
     async def _talk(self, held: None) -> int:
-        code = GOING_AWAY
+        self._listen()
         unopened = asyncio.get_running_loop().call_later(UNOPENED_S, self._look)
         try:
             while not self.leaving:
@@ -651,7 +668,7 @@ class LinkConversation(Conversation):
                 await self._link.take(frame)
             while tasks := [request.task for request in self._link.running if request.task is not None]:
                 await asyncio.wait(tasks)
-            return code
+            return GOING_AWAY
         finally:
             unopened.cancel()
             if self.sending is not None and self.over:
@@ -663,12 +680,17 @@ class LinkConversation(Conversation):
                 else:
                     await asyncio.shield(keep(asyncio.create_task(link.close())))
 
+    def _listen(self) -> None:
+        if self._lane is not None and self._sessions.inline:
+            self._lane.on_text = self._link.answer_here
+
     def resume(self, link: Link, request: wire.ResumeRequest) -> None:
         """Speak for a link that has lost its socket, or is about to hear that it has."""
         told = {"id": request.id, "taken": link.taken, "lease_s": link.lease_s, "last": True}
         self._link, self._sent, self._first = link, request.read, dumps(told).decode()
         link.attach(self)
         link.forget(request.read)
+        self._listen()
         self.sending = keep(asyncio.create_task(self._send_rest()))
 
     def _look(self) -> None:
@@ -698,8 +720,8 @@ class LinkConversation(Conversation):
         """Send the frame that has just been written, at once where that can be."""
         if self.sending is not None or self.over:
             return
-        send_text = self._send_text
-        if self._sent == self._link.count - 1 and send_text and type(frame) is str and send_text(frame):
+        lane = self._lane
+        if lane is not None and self._sent == self._link.count - 1 and lane.send_frame(frame):
             self._note_sent()
             return
         self.sending = keep(asyncio.create_task(self._send_rest()))

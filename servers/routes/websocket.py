@@ -6,7 +6,7 @@ import math
 from abc import ABC, abstractmethod
 from bisect import bisect_left
 from collections import deque
-from collections.abc import Awaitable, Callable, MutableMapping
+from collections.abc import Awaitable, Callable, Coroutine, MutableMapping
 from contextlib import AbstractAsyncContextManager, nullcontext, suppress
 from time import perf_counter
 from typing import Any, Final, Protocol, TypeAlias
@@ -20,7 +20,7 @@ from openenv_core.protocol.jsonrpc import JsonRpcFaultError
 from openenv_core.protocol.requests import Close, Mcp, ReadState, RequestDecoder, Reset
 from openenv_core.tracing import served_span
 from openenv_core.watchdog import Watchdog
-from servers.execution import FATAL, EnvironmentRunner, end, keep
+from servers.execution import FATAL, EnvironmentRunner, begin_here, end, keep
 from servers.metrics import BUCKETS_S, RESET, STEP, ServerMetrics, size_of
 from servers.routes.http import reported, wait_of, while_connected
 from servers.routes.jsonrpc import Caller, JsonRpc, fault_of
@@ -44,13 +44,25 @@ SESSION_PATH: Final = "/ws"
 NORMAL_CLOSURE: Final = 1000
 GOING_AWAY: Final = 1001
 
-ABORT: Final = "ropewalk.abort"
-"""The extension in a socket's scope that holds a callable without arguments, where the server has it: it drops the
-connection at once, with whatever the client has left unread."""
+LANE: Final = "ropewalk.lane"
+"""The extension in a socket's scope under which the server's protocol stands, where it is ours."""
 
-SEND_TEXT: Final = "ropewalk.send_text"
-"""The extension that holds a function of the server's protocol, where it has it: it sends a text frame at once, or
-returns False where that cannot be and `send` has to be awaited. For who has been given the protocol's own `send`."""
+
+class Lane(Protocol):
+    """What the server's protocol has beside ASGI; `servers.protocols` says more.
+
+    Attributes:
+        on_text: Answers a text at once, where that can be, and returns whether it has.
+    """
+
+    on_text: Callable[[str], bool] | None
+
+    def send_frame(self, frame: str | bytes) -> bool:
+        """Send a frame at once; False where it has to go the general way, by `send`."""
+
+    def abort(self) -> None:
+        """Drop the connection at once, with whatever the client has left unread."""
+
 
 HANDSHAKE_WAIT_S: Final = 8.0
 """Seconds that a client waits for a slot before it is let in: released clients give up on a handshake after 10."""
@@ -82,6 +94,14 @@ class _Dialect(_Refusing, Protocol):
 
     async def answer(self, session: EnvironmentSession, text: str | bytes) -> str | None:
         """Return the reply to one frame; None to a close."""
+
+    def answer_here(
+        self, session: EnvironmentSession, text: str
+    ) -> str | Coroutine[Any, Any, str | None] | None:
+        """Return the reply where an environment that never waits can give it at once.
+
+        Otherwise None, or what goes on where such an environment waits all the same.
+        """
 
 
 def is_break(message: Message) -> bool:
@@ -124,12 +144,11 @@ class Conversation(ABC):
         self._send = send
         self._sessions = sessions
         self._dialect: _Refusing = dialect
-        extensions = scope.get("extensions") or {}
-        self._abort: Callable[[], None] | None = extensions.get(ABORT)
-        send_text: Any = extensions.get(SEND_TEXT)
-        # Whoever stands between and has wrapped `send` is to see what is sent.
-        unwrapped = send_text is not None and getattr(send, "__self__", None) is send_text.__self__
-        self._send_text: Callable[[str], bool] | None = send_text if unwrapped else None
+        lane: Any = (scope.get("extensions") or {}).get(LANE)
+        self._abort: Callable[[], None] | None = None if lane is None else lane.abort
+        # Whoever stands between and has wrapped these is to see what is sent and received.
+        unwrapped = all(getattr(way, "__self__", None) is lane for way in (receive, send))
+        self._lane: Lane | None = lane if unwrapped else None
         self._patience_s = send_timeout_s or None
         shortest = min(send_timeout_s or math.inf, sessions.step_timeout_s or math.inf)
         self._watch = Watchdog(shortest, self._drop)
@@ -312,6 +331,9 @@ class _SessionConversation(Conversation):
     """One socket that speaks for one session: a reply to each request, in order."""
 
     _dialect: _Dialect
+    _held: EnvironmentSession
+    _begun: Coroutine[Any, Any, str | None] | None = None
+    """Answers the frame that comes next, which has been read already."""
 
     async def _talk(self, held: EnvironmentSession) -> int:
         if not held.standing:
@@ -319,29 +341,49 @@ class _SessionConversation(Conversation):
             held.on_expiry = lambda: self.end(
                 NORMAL_CLOSURE, self._dialect.refusal(self._sessions.expire(held))
             )
-        answer, long, send_text = self._dialect.answer, self._long, self._send_text
-        metrics = self._sessions.metrics
-        counts = metrics.counts if metrics.enabled else None
+        answer, long, lane = self._dialect.answer, self._long, self._lane
+        if lane is not None and held.alone and self._sessions.inline:
+            self._held = held
+            lane.on_text = self.answer_here
         while not self.leaving:
             self.busy = False
             frame = await self._next_frame()
             self.busy = True
             if long is not None:
                 long.start()
-            reply = await answer(held, frame)
+            begun, self._begun = self._begun, None
+            reply = await (asyncio.create_task(begun) if begun else answer(held, frame))
             if long is not None:
                 long.stop()
-            if counts is not None:  # `count_received`, without its call
-                counts.received += len(frame) if frame.isascii() else size_of(frame)
             if reply is None:
+                self._count(frame, "")
                 return NORMAL_CLOSURE
-            if counts is not None:
-                counts.sent += len(reply) if reply.isascii() else size_of(reply)
-            if send_text is None or self.over or not send_text(reply):
+            self._count(frame, reply)
+            if lane is None or self.over or not lane.send_frame(reply):
                 await self._say(reply)
             if held.over and not self.leaving:
                 return NORMAL_CLOSURE  # the reply has told it: a call inside the frame outlasted its time
         return GOING_AWAY
+
+    def answer_here(self, text: str) -> bool:
+        """Answer a request where it has been read, if nothing has to be waited for; return whether it is answered."""
+        session = self._held
+        if self.busy or self.leaving or self.over or session.shared or session.over:
+            return False
+        answering = self._dialect.answer_here(session, text)
+        if not isinstance(answering, str):
+            self._begun = answering
+            return False
+        self._count(text, answering)
+        assert self._lane is not None
+        if not self._lane.send_frame(answering):
+            self._interrupt()  # the connection has gone while the environment was asked
+        return True
+
+    def _count(self, frame: str | bytes, reply: str) -> None:
+        if (metrics := self._sessions.metrics).enabled:
+            metrics.counts.received += len(frame) if frame.isascii() else size_of(frame)
+            metrics.counts.sent += len(reply) if reply.isascii() else size_of(reply)
 
 
 class Sockets:
@@ -517,6 +559,18 @@ class FrameDialect:
             # The environment's own: this task was not cancelled.
             return self._raised(error)
 
+    def answer_here(
+        self, session: EnvironmentSession, text: str
+    ) -> str | Coroutine[Any, Any, str | None] | None:
+        """Answer where nothing has to be waited for, as `_Dialect` says."""
+        try:
+            request = self._decoder.frame(text)
+        except RefusalError:
+            return None  # it is read again, and refused, in its turn
+        if isinstance(request, Close | Mcp):
+            return None
+        return begin_here(self.answer(session, text, request))
+
     async def _traced(self, traceparent: str, session: EnvironmentSession, *asked: Any) -> str | None:
         _, request, began = asked
         name = "reset" if isinstance(request, Reset) else "step"
@@ -554,6 +608,9 @@ class RpcDialect:
             )
             return self._rpc.fault(None, fault).decode()
         return (await self._rpc.answer_text(text, Caller(session.owner, session))).decode()
+
+    def answer_here(self, session: EnvironmentSession, text: str) -> None:
+        """Answer nothing: a tool may wait."""
 
     def refusal(self, refusal: RefusalError) -> str:
         """Return the response that no request has asked for."""
