@@ -392,7 +392,7 @@ class EnvironmentRunner:
     ) -> Any:
         """Run a method, and await what it returns where that is awaitable and the `whole` is wanted.
 
-        `here`: where this is called, as far as `_settle` says. `then` follows an abandoned call, which by default
+        `here`: where this is called, as far as `_settled` says. `then` follows an abandoned call, which by default
         closes the environment. `on_begin` is called on the loop once the method begins, which is later where it has to
         wait for a thread.
         """
@@ -435,10 +435,25 @@ class EnvironmentRunner:
             self.spent_s = perf_counter() - began
 
     async def _settled(self, result: Any, *, here: bool) -> Any:
-        """Await what a method has returned, where that is awaitable; that is a part of its time."""
+        """Await what a method has returned, where that is awaitable; that is a part of its time.
+
+        `here`: the method was called where it was asked for, maybe in a thread; it goes on once it is resumed.
+        """
+        if not inspect.isawaitable(result):
+            return result
+        if here:
+            try:
+                await asyncio.sleep(0)
+            except BaseException:
+                _drop((True, result))  # nobody resumes it
+                raise
         before_s, began = self.spent_s, perf_counter()
         try:
-            return await _settle(result, here)
+            return await result
+        except (*FATAL, asyncio.CancelledError):
+            raise
+        except BaseException as error:
+            raise contain(error) from error
         finally:
             self.spent_s = before_s + perf_counter() - began
 
@@ -461,24 +476,6 @@ def _drop(outcome: Outcome, unclaimed: Callable[[Any], None] | None = None) -> N
         value.close()
     elif succeeded and unclaimed is not None:
         unclaimed(value)
-
-
-async def _settle(result: Any, here: bool) -> Any:
-    """Await what a method has returned, where that is awaitable; `here`, maybe in a thread, only once resumed."""
-    if not inspect.isawaitable(result):
-        return result
-    if here:
-        try:
-            await asyncio.sleep(0)
-        except BaseException:
-            _drop((True, result))  # nobody resumes it
-            raise
-    try:
-        return await result
-    except (*FATAL, asyncio.CancelledError):
-        raise
-    except BaseException as error:
-        raise contain(error) from error
 
 
 def begin_here(coroutine: Coroutine[Any, Any, T]) -> T | Coroutine[Any, Any, T]:

@@ -302,39 +302,38 @@ class Link:
         if self._metrics.enabled:
             began = perf_counter()
             self._metrics.count_received(frame)
+        request_id: int | None = None
+        single = False
         try:
-            head, parsed, arrays = self._dialect.read(frame)
-            if isinstance(head, wire.ResumeRequest):
-                self._resume(head)
+            try:
+                head, parsed, arrays = self._dialect.read(frame)
+                if isinstance(head, wire.ResumeRequest):
+                    self._resume(head)
+                    return
+            except RefusalError:
+                request_id, single = _id_in(frame)
+                self.taken = max(self.taken, -1 if request_id is None else request_id)
+                raise
+            if head.id <= self.taken and self.id:
+                raise RefusalError(
+                    VALIDATION_ERROR,
+                    f"expected an id above {self.taken}, got {head.id}; where sessions outlive a connection, ids rise",
+                )
+            self.taken = max(self.taken, head.id)
+            if head.read is not None:
+                self.forget(head.read)
+            if isinstance(head, wire.CancelRequest):
+                self._cancel(head)
                 return
+            if len(self.running) >= MAX_REQUESTS:
+                request_id, single = head.id, parsed is not None
+                text = f"expected at most {MAX_REQUESTS} requests at once; wait for their answers"
+                raise RefusalError(EXECUTION_ERROR, text)
         except RefusalError as refusal:
-            request_id, single = _id_in(frame)
-            if request_id is not None and request_id > self.taken:
-                self.taken = request_id
             self.put(self._dialect.refusal(refusal, request_id, single))
             await self._flushed()
             return
-        request_id = head.id
-        if request_id > self.taken:
-            self.taken = request_id
-        elif self.id:
-            text = f"expected an id above {self.taken}, got {request_id}; where sessions outlive a connection, ids rise"
-            self.put(self._dialect.refusal(RefusalError(VALIDATION_ERROR, text)))
-            await self._flushed()
-            return
-        if head.read is not None:
-            self.forget(head.read)
-        if isinstance(head, wire.CancelRequest):
-            self._cancel(head)
-            return
         request = _Request(head, parsed, arrays, frame, began)
-        if len(self.running) >= MAX_REQUESTS:
-            text = f"expected at most {MAX_REQUESTS} requests at once; wait for their answers"
-            self.put(
-                self._dialect.refusal(RefusalError(EXECUTION_ERROR, text), request_id, parsed is not None)
-            )
-            await self._flushed()
-            return
         self.running.add(request)
         if head.deadline_s is not None:
             text = (
@@ -343,11 +342,11 @@ class Link:
             request.timer = asyncio.get_running_loop().call_later(
                 head.deadline_s, self._give_up, request, RefusalError(NOT_EXECUTED, text)
             )
-        if self._opening and not isinstance(head, wire.OpenRequest):
-            self._deferred.append(request)
-            return
         if isinstance(head, wire.OpenRequest):
             self._opening += head.count
+        elif self._opening:
+            self._deferred.append(request)
+            return
         task = self._begin(request)
         if self._inline and isinstance(head, wire.MembersRequest):
             await asyncio.wait([task])
