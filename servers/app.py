@@ -26,7 +26,7 @@ from servers.routes.batch import BatchDialect
 from servers.routes.description import describe, describe_api
 from servers.routes.http import HttpRoutes, path_of
 from servers.routes.jsonrpc import JsonRpc
-from servers.routes.link import LinkDialect, Links
+from servers.routes.link import Links
 from servers.routes.tasks import tasks_router
 from servers.routes.websocket import SESSION_PATH, FrameDialect, RpcDialect, SocketRoute, Sockets
 from servers.security import Guard
@@ -162,8 +162,14 @@ class EnvironmentApp(FastAPI):
         rpc = JsonRpc(sessions, tooling)
         sockets = Sockets()
         frames = FrameDialect(decoder, rpc, metrics)
-        dialect = LinkDialect(decoder, frames, BatchDialect(decoder, encoder, metrics), production)
-        links = Links(sessions, dialect, settings.send_timeout_s)
+        links = Links(
+            sessions,
+            decoder,
+            frames,
+            BatchDialect(decoder, encoder, metrics),
+            production=production,
+            send_timeout_s=settings.send_timeout_s,
+        )
         # Routes that the author adds to the app come after ours, whenever they were added.
         added = self.router.routes[self._routes_at :]
         del self.router.routes[self._routes_at :]
@@ -195,14 +201,7 @@ class EnvironmentApp(FastAPI):
             sockets=sockets,
             links=links,
             routes_of_sockets={
-                SESSION_PATH: SocketRoute(
-                    sessions,
-                    frames,
-                    sockets,
-                    settings.send_timeout_s,
-                    attaching=True,
-                    numbered=links,
-                ),
+                SESSION_PATH: SocketRoute(sessions, frames, sockets, settings.send_timeout_s, links),
                 MCP_PATH: SocketRoute(sessions, RpcDialect(rpc), sockets, settings.send_timeout_s),
             },
             mcp=McpEntry(super().__call__, sessions, tooling, _title(served), settings),

@@ -65,52 +65,6 @@ MAX_KEPT_FRAMES: Final = 2048
 """What is kept of answers for a client that breaks off and comes back."""
 
 
-class LinkDialect:
-    """Reads requests, and writes refusals.
-
-    Args:
-        decoder: Reads frames of the released dialect that have ids.
-        single: Answers them.
-        batches: Reads and writes what is asked of many sessions.
-        production: There is no reset, step or state.
-    """
-
-    def __init__(
-        self, decoder: RequestDecoder[Any], single: FrameDialect, batches: BatchDialect, production: bool
-    ) -> None:
-        self.single = single
-        self.batches = batches
-        self.decoder = decoder
-        self._operations = wire.LEFT_IN_PRODUCTION if production else wire.OPERATIONS
-
-    def read(self, frame: str | bytes) -> tuple[RequestHead, Any, list[Array]]:
-        """Return a request, what of the released dialect it holds, and its arrays.
-
-        Raises:
-            RefusalError: It is none.
-        """
-        if type(frame) is str and '"op"' not in frame:
-            return *self.decoder.numbered_frame(frame), []
-        try:
-            header, arrays = wire.decode_frame(frame)
-        except FrameError as error:
-            raise RefusalError(INVALID_JSON, str(error)) from None
-        if type(frame) is str and "op" not in header:
-            return *self.decoder.numbered_frame(frame), []
-        return wire.read_request(header, len(frame), self._operations), None, arrays
-
-    def refusal(self, refusal: RefusalError, request_id: int | None = None, single: bool = False) -> str:
-        """Return the frame that refuses a request; the id is null where it could not be read."""
-        self.single.metrics.count_error(refusal.code)
-        if single:
-            return numbered(request_id or 0, encode_error(refusal.code, refusal.message, refusal.extra))
-        frame = wire.encode_frame(
-            {"id": dumps(request_id), "error": dumps(data_of(refusal)), "last": b"true"}, []
-        )
-        assert isinstance(frame, str)
-        return frame
-
-
 def numbered(request_id: int, reply: str) -> str:
     """Return a reply of the released dialect with the id of what it answers."""
     return f'{{"id":{request_id},{reply[1:]}'
@@ -153,10 +107,8 @@ class Link:
     """What one client has here.
 
     Args:
-        sessions: Where its sessions come from.
-        owner: Whose they are.
-        dialect: Reads and writes its frames.
         links: Where it is found by who resumes it.
+        owner: Whose they are.
         standing: A session that stands by itself, which is to be its only one.
 
     Attributes:
@@ -170,14 +122,7 @@ class Link:
         over: It has ended.
     """
 
-    def __init__(
-        self,
-        sessions: SessionTable,
-        owner: str,
-        dialect: LinkDialect,
-        links: "Links",
-        standing: str | None = None,
-    ) -> None:
+    def __init__(self, links: "Links", owner: str, standing: str | None = None) -> None:
         self.owner = owner
         self.id = self.secret = ""
         self.lease_s = 0.0
@@ -186,12 +131,11 @@ class Link:
         self.running: set[_Request] = set()
         self.conversation: LinkConversation | None = None
         self.over = False
-        self.batch = SessionBatch(sessions, owner)
-        self._sessions = sessions
-        self._metrics = sessions.metrics
-        self._inline = sessions.inline
+        self.batch = SessionBatch(links.sessions, owner)
+        self._sessions = links.sessions
+        self._metrics = links.sessions.metrics
+        self._inline = links.sessions.inline
         self._alone = Watchdog(None, lambda: None) if self._inline else None
-        self._dialect = dialect
         self._links = links
         self._standing = standing
         self._attached = AsyncExitStack()
@@ -306,7 +250,7 @@ class Link:
         single = False
         try:
             try:
-                head, parsed, arrays = self._dialect.read(frame)
+                head, parsed, arrays = self._links.read(frame)
                 if isinstance(head, wire.ResumeRequest):
                     self._resume(head)
                     return
@@ -330,7 +274,7 @@ class Link:
                 text = f"expected at most {MAX_REQUESTS} requests at once; wait for their answers"
                 raise RefusalError(EXECUTION_ERROR, text)
         except RefusalError as refusal:
-            self.put(self._dialect.refusal(refusal, request_id, single))
+            self.put(self._links.refusal(refusal, request_id, single))
             await self._flushed()
             return
         request = _Request(head, parsed, arrays, frame, began)
@@ -363,7 +307,7 @@ class Link:
         if self._metrics.enabled:
             counts, began = self._metrics.counts, perf_counter()
         try:
-            head, asked = self._dialect.decoder.numbered_frame(frame)
+            head, asked = self._links.decoder.numbered_frame(frame)
         except RefusalError:
             return False  # it is read again, and refused, in its turn
         if head.id <= self.taken or head.traceparent is not None or isinstance(asked, Mcp | Close):
@@ -376,7 +320,7 @@ class Link:
             self.forget(head.read)
         if counts is not None:  # `count_received`, without its call
             counts.received += len(frame) if frame.isascii() else size_of(frame)
-        reply = begin_here(self._dialect.single.answer(member.session, frame, asked, began))
+        reply = begin_here(self._links.single.answer(member.session, frame, asked, began))
         if isinstance(reply, str):
             self.put(numbered(head.id, reply))
         else:  # the environment waits all the same
@@ -416,15 +360,15 @@ class Link:
             else:
                 await self._ask_many(request)
         except RefusalError as refusal:
-            self.put(self._dialect.refusal(refusal, head.id, request.parsed is not None))
+            self.put(self._links.refusal(refusal, head.id, request.parsed is not None))
         except asyncio.CancelledError:
             if request.refusal is None or self.over:
                 raise
-            self.put(self._dialect.refusal(request.refusal, head.id, request.parsed is not None))
+            self.put(self._links.refusal(request.refusal, head.id, request.parsed is not None))
         except Exception:
             logger.exception("a connection ended by a fault of the server")
             fault = RefusalError(SESSION_ERROR, "the server failed; its log tells why")
-            self.put(self._dialect.refusal(fault, head.id, request.parsed is not None))
+            self.put(self._links.refusal(fault, head.id, request.parsed is not None))
             self._finish()
         finally:
             if request.timer is not None:
@@ -448,7 +392,7 @@ class Link:
             if member.busy:
                 raise SessionBusyError(1)
             request.begun = True
-            single = self._dialect.single
+            single = self._links.single
             asked = request.frame, request.parsed, request.came, head.traceparent
             begun = request.answering
             reply = await (asyncio.create_task(begun) if begun else single.answer(member.session, *asked))
@@ -458,7 +402,7 @@ class Link:
             self.put(numbered(head.id, reply))
 
     async def _ask_many(self, request: _Request) -> None:
-        head, batches = request.head, self._dialect.batches
+        head, batches = request.head, self._links.batches
         assert isinstance(head, wire.ResetRequest | wire.StepRequest | wire.StateRequest)
         calls = batches.calls(head, request.arrays, self._members(head.members), len(request.frame))
         request.arrays, request.frame = [], ""
@@ -579,17 +523,32 @@ class Link:
 
 
 class Links:
-    """Begins conversations, and knows the links that outlive theirs.
+    """Begins conversations, reads their frames, and knows the links that outlive them.
 
     Args:
         sessions: Where sessions come from.
-        dialect: Reads and writes frames.
+        decoder: Reads frames of the released dialect that have ids.
+        single: Answers them.
+        batches: Reads and writes what is asked of many sessions.
+        production: There is no reset, step or state.
         send_timeout_s: Seconds that a client may leave its replies unread.
     """
 
-    def __init__(self, sessions: SessionTable, dialect: LinkDialect, send_timeout_s: float) -> None:
-        self._sessions = sessions
-        self._dialect = dialect
+    def __init__(
+        self,
+        sessions: SessionTable,
+        decoder: RequestDecoder[Any],
+        single: FrameDialect,
+        batches: BatchDialect,
+        *,
+        production: bool,
+        send_timeout_s: float,
+    ) -> None:
+        self.sessions = sessions
+        self.decoder = decoder
+        self.single = single
+        self.batches = batches
+        self._operations = wire.LEFT_IN_PRODUCTION if production else wire.OPERATIONS
         self._send_timeout_s = send_timeout_s
         self._links: dict[str, Link] = {}
 
@@ -597,14 +556,39 @@ class Links:
         self, scope: Message, receive: Receive, send: Send, standing: str | None
     ) -> "LinkConversation":
         """Return what serves a socket, of a session that stands by itself where one is named."""
-        link = Link(self._sessions, owner_of(scope), self._dialect, self, standing)
-        return LinkConversation(
-            link, scope, receive, send, self._sessions, self._dialect, self._send_timeout_s
+        link = Link(self, owner_of(scope), standing)
+        return LinkConversation(link, scope, receive, send, self.sessions, self, self._send_timeout_s)
+
+    def read(self, frame: str | bytes) -> tuple[RequestHead, Any, list[Array]]:
+        """Return a request, what of the released dialect it holds, and its arrays.
+
+        Raises:
+            RefusalError: It is none.
+        """
+        if type(frame) is str and '"op"' not in frame:
+            return *self.decoder.numbered_frame(frame), []
+        try:
+            header, arrays = wire.decode_frame(frame)
+        except FrameError as error:
+            raise RefusalError(INVALID_JSON, str(error)) from None
+        if type(frame) is str and "op" not in header:
+            return *self.decoder.numbered_frame(frame), []
+        return wire.read_request(header, len(frame), self._operations), None, arrays
+
+    def refusal(self, refusal: RefusalError, request_id: int | None = None, single: bool = False) -> str:
+        """Return the frame that refuses a request; the id is null where it could not be read."""
+        self.sessions.metrics.count_error(refusal.code)
+        if single:
+            return numbered(request_id or 0, encode_error(refusal.code, refusal.message, refusal.extra))
+        frame = wire.encode_frame(
+            {"id": dumps(request_id), "error": dumps(data_of(refusal)), "last": b"true"}, []
         )
+        assert isinstance(frame, str)
+        return frame
 
     def add(self, link: Link, lease_s: float) -> None:
         """Let a link be resumed from now on."""
-        link.id, link.secret, link.lease_s = self._sessions.new_id(), secrets.token_urlsafe(16), lease_s
+        link.id, link.secret, link.lease_s = self.sessions.new_id(), secrets.token_urlsafe(16), lease_s
         self._links[link.id] = link
 
     def remove(self, link: Link) -> None:

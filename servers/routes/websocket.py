@@ -432,10 +432,8 @@ class SocketRoute:
         dialect: How requests are read and answered.
         sockets: Keeps count.
         send_timeout_s: Seconds that a client may leave its replies unread.
-        attaching: The address may name a session that the socket speaks for; else it has one of its own, which ends
-            with it.
-        numbered: Serves a socket of the subprotocol `ropewalk.v1`, and the session that the address names where it
-            names one; None: that is not taken.
+        numbered: Serves a socket of the subprotocol `ropewalk.v1`. Where it is given, the address may name a session
+            that the socket speaks for, in either dialect; else each has one of its own, which ends with it.
     """
 
     def __init__(
@@ -444,26 +442,25 @@ class SocketRoute:
         dialect: _Dialect,
         sockets: Sockets,
         send_timeout_s: float,
-        *,
-        attaching: bool = False,
         numbered: "Callable[[Message, Receive, Send, str | None], Conversation] | None" = None,
     ) -> None:
         self._sessions = sessions
         self._dialect = dialect
         self._sockets = sockets
         self._send_timeout_s = send_timeout_s
-        self._attaching = attaching
         self._numbered = numbered
 
     async def __call__(self, scope: Message, receive: Receive, send: Send) -> None:
         """Serve one socket until it closes."""
         owner = owner_of(scope)
-        named = parse_qs(scope.get("query_string", b"").decode("latin-1")).get("session_id")
-        wanted = named[0] if named and self._attaching else None
-        if self._numbered is not None and SUBPROTOCOL in (scope.get("subprotocols") or ()):
-            numbered = self._numbered(scope, receive, send, wanted)
-            await numbered.serve(self._sockets, nullcontext())
-            return
+        wanted: str | None = None
+        if self._numbered is not None:
+            query = parse_qs(scope.get("query_string", b"").decode("latin-1"))
+            wanted = query.get("session_id", [None])[0]
+            if SUBPROTOCOL in (scope.get("subprotocols") or ()):
+                numbered = self._numbered(scope, receive, send, wanted)
+                await numbered.serve(self._sockets, nullcontext())
+                return
         ticket: Ticket | None = None
         if wanted is not None:
             entering = self._sessions.attach(owner, wanted)
