@@ -228,12 +228,7 @@ async def _state(runner: EnvironmentRunner) -> bytes:
 
 
 class HttpRoutes:
-    """Does the work of a request in the session that it names, or in one of its own.
-
-    Args:
-        sessions: Where sessions come from.
-        decoder: Reads actions.
-    """
+    """Does the work of a request in the session that it names, or in one of its own."""
 
     def __init__(self, sessions: SessionTable, decoder: RequestDecoder[Any]) -> None:
         self._sessions = sessions

@@ -525,13 +525,10 @@ class Link:
 class Links:
     """Begins conversations, reads their frames, and knows the links that outlive them.
 
-    Args:
-        sessions: Where sessions come from.
+    Attributes:
         decoder: Reads frames of the released dialect that have ids.
         single: Answers them.
         batches: Reads and writes what is asked of many sessions.
-        production: There is no reset, step or state.
-        send_timeout_s: Seconds that a client may leave its replies unread.
     """
 
     def __init__(
@@ -618,11 +615,7 @@ class Links:
 
 
 class LinkConversation(Conversation):
-    """One socket in this dialect.
-
-    Args:
-        link: What it speaks for, until a resume tells of another.
-        args: Those of its base.
+    """One socket in this dialect, which speaks for its link until a resume tells of another.
 
     Attributes:
         sending: Sends what could not be sent at once.

@@ -113,14 +113,6 @@ def is_break(message: Message) -> bool:
 class Conversation(ABC):
     """One socket, from accept to close. Its task is cancelled when somebody else ends it.
 
-    Args:
-        scope: Of the connection.
-        receive: Likewise.
-        send: Likewise.
-        sessions: Where sessions come from.
-        dialect: How requests are read and answered.
-        send_timeout_s: Seconds that a client may leave its replies unread.
-
     Attributes:
         accept: What the server is told that lets the client in.
         broken: The connection has not been closed in order, as far as is known.
@@ -474,13 +466,7 @@ class SocketRoute:
 
 
 class FrameDialect:
-    """Reads and answers the frames of the released dialect, on /ws.
-
-    Args:
-        decoder: Reads the frames.
-        rpc: Answers what is inside mcp frames.
-        metrics: Counts.
-    """
+    """Reads and answers the frames of the released dialect, on /ws; `rpc` answers what is inside mcp frames."""
 
     def __init__(self, decoder: RequestDecoder[Any], rpc: JsonRpc, metrics: ServerMetrics) -> None:
         self._decoder = decoder
@@ -588,11 +574,7 @@ class FrameDialect:
 
 
 class RpcDialect:
-    """Every frame is a JSON-RPC request, on the socket /mcp.
-
-    Args:
-        rpc: Answers the requests.
-    """
+    """Every frame is a JSON-RPC request, on the socket /mcp."""
 
     def __init__(self, rpc: JsonRpc) -> None:
         self._rpc = rpc

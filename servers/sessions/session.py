@@ -92,11 +92,6 @@ class EnvironmentSession:
 
         The call of a session that stands by itself goes on when whoever asked has left.
 
-        Args:
-            work: What to do.
-            *args: With what, beside the runner.
-            **options: Likewise.
-
         Raises:
             RefusalError: `SessionBusyError`, `UnknownSessionError` (it has ended), or `DeadlineExceededError`.
             Exception: Whatever the environment raised.

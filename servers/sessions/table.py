@@ -50,10 +50,6 @@ class SessionTable:
     """Hands out sessions, up to a cap.
 
     Args:
-        factory: Makes an environment.
-        cap: The greatest number of sessions.
-        executor: Where the environments run.
-        settings: How long things may take.
         slots: Counts sessions; by default those of this process alone.
         new_id: Draws the ids that callers do not choose themselves.
         metrics: Counts what happens; by default apart, for nobody.
@@ -132,9 +128,7 @@ class SessionTable:
         """Take a slot and an environment for as long as the block runs.
 
         Args:
-            owner: Whose it is.
-            wait_s: Seconds to wait for a slot.
-            ticket: A place in the queue that the caller has already.
+            ticket: A place in the queue that the caller has already; else it waits for a slot.
 
         Raises:
             RefusalError: CAPACITY_REACHED, FACTORY_ERROR, or `DeadlineExceededError`.
