@@ -250,7 +250,8 @@ class ThreadPool:
     ) -> ThreadCall:
         """Queue a call from a running event loop.
 
-        On the loop `on_begin` is called once a thread has taken it up, and `then` with its outcome, which nobody awaits.
+        On the loop `on_begin` is called once a thread has taken it up, and `then`, where nobody awaits it, with its
+        outcome.
         """
         loop = asyncio.get_running_loop()
         mailbox = self._mailbox

@@ -127,8 +127,7 @@ class SessionTable:
     ) -> AsyncIterator[EnvironmentSession]:
         """Take a slot and an environment for as long as the block runs.
 
-        Args:
-            ticket: A place in the queue that the caller has already; else it waits for a slot.
+        It waits for a slot, unless the caller has a place in the queue already.
 
         Raises:
             RefusalError: CAPACITY_REACHED, FACTORY_ERROR, or `DeadlineExceededError`.
