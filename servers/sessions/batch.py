@@ -305,4 +305,4 @@ class BatchRound:
             session = call.member.session
             session.runner.abandon(in_thread)
             self._take(call, (False, self._table.expire(session)))
-            keep(asyncio.create_task(self._table.finish(session)))
+            self._table.drop(session)

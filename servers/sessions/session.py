@@ -23,8 +23,8 @@ class _Table(Protocol):
     def expire(self, session: "EnvironmentSession") -> DeadlineExceededError:
         """Take the session away and give its slot back, at once."""
 
-    async def finish(self, session: "EnvironmentSession") -> None:
-        """Close its environment, after the call has ended at last."""
+    def drop(self, session: "EnvironmentSession") -> asyncio.Task[None]:
+        """End the session: close its environment, after the call has ended at last."""
 
 
 class EnvironmentSession:
@@ -189,7 +189,7 @@ class _SessionCall(Generic[T]):
         if self._timer is not None:
             self._timer.cancel()
         if self.expired:
-            keep(asyncio.create_task(self._table.finish(session)))
+            self._table.drop(session)
             return
         session._turn_over()
         if self._reply.done():
