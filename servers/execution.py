@@ -219,6 +219,7 @@ class EnvironmentRunner:
     What an environment raises comes out of every method here that awaits one of its own.
 
     Attributes:
+        environment: The environment itself, for whoever has the session's turn.
         plan: How its methods are run.
         name: What its class is called.
         concurrent: Whether its class promises to share a process with other instances.
@@ -229,7 +230,7 @@ class EnvironmentRunner:
         self.plan = plan = plan_of(type(environment))
         self.name = type(environment).__name__
         self.concurrent = bool(getattr(environment, "SUPPORTS_CONCURRENT_SESSIONS", False))
-        self._environment = environment
+        self.environment = environment
         self._executor = executor
         self.spent_s = 0.0
         self._pool = pool
@@ -261,7 +262,7 @@ class EnvironmentRunner:
 
     async def state(self, *, here: bool = False) -> State:
         """Read the environment's state; `here`: where this is called."""
-        return await self._run(lambda: self._environment.state, here=here)  # type: ignore[no-any-return]
+        return await self._run(lambda: self.environment.state, here=here)  # type: ignore[no-any-return]
 
     async def call(self, name: str, *args: Any, unclaimed: Callable[[Any], None] | None = None) -> Any:
         """Run another method of the environment's.
@@ -274,7 +275,7 @@ class EnvironmentRunner:
         Raises:
             AttributeError: It has none of that name.
         """
-        return await self._run(getattr(self._environment, name), args, unclaimed=unclaimed)
+        return await self._run(getattr(self.environment, name), args, unclaimed=unclaimed)
 
     async def begin(self, name: str, *args: Any) -> Any:
         """Run another method of the environment's up to its first wait.
@@ -286,7 +287,7 @@ class EnvironmentRunner:
         Raises:
             AttributeError: It has none of that name.
         """
-        return await self._run(getattr(self._environment, name), args, whole=False)
+        return await self._run(getattr(self.environment, name), args, whole=False)
 
     @property
     def in_thread(self) -> bool:
@@ -307,23 +308,18 @@ class EnvironmentRunner:
         self._abandon(call, self.discard)
 
     @property
-    def environment(self) -> Environment[Any, Any, Any]:
-        """The environment itself, for whoever has the session's turn."""
-        return self._environment
-
-    @property
     def is_tool_host(self) -> bool:
         """Whether the environment has tools to list and to call."""
-        return is_tool_host(self._environment)
+        return is_tool_host(self.environment)
 
     def has(self, name: str) -> bool:
         """Whether the environment has a method of that name."""
-        return callable(getattr(self._environment, name, None))
+        return callable(getattr(self.environment, name, None))
 
     @property
     def forkable(self) -> bool:
         """Whether the environment promises that others can go on from its snapshots."""
-        return getattr(self._environment, "FORKABLE", False) is True
+        return getattr(self.environment, "FORKABLE", False) is True
 
     async def close(self) -> None:
         """Close the environment; where an abandoned call still runs in it, as soon as that returns.
@@ -344,7 +340,7 @@ class EnvironmentRunner:
             # Its time does not pass while it waits for a thread: others hold them all then, and it hangs in nothing.
             async with asyncio.timeout(None) as deadline:
                 await self._run(
-                    getattr(self._environment, self.plan.close),
+                    getattr(self.environment, self.plan.close),
                     then=end_own_pool,
                     on_begin=lambda: deadline.reschedule(loop.time() + CLOSE_TIMEOUT_S),
                 )
@@ -353,7 +349,7 @@ class EnvironmentRunner:
         if self._late is None:
             end_own_pool()
         # Whoever keeps a session that is over, for its number for instance, keeps no environment.
-        self._environment = self._reset = self._step = None  # type: ignore[assignment]  # nobody asks it any more
+        self.environment = self._reset = self._step = None  # type: ignore[assignment]  # nobody asks it any more
 
     def discard(self) -> None:
         """Close the environment, once, without waiting for it; where an abandoned call runs in it, that does it."""

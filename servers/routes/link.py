@@ -320,7 +320,7 @@ class Link:
             self.forget(head.read)
         if counts is not None:  # `count_received`, without its call
             counts.received += len(frame) if frame.isascii() else size_of(frame)
-        reply = begin_here(self._links.single.answer(member.session, frame, asked, began))
+        reply = begin_here(self._links.single.answer(member.session, frame, asked, began, here=True))
         if isinstance(reply, str):
             self.put(numbered(head.id, reply))
         else:  # the environment waits all the same

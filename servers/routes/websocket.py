@@ -481,6 +481,8 @@ class FrameDialect:
         request: Any = None,
         began: float = 0.0,
         traceparent: str | None = None,
+        *,
+        here: bool = False,
     ) -> str | None:
         """Return the reply to one frame, or to what has been read from it; None to a close.
 
@@ -490,6 +492,7 @@ class FrameDialect:
             request: What has been read from it.
             began: When it came, by `perf_counter`, where calls are timed; by default now.
             traceparent: The client's span that it belongs to, if it says so.
+            here: Nobody else may ask the session, which is not over, and its environment never waits.
 
         Raises:
             RefusalError: The session is over.
@@ -519,7 +522,10 @@ class FrameDialect:
                 caller = Caller(session.owner, session)
                 return replies.encode_mcp(await self._rpc.answer(request.request, caller, len(text)))
             else:
-                observation = await session.run(EnvironmentRunner.step, request)
+                asking = (
+                    session.runner.step(request) if here else session.run(EnvironmentRunner.step, request)
+                )
+                observation = await asking
             reply = replies.encode_observation(observation)
             if timed:
                 took = (
@@ -552,7 +558,7 @@ class FrameDialect:
             return None  # it is read again, and refused, in its turn
         if isinstance(request, Close | Mcp):
             return None
-        return begin_here(self.answer(session, text, request))
+        return begin_here(self.answer(session, text, request, here=True))
 
     async def _traced(self, traceparent: str, session: EnvironmentSession, *asked: Any) -> str | None:
         _, request, began = asked

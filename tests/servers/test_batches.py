@@ -478,7 +478,7 @@ async def test_a_member_that_was_ended_is_asked_nothing_more_and_is_kept_by_nobo
     async with serving(app) as address, batch_of(address, 2) as connection:
         (conversation,) = app._built().sockets._conversations
         sessions = [member.session for member in conversation._link.batch.members.values()]  # type: ignore[attr-defined]
-        ended, failed = (weakref.ref(session.runner._environment) for session in sessions)
+        ended, failed = (weakref.ref(session.runner.environment) for session in sessions)
         await request(connection, op="close", members=[0])
         for member, kind in ((0, "error"), (1, "observation")):
             await connection.send(
