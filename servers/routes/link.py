@@ -10,9 +10,10 @@ import logging
 import math
 import secrets
 from collections import deque
-from collections.abc import Awaitable, Callable, Coroutine
+from collections.abc import Awaitable, Callable, Coroutine, Iterable
 from contextlib import AsyncExitStack
 from dataclasses import dataclass
+from functools import partial
 from time import perf_counter
 from typing import Any, Final
 
@@ -83,6 +84,8 @@ class _Request:
         begun: The environment is asked, or was.
         started: Its task runs.
         refusal: Why it is not to be begun.
+        asks: The session that it is asking.
+        expired: It has been answered, because its time is over.
         answering: Goes on with its answer, where that was begun.
         round: Its calls, where it is about many sessions.
         task: What it runs in, once it does.
@@ -97,6 +100,8 @@ class _Request:
     begun: bool = False
     started: bool = False
     refusal: RefusalError | None = None
+    asks: Member | None = None
+    expired: bool = False
     answering: Coroutine[Any, Any, str | None] | None = None
     round: BatchRound | None = None
     task: asyncio.Task[None] | None = None
@@ -233,6 +238,7 @@ class Link:
             task.cancel()
         if tasks:
             await asyncio.wait(tasks, timeout=CLOSE_TIMEOUT_S)
+        self._stop_watching(self.batch.members.values())
         try:
             await self.batch.close()
         finally:
@@ -360,15 +366,15 @@ class Link:
             else:
                 await self._ask_many(request)
         except RefusalError as refusal:
-            self.put(self._links.refusal(refusal, head.id, request.parsed is not None))
+            self._refuse(request, refusal)
         except asyncio.CancelledError:
-            if request.refusal is None or self.over:
+            if (request.refusal is None and not request.expired) or self.over:
                 raise
-            self.put(self._links.refusal(request.refusal, head.id, request.parsed is not None))
+            if request.refusal is not None:
+                self._refuse(request, request.refusal)
         except Exception:
             logger.exception("a connection ended by a fault of the server")
-            fault = RefusalError(SESSION_ERROR, "the server failed; its log tells why")
-            self.put(self._links.refusal(fault, head.id, request.parsed is not None))
+            self._refuse(request, RefusalError(SESSION_ERROR, "the server failed; its log tells why"))
             self._finish()
         finally:
             if request.timer is not None:
@@ -384,6 +390,10 @@ class Link:
                 if self.conversation is not None:
                     self.conversation.note(bool(self.running))
 
+    def _refuse(self, request: _Request, refusal: RefusalError) -> None:
+        if not request.expired:
+            self.put(self._links.refusal(refusal, request.head.id, request.parsed is not None))
+
     async def _ask_one(self, request: _Request) -> None:
         head = request.head
         assert isinstance(head, NumberedFrame)
@@ -391,14 +401,17 @@ class Link:
         async with member.turn:
             if member.busy:
                 raise SessionBusyError(1)
-            request.begun = True
+            request.begun, request.asks = True, member
             single = self._links.single
             asked = request.frame, request.parsed, request.came, head.traceparent
             begun = request.answering
-            reply = await (asyncio.create_task(begun) if begun else single.answer(member.session, *asked))
+            try:
+                reply = await (asyncio.create_task(begun) if begun else single.answer(member.session, *asked))
+            finally:
+                request.asks = None
         if reply is None:
             self._finish()
-        else:
+        elif not request.expired:
             self.put(numbered(head.id, reply))
 
     async def _ask_many(self, request: _Request) -> None:
@@ -451,7 +464,9 @@ class Link:
     ) -> dict[str, bytes]:
         """Fork, keep or end sessions; return what is told of it."""
         if isinstance(head, wire.CloseRequest):
-            await self.batch.end(self._members(head.members) if head.members else [], head.snapshots)
+            members = self._members(head.members) if head.members else []
+            await self.batch.end(members, head.snapshots)
+            self._stop_watching(members)
             return {}
         (member,) = self._members([head.member])
         if isinstance(head, wire.SnapshotRequest):
@@ -461,9 +476,34 @@ class Link:
         return {"members": dumps([fork.number for fork in forks])}
 
     def _hold(self, members: list[Member]) -> list[Member]:
+        """Have sessions take no turns, since nobody else asks them; a coroutine may not heed its deadline otherwise."""
         for member in members:
-            member.session.watch = self._alone  # nobody else asks it, so that it takes no turns
+            session = member.session
+            if self._inline:
+                session.watch = self._alone
+            elif session.runner.in_thread:
+                session.watch = Watchdog(self._sessions.step_timeout_s, lambda: None)
+                session.on_expiry = partial(self._expire_call, member)
         return members
+
+    def _stop_watching(self, members: Iterable[Member]) -> None:
+        for member in members:
+            if member.session.watch is not None:
+                member.session.watch.close()
+
+    def _expire_call(self, member: Member) -> None:
+        """End a session whose environment takes too long, and answer the request with that, and those behind it."""
+        refusal = self._sessions.expire(member.session)
+        gone = UnknownSessionError(f"member {member.number}, which has ended")
+        for request in list(self.running):
+            if isinstance(request.head, NumberedFrame) and request.head.member == member.number:
+                self._give_up(request, gone)  # if it has not begun
+            if request.asks is member:
+                assert request.task is not None
+                self._refuse(request, refusal)
+                request.expired = True
+                request.task.add_done_callback(lambda _: self._sessions.drop(member.session))
+                request.task.cancel()
 
     def _check_count(self, more: int) -> None:
         if self.living + self._opening + more > wire.MAX_MEMBERS:
