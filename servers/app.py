@@ -26,7 +26,7 @@ from servers.routes.batch import BatchDialect
 from servers.routes.description import describe, describe_api
 from servers.routes.http import HttpRoutes, path_of
 from servers.routes.jsonrpc import JsonRpc
-from servers.routes.link import LinkDialect, Links
+from servers.routes.link import Links
 from servers.routes.tasks import tasks_router
 from servers.routes.websocket import SESSION_PATH, FrameDialect, RpcDialect, SocketRoute, Sockets
 from servers.security import Guard
@@ -67,14 +67,18 @@ class EnvironmentApp(FastAPI):
     """A FastAPI app whose sockets go around the framework.
 
     The framework wraps every send of a socket, which would be a quarter of the time of a trivial step.
+
+    Attributes:
+        served: What it serves; a checker looks into it.
+        settings: The settings of this server.
     """
 
     def __init__(self, served: AppSettings, settings: ServerSettings) -> None:
         super().__init__(
             title=_title(served), version=_API_VERSION, lifespan=_lifespan, docs_url=None, redoc_url=None
         )
-        self._served = served
-        self._settings = settings
+        self.served = served
+        self.settings = settings
         self._slots: SessionSlots | None = None
         self._new_id: Callable[[], str] | None = None
         self._counts: SharedCounts | None = None
@@ -84,16 +88,6 @@ class EnvironmentApp(FastAPI):
         self._refusal: OpenEnvError | None = None
         self._refusals_taken = False
         _check_cap(served.factory, settings.max_sessions or served.cap)
-
-    @property
-    def served(self) -> AppSettings:
-        """What it serves; a checker looks into it."""
-        return self._served
-
-    @property
-    def settings(self) -> ServerSettings:
-        """The settings of this server."""
-        return self._settings
 
     @property
     def sessions(self) -> SessionTable:
@@ -108,7 +102,7 @@ class EnvironmentApp(FastAPI):
     @property
     def cap(self) -> int:
         """The greatest number of sessions."""
-        return self._settings.max_sessions or self._served.cap
+        return self.settings.max_sessions or self.served.cap
 
     def configure(
         self,
@@ -134,8 +128,8 @@ class EnvironmentApp(FastAPI):
         if self._parts is not None:  # somebody has looked into it
             del self.router.routes[self._routes_at : self._routes_at + self._parts.routes]
             self._parts = None
-        _check_cap(self._served.factory, settings.max_sessions or self._served.cap)
-        self._settings, self._slots, self._new_id, self._counts = settings, slots, new_id, counts
+        _check_cap(self.served.factory, settings.max_sessions or self.served.cap)
+        self.settings, self._slots, self._new_id, self._counts = settings, slots, new_id, counts
 
     def _built(self) -> "_Parts":
         """Return what it is made of; made when it is first asked for, which is at the start of its server."""
@@ -144,7 +138,7 @@ class EnvironmentApp(FastAPI):
         return self._parts
 
     def _build(self) -> "_Parts":
-        served, settings = self._served, self._settings
+        served, settings = self.served, self.settings
         extra: dict[str, Any] = {} if self._new_id is None else {"new_id": self._new_id}
         cap = self.cap
         metrics = ServerMetrics(_title(served), settings.metrics, self._counts)
@@ -162,8 +156,14 @@ class EnvironmentApp(FastAPI):
         rpc = JsonRpc(sessions, tooling)
         sockets = Sockets()
         frames = FrameDialect(decoder, rpc, metrics)
-        dialect = LinkDialect(decoder, frames, BatchDialect(decoder, encoder, metrics), production)
-        links = Links(sessions, dialect, settings.send_timeout_s)
+        links = Links(
+            sessions,
+            decoder,
+            frames,
+            BatchDialect(decoder, encoder, metrics),
+            production=production,
+            send_timeout_s=settings.send_timeout_s,
+        )
         # Routes that the author adds to the app come after ours, whenever they were added.
         added = self.router.routes[self._routes_at :]
         del self.router.routes[self._routes_at :]
@@ -195,14 +195,7 @@ class EnvironmentApp(FastAPI):
             sockets=sockets,
             links=links,
             routes_of_sockets={
-                SESSION_PATH: SocketRoute(
-                    sessions,
-                    frames,
-                    sockets,
-                    settings.send_timeout_s,
-                    attaching=True,
-                    numbered=links,
-                ),
+                SESSION_PATH: SocketRoute(sessions, frames, sockets, settings.send_timeout_s, links),
                 MCP_PATH: SocketRoute(sessions, RpcDialect(rpc), sockets, settings.send_timeout_s),
             },
             mcp=McpEntry(super().__call__, sessions, tooling, _title(served), settings),
@@ -233,7 +226,7 @@ class EnvironmentApp(FastAPI):
         self._built()
         if self.openapi_schema is None:
             self.openapi_schema = describe_api(
-                super().openapi(), self._served.models, production=self._settings.mode == "production"
+                super().openapi(), self.served.models, production=self.settings.mode == "production"
             )
         return self.openapi_schema
 
@@ -276,7 +269,7 @@ class EnvironmentApp(FastAPI):
         self._started = True
         parts.sessions.draining = parts.sockets.draining = False
         parts.sessions.metrics.start()
-        lifespan = self._served.lifespan
+        lifespan = self.served.lifespan
         try:
             async with (
                 nullcontext() if lifespan is None else lifespan(self),

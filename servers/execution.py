@@ -12,7 +12,7 @@ another thread takes the place of the one that it holds, the environment is clos
 import asyncio
 import inspect
 import logging
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Coroutine, Mapping
 from dataclasses import dataclass
 from functools import lru_cache, partial
 from time import perf_counter
@@ -21,7 +21,7 @@ from typing import Any, Final, TypeAlias, TypeVar
 
 from openenv_core import Action, Environment, Observation, State
 from openenv_core.tools import is_tool_host
-from servers.threads import Outcome, ThreadCall, ThreadPool, contain, max_threads
+from servers.threads import Outcome, ThreadCall, ThreadPool, contain, max_threads, outcome_of
 
 logger = logging.getLogger("servers")
 
@@ -154,19 +154,21 @@ class Executor:
 
     async def construct(self, factory: Factory) -> "EnvironmentRunner":
         """Build an environment where its class asks for it. Exception: Whatever the factory raised."""
+        pool = self.pool
         if isinstance(factory, type) and not getattr(factory, "BLOCKING", True):
-            return EnvironmentRunner(_on_loop(factory), self, self.pool)
-        single = getattr(factory, "REQUIRES_SINGLE_THREAD_EXECUTOR", False)
-        pool = ThreadPool(1) if single else self.pool
-        call = pool.submit(factory)
-        try:
-            succeeded, value = await call.waiter
-        except asyncio.CancelledError:
-            if call.outcome is not None:
-                self._reject(call.outcome, pool)
-            elif not self.abort(call, pool, lambda outcome: self._reject(outcome, pool)):
-                self.end(pool)
-            raise
+            succeeded, value = outcome_of(factory)
+        else:
+            if getattr(factory, "REQUIRES_SINGLE_THREAD_EXECUTOR", False):
+                pool = ThreadPool(1)
+            call = pool.submit(factory)
+            try:
+                succeeded, value = await call.waiter
+            except asyncio.CancelledError:
+                if call.outcome is not None:
+                    self._reject(call.outcome, pool)
+                elif not self.abort(call, pool, lambda outcome: self._reject(outcome, pool)):
+                    self.end(pool)
+                raise
         if succeeded and _is_environment(value):
             return EnvironmentRunner(value, self, pool)
         self.end(pool)
@@ -217,6 +219,7 @@ class EnvironmentRunner:
     What an environment raises comes out of every method here that awaits one of its own.
 
     Attributes:
+        environment: The environment itself, for whoever has the session's turn.
         plan: How its methods are run.
         name: What its class is called.
         concurrent: Whether its class promises to share a process with other instances.
@@ -227,7 +230,7 @@ class EnvironmentRunner:
         self.plan = plan = plan_of(type(environment))
         self.name = type(environment).__name__
         self.concurrent = bool(getattr(environment, "SUPPORTS_CONCURRENT_SESSIONS", False))
-        self._environment = environment
+        self.environment = environment
         self._executor = executor
         self.spent_s = 0.0
         self._pool = pool
@@ -248,12 +251,8 @@ class EnvironmentRunner:
         """Apply an action; `here`: where this is called."""
         plan = self.plan
         if here or (plan.inline and not options):
-            began = perf_counter()
-            try:
-                seen = _on_loop(self._step, action)
-            finally:
-                self.spent_s = perf_counter() - began
-            return seen if isinstance(seen, Observation) else await self._settled(seen, here)
+            seen = self._call(self._step, action)
+            return seen if isinstance(seen, Observation) else await self._settled(seen, here=True)
         return await self._run(  # type: ignore[no-any-return]
             self._step,
             (action,),
@@ -263,7 +262,7 @@ class EnvironmentRunner:
 
     async def state(self, *, here: bool = False) -> State:
         """Read the environment's state; `here`: where this is called."""
-        return await self._run(lambda: self._environment.state, here=here)  # type: ignore[no-any-return]
+        return await self._run(lambda: self.environment.state, here=here)  # type: ignore[no-any-return]
 
     async def call(self, name: str, *args: Any, unclaimed: Callable[[Any], None] | None = None) -> Any:
         """Run another method of the environment's.
@@ -276,7 +275,7 @@ class EnvironmentRunner:
         Raises:
             AttributeError: It has none of that name.
         """
-        return await self._run(getattr(self._environment, name), args, unclaimed=unclaimed)
+        return await self._run(getattr(self.environment, name), args, unclaimed=unclaimed)
 
     async def begin(self, name: str, *args: Any) -> Any:
         """Run another method of the environment's up to its first wait.
@@ -288,7 +287,7 @@ class EnvironmentRunner:
         Raises:
             AttributeError: It has none of that name.
         """
-        return await self._run(getattr(self._environment, name), args, whole=False)
+        return await self._run(getattr(self.environment, name), args, whole=False)
 
     @property
     def in_thread(self) -> bool:
@@ -309,23 +308,18 @@ class EnvironmentRunner:
         self._abandon(call, self.discard)
 
     @property
-    def environment(self) -> Environment[Any, Any, Any]:
-        """The environment itself, for whoever has the session's turn."""
-        return self._environment
-
-    @property
     def is_tool_host(self) -> bool:
         """Whether the environment has tools to list and to call."""
-        return is_tool_host(self._environment)
+        return is_tool_host(self.environment)
 
     def has(self, name: str) -> bool:
         """Whether the environment has a method of that name."""
-        return callable(getattr(self._environment, name, None))
+        return callable(getattr(self.environment, name, None))
 
     @property
     def forkable(self) -> bool:
         """Whether the environment promises that others can go on from its snapshots."""
-        return getattr(self._environment, "FORKABLE", False) is True
+        return getattr(self.environment, "FORKABLE", False) is True
 
     async def close(self) -> None:
         """Close the environment; where an abandoned call still runs in it, as soon as that returns.
@@ -346,7 +340,7 @@ class EnvironmentRunner:
             # Its time does not pass while it waits for a thread: others hold them all then, and it hangs in nothing.
             async with asyncio.timeout(None) as deadline:
                 await self._run(
-                    getattr(self._environment, self.plan.close),
+                    getattr(self.environment, self.plan.close),
                     then=end_own_pool,
                     on_begin=lambda: deadline.reschedule(loop.time() + CLOSE_TIMEOUT_S),
                 )
@@ -355,7 +349,7 @@ class EnvironmentRunner:
         if self._late is None:
             end_own_pool()
         # Whoever keeps a session that is over, for its number for instance, keeps no environment.
-        self._environment = self._reset = self._step = None  # type: ignore[assignment]  # nobody asks it any more
+        self.environment = self._reset = self._step = None  # type: ignore[assignment]  # nobody asks it any more
 
     def discard(self) -> None:
         """Close the environment, once, without waiting for it; where an abandoned call runs in it, that does it."""
@@ -394,7 +388,7 @@ class EnvironmentRunner:
     ) -> Any:
         """Run a method, and await what it returns where that is awaitable and the `whole` is wanted.
 
-        `here`: where this is called, as far as `_settle` says. `then` follows an abandoned call, which by default
+        `here`: where this is called, as far as `_settled` says. `then` follows an abandoned call, which by default
         closes the environment. `on_begin` is called on the loop once the method begins, which is later where it has to
         wait for a thread.
         """
@@ -405,11 +399,7 @@ class EnvironmentRunner:
         if on_loop:
             if on_begin is not None:
                 on_begin()
-            began = perf_counter()
-            try:
-                result = _on_loop(fn, *args, **options)
-            finally:
-                self.spent_s = perf_counter() - began
+            result = self._call(fn, *args, **options)
         else:
             call = self._pool.submit(partial(fn, *args, **options), on_begin=on_begin)
             try:
@@ -423,13 +413,43 @@ class EnvironmentRunner:
             self.spent_s = call.spent_s
             if not succeeded:
                 raise result
-        return result if not whole or isinstance(result, Observation) else await self._settled(result, here)
+        here = here or self.plan.inline
+        return (
+            result if not whole or isinstance(result, Observation) else await self._settled(result, here=here)
+        )
 
-    async def _settled(self, result: Any, here: bool) -> Any:
-        """Await what a method has returned, where that is awaitable; that is a part of its time."""
+    def _call(self, fn: Callable[..., Any], /, *args: Any, **options: Any) -> Any:
+        """Call a method where this is called, and note its time."""
+        began = perf_counter()
+        try:
+            return fn(*args, **options)
+        except FATAL:
+            raise
+        except BaseException as error:
+            raise contain(error) from error
+        finally:
+            self.spent_s = perf_counter() - began
+
+    async def _settled(self, result: Any, *, here: bool) -> Any:
+        """Await what a method has returned, where that is awaitable; that is a part of its time.
+
+        `here`: the method was called where it was asked for, maybe in a thread; it goes on once it is resumed.
+        """
+        if not inspect.isawaitable(result):
+            return result
+        if here:
+            try:
+                await asyncio.sleep(0)
+            except BaseException:
+                _drop((True, result))  # nobody resumes it
+                raise
         before_s, began = self.spent_s, perf_counter()
         try:
-            return await _settle(result, here)
+            return await result
+        except (*FATAL, asyncio.CancelledError):
+            raise
+        except BaseException as error:
+            raise contain(error) from error
         finally:
             self.spent_s = before_s + perf_counter() - began
 
@@ -454,31 +474,17 @@ def _drop(outcome: Outcome, unclaimed: Callable[[Any], None] | None = None) -> N
         unclaimed(value)
 
 
-async def _settle(result: Any, here: bool) -> Any:
-    """Await what a method has returned, where that is awaitable; `here`, maybe in a thread, only once resumed."""
-    if not inspect.isawaitable(result):
-        return result
-    if here:
-        try:
-            await asyncio.sleep(0)
-        except BaseException:
-            _drop((True, result))  # nobody resumes it
-            raise
-    try:
-        return await result
-    except (*FATAL, asyncio.CancelledError):
-        raise
-    except BaseException as error:
-        raise contain(error) from error
+def begin_here(coroutine: Coroutine[Any, Any, T]) -> T | Coroutine[Any, Any, T]:
+    """Run what in most cases does not wait; return what it returns, or itself, to go on with in a task.
 
-
-def _on_loop(fn: Callable[..., Any], /, *args: Any, **options: Any) -> Any:
+    Args:
+        coroutine: Where it waits, that is at first for another turn of the loop.
+    """
     try:
-        return fn(*args, **options)
-    except FATAL:
-        raise
-    except BaseException as error:
-        raise contain(error) from error
+        coroutine.send(None)
+    except StopIteration as over:
+        return over.value  # type: ignore[no-any-return]
+    return coroutine
 
 
 _kept: set[asyncio.Task[Any]] = set()

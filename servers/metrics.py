@@ -198,15 +198,11 @@ class Counts:
 
 
 class ServerMetrics:
-    """What one worker process counts.
-
-    Args:
-        environment: What it serves, for the label.
-        enabled: Whether calls are timed, bytes counted and /metrics served.
-        shared: Where the workers of a fleet have theirs.
+    """What one worker process counts; `shared` is where the workers of a fleet have theirs.
 
     Attributes:
-        enabled: As given; who is in a step looks at it first.
+        environment: What it serves, for the label.
+        enabled: Whether calls are timed, bytes counted and /metrics served; who is in a step looks at it first.
         counts: The numbers.
         slots: The slots of the whole server.
     """

@@ -6,8 +6,9 @@ whole and is read: timers run while a request's head is incomplete or a reply li
 
 Nearly every frame of the OpenEnv wire is one unfragmented text frame that arrives in one piece while the
 application waits for it. The general way takes such a frame through a generator-based parser, two events, a queue
-and, before and after, a system call that stops and starts reading. The lane reads it where it lies. Whatever is not
-that simple goes the general way, as if there were no lane.
+and, before and after, a system call that stops and starts reading. The lane reads it where it lies, and has the
+application answer it there where nothing has to be waited for. Whatever is not that simple goes the general way, as if
+there were no lane.
 """
 
 import asyncio
@@ -16,6 +17,7 @@ import logging
 import resource
 import socket
 import struct
+from collections.abc import Callable
 from contextlib import suppress
 from importlib.metadata import version
 from operator import attrgetter
@@ -33,7 +35,7 @@ from websockets.protocol import State
 from websockets.server import ServerProtocol
 from websockets.streams import StreamReader
 
-from servers.routes.websocket import ABORT, SEND_TEXT
+from servers.routes.websocket import LANE
 
 try:
     from websockets.speedups import apply_mask
@@ -284,38 +286,21 @@ _GATHERED_BYTES: Final = 16 * 1024
 """How much of one connection waits for the end of a turn."""
 
 
-class _Outbox:
-    """What is written in one turn of an event loop, and goes out together at its end.
-
-    A write wakes whoever waits at the other end. Between two writes that some work lies between, it falls asleep again;
-    that wake-up is the dearer half of a short reply.
-    """
-
-    def __init__(self) -> None:
-        self._writers: list[_Writer] = []
-
-    def add(self, writer: "_Writer") -> None:
-        """Have a connection flushed at the end of this turn."""
-        if not self._writers:
-            asyncio.get_running_loop().call_soon(self._flush)
-        self._writers.append(writer)
-
-    def _flush(self) -> None:
-        writers, self._writers = self._writers, []
-        for writer in writers:
-            writer.flush()
-
-
-_outboxes: WeakKeyDictionary[asyncio.AbstractEventLoop, _Outbox] = WeakKeyDictionary()
+_outboxes: WeakKeyDictionary[asyncio.AbstractEventLoop, list["_Writer"]] = WeakKeyDictionary()
 
 
 class _Writer:
-    """A transport whose writes wait for the end of the turn; all else is the transport's own."""
+    """A transport whose writes wait for the end of the turn; all else is the transport's own.
+
+    A write wakes whoever waits at the other end. Between two writes that some work lies between, it falls asleep again;
+    that wake-up is the dearer half of a short reply. So what is written in one turn of an event loop goes out together.
+    """
 
     def __init__(self, transport: asyncio.Transport) -> None:
         self._transport = transport
         self._data = b""
-        self._add = _outboxes.setdefault(asyncio.get_running_loop(), _Outbox()).add
+        self._loop = asyncio.get_running_loop()
+        self._outbox = _outboxes.setdefault(self._loop, [])
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._transport, name)
@@ -323,7 +308,9 @@ class _Writer:
     def write(self, data: bytes) -> None:
         """Write at the end of the turn; at once what is large, so that it shows whether it is read."""
         if not self._data:
-            self._add(self)
+            if not self._outbox:
+                self._loop.call_soon(_flush_all, self._outbox)
+            self._outbox.append(self)
         self._data += data
         if len(self._data) > _GATHERED_BYTES:
             self.flush()
@@ -338,12 +325,25 @@ class _Writer:
         self._transport.close()
 
 
-class SocketProtocol(_Watched, WebSocketsSansIOProtocol):
-    """WebSockets whose memory and patience are bounded, with the lane; the application can drop one at once."""
+def _flush_all(outbox: list[_Writer]) -> None:
+    writers = outbox[:]
+    outbox.clear()
+    for writer in writers:
+        writer.flush()
 
+
+class SocketProtocol(_Watched, WebSocketsSansIOProtocol):
+    """WebSockets whose memory and patience are bounded, with the lane; the application can drop one at once.
+
+    Attributes:
+        on_text: Set by the application: answers a text at once, where that can be, and returns whether it has.
+    """
+
+    on_text: Callable[[str], bool] | None = None
     _pong: bytes = b""
     _message: bytearray | None = None
     _plain: bool = False
+    _between_frames: bool = False
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
@@ -366,8 +366,10 @@ class SocketProtocol(_Watched, WebSocketsSansIOProtocol):
         """Take what came."""
         if self._plain and (text := self._read_whole_frame(data)) is not None:
             # The application waits for it, so reading goes on.
-            self.queue.put_nowait({"type": "websocket.receive", "text": text})
+            if self.on_text is None or not self.writable.is_set() or not self.on_text(text):
+                self.queue.put_nowait({"type": "websocket.receive", "text": text})
             return
+        self._between_frames = False
         super().data_received(data)
         if not self.handshake_initiated:
             # The whole head was there, and the WebSocket library did not like it; its answer waits to be sent.
@@ -389,21 +391,9 @@ class SocketProtocol(_Watched, WebSocketsSansIOProtocol):
             start = 4
         if size < 0 or length != start + _MASK_BYTES + size:
             return None
-        # Nothing may be under way that the frame could belong to. Of one whose head has been read nothing may be left
-        # in the buffer: where the parser stands tells whether what comes is its payload.
-        if (
-            self.conn.reader.buffer
-            or self.frames
-            or self._message is not None
-            or not self.handshake_complete
-            or self.close_sent
-            or self.conn.state is not State.OPEN
-        ):
+        if self.close_sent or self.conn.state is not State.OPEN:
             return None
-        parser: Any = self.conn.parser
-        while (inner := parser.gi_yieldfrom) is not None:
-            parser = inner
-        if parser.gi_code is not StreamReader.at_eof.__code__:
+        if not (self._between_frames or self._is_between_frames()):
             return None
         body = start + _MASK_BYTES
         try:
@@ -411,11 +401,20 @@ class SocketProtocol(_Watched, WebSocketsSansIOProtocol):
         except UnicodeDecodeError:
             return None
 
-    def send_text(self, text: str) -> bool:
-        """Send a text frame at once; False where it has to go the general way, by `send`."""
-        return self._send_frame(_WHOLE_TEXT, text.encode())
+    def _is_between_frames(self) -> bool:
+        """Whether nothing is under way that a frame could belong to; noted until something goes the general way."""
+        if self.conn.reader.buffer or self.frames or self._message is not None or not self.handshake_complete:
+            return False
+        # Of one whose head has been read nothing may be left in the buffer: where the parser stands tells whether what
+        # comes is its payload.
+        parser: Any = self.conn.parser
+        while (inner := parser.gi_yieldfrom) is not None:
+            parser = inner
+        self._between_frames = parser.gi_code is StreamReader.at_eof.__code__
+        return self._between_frames
 
-    def _send_frame(self, kind: int, payload: bytes) -> bool:
+    def send_frame(self, frame: str | bytes) -> bool:
+        """Send a frame at once; False where it has to go the general way, by `send`."""
         if (
             not self._plain
             or not self.writable.is_set()
@@ -425,8 +424,15 @@ class SocketProtocol(_Watched, WebSocketsSansIOProtocol):
             or self.conn.state is not State.OPEN
         ):
             return False
-        head = _head(kind, len(payload))
-        if len(payload) < _GATHERED_BYTES:
+        kind, payload = (_WHOLE_TEXT, frame.encode()) if isinstance(frame, str) else (_WHOLE_BINARY, frame)
+        size = len(payload)
+        if size < _SHORT:
+            head = bytes((kind, size))
+        elif size < 1 << 16:
+            head = struct.pack("!BBH", kind, _SHORT, size)
+        else:
+            head = struct.pack("!BBQ", kind, _SHORT + 1, size)
+        if size < _GATHERED_BYTES:
             self.transport.write(head + payload)
         else:  # perhaps megabytes of arrays, which are not copied again
             self.transport.write(head)
@@ -434,15 +440,16 @@ class SocketProtocol(_Watched, WebSocketsSansIOProtocol):
             self.transport.write(payload)
         return True
 
+    def abort(self) -> None:
+        """Drop the connection at once, with whatever the client has left unread."""
+        self.transport.abort()
+
     async def send(self, message: Any) -> None:
         """Send a frame, or accept, refuse or close."""
         kind = message["type"]
         if kind == "websocket.send":
             text = message.get("text")
-            whole, payload = (
-                (_WHOLE_BINARY, message["bytes"]) if text is None else (_WHOLE_TEXT, text.encode())
-            )
-            if self._send_frame(whole, payload):
+            if self.send_frame(message["bytes"] if text is None else text):
                 return
         if self.close_sent and self.handshake_complete and kind in ("websocket.send", "websocket.close"):
             # A broken frame, or a client that answers no ping, has made the protocol close by itself, which the
@@ -457,8 +464,7 @@ class SocketProtocol(_Watched, WebSocketsSansIOProtocol):
             self._plain = SAFE and not self.conn.extensions
             # The task that was made has not run yet.
             extensions: Any = self.scope["extensions"]
-            extensions[ABORT] = self.transport.abort
-            extensions[SEND_TEXT] = self.send_text
+            extensions[LANE] = self
 
     def handle_cont(self, event: Frame) -> None:
         """Join a fragment to those before it, so that many small ones take no more room than one large one."""
@@ -489,12 +495,3 @@ class SocketProtocol(_Watched, WebSocketsSansIOProtocol):
         if self._pong:
             pong, self._pong = self._pong, b""
             self.transport.write(pong)
-
-
-def _head(kind: int, size: int) -> bytes:
-    """Return the head of an unmasked frame."""
-    if size < _SHORT:
-        return bytes((kind, size))
-    if size < 1 << 16:
-        return struct.pack("!BBH", kind, 126, size)
-    return struct.pack("!BBQ", kind, 127, size)

@@ -221,10 +221,6 @@ class ThreadPool:
     Calls begin in the order in which they came. Their queue is bounded by the callers: a session has one call at a
     time, and sessions are capped. The thread of a pool of one never ends before the pool: who asks for one relies on
     what is local to it.
-
-    Args:
-        size: The greatest number of threads.
-        name: What the threads are called.
     """
 
     def __init__(self, size: int, name: str = "environment") -> None:
@@ -254,10 +250,8 @@ class ThreadPool:
     ) -> ThreadCall:
         """Queue a call from a running event loop.
 
-        Args:
-            fn: What to call.
-            on_begin: Called on the loop once a thread has taken it up.
-            then: Called on the loop with its outcome, which nobody awaits.
+        On the loop `on_begin` is called once a thread has taken it up, and `then`, where nobody awaits it, with its
+        outcome.
         """
         loop = asyncio.get_running_loop()
         mailbox = self._mailbox

@@ -80,7 +80,7 @@ def encode_http_result(observation: Observation) -> bytes:
         body,
         _scalar(None if reward is None else float(reward)),
         _scalar(observation.done),
-        dumps(metadata or None),
+        dumps(metadata) if metadata else b"null",
     )
 
 

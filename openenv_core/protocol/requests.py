@@ -174,12 +174,13 @@ class RequestDecoder(Generic[ActT]):
         Raises:
             RefusalError: INVALID_JSON, UNKNOWN_TYPE or VALIDATION_ERROR.
         """
-        return self._request_of(self._read(self._read_frame, text))
+        frame = self._read(self._read_frame, text)
+        return frame.data if frame.type == "step" else _request_of(frame)
 
     def numbered_frame(self, text: str) -> "tuple[NumberedFrame, Request[ActT]]":
         """Read one text frame that has an id. RefusalError: As `frame`."""
         frame = self._read(self._read_numbered, text)
-        return frame, self._request_of(frame)
+        return frame, frame.data if frame.type == "step" else _request_of(frame)
 
     def _read(self, read: Callable[[str], Any], text: str) -> Any:
         if "NaN" in text or "Infinity" in text:
@@ -188,18 +189,6 @@ class RequestDecoder(Generic[ActT]):
             return read(text)
         except ValidationError as error:
             raise _refusal(error, self._types, len(text)) from None
-
-    def _request_of(self, frame: Any) -> "Request[ActT]":
-        kind = frame.type
-        if kind == "step":
-            return frame.data  # type: ignore[no-any-return]
-        if kind == "reset":
-            return Reset(given_options(frame.data))
-        if kind == "state":
-            return READ_STATE
-        if kind == "mcp":
-            return Mcp(frame.data)
-        return CLOSE
 
     def http_step(self, body: bytes) -> tuple[ActT, dict[str, Any]]:
         """Read the body of an HTTP step: the action and the options beside it.
@@ -248,6 +237,18 @@ class RequestDecoder(Generic[ActT]):
             return self.action(data, size)
         except RefusalError as refusal:
             return refusal
+
+
+def _request_of(frame: Any) -> "Request[Any]":
+    """Return what a frame asks for that is no step."""
+    match frame.type:
+        case "reset":
+            return Reset(given_options(frame.data))
+        case "state":
+            return READ_STATE
+        case "mcp":
+            return Mcp(frame.data)
+    return CLOSE
 
 
 def _one_of(kinds: list[Any]) -> Callable[[str], Any]:

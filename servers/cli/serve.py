@@ -30,19 +30,27 @@ _RELOAD_DRAIN_S: Final = 1.0
 """What sessions get when the source has changed, unless --drain says otherwise: its author waits for it."""
 
 
+_STEP_TIMEOUT_HELP: Final = "for a reset, step, state or constructor; 0 for no bound (300)"
+_LIMITS: Final = (
+    ("--max-sessions", "max_sessions", count, "N", "sessions at once, over all workers"),
+    ("--max-sessions-per-token", "max_sessions_per_token", count, "N", "of one token"),
+    ("--max-waiting", "max_waiting", count, "N", "newcomers that wait for a session (4096)"),
+    ("--max-wait", "max_wait_s", seconds, "SECONDS", "that one waits; 0: refused at once (3600)"),
+    ("--step-timeout", "step_timeout_s", seconds_or_none, "SECONDS", _STEP_TIMEOUT_HELP),
+    ("--idle-timeout", "idle_timeout_s", seconds, "SECONDS", "until a session without a socket ends (900)"),
+    ("--max-body", "max_body_bytes", count, "BYTES", "of an HTTP request (16777216)"),
+    ("--drain", "drain_s", seconds, "SECONDS", "that sessions get when told to stop (8)"),
+)
+"""Options, the settings that they are, how they are read, in what, and their help."""
+
+_OTHERS: Final = ("max_body_bytes", "drain_s")
 _OF_SESSIONS: Final = {
-    "max_sessions": "--max-sessions",
-    "max_sessions_per_token": "--max-sessions-per-token",
-    "max_waiting": "--max-waiting",
-    "max_wait_s": "--max-wait",
-    "step_timeout_s": "--step-timeout",
-    "idle_timeout_s": "--idle-timeout",
+    **{name: option for option, name, *_ in _LIMITS if name not in _OTHERS},
     "mode": "--mode",
     "web": "--web",
 }
 """Settings that only an application of create_app can heed, and their options."""
 
-_OTHERS: Final = ("max_body_bytes", "drain_s")
 _NOT_GIVEN: Final = object()
 
 
@@ -224,36 +232,9 @@ def _add_options(parser: argparse.ArgumentParser) -> None:
     )
 
     limits = parser.add_argument_group("limits")
-    _setting(limits, "--max-sessions", "max_sessions", count, "N", "sessions at once, over all workers")
-    _setting(limits, "--max-sessions-per-token", "max_sessions_per_token", count, "N", "of one token")
-    _setting(limits, "--max-waiting", "max_waiting", count, "N", "newcomers that wait for a session (4096)")
-    _setting(
-        limits,
-        "--max-wait",
-        "max_wait_s",
-        seconds,
-        "SECONDS",
-        "that a newcomer waits for a session; 0 to refuse it at once (3600)",
-    )
-    _setting(
-        limits,
-        "--step-timeout",
-        "step_timeout_s",
-        seconds_or_none,
-        "SECONDS",
-        "for a reset, step, state or constructor; 0 for no bound (300)",
-    )
-    _setting(
-        limits,
-        "--idle-timeout",
-        "idle_timeout_s",
-        seconds,
-        "SECONDS",
-        "after which a session without a socket ends (900)",
-    )
-    _setting(limits, "--max-body", "max_body_bytes", count, "BYTES", "of an HTTP request (16777216)")
-    _setting(limits, "--drain", "drain_s", seconds, "SECONDS", "that sessions get when told to stop (8)")
-
+    for option, name, read, metavar, text in _LIMITS:
+        kind = partial(read, option)
+        limits.add_argument(option, dest=name, type=kind, default=_NOT_GIVEN, metavar=metavar, help=text)
     limits.add_argument(
         "--mode",
         choices=MODES,
@@ -268,12 +249,6 @@ def _add_options(parser: argparse.ArgumentParser) -> None:
         help="a page to play on, at /web (OPENENV_WEB=1)",
     )
     add("--log-level", default="info", choices=LEVELS, help="(%(default)s)")
-
-
-def _setting(group: Any, option: str, name: str, read: Any, metavar: str, text: str) -> None:
-    group.add_argument(
-        option, dest=name, type=partial(read, option), default=_NOT_GIVEN, metavar=metavar, help=text
-    )
 
 
 def _is_given(arguments: argparse.Namespace, name: str) -> bool:

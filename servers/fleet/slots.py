@@ -260,11 +260,6 @@ class SharedSlots(SessionSlots):
         """Slots in use in each worker."""
         return [self._table.row(worker) for worker in range(self._workers)]
 
-    @property
-    def most(self) -> int:
-        """The greatest number of slots that one caller may have at once."""
-        return self.cap if self._per_owner is None else min(self.cap, self._per_owner)
-
     def take(self, owner: str, count: int = 1, arrival: int | None = None) -> None:
         """Take slots for a caller, all or none, in the order of arrival over all workers. FullError: Too few."""
         table = self._table

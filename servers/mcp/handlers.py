@@ -3,6 +3,7 @@
 import asyncio
 import os
 from collections.abc import Awaitable, Callable, Sequence
+from functools import partial
 from importlib.metadata import PackageNotFoundError, version
 from inspect import isawaitable
 from time import perf_counter
@@ -118,17 +119,19 @@ class Handlers:
             specs = await self._look(ctx, self._tooling.list)
         return {"tools": [spec.to_mcp() for spec in specs]}
 
-    async def list_resources(self, ctx: Ctx, params: types.PaginatedRequestParams) -> dict[str, Any]:
-        """Answer resources/list."""
-        return {"resources": await self._list(ctx, params, "list_resources")}
+    async def list_objects(
+        self, key: str, method: str, ctx: Ctx, params: types.PaginatedRequestParams
+    ) -> dict[str, Any]:
+        """Answer resources/list, resources/templates/list or prompts/list, by the environment's own method."""
+        _refuse_cursor(params)
 
-    async def list_templates(self, ctx: Ctx, params: types.PaginatedRequestParams) -> dict[str, Any]:
-        """Answer resources/templates/list."""
-        return {"resourceTemplates": await self._list(ctx, params, "list_resource_templates")}
+        async def work(runner: EnvironmentRunner) -> Any:
+            return await runner.call(method) if runner.has(method) else []
 
-    async def list_prompts(self, ctx: Ctx, params: types.PaginatedRequestParams) -> dict[str, Any]:
-        """Answer prompts/list."""
-        return {"prompts": await self._list(ctx, params, "list_prompts")}
+        declared = self._tooling.list_declared(method)
+        return {
+            key: [spec.to_mcp() for spec in (await self._look(ctx, work) if declared is None else declared)]
+        }
 
     # Calls
 
@@ -222,17 +225,6 @@ class Handlers:
         if peer is None:
             raise MCPError(types.METHOD_NOT_FOUND, "expected subscriptions/listen, got a subscription")
         return peer.subscriptions
-
-    async def _list(
-        self, ctx: Ctx, params: types.PaginatedRequestParams, method: str
-    ) -> list[dict[str, Any]]:
-        _refuse_cursor(params)
-
-        async def work(runner: EnvironmentRunner) -> Any:
-            return await runner.call(method) if runner.has(method) else []
-
-        specs = self._tooling.list_declared(method)
-        return [spec.to_mcp() for spec in (await self._look(ctx, work) if specs is None else specs)]
 
     async def _look(self, ctx: Ctx, work: Callable[[EnvironmentRunner], Awaitable[T]]) -> T:
         """Look something up in the request's session; where it has none, in an environment of its own."""
@@ -363,13 +355,22 @@ def make_server(name: str, handlers: Handlers, tooling: Tooling) -> Server[dict[
     add("subscriptions/listen", types.SubscriptionsListenRequestParams, handlers.listen)
     add("logging/setLevel", types.SetLevelRequestParams, handlers.set_level)
     if tooling.offers("resources"):
-        add("resources/list", types.PaginatedRequestParams, handlers.list_resources)
-        add("resources/templates/list", types.PaginatedRequestParams, handlers.list_templates)
+        listed, templates = ("resources", "list_resources"), ("resourceTemplates", "list_resource_templates")
+        add("resources/list", types.PaginatedRequestParams, partial(handlers.list_objects, *listed))
+        add(
+            "resources/templates/list",
+            types.PaginatedRequestParams,
+            partial(handlers.list_objects, *templates),
+        )
         add("resources/read", types.ReadResourceRequestParams, handlers.read_resource)
         add("resources/subscribe", types.SubscribeRequestParams, handlers.subscribe)
         add("resources/unsubscribe", types.UnsubscribeRequestParams, handlers.unsubscribe)
     if tooling.offers("prompts"):
-        add("prompts/list", types.PaginatedRequestParams, handlers.list_prompts)
+        add(
+            "prompts/list",
+            types.PaginatedRequestParams,
+            partial(handlers.list_objects, "prompts", "list_prompts"),
+        )
         add("prompts/get", types.GetPromptRequestParams, handlers.get_prompt)
     if tooling.offers("completions"):
         add("completion/complete", types.CompleteRequestParams, handlers.complete)

@@ -77,9 +77,6 @@ class WebInterfaceManager:
     A session takes a slot, is opened when it is first asked for something, and ends when it goes unused.
 
     Args:
-        sessions: Where sessions come from.
-        decoder: Reads actions.
-        action_cls: The action model.
         about: Tells a caller of the environment.
         send_timeout_s: Seconds that one who watches may leave a frame unread.
     """

@@ -43,13 +43,7 @@ _CAPACITY: Final = {
 
 
 def about_router(sessions: SessionTable, models: dict[str, Any], metadata: "MetadataSource") -> APIRouter:
-    """Return the routes that tell of the server.
-
-    Args:
-        sessions: Tells whether any more can be taken.
-        models: The models to describe, under the keys of /schema.
-        metadata: Tells of the environment.
-    """
+    """Return the routes that tell of the server; `models` are to be described, under the keys of /schema."""
     # Without models of the framework's, which take longer to load than all routes to build.
     router = APIRouter()
     schemas = {name: describe(model) for name, model in models.items()}
@@ -100,12 +94,7 @@ def about_router(sessions: SessionTable, models: dict[str, Any], metadata: "Meta
 
 
 class MetadataSource:
-    """Finds an environment's metadata once; an instance is made only where its class has its own way.
-
-    Args:
-        sessions: Where an instance comes from.
-        name: The name that the server was given, if any.
-    """
+    """Finds an environment's metadata once; an instance is made only where its class has its own way."""
 
     def __init__(self, sessions: SessionTable, name: str | None) -> None:
         self._sessions = sessions
@@ -115,8 +104,7 @@ class MetadataSource:
     async def ask(self, owner: str) -> EnvironmentMetadata:
         """Return the metadata; while every session is taken, what the class alone tells.
 
-        Args:
-            owner: Who asks; an instance takes one of this caller's slots.
+        An instance takes one of the caller's slots.
         """
         if self._found is not None:
             return self._found
@@ -162,11 +150,7 @@ def page_router(
 ) -> APIRouter:
     """Return the routes of the page: `/` and where frameworks have their documentation.
 
-    Args:
-        title: What the server is called.
-        metadata: Tells of the environment.
-        models: The models to describe, under the keys of /schema.
-        document: Returns the OpenAPI document.
+    It shows the `models`, which are under the keys of /schema, and the OpenAPI `document`.
     """
     router = APIRouter(include_in_schema=False)
     schemas = {name: describe(models[key]) for key, name in _MODELS.items()}

@@ -8,6 +8,7 @@ import logging
 import math
 import re
 from collections.abc import Awaitable, Callable, Coroutine, Iterable, Mapping
+from contextlib import AbstractContextManager, nullcontext
 from time import perf_counter
 from typing import Any, Final, TypeVar
 
@@ -227,12 +228,7 @@ async def _state(runner: EnvironmentRunner) -> bytes:
 
 
 class HttpRoutes:
-    """Does the work of a request in the session that it names, or in one of its own.
-
-    Args:
-        sessions: Where sessions come from.
-        decoder: Reads actions.
-    """
+    """Does the work of a request in the session that it names, or in one of its own."""
 
     def __init__(self, sessions: SessionTable, decoder: RequestDecoder[Any]) -> None:
         self._sessions = sessions
@@ -251,30 +247,34 @@ class HttpRoutes:
         return routes
 
     async def _serve_reset(self, request: Request) -> Response:
-        try:
-            options = http_reset(await json_body(request))
-            named = session_named_by(request)
-        except RefusalError as refusal:
-            return refused(refusal, self._sessions.metrics)
-        return await respond(request, self._answer(request, named, _reset, options))
+        return await self._serve(request, _reset, lambda body: (http_reset(body),))
 
     async def _serve_step(self, request: Request) -> Response:
-        try:
-            action, options = self._decoder.http_step(await json_body(request))
-            named = session_named_by(request)
-        except RefusalError as refusal:
-            return refused(refusal, self._sessions.metrics)
-        return await respond(request, self._answer(request, named, _step, action, options))
+        return await self._serve(request, _step, self._decoder.http_step)
 
     async def _serve_state(self, request: Request) -> Response:
+        return await self._serve(request, _state)
+
+    async def _serve(
+        self,
+        request: Request,
+        work: Callable[..., Awaitable[bytes]],
+        read: Callable[[bytes], tuple[Any, ...]] | None = None,
+    ) -> Response:
+        """Read the arguments of the work out of the body, and do it as long as the client stays."""
         try:
+            args = () if read is None else read(await json_body(request))
             named = session_named_by(request)
         except RefusalError as refusal:
             return refused(refusal, self._sessions.metrics)
-        return await respond(request, self._answer(request, named, _state))
+        return await respond(request, self._answer(request, named, work, args))
 
     async def _answer(
-        self, request: Request, named: str | None, work: Callable[..., Awaitable[bytes]], *args: Any
+        self,
+        request: Request,
+        named: str | None,
+        work: Callable[..., Awaitable[bytes]],
+        args: tuple[Any, ...],
     ) -> Response:
         """Do the work; a reset opens the session that is named and not there."""
         sessions, owner = self._sessions, owner_of(request.scope)
@@ -309,11 +309,16 @@ class HttpRoutes:
         args: tuple[Any, ...],
     ) -> bytes:
         metrics, began = self._sessions.metrics, perf_counter()
-        traceparent = None if work is _state else request.headers.get("traceparent")
-        name = "reset" if work is _reset else "step"
-        with served_span(traceparent, name, metrics.environment, session.runner, began):
+        if work is _state:
+            return await session.run(work)
+        kind, name = (RESET, "reset") if work is _reset else (STEP, "step")
+        traceparent = request.headers.get("traceparent")
+        span: AbstractContextManager[Any] = nullcontext()
+        if traceparent is not None:
+            span = served_span(traceparent, name, metrics.environment, session.runner, began)
+        with span:
             body = await session.run(work, *args)
-        if metrics.enabled and work is not _state:
-            calls = metrics.counts.calls[RESET if work is _reset else STEP]
+        if metrics.enabled:
+            calls = metrics.counts.calls[kind]
             calls.observe(perf_counter() - began, session.runner.spent_s)
         return body

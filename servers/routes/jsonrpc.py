@@ -45,12 +45,7 @@ _Params: TypeAlias = Mapping[str, Any]
 
 
 class JsonRpc:
-    """Answers requests.
-
-    Args:
-        sessions: Where sessions come from.
-        tooling: How their tools are listed and called.
-    """
+    """Answers requests."""
 
     def __init__(self, sessions: SessionTable, tooling: Tooling) -> None:
         self._sessions = sessions

@@ -10,9 +10,10 @@ import logging
 import math
 import secrets
 from collections import deque
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Coroutine, Iterable
 from contextlib import AsyncExitStack
 from dataclasses import dataclass
+from functools import partial
 from time import perf_counter
 from typing import Any, Final
 
@@ -28,9 +29,10 @@ from openenv_core.protocol.errors import (
 )
 from openenv_core.protocol.jsonio import dumps
 from openenv_core.protocol.replies import encode_error
-from openenv_core.protocol.requests import Mcp, NumberedFrame, RequestDecoder, RequestHead
+from openenv_core.protocol.requests import Close, Mcp, NumberedFrame, RequestDecoder, RequestHead
 from openenv_core.watchdog import Watchdog
-from servers.execution import CLOSE_TIMEOUT_S, keep
+from servers.execution import CLOSE_TIMEOUT_S, begin_here, keep
+from servers.metrics import size_of
 from servers.routes.batch import BatchDialect, data_of
 from servers.routes.websocket import (
     GOING_AWAY,
@@ -64,52 +66,6 @@ MAX_KEPT_FRAMES: Final = 2048
 """What is kept of answers for a client that breaks off and comes back."""
 
 
-class LinkDialect:
-    """Reads requests, and writes refusals.
-
-    Args:
-        decoder: Reads frames of the released dialect that have ids.
-        single: Answers them.
-        batches: Reads and writes what is asked of many sessions.
-        production: There is no reset, step or state.
-    """
-
-    def __init__(
-        self, decoder: RequestDecoder[Any], single: FrameDialect, batches: BatchDialect, production: bool
-    ) -> None:
-        self.single = single
-        self.batches = batches
-        self._decoder = decoder
-        self._operations = wire.LEFT_IN_PRODUCTION if production else wire.OPERATIONS
-
-    def read(self, frame: str | bytes) -> tuple[RequestHead, Any, list[Array]]:
-        """Return a request, what of the released dialect it holds, and its arrays.
-
-        Raises:
-            RefusalError: It is none.
-        """
-        if type(frame) is str and '"op"' not in frame:
-            return *self._decoder.numbered_frame(frame), []
-        try:
-            header, arrays = wire.decode_frame(frame)
-        except FrameError as error:
-            raise RefusalError(INVALID_JSON, str(error)) from None
-        if type(frame) is str and "op" not in header:
-            return *self._decoder.numbered_frame(frame), []
-        return wire.read_request(header, len(frame), self._operations), None, arrays
-
-    def refusal(self, refusal: RefusalError, request_id: int | None = None, single: bool = False) -> str:
-        """Return the frame that refuses a request; the id is null where it could not be read."""
-        self.single.metrics.count_error(refusal.code)
-        if single:
-            return numbered(request_id or 0, encode_error(refusal.code, refusal.message, refusal.extra))
-        frame = wire.encode_frame(
-            {"id": dumps(request_id), "error": dumps(data_of(refusal)), "last": b"true"}, []
-        )
-        assert isinstance(frame, str)
-        return frame
-
-
 def numbered(request_id: int, reply: str) -> str:
     """Return a reply of the released dialect with the id of what it answers."""
     return f'{{"id":{request_id},{reply[1:]}'
@@ -128,6 +84,9 @@ class _Request:
         begun: The environment is asked, or was.
         started: Its task runs.
         refusal: Why it is not to be begun.
+        asks: The session that it is asking.
+        expired: It has been answered, because its time is over.
+        answering: Goes on with its answer, where that was begun.
         round: Its calls, where it is about many sessions.
         task: What it runs in, once it does.
         timer: Of its deadline.
@@ -141,6 +100,9 @@ class _Request:
     begun: bool = False
     started: bool = False
     refusal: RefusalError | None = None
+    asks: Member | None = None
+    expired: bool = False
+    answering: Coroutine[Any, Any, str | None] | None = None
     round: BatchRound | None = None
     task: asyncio.Task[None] | None = None
     timer: asyncio.TimerHandle | None = None
@@ -150,10 +112,8 @@ class Link:
     """What one client has here.
 
     Args:
-        sessions: Where its sessions come from.
-        owner: Whose they are.
-        dialect: Reads and writes its frames.
         links: Where it is found by who resumes it.
+        owner: Whose they are.
         standing: A session that stands by itself, which is to be its only one.
 
     Attributes:
@@ -167,14 +127,7 @@ class Link:
         over: It has ended.
     """
 
-    def __init__(
-        self,
-        sessions: SessionTable,
-        owner: str,
-        dialect: LinkDialect,
-        links: "Links",
-        standing: str | None = None,
-    ) -> None:
+    def __init__(self, links: "Links", owner: str, standing: str | None = None) -> None:
         self.owner = owner
         self.id = self.secret = ""
         self.lease_s = 0.0
@@ -183,12 +136,11 @@ class Link:
         self.running: set[_Request] = set()
         self.conversation: LinkConversation | None = None
         self.over = False
-        self.batch = SessionBatch(sessions, owner)
-        self._sessions = sessions
-        self._metrics = sessions.metrics
-        self._inline = sessions.inline
+        self.batch = SessionBatch(links.sessions, owner)
+        self._sessions = links.sessions
+        self._metrics = links.sessions.metrics
+        self._inline = links.sessions.inline
         self._alone = Watchdog(None, lambda: None) if self._inline else None
-        self._dialect = dialect
         self._links = links
         self._standing = standing
         self._attached = AsyncExitStack()
@@ -209,8 +161,8 @@ class Link:
         """Have a frame sent, and keep it until it has been."""
         kept = self._kept
         kept.append(frame)
-        if self._metrics.enabled:
-            self._metrics.count_sent(frame)
+        if self._metrics.enabled:  # `count_sent`, without its call
+            self._metrics.counts.sent += len(frame) if frame.isascii() else size_of(frame)
         self.count += 1
         self._kept_bytes += len(frame)
         if self.conversation is not None:
@@ -286,6 +238,7 @@ class Link:
             task.cancel()
         if tasks:
             await asyncio.wait(tasks, timeout=CLOSE_TIMEOUT_S)
+        self._stop_watching(self.batch.members.values())
         try:
             await self.batch.close()
         finally:
@@ -299,45 +252,38 @@ class Link:
         if self._metrics.enabled:
             began = perf_counter()
             self._metrics.count_received(frame)
+        request_id: int | None = None
+        single = False
         try:
-            head, parsed, arrays = self._dialect.read(frame)
-            if isinstance(head, wire.ResumeRequest):
-                self._resume(head)
+            try:
+                head, parsed, arrays = self._links.read(frame)
+                if isinstance(head, wire.ResumeRequest):
+                    self._resume(head)
+                    return
+            except RefusalError:
+                request_id, single = _id_in(frame)
+                self.taken = max(self.taken, -1 if request_id is None else request_id)
+                raise
+            if head.id <= self.taken and self.id:
+                raise RefusalError(
+                    VALIDATION_ERROR,
+                    f"expected an id above {self.taken}, got {head.id}; where sessions outlive a connection, ids rise",
+                )
+            self.taken = max(self.taken, head.id)
+            if head.read is not None:
+                self.forget(head.read)
+            if isinstance(head, wire.CancelRequest):
+                self._cancel(head)
                 return
+            if len(self.running) >= MAX_REQUESTS:
+                request_id, single = head.id, parsed is not None
+                text = f"expected at most {MAX_REQUESTS} requests at once; wait for their answers"
+                raise RefusalError(EXECUTION_ERROR, text)
         except RefusalError as refusal:
-            request_id, single = _id_in(frame)
-            if request_id is not None and request_id > self.taken:
-                self.taken = request_id
-            self.put(self._dialect.refusal(refusal, request_id, single))
+            self.put(self._links.refusal(refusal, request_id, single))
             await self._flushed()
-            return
-        request_id = head.id
-        if request_id > self.taken:
-            self.taken = request_id
-        elif self.id:
-            text = f"expected an id above {self.taken}, got {request_id}; where sessions outlive a connection, ids rise"
-            self.put(self._dialect.refusal(RefusalError(VALIDATION_ERROR, text)))
-            await self._flushed()
-            return
-        if head.read is not None:
-            self.forget(head.read)
-        inline = self._inline and not self.running and type(parsed) is not Mcp
-        if inline and isinstance(head, NumberedFrame):
-            member = self.batch.members.get(head.member)
-            if member is None or member.session.alone:
-                await self._answer_here(head, member, frame, parsed, began)
-                return
-        if isinstance(head, wire.CancelRequest):
-            self._cancel(head)
             return
         request = _Request(head, parsed, arrays, frame, began)
-        if len(self.running) >= MAX_REQUESTS:
-            text = f"expected at most {MAX_REQUESTS} requests at once; wait for their answers"
-            self.put(
-                self._dialect.refusal(RefusalError(EXECUTION_ERROR, text), request_id, parsed is not None)
-            )
-            await self._flushed()
-            return
         self.running.add(request)
         if head.deadline_s is not None:
             text = (
@@ -346,30 +292,49 @@ class Link:
             request.timer = asyncio.get_running_loop().call_later(
                 head.deadline_s, self._give_up, request, RefusalError(NOT_EXECUTED, text)
             )
-        if self._opening and not isinstance(head, wire.OpenRequest):
-            self._deferred.append(request)
-            return
         if isinstance(head, wire.OpenRequest):
             self._opening += head.count
+        elif self._opening:
+            self._deferred.append(request)
+            return
         task = self._begin(request)
         if self._inline and isinstance(head, wire.MembersRequest):
             await asyncio.wait([task])
 
-    async def _answer_here(
-        self, head: NumberedFrame, member: Member | None, frame: str | bytes, parsed: Any, began: float
-    ) -> None:
-        """Answer a request about one session without a task: it never waits, and nothing else is under way."""
+    def answer_here(self, frame: str) -> bool:
+        """Answer a request where it has been read, if nothing has to be waited for; return whether it is answered.
+
+        It is about one session, whose environment never waits, and nothing else is under way.
+        """
+        socket = self.conversation
+        if self.running or socket is None or socket.sending is not None or socket.leaving or socket.over:
+            return False
+        counts, began = None, 0.0
+        if self._metrics.enabled:
+            counts, began = self._metrics.counts, perf_counter()
         try:
-            member = member or self._members([head.member])[0]  # which says why it is not there
-            reply = await self._dialect.single.answer(member.session, frame, parsed, began, head.traceparent)
-        except RefusalError as refusal:
-            reply = self._dialect.single.refusal(refusal)
-        if reply is None:
-            self._finish()
-            return
-        self.put(numbered(head.id, reply))
-        if self.conversation is not None and self.conversation.sending is not None:
-            await self._flushed()
+            head, asked = self._links.decoder.numbered_frame(frame)
+        except RefusalError:
+            return False  # it is read again, and refused, in its turn
+        if head.id <= self.taken or head.traceparent is not None or isinstance(asked, Mcp | Close):
+            return False
+        member = self.batch.members.get(head.member)
+        if member is None or member.session.over or member.session.shared:
+            return False
+        self.taken = head.id
+        if head.read is not None:
+            self.forget(head.read)
+        if counts is not None:  # `count_received`, without its call
+            counts.received += len(frame) if frame.isascii() else size_of(frame)
+        reply = begin_here(self._links.single.answer(member.session, frame, asked, began, here=True))
+        if isinstance(reply, str):
+            self.put(numbered(head.id, reply))
+        else:  # the environment waits all the same
+            request = _Request(head, asked, [], frame, began, begun=True, answering=reply)
+            self.running.add(request)
+            socket.busy = True
+            self._begin(request)
+        return True
 
     def _resume(self, head: wire.ResumeRequest) -> None:
         """Hand the socket over to the link that it is to speak for."""
@@ -401,15 +366,15 @@ class Link:
             else:
                 await self._ask_many(request)
         except RefusalError as refusal:
-            self.put(self._dialect.refusal(refusal, head.id, request.parsed is not None))
+            self._refuse(request, refusal)
         except asyncio.CancelledError:
-            if request.refusal is None or self.over:
+            if (request.refusal is None and not request.expired) or self.over:
                 raise
-            self.put(self._dialect.refusal(request.refusal, head.id, request.parsed is not None))
+            if request.refusal is not None:
+                self._refuse(request, request.refusal)
         except Exception:
             logger.exception("a connection ended by a fault of the server")
-            fault = RefusalError(SESSION_ERROR, "the server failed; its log tells why")
-            self.put(self._dialect.refusal(fault, head.id, request.parsed is not None))
+            self._refuse(request, RefusalError(SESSION_ERROR, "the server failed; its log tells why"))
             self._finish()
         finally:
             if request.timer is not None:
@@ -425,6 +390,10 @@ class Link:
                 if self.conversation is not None:
                     self.conversation.note(bool(self.running))
 
+    def _refuse(self, request: _Request, refusal: RefusalError) -> None:
+        if not request.expired:
+            self.put(self._links.refusal(refusal, request.head.id, request.parsed is not None))
+
     async def _ask_one(self, request: _Request) -> None:
         head = request.head
         assert isinstance(head, NumberedFrame)
@@ -432,17 +401,21 @@ class Link:
         async with member.turn:
             if member.busy:
                 raise SessionBusyError(1)
-            request.begun = True
-            single = self._dialect.single
+            request.begun, request.asks = True, member
+            single = self._links.single
             asked = request.frame, request.parsed, request.came, head.traceparent
-            reply = await single.answer(member.session, *asked)
+            begun = request.answering
+            try:
+                reply = await (asyncio.create_task(begun) if begun else single.answer(member.session, *asked))
+            finally:
+                request.asks = None
         if reply is None:
             self._finish()
-        else:
+        elif not request.expired:
             self.put(numbered(head.id, reply))
 
     async def _ask_many(self, request: _Request) -> None:
-        head, batches = request.head, self._dialect.batches
+        head, batches = request.head, self._links.batches
         assert isinstance(head, wire.ResetRequest | wire.StepRequest | wire.StateRequest)
         calls = batches.calls(head, request.arrays, self._members(head.members), len(request.frame))
         request.arrays, request.frame = [], ""
@@ -491,7 +464,9 @@ class Link:
     ) -> dict[str, bytes]:
         """Fork, keep or end sessions; return what is told of it."""
         if isinstance(head, wire.CloseRequest):
-            await self.batch.end(self._members(head.members) if head.members else [], head.snapshots)
+            members = self._members(head.members) if head.members else []
+            await self.batch.end(members, head.snapshots)
+            self._stop_watching(members)
             return {}
         (member,) = self._members([head.member])
         if isinstance(head, wire.SnapshotRequest):
@@ -501,9 +476,34 @@ class Link:
         return {"members": dumps([fork.number for fork in forks])}
 
     def _hold(self, members: list[Member]) -> list[Member]:
+        """Have sessions take no turns, since nobody else asks them; a coroutine may not heed its deadline otherwise."""
         for member in members:
-            member.session.watch = self._alone  # nobody else asks it, so that it takes no turns
+            session = member.session
+            if self._inline:
+                session.watch = self._alone
+            elif session.runner.in_thread:
+                session.watch = Watchdog(self._sessions.step_timeout_s, lambda: None)
+                session.on_expiry = partial(self._expire_call, member)
         return members
+
+    def _stop_watching(self, members: Iterable[Member]) -> None:
+        for member in members:
+            if member.session.watch is not None:
+                member.session.watch.close()
+
+    def _expire_call(self, member: Member) -> None:
+        """End a session whose environment takes too long, and answer the request with that, and those behind it."""
+        refusal = self._sessions.expire(member.session)
+        gone = UnknownSessionError(f"member {member.number}, which has ended")
+        for request in list(self.running):
+            if isinstance(request.head, NumberedFrame) and request.head.member == member.number:
+                self._give_up(request, gone)  # if it has not begun
+            if request.asks is member:
+                assert request.task is not None
+                self._refuse(request, refusal)
+                request.expired = True
+                request.task.add_done_callback(lambda _: self._sessions.drop(member.session))
+                request.task.cancel()
 
     def _check_count(self, more: int) -> None:
         if self.living + self._opening + more > wire.MAX_MEMBERS:
@@ -563,17 +563,29 @@ class Link:
 
 
 class Links:
-    """Begins conversations, and knows the links that outlive theirs.
+    """Begins conversations, reads their frames, and knows the links that outlive them.
 
-    Args:
-        sessions: Where sessions come from.
-        dialect: Reads and writes frames.
-        send_timeout_s: Seconds that a client may leave its replies unread.
+    Attributes:
+        decoder: Reads frames of the released dialect that have ids.
+        single: Answers them.
+        batches: Reads and writes what is asked of many sessions.
     """
 
-    def __init__(self, sessions: SessionTable, dialect: LinkDialect, send_timeout_s: float) -> None:
-        self._sessions = sessions
-        self._dialect = dialect
+    def __init__(
+        self,
+        sessions: SessionTable,
+        decoder: RequestDecoder[Any],
+        single: FrameDialect,
+        batches: BatchDialect,
+        *,
+        production: bool,
+        send_timeout_s: float,
+    ) -> None:
+        self.sessions = sessions
+        self.decoder = decoder
+        self.single = single
+        self.batches = batches
+        self._operations = wire.LEFT_IN_PRODUCTION if production else wire.OPERATIONS
         self._send_timeout_s = send_timeout_s
         self._links: dict[str, Link] = {}
 
@@ -581,14 +593,39 @@ class Links:
         self, scope: Message, receive: Receive, send: Send, standing: str | None
     ) -> "LinkConversation":
         """Return what serves a socket, of a session that stands by itself where one is named."""
-        link = Link(self._sessions, owner_of(scope), self._dialect, self, standing)
-        return LinkConversation(
-            link, scope, receive, send, self._sessions, self._dialect, self._send_timeout_s
+        link = Link(self, owner_of(scope), standing)
+        return LinkConversation(link, scope, receive, send, self.sessions, self, self._send_timeout_s)
+
+    def read(self, frame: str | bytes) -> tuple[RequestHead, Any, list[Array]]:
+        """Return a request, what of the released dialect it holds, and its arrays.
+
+        Raises:
+            RefusalError: It is none.
+        """
+        if type(frame) is str and '"op"' not in frame:
+            return *self.decoder.numbered_frame(frame), []
+        try:
+            header, arrays = wire.decode_frame(frame)
+        except FrameError as error:
+            raise RefusalError(INVALID_JSON, str(error)) from None
+        if type(frame) is str and "op" not in header:
+            return *self.decoder.numbered_frame(frame), []
+        return wire.read_request(header, len(frame), self._operations), None, arrays
+
+    def refusal(self, refusal: RefusalError, request_id: int | None = None, single: bool = False) -> str:
+        """Return the frame that refuses a request; the id is null where it could not be read."""
+        self.sessions.metrics.count_error(refusal.code)
+        if single:
+            return numbered(request_id or 0, encode_error(refusal.code, refusal.message, refusal.extra))
+        frame = wire.encode_frame(
+            {"id": dumps(request_id), "error": dumps(data_of(refusal)), "last": b"true"}, []
         )
+        assert isinstance(frame, str)
+        return frame
 
     def add(self, link: Link, lease_s: float) -> None:
         """Let a link be resumed from now on."""
-        link.id, link.secret, link.lease_s = self._sessions.new_id(), secrets.token_urlsafe(16), lease_s
+        link.id, link.secret, link.lease_s = self.sessions.new_id(), secrets.token_urlsafe(16), lease_s
         self._links[link.id] = link
 
     def remove(self, link: Link) -> None:
@@ -618,11 +655,7 @@ class Links:
 
 
 class LinkConversation(Conversation):
-    """One socket in this dialect.
-
-    Args:
-        link: What it speaks for, until a resume tells of another.
-        args: Those of its base.
+    """One socket in this dialect, which speaks for its link until a resume tells of another.
 
     Attributes:
         sending: Sends what could not be sent at once.
@@ -639,7 +672,7 @@ class LinkConversation(Conversation):
         self.sending: asyncio.Task[None] | None = None
 
     async def _talk(self, held: None) -> int:
-        code = GOING_AWAY
+        self._listen()
         unopened = asyncio.get_running_loop().call_later(UNOPENED_S, self._look)
         try:
             while not self.leaving:
@@ -651,7 +684,7 @@ class LinkConversation(Conversation):
                 await self._link.take(frame)
             while tasks := [request.task for request in self._link.running if request.task is not None]:
                 await asyncio.wait(tasks)
-            return code
+            return GOING_AWAY
         finally:
             unopened.cancel()
             if self.sending is not None and self.over:
@@ -663,12 +696,17 @@ class LinkConversation(Conversation):
                 else:
                     await asyncio.shield(keep(asyncio.create_task(link.close())))
 
+    def _listen(self) -> None:
+        if self._lane is not None and self._sessions.inline:
+            self._lane.on_text = self._link.answer_here
+
     def resume(self, link: Link, request: wire.ResumeRequest) -> None:
         """Speak for a link that has lost its socket, or is about to hear that it has."""
         told = {"id": request.id, "taken": link.taken, "lease_s": link.lease_s, "last": True}
         self._link, self._sent, self._first = link, request.read, dumps(told).decode()
         link.attach(self)
         link.forget(request.read)
+        self._listen()
         self.sending = keep(asyncio.create_task(self._send_rest()))
 
     def _look(self) -> None:
@@ -698,8 +736,8 @@ class LinkConversation(Conversation):
         """Send the frame that has just been written, at once where that can be."""
         if self.sending is not None or self.over:
             return
-        send_text = self._send_text
-        if self._sent == self._link.count - 1 and send_text and type(frame) is str and send_text(frame):
+        lane = self._lane
+        if lane is not None and self._sent == self._link.count - 1 and lane.send_frame(frame):
             self._note_sent()
             return
         self.sending = keep(asyncio.create_task(self._send_rest()))

@@ -86,12 +86,7 @@ _NAME: Final = {
 
 
 def tasks_router(sessions: SessionTable, env_name: str) -> APIRouter:
-    """Return the task routes of one environment.
-
-    Args:
-        sessions: Where instances come from.
-        env_name: What the environment is called in the paths.
-    """
+    """Return the task routes of one environment, which is called `env_name` in the paths."""
     router = APIRouter()
     tasks = _Tasks(sessions, env_name)
 

@@ -6,7 +6,7 @@ import math
 from abc import ABC, abstractmethod
 from bisect import bisect_left
 from collections import deque
-from collections.abc import Awaitable, Callable, MutableMapping
+from collections.abc import Awaitable, Callable, Coroutine, MutableMapping
 from contextlib import AbstractAsyncContextManager, nullcontext, suppress
 from time import perf_counter
 from typing import Any, Final, Protocol, TypeAlias
@@ -20,7 +20,7 @@ from openenv_core.protocol.jsonrpc import JsonRpcFaultError
 from openenv_core.protocol.requests import Close, Mcp, ReadState, RequestDecoder, Reset
 from openenv_core.tracing import served_span
 from openenv_core.watchdog import Watchdog
-from servers.execution import FATAL, EnvironmentRunner, end, keep
+from servers.execution import FATAL, EnvironmentRunner, begin_here, end, keep
 from servers.metrics import BUCKETS_S, RESET, STEP, ServerMetrics, size_of
 from servers.routes.http import reported, wait_of, while_connected
 from servers.routes.jsonrpc import Caller, JsonRpc, fault_of
@@ -44,13 +44,25 @@ SESSION_PATH: Final = "/ws"
 NORMAL_CLOSURE: Final = 1000
 GOING_AWAY: Final = 1001
 
-ABORT: Final = "ropewalk.abort"
-"""The extension in a socket's scope that holds a callable without arguments, where the server has it: it drops the
-connection at once, with whatever the client has left unread."""
+LANE: Final = "ropewalk.lane"
+"""The extension in a socket's scope under which the server's protocol stands, where it is ours."""
 
-SEND_TEXT: Final = "ropewalk.send_text"
-"""The extension that holds a function of the server's protocol, where it has it: it sends a text frame at once, or
-returns False where that cannot be and `send` has to be awaited. For who has been given the protocol's own `send`."""
+
+class Lane(Protocol):
+    """What the server's protocol has beside ASGI; `servers.protocols` says more.
+
+    Attributes:
+        on_text: Answers a text at once, where that can be, and returns whether it has.
+    """
+
+    on_text: Callable[[str], bool] | None
+
+    def send_frame(self, frame: str | bytes) -> bool:
+        """Send a frame at once; False where it has to go the general way, by `send`."""
+
+    def abort(self) -> None:
+        """Drop the connection at once, with whatever the client has left unread."""
+
 
 HANDSHAKE_WAIT_S: Final = 8.0
 """Seconds that a client waits for a slot before it is let in: released clients give up on a handshake after 10."""
@@ -83,6 +95,14 @@ class _Dialect(_Refusing, Protocol):
     async def answer(self, session: EnvironmentSession, text: str | bytes) -> str | None:
         """Return the reply to one frame; None to a close."""
 
+    def answer_here(
+        self, session: EnvironmentSession, text: str
+    ) -> str | Coroutine[Any, Any, str | None] | None:
+        """Return the reply where an environment that never waits can give it at once.
+
+        Otherwise None, or what goes on where such an environment waits all the same.
+        """
+
 
 def is_break(message: Message) -> bool:
     """Whether a connection has ended without a close: the machine, the network or the process has gone."""
@@ -92,14 +112,6 @@ def is_break(message: Message) -> bool:
 
 class Conversation(ABC):
     """One socket, from accept to close. Its task is cancelled when somebody else ends it.
-
-    Args:
-        scope: Of the connection.
-        receive: Likewise.
-        send: Likewise.
-        sessions: Where sessions come from.
-        dialect: How requests are read and answered.
-        send_timeout_s: Seconds that a client may leave its replies unread.
 
     Attributes:
         accept: What the server is told that lets the client in.
@@ -124,12 +136,11 @@ class Conversation(ABC):
         self._send = send
         self._sessions = sessions
         self._dialect: _Refusing = dialect
-        extensions = scope.get("extensions") or {}
-        self._abort: Callable[[], None] | None = extensions.get(ABORT)
-        send_text: Any = extensions.get(SEND_TEXT)
-        # Whoever stands between and has wrapped `send` is to see what is sent.
-        unwrapped = send_text is not None and getattr(send, "__self__", None) is send_text.__self__
-        self._send_text: Callable[[str], bool] | None = send_text if unwrapped else None
+        lane: Any = (scope.get("extensions") or {}).get(LANE)
+        self._abort: Callable[[], None] | None = None if lane is None else lane.abort
+        # Whoever stands between and has wrapped these is to see what is sent and received.
+        unwrapped = all(getattr(way, "__self__", None) is lane for way in (receive, send))
+        self._lane: Lane | None = lane if unwrapped else None
         self._patience_s = send_timeout_s or None
         shortest = min(send_timeout_s or math.inf, sessions.step_timeout_s or math.inf)
         self._watch = Watchdog(shortest, self._drop)
@@ -312,6 +323,9 @@ class _SessionConversation(Conversation):
     """One socket that speaks for one session: a reply to each request, in order."""
 
     _dialect: _Dialect
+    _held: EnvironmentSession
+    _begun: Coroutine[Any, Any, str | None] | None = None
+    """Answers the frame that comes next, which has been read already."""
 
     async def _talk(self, held: EnvironmentSession) -> int:
         if not held.standing:
@@ -319,29 +333,49 @@ class _SessionConversation(Conversation):
             held.on_expiry = lambda: self.end(
                 NORMAL_CLOSURE, self._dialect.refusal(self._sessions.expire(held))
             )
-        answer, long, send_text = self._dialect.answer, self._long, self._send_text
-        metrics = self._sessions.metrics
-        counts = metrics.counts if metrics.enabled else None
+        answer, long, lane = self._dialect.answer, self._long, self._lane
+        if lane is not None and held.alone and self._sessions.inline:
+            self._held = held
+            lane.on_text = self.answer_here
         while not self.leaving:
             self.busy = False
             frame = await self._next_frame()
             self.busy = True
             if long is not None:
                 long.start()
-            reply = await answer(held, frame)
+            begun, self._begun = self._begun, None
+            reply = await (asyncio.create_task(begun) if begun else answer(held, frame))
             if long is not None:
                 long.stop()
-            if counts is not None:  # `count_received`, without its call
-                counts.received += len(frame) if frame.isascii() else size_of(frame)
             if reply is None:
+                self._count(frame, "")
                 return NORMAL_CLOSURE
-            if counts is not None:
-                counts.sent += len(reply) if reply.isascii() else size_of(reply)
-            if send_text is None or self.over or not send_text(reply):
+            self._count(frame, reply)
+            if lane is None or self.over or not lane.send_frame(reply):
                 await self._say(reply)
             if held.over and not self.leaving:
                 return NORMAL_CLOSURE  # the reply has told it: a call inside the frame outlasted its time
         return GOING_AWAY
+
+    def answer_here(self, text: str) -> bool:
+        """Answer a request where it has been read, if nothing has to be waited for; return whether it is answered."""
+        session = self._held
+        if self.busy or self.leaving or self.over or session.shared or session.over:
+            return False
+        answering = self._dialect.answer_here(session, text)
+        if not isinstance(answering, str):
+            self._begun = answering
+            return False
+        self._count(text, answering)
+        assert self._lane is not None
+        if not self._lane.send_frame(answering):
+            self._interrupt()  # the connection has gone while the environment was asked
+        return True
+
+    def _count(self, frame: str | bytes, reply: str) -> None:
+        if (metrics := self._sessions.metrics).enabled:
+            metrics.counts.received += len(frame) if frame.isascii() else size_of(frame)
+            metrics.counts.sent += len(reply) if reply.isascii() else size_of(reply)
 
 
 class Sockets:
@@ -390,10 +424,8 @@ class SocketRoute:
         dialect: How requests are read and answered.
         sockets: Keeps count.
         send_timeout_s: Seconds that a client may leave its replies unread.
-        attaching: The address may name a session that the socket speaks for; else it has one of its own, which ends
-            with it.
-        numbered: Serves a socket of the subprotocol `ropewalk.v1`, and the session that the address names where it
-            names one; None: that is not taken.
+        numbered: Serves a socket of the subprotocol `ropewalk.v1`. Where it is given, the address may name a session
+            that the socket speaks for, in either dialect; else each has one of its own, which ends with it.
     """
 
     def __init__(
@@ -402,26 +434,25 @@ class SocketRoute:
         dialect: _Dialect,
         sockets: Sockets,
         send_timeout_s: float,
-        *,
-        attaching: bool = False,
         numbered: "Callable[[Message, Receive, Send, str | None], Conversation] | None" = None,
     ) -> None:
         self._sessions = sessions
         self._dialect = dialect
         self._sockets = sockets
         self._send_timeout_s = send_timeout_s
-        self._attaching = attaching
         self._numbered = numbered
 
     async def __call__(self, scope: Message, receive: Receive, send: Send) -> None:
         """Serve one socket until it closes."""
         owner = owner_of(scope)
-        named = parse_qs(scope.get("query_string", b"").decode("latin-1")).get("session_id")
-        wanted = named[0] if named and self._attaching else None
-        if self._numbered is not None and SUBPROTOCOL in (scope.get("subprotocols") or ()):
-            numbered = self._numbered(scope, receive, send, wanted)
-            await numbered.serve(self._sockets, nullcontext())
-            return
+        wanted: str | None = None
+        if self._numbered is not None:
+            query = parse_qs(scope.get("query_string", b"").decode("latin-1"))
+            wanted = query.get("session_id", [None])[0]
+            if SUBPROTOCOL in (scope.get("subprotocols") or ()):
+                numbered = self._numbered(scope, receive, send, wanted)
+                await numbered.serve(self._sockets, nullcontext())
+                return
         ticket: Ticket | None = None
         if wanted is not None:
             entering = self._sessions.attach(owner, wanted)
@@ -435,13 +466,7 @@ class SocketRoute:
 
 
 class FrameDialect:
-    """Reads and answers the frames of the released dialect, on /ws.
-
-    Args:
-        decoder: Reads the frames.
-        rpc: Answers what is inside mcp frames.
-        metrics: Counts.
-    """
+    """Reads and answers the frames of the released dialect, on /ws; `rpc` answers what is inside mcp frames."""
 
     def __init__(self, decoder: RequestDecoder[Any], rpc: JsonRpc, metrics: ServerMetrics) -> None:
         self._decoder = decoder
@@ -456,6 +481,8 @@ class FrameDialect:
         request: Any = None,
         began: float = 0.0,
         traceparent: str | None = None,
+        *,
+        here: bool = False,
     ) -> str | None:
         """Return the reply to one frame, or to what has been read from it; None to a close.
 
@@ -465,6 +492,7 @@ class FrameDialect:
             request: What has been read from it.
             began: When it came, by `perf_counter`, where calls are timed; by default now.
             traceparent: The client's span that it belongs to, if it says so.
+            here: Nobody else may ask the session, which is not over, and its environment never waits.
 
         Raises:
             RefusalError: The session is over.
@@ -494,7 +522,10 @@ class FrameDialect:
                 caller = Caller(session.owner, session)
                 return replies.encode_mcp(await self._rpc.answer(request.request, caller, len(text)))
             else:
-                observation = await session.run(EnvironmentRunner.step, request)
+                asking = (
+                    session.runner.step(request) if here else session.run(EnvironmentRunner.step, request)
+                )
+                observation = await asking
             reply = replies.encode_observation(observation)
             if timed:
                 took = (
@@ -517,6 +548,18 @@ class FrameDialect:
             # The environment's own: this task was not cancelled.
             return self._raised(error)
 
+    def answer_here(
+        self, session: EnvironmentSession, text: str
+    ) -> str | Coroutine[Any, Any, str | None] | None:
+        """Answer where nothing has to be waited for, as `_Dialect` says."""
+        try:
+            request = self._decoder.frame(text)
+        except RefusalError:
+            return None  # it is read again, and refused, in its turn
+        if isinstance(request, Close | Mcp):
+            return None
+        return begin_here(self.answer(session, text, request, here=True))
+
     async def _traced(self, traceparent: str, session: EnvironmentSession, *asked: Any) -> str | None:
         _, request, began = asked
         name = "reset" if isinstance(request, Reset) else "step"
@@ -537,11 +580,7 @@ class FrameDialect:
 
 
 class RpcDialect:
-    """Every frame is a JSON-RPC request, on the socket /mcp.
-
-    Args:
-        rpc: Answers the requests.
-    """
+    """Every frame is a JSON-RPC request, on the socket /mcp."""
 
     def __init__(self, rpc: JsonRpc) -> None:
         self._rpc = rpc
@@ -554,6 +593,9 @@ class RpcDialect:
             )
             return self._rpc.fault(None, fault).decode()
         return (await self._rpc.answer_text(text, Caller(session.owner, session))).decode()
+
+    def answer_here(self, session: EnvironmentSession, text: str) -> None:
+        """Answer nothing: a tool may wait."""
 
     def refusal(self, refusal: RefusalError) -> str:
         """Return the response that no request has asked for."""

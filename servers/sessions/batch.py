@@ -9,7 +9,7 @@ from types import CoroutineType
 from typing import Any, Final
 
 from openenv_core.protocol.errors import RefusalError
-from servers.execution import EnvironmentRunner, keep
+from servers.execution import EnvironmentRunner, begin_here, keep
 from servers.sessions.queue import REQUEST_WAIT_S, Tell, Ticket
 from servers.sessions.session import EnvironmentSession, outcome_of_work
 from servers.sessions.slots import SessionBusyError, UnknownSessionError
@@ -103,12 +103,7 @@ class MemberCall:
 
     def play_here(self) -> Any:
         """Do the same where this is called; return a coroutine to go on with on the loop where a method waits."""
-        playing = self.play(self.member.session.runner, here=True)
-        try:
-            playing.send(None)
-        except StopIteration as over:
-            return over.value
-        return playing
+        return begin_here(self.play(self.member.session.runner, here=True))
 
 
 class SessionBatch:
@@ -310,4 +305,4 @@ class BatchRound:
             session = call.member.session
             session.runner.abandon(in_thread)
             self._take(call, (False, self._table.expire(session)))
-            keep(asyncio.create_task(self._table.finish(session)))
+            self._table.drop(session)

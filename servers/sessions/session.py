@@ -23,8 +23,8 @@ class _Table(Protocol):
     def expire(self, session: "EnvironmentSession") -> DeadlineExceededError:
         """Take the session away and give its slot back, at once."""
 
-    async def finish(self, session: "EnvironmentSession") -> None:
-        """Close its environment, after the call has ended at last."""
+    def drop(self, session: "EnvironmentSession") -> asyncio.Task[None]:
+        """End the session: close its environment, after the call has ended at last."""
 
 
 class EnvironmentSession:
@@ -91,11 +91,6 @@ class EnvironmentSession:
         """Do something in the session: one call at a time, each with a deadline.
 
         The call of a session that stands by itself goes on when whoever asked has left.
-
-        Args:
-            work: What to do.
-            *args: With what, beside the runner.
-            **options: Likewise.
 
         Raises:
             RefusalError: `SessionBusyError`, `UnknownSessionError` (it has ended), or `DeadlineExceededError`.
@@ -194,7 +189,7 @@ class _SessionCall(Generic[T]):
         if self._timer is not None:
             self._timer.cancel()
         if self.expired:
-            keep(asyncio.create_task(self._table.finish(session)))
+            self._table.drop(session)
             return
         session._turn_over()
         if self._reply.done():

@@ -49,7 +49,7 @@ class SessionSlots:
     @property
     def most(self) -> int:
         """The greatest number of slots that one caller may have at once."""
-        return self._cap if self._per_owner is None else min(self._cap, self._per_owner)
+        return self.cap if self._per_owner is None else min(self.cap, self._per_owner)
 
     def lack(self, owner: str, count: int) -> "FullError | None":
         """Return why a caller cannot have so many slots now; None where it can."""

@@ -50,10 +50,6 @@ class SessionTable:
     """Hands out sessions, up to a cap.
 
     Args:
-        factory: Makes an environment.
-        cap: The greatest number of sessions.
-        executor: Where the environments run.
-        settings: How long things may take.
         slots: Counts sessions; by default those of this process alone.
         new_id: Draws the ids that callers do not choose themselves.
         metrics: Counts what happens; by default apart, for nobody.
@@ -131,10 +127,7 @@ class SessionTable:
     ) -> AsyncIterator[EnvironmentSession]:
         """Take a slot and an environment for as long as the block runs.
 
-        Args:
-            owner: Whose it is.
-            wait_s: Seconds to wait for a slot.
-            ticket: A place in the queue that the caller has already.
+        It waits for a slot, unless the caller has a place in the queue already.
 
         Raises:
             RefusalError: CAPACITY_REACHED, FACTORY_ERROR, or `DeadlineExceededError`.
@@ -143,8 +136,7 @@ class SessionTable:
         try:
             yield session
         finally:
-            self._forget(session)
-            await self.finish(session)
+            await asyncio.shield(self.drop(session))
 
     async def open(
         self, owner: str, session_id: str | None = None, *, wait_s: float = REQUEST_WAIT_S
@@ -253,14 +245,17 @@ class SessionTable:
         if session.attached:
             session.closing = True
             return False
-        self._forget(session)
-        await self.finish(session)
+        await asyncio.shield(self.drop(session))
         return True
 
-    def drop(self, session: EnvironmentSession) -> None:
-        """End a session without waiting for it; nobody finds it from now on."""
+    def drop(self, session: EnvironmentSession) -> asyncio.Task[None]:
+        """End a session: nobody finds it from now on.
+
+        Returns:
+            What closes its environment and gives its slot back. It goes on when whoever waits for it is cancelled.
+        """
         self._forget(session)
-        keep(asyncio.create_task(self._finish(session)))
+        return keep(asyncio.create_task(self._finish(session)))
 
     async def _reap(self) -> None:
         """End standing sessions that go unused, for as long as there are any.
@@ -301,7 +296,7 @@ class SessionTable:
         if session.call is not None:
             remaining = deadline - asyncio.get_running_loop().time()
             await asyncio.wait([session.call.task], timeout=max(0.0, remaining))
-        await self.finish(session)
+        await asyncio.shield(self.drop(session))
 
     async def admit(
         self, ticket: Ticket, tell: Tell | None = None, state: SessionState | None = None
@@ -340,10 +335,8 @@ class SessionTable:
 
     async def release(self, sessions: Sequence[EnvironmentSession]) -> None:
         """End sessions that `admit` has returned. Whoever waits may be cancelled: it goes on."""
-        for session in sessions:
-            self._forget(session)
         if sessions:
-            await asyncio.wait([keep(asyncio.create_task(self._finish(session))) for session in sessions])
+            await asyncio.wait([self.drop(session) for session in sessions])
 
     @property
     def _shares_process(self) -> bool:
@@ -410,8 +403,7 @@ class SessionTable:
             if session is None:
                 self._give(owner)
             else:
-                self._forget(session)
-                await self.finish(session)
+                await asyncio.shield(self.drop(session))
             if not isinstance(error, FATAL) or isinstance(error, RefusalError):
                 raise
             if deadline.expired():
@@ -427,13 +419,6 @@ class SessionTable:
         told, session.on_over = session.on_over, None
         if told is not None:
             told()
-
-    async def finish(self, session: EnvironmentSession) -> None:
-        """Close the environment of a session that nobody finds any more, and give its slot back.
-
-        Whoever waits may be cancelled, and more than once: it goes on.
-        """
-        await asyncio.shield(keep(asyncio.create_task(self._finish(session))))
 
     async def _finish(self, session: EnvironmentSession) -> None:
         if session.holds_slot and not session.ending:

@@ -5,7 +5,7 @@ import json
 import threading
 import weakref
 from collections.abc import AsyncIterator, Iterator
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from itertools import count
 from typing import Any
 
@@ -358,6 +358,39 @@ async def test_one_that_takes_too_long_is_ended_and_the_steps_of_the_others_stan
         await eventually(lambda: env.closed == 1)
 
 
+class PatientDeaf(Patient):
+    """Waits on the loop where it is told to, and does not heed its cancellation."""
+
+    def step(self, action: Add) -> Any:
+        return self._hang() if action.amount > 1 else Counter.step(self, action)
+
+    async def _hang(self) -> Count:
+        while not self.release.is_set():
+            with suppress(asyncio.CancelledError):
+                await asyncio.sleep(0.01)
+        return Count()
+
+
+@pytest.mark.parametrize("slow", [Patient, PatientAsync, PatientDeaf])
+async def test_a_frame_with_an_id_that_takes_too_long_is_answered_once_and_ends_its_session(
+    slow: Any,
+) -> None:
+    env = slow.fresh()
+    app = app_of(env, step_timeout_s=0.5)
+    async with serving(app) as address, batch_of(address, 2) as connection:
+        for request_id, member, amount in ((50, 0, 9), (51, 0, 1), (52, 1, 1)):
+            await connection.send(json.dumps({"id": request_id, "member": member, **step(amount)}))
+        told = {frame["id"]: frame for frame in [await answer(connection) for _ in range(3)]}
+        assert told[52]["data"]["observation"]["total"] == 1
+        assert told[50]["data"]["code"] == told[51]["data"]["code"] == "SESSION_ERROR"
+        assert "within 0.5 s" in told[50]["data"]["message"]
+        assert app.sessions.active == 1
+        env.release.set()
+        await eventually(lambda: env.closed == 1)
+        await connection.send(json.dumps({"id": 53, "member": 1, **step(1)}))
+        assert (await answer(connection))["data"]["observation"]["total"] == 2
+
+
 @pytest.mark.parametrize("slow", [Patient, PatientAsync])
 async def test_a_slow_one_holds_no_other_up(slow: Any) -> None:
     env = slow.fresh()
@@ -478,7 +511,7 @@ async def test_a_member_that_was_ended_is_asked_nothing_more_and_is_kept_by_nobo
     async with serving(app) as address, batch_of(address, 2) as connection:
         (conversation,) = app._built().sockets._conversations
         sessions = [member.session for member in conversation._link.batch.members.values()]  # type: ignore[attr-defined]
-        ended, failed = (weakref.ref(session.runner._environment) for session in sessions)
+        ended, failed = (weakref.ref(session.runner.environment) for session in sessions)
         await request(connection, op="close", members=[0])
         for member, kind in ((0, "error"), (1, "observation")):
             await connection.send(

@@ -302,7 +302,7 @@ async def test_a_state_that_comes_after_its_asker_has_left_is_closed(
     await asyncio.wait([asking])
     env.go.set()
     await eventually(lambda: Held.closed == closed + 1)
-    await table.finish(session)
+    await table.drop(session)
     await table.shut_down()
     table.executor.close()
 

@@ -18,6 +18,7 @@ from websockets.utils import apply_mask
 
 from servers import protocols as lane
 from servers.protocols import SocketProtocol, _Writer
+from servers.routes.websocket import LANE
 
 Send = Callable[[MutableMapping[str, Any]], Awaitable[None]]
 Receive = Callable[[], Awaitable[MutableMapping[str, Any]]]
@@ -325,6 +326,35 @@ async def test_a_whole_frame_takes_the_lane(monkeypatch: pytest.MonkeyPatch) -> 
             writer.write(frame(TEXT, text))
             assert await read_frame(reader) == (TEXT, text)
     assert not [data for data in parsed if data[:1] == b"\x81"]
+
+
+async def test_what_the_application_answers_at_once_is_not_received() -> None:
+    """Everything else is, in order: what it does not answer, and what is no whole text frame."""
+    received: list[Any] = []
+
+    async def half(scope: MutableMapping[str, Any], receive: Receive, send: Send) -> None:
+        await receive()
+        await send({"type": "websocket.accept"})
+        protocol = scope["extensions"][LANE]
+        protocol.on_text = lambda text: "now" in text and protocol.send_frame(text.upper())
+        while (message := await receive())["type"] == "websocket.receive":
+            received.append(message.get("text") or message.get("bytes"))
+            await send({**message, "type": "websocket.send"})
+
+    settings: dict[str, Any] = {"lifespan": "off"}
+    async with serving(half, **settings) as address, opened(address) as (reader, writer):  # type: ignore[arg-type]
+        for opcode, sent, back in (
+            (TEXT, b"now", b"NOW"),
+            (TEXT, b"later", b"later"),
+            (BINARY, b"now", b"now"),
+            (TEXT, b"now" * 100, b"NOW" * 100),
+        ):
+            await asyncio.sleep(PAUSE_S)  # until the application waits for it
+            writer.write(frame(opcode, sent))
+            assert await read_frame(reader) == (opcode, back)
+        writer.write(frame(TEXT, b"now, twice") * 2)  # more than one frame at once goes the general way
+        assert [await read_frame(reader) for _ in range(2)] == [(TEXT, b"now, twice")] * 2
+    assert received == ["later", b"now", "now, twice", "now, twice"]
 
 
 async def test_what_is_written_in_a_turn_goes_out_together_at_its_end() -> None:

@@ -69,6 +69,26 @@ async def test_an_episode(env: type[Counter]) -> None:
         assert await closing_of(ws) == 1000
 
 
+async def test_whoever_stands_before_the_app_sees_every_frame() -> None:
+    """Also of an environment that never waits, whose steps are otherwise answered where they are read."""
+    app, seen = app_of(Counter), list[str]()
+
+    async def spy(scope: Any, receive: Any, send: Any) -> None:
+        async def heard() -> Any:
+            message = await receive()
+            seen.append(message["type"])
+            return message
+
+        await app(scope, heard if scope["type"] == "websocket" else receive, send)
+
+    async with serving(spy) as address, socket_to(address) as ws:  # type: ignore[arg-type]
+        for total in (2, 4):
+            assert (await ask(ws, step()))["data"]["observation"]["total"] == total
+        await ws.send('{"type":"close"}')
+        assert await closing_of(ws) == 1000
+    assert seen[:4] == ["websocket.connect", *["websocket.receive"] * 3]
+
+
 async def test_released_async_methods_go_first_and_get_their_options() -> None:
     async with serving(app_of(ReleasedCounter)) as address, socket_to(address) as ws:
         data = (await ask(ws, {"type": "reset", "data": {"seed": 5, "natural": True}}))["data"]

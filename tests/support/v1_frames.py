@@ -8,7 +8,7 @@ import jsonschema
 import pytest
 
 from openenv_core.protocol.batch import decode_frame
-from servers.routes.link import Link, LinkConversation, LinkDialect
+from servers.routes.link import Link, LinkConversation, Links
 
 SCHEMA: Any = json.loads((Path(__file__).parents[2] / "docs/protocol.schema.json").read_text())
 
@@ -32,13 +32,21 @@ def hold(validator: Any, frame: str | bytes) -> None:
 def held_frames(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """How many frames were held: [requests that the server has taken, answers]."""
     held = [0, 0]
-    read, put, resume = LinkDialect.read, Link.put, LinkConversation.resume
+    read, put, resume = Links.read, Link.put, LinkConversation.resume
+    answer_here = Link.answer_here
 
-    def checked_read(self: LinkDialect, frame: str | bytes) -> Any:
+    def checked_read(self: Links, frame: str | bytes) -> Any:
         request = read(self, frame)
         hold(REQUEST, frame)
         held[0] += 1
         return request
+
+    def checked_answer(self: Link, frame: str) -> bool:
+        answered = answer_here(self, frame)
+        if answered:  # or else it is read like any other
+            hold(REQUEST, frame)
+            held[0] += 1
+        return answered
 
     def checked_put(self: Link, frame: str | bytes) -> None:
         hold(ANSWER, frame)
@@ -50,7 +58,8 @@ def held_frames(monkeypatch: pytest.MonkeyPatch) -> list[int]:
         assert self._first is not None
         hold(ANSWER, self._first)
 
-    monkeypatch.setattr(LinkDialect, "read", checked_read)
+    monkeypatch.setattr(Links, "read", checked_read)
+    monkeypatch.setattr(Link, "answer_here", checked_answer)
     monkeypatch.setattr(Link, "put", checked_put)
     monkeypatch.setattr(LinkConversation, "resume", checked_resume)
     return held
