@@ -7,10 +7,12 @@ import shlex
 import threading
 import time
 import weakref
-from abc import abstractmethod
+from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from typing import TYPE_CHECKING, Any, Final, Protocol, Self
+from importlib import import_module
+from operator import attrgetter
+from typing import Any, ClassVar, Final, Self, TypedDict, Unpack
 
 import httpx
 
@@ -19,15 +21,15 @@ from openenv_core.protocol.http import is_bearer_token
 from openenv_core.providers.base import ELSEWHERE_FACTOR, OwnedServerProvider, wait_healthy
 from openenv_core.proxies import client_for
 
-if TYPE_CHECKING:
-    from e2b import Sandbox
-
 RENEWALS: Final = 3
 """How often a sandbox is given more time within that time, so that one lost request costs nothing."""
 
 OUTPUT_BYTES: Final = 16_384
 LOG: Final = "/tmp/ropewalk-server.log"
 """Where a command's output goes, in the sandbox."""
+
+UNAVAILABLE: Final = 503
+"""The status of errors that say that the service did not answer."""
 
 
 class SandboxRefusedError(ProviderError):
@@ -46,46 +48,50 @@ class SandboxServiceUnavailableError(ProviderError):
     """The service cannot be reached, does not answer in time, or is too busy."""
 
 
-class HostedSandbox(Protocol):
-    """A sandbox of some service. Its methods raise what the service's client raises.
+class HostedSandbox(ABC):
+    """A sandbox of some service, given more time by a thread for as long as this process lives.
 
-    Attributes:
+    What a service's own sandbox has to do stands in abstract methods, which raise what the service's client raises.
+
+    Args:
+        inner: The client's sandbox.
         sandbox_id: What the service calls it.
+        lease_s: Seconds after which the service ends it when nobody has given it more time.
     """
 
-    sandbox_id: str
-
-    def run(self, command: str) -> None:
-        """Start a shell command, and leave it to itself."""
-
-    def url(self, port: int) -> str:
-        """Return where a port of it is reached."""
-
-    def renew(self, lease_s: float, timeout_s: float) -> None:
-        """Have the service end it after so many seconds from now; the request may take timeout_s."""
-
-    def running(self) -> bool:
-        """Whether it runs."""
-
-    def output(self) -> str:
-        """Return what its server printed."""
-
-    def kill(self) -> None:
-        """End it."""
-
-
-class _KeptSandbox:
-    """A sandbox, and the thread that gives it more time for as long as this process lives."""
-
-    def __init__(self, sandbox: HostedSandbox, lease_s: float) -> None:
-        self.sandbox = sandbox
+    def __init__(self, inner: Any, sandbox_id: str, lease_s: float) -> None:
+        self.inner, self.sandbox_id = inner, sandbox_id
         self.lost: str | None = None
         self.paused = False
         self.ended = threading.Event()
         self._lease_s = lease_s
         self._pid = os.getpid()
         self._ending = threading.Lock()
-        threading.Thread(target=self._renew, name="openenv-sandbox-lease", daemon=True).start()
+        threading.Thread(target=self._keep, name="openenv-sandbox-lease", daemon=True).start()
+
+    @abstractmethod
+    def run(self, command: str) -> None:
+        """Start a shell command, and leave it to itself."""
+
+    @abstractmethod
+    def url(self, port: int) -> str:
+        """Return where a port of it is reached."""
+
+    @abstractmethod
+    def renew(self, lease_s: float, timeout_s: float) -> None:
+        """Have the service end it after so many seconds from now; the request may take timeout_s."""
+
+    @abstractmethod
+    def running(self) -> bool:
+        """Whether it runs."""
+
+    @abstractmethod
+    def output(self) -> str:
+        """Return what its server printed."""
+
+    @abstractmethod
+    def kill(self) -> None:
+        """End it."""
 
     def end(self) -> None:
         """Kill it. Idempotent. Does nothing in a fork of the owner; a service that is away ends it with its time."""
@@ -95,131 +101,137 @@ class _KeptSandbox:
             if not self.ended.is_set():
                 self.ended.set()
                 with suppress(Exception):
-                    self.sandbox.kill()
+                    self.kill()
 
-    def _renew(self) -> None:
+    def _keep(self) -> None:
         expires = time.monotonic() + self._lease_s
         while not self.ended.wait(self._lease_s / RENEWALS):
             asked = time.monotonic()
             try:
                 if not self.paused:
-                    self.sandbox.renew(self._lease_s, self._lease_s / RENEWALS)
+                    self.renew(self._lease_s, self._lease_s / RENEWALS)
             except Exception as error:  # of whatever kind: only the time decides whether it is lost
                 gone = "NotFound" in type(error).__name__ or time.monotonic() > expires
                 if gone and not self.paused:
-                    self.lost = f"the sandbox {self.sandbox.sandbox_id} is gone: {error}"
+                    self.lost = f"the sandbox {self.sandbox_id} is gone: {error}"
                     return
             else:
                 expires = asked + self._lease_s
 
 
+class HostedOptions(TypedDict, total=False):
+    """What every provider of hosted sandboxes takes.
+
+    Attributes:
+        port: Where the server listens; by default 8000.
+        env_vars: Environment variables of the sandbox.
+        lease_s: Seconds after which the sandbox of a dead owner is ended; by default 60.
+        start_timeout_s: Seconds until the server must be healthy; by default 60, of an image that is fetched first 300.
+    """
+
+    port: int
+    env_vars: Mapping[str, str] | None
+    lease_s: float
+    start_timeout_s: float
+
+
 class HostedServerProvider(OwnedServerProvider):
     """Runs a server in a sandbox of some service, which ends it when nobody has given it more time.
+
+    A subclass says which package the service's client is, and what its errors mean.
 
     Args:
         template: What the sandbox is made from.
         command: Words of the server's command; None where the template starts it by itself.
-        port: Where it listens.
-        env_vars: Environment variables of the sandbox.
-        lease_s: Seconds after which the sandbox of a dead owner is ended.
-        start_timeout_s: Seconds until the server must be healthy.
+        options: See `HostedOptions`.
+
+    Raises:
+        ConfigurationError: An option cannot be, or the client is not installed.
     """
 
+    CLIENT: ClassVar[str]
+    """The package, and the extra that brings it."""
+
+    ERRORS: ClassVar[Mapping[str, int | None]]
+    """HTTP statuses of the client's errors, by their names, the first that fits; None: the error's own."""
+
+    START_TIMEOUT_S: ClassVar[float] = 60.0
+
     def __init__(
-        self,
-        template: str,
-        *,
-        command: Sequence[str] | None,
-        port: int,
-        env_vars: Mapping[str, str] | None,
-        lease_s: float,
-        start_timeout_s: float,
+        self, template: str, *, command: Sequence[str] | None, **options: Unpack[HostedOptions]
     ) -> None:
         super().__init__()
         if isinstance(command, str):
             raise ConfigurationError(
                 f"expected the command as a list of words, got {command!r}; shlex.split makes one"
             )
-        if lease_s < 1 or start_timeout_s <= 0:
-            raise ConfigurationError(
-                f"expected lease_s of at least 1 and time-outs above 0, got {lease_s}, {start_timeout_s}"
-            )
-        self._template, self._command, self._port = template, command, port
-        self._env_vars = dict(env_vars or {})
-        self._lease_s, self._start_timeout_s = lease_s, start_timeout_s
-        self._kept: _KeptSandbox | None = None
+        self._template, self._command, self._port = template, command, options.get("port", 8000)
+        self._env_vars = dict(options.get("env_vars") or {})
+        self._lease_s = options.get("lease_s", 60.0)
+        self._start_timeout_s = options.get("start_timeout_s", self.START_TIMEOUT_S)
+        if self._lease_s < 1 or self._start_timeout_s <= 0:
+            raise ConfigurationError(f"expected lease_s of at least 1 and time-outs above 0, got {options}")
+        with installed_with(self.CLIENT, f"the client {self.CLIENT}"):
+            self._client = import_module(self.CLIENT)
+        self._sandbox: HostedSandbox | None = None
 
     @property
     def sandbox_id(self) -> str | None:
         """What the service calls the sandbox; None while there is none."""
-        return None if self._kept is None else self._kept.sandbox.sandbox_id
+        return None if self._sandbox is None else self._sandbox.sandbox_id
 
     @property
     def alive(self) -> bool:
         """Whether the sandbox that was started still runs, as far as can be told."""
-        kept = self._kept
-        if kept is None or kept.ended.is_set() or kept.lost is not None:
+        sandbox = self._sandbox
+        if sandbox is None or sandbox.ended.is_set() or sandbox.lost is not None:
             return False
         try:
-            return kept.sandbox.running()
+            return sandbox.running()
         except Exception:
             return True  # a service that does not answer says nothing of its sandboxes
 
     def output(self) -> str:
         """Return the last of what the command printed; where the sandbox was lost, that as well."""
-        kept = self._kept
-        if kept is None or kept.ended.is_set():
+        sandbox = self._sandbox
+        if sandbox is None or sandbox.ended.is_set():
             return ""
-        text = "" if kept.lost is None else f"[{kept.lost}]"
+        text = "" if sandbox.lost is None else f"[{sandbox.lost}]"
         if self._command is not None:
             with suppress(Exception):
-                text = kept.sandbox.output()[-OUTPUT_BYTES:] + text
+                text = sandbox.output()[-OUTPUT_BYTES:] + text
         return text
 
     @abstractmethod
     def _create(self) -> HostedSandbox:
         """Make a sandbox; called within `_asking`."""
 
-    @abstractmethod
-    def _refusal(self, error: Exception) -> tuple[type[ProviderError], int | None] | None:
-        """Return what an error of the service's client is for us, and its HTTP status; None: it is not the client's."""
-
     def _launch(self) -> str:
         deadline = time.monotonic() + self._start_timeout_s
         with self._asking():
-            made = self._create()
-        self._keep(made)
-        return self._serve(deadline)
+            sandbox = self._create()
+            self._own(sandbox)
+            if self._command is not None:
+                sandbox.run(f"exec {shlex.join(self._command)} >{LOG} 2>&1")
+        return self._served(sandbox, deadline)
 
-    def _keep(self, sandbox: HostedSandbox) -> None:
-        self._kept = _KeptSandbox(sandbox, self._lease_s)
-        self._ending = weakref.finalize(self, self._kept.end)
+    def _own(self, sandbox: HostedSandbox) -> None:
+        self._sandbox = sandbox
+        self._ending = weakref.finalize(self, sandbox.end)
 
-    def _serve(self, deadline: float) -> str:
-        """Start the command, and return the URL once it is healthy."""
-        kept = self._kept
-        assert kept is not None
-        if self._command is not None:
-            with self._asking():
-                kept.sandbox.run(f"exec {shlex.join(self._command)} >{LOG} 2>&1")
-        return self._wait_healthy(self._address(kept), deadline)
-
-    def _address(self, kept: _KeptSandbox) -> str:
-        with self._asking():
-            return kept.sandbox.url(self._port)
-
-    def _wait_healthy(self, url: str, deadline: float) -> str:
-        kept = self._kept
-        assert kept is not None
+    def _served(self, sandbox: HostedSandbox, deadline: float) -> str:
+        """Return the URL of the server in a sandbox, once it is healthy."""
 
         def pause(seconds: float) -> None:
-            if kept.ended.wait(seconds):
+            if sandbox.ended.wait(seconds):
                 raise ProviderError(f"expected {self._template} to start, but it was stopped meanwhile")
             if not self.alive:
                 raise ServerStartError(
                     f"expected {self._template} to start, but its sandbox ended", self.output()
                 )
 
+        with self._asking():
+            url = sandbox.url(self._port)
         left_s = deadline - time.monotonic()
         fault = wait_healthy(
             lambda left: healthy(url, min(left, 10.0)), left_s, pause, factor=ELSEWHERE_FACTOR
@@ -237,30 +249,39 @@ class HostedServerProvider(OwnedServerProvider):
         """Tell errors of the service that is asked in the block as ours."""
         try:
             yield
-        except (httpx.HTTPError, OSError) as error:
-            raise SandboxServiceUnavailableError(
-                f"expected an answer of the service, got {type(error).__name__}: {error}; does it run there?"
-            ) from error
         except Exception as error:
-            if (told := self._refusal(error)) is None:
+            status: int | None = UNAVAILABLE
+            if not isinstance(error, (httpx.HTTPError, OSError)):
+                status = next(
+                    (
+                        status
+                        for name, status in self.ERRORS.items()
+                        if isinstance(error, attrgetter(name)(self._client))
+                    ),
+                    0,
+                )
+            if status == 0:  # it is not the client's
                 raise
-            kind, status = told
-            if kind is SandboxRefusedError:
-                raise SandboxRefusedError(f"the service refused {self._template}: {error}", status) from error
-            raise kind(f"expected an answer of the service, got {type(error).__name__}: {error}") from error
+            if status == UNAVAILABLE:
+                raise SandboxServiceUnavailableError(
+                    f"expected an answer of the service, got {type(error).__name__}: {error}; does it run there?"
+                ) from error
+            raise SandboxRefusedError(
+                f"the service refused {self._template}: {error}",
+                status or getattr(error, "status_code", None),
+            ) from error
 
 
-class _E2BSandbox:
+class _E2BSandbox(HostedSandbox):
     """One, by E2B's client.
 
     Args:
-        inner: The client's.
         base: Where sandboxes are reached of a service that has one address for all.
     """
 
-    def __init__(self, inner: "Sandbox", base: str | None) -> None:
-        self.inner, self._base = inner, base
-        self.sandbox_id = inner.sandbox_id
+    def __init__(self, inner: Any, lease_s: float, base: str | None) -> None:
+        self._base = base
+        super().__init__(inner, inner.sandbox_id, lease_s)
 
     def run(self, command: str) -> None:
         self.inner.commands.run(command, background=True, timeout=0)
@@ -292,43 +313,38 @@ class RemoteSandboxProvider(HostedServerProvider):
     Args:
         template: What the sandbox is made from: a template of E2B's, an image of `ropewalk sandboxes`.
         command: Words of the server's command; None where the template starts it by itself.
-        port: Where it listens.
-        env_vars: Environment variables of the sandbox.
         api_key: The service's key; by default E2B_API_KEY. The sandbox never sees it.
         api_url: Where the service is; by default E2B_API_URL, else E2B's cloud.
         sandbox_url: Where its sandboxes are asked, of a service that has one address for all (E2B_SANDBOX_URL): the
             server is then reached below `/sandboxes/ID/ports/PORT` there, else by a name of its own.
-        lease_s: Seconds after which the sandbox of a dead owner is ended.
-        start_timeout_s: Seconds until the server must be healthy.
         request_timeout_s: Seconds that a request to the service may take.
+        options: `port`, `env_vars`, `lease_s`, `start_timeout_s`: see `HostedOptions`.
 
     Raises:
         ConfigurationError: There is no key, or the client is not installed. `start` raises SandboxRefusedError where
             the service says no, SandboxServiceUnavailableError where it does not answer.
     """
 
+    CLIENT = "e2b"
+    ERRORS: ClassVar = {
+        "AuthenticationException": 401,
+        "ServiceBusyException": UNAVAILABLE,
+        "TimeoutException": UNAVAILABLE,
+        "SandboxException": None,
+    }
+
     def __init__(
         self,
         template: str,
         *,
         command: Sequence[str] | None = None,
-        port: int = 8000,
-        env_vars: Mapping[str, str] | None = None,
         api_key: str | None = None,
         api_url: str | None = None,
         sandbox_url: str | None = None,
-        lease_s: float = 60.0,
-        start_timeout_s: float = 60.0,
         request_timeout_s: float = 30.0,
+        **options: Unpack[HostedOptions],
     ) -> None:
-        super().__init__(
-            template,
-            command=command,
-            port=port,
-            env_vars=env_vars,
-            lease_s=lease_s,
-            start_timeout_s=start_timeout_s,
-        )
+        super().__init__(template, command=command, **options)
         key = api_key or os.environ.get("E2B_API_KEY")
         if not key or not is_bearer_token(key):
             raise ConfigurationError(
@@ -336,9 +352,6 @@ class RemoteSandboxProvider(HostedServerProvider):
             )
         if request_timeout_s <= 0:
             raise ConfigurationError(f"expected a request_timeout_s above 0, got {request_timeout_s}")
-        with installed_with("e2b", "E2B's client"):
-            import e2b
-        self._e2b = e2b
         sandbox_url = sandbox_url or os.environ.get("E2B_SANDBOX_URL")
         self._base = None if sandbox_url is None else sandbox_url.rstrip("/")
         self._options: dict[str, Any] = {
@@ -354,23 +367,22 @@ class RemoteSandboxProvider(HostedServerProvider):
         Raises:
             SandboxRefusedError: The service has no pauses.
         """
-        kept = self._started()
-        kept.paused = True
+        sandbox = self._started()
+        sandbox.paused = True
         try:
             with self._asking():
-                kept.sandbox.inner.pause()
+                sandbox.inner.pause()
         except BaseException:
-            kept.paused = False
+            sandbox.paused = False
             raise
 
     def resume(self) -> str:
         """Have a paused sandbox go on; return the server's URL once that is healthy."""
-        kept = self._started()
+        sandbox = self._started()
         with self._asking():
-            kept.sandbox.inner.connect(timeout=round(self._lease_s))
-        kept.paused = False
-        assert self._url is not None
-        return self._wait_healthy(self._url, time.monotonic() + self._start_timeout_s)
+            sandbox.inner.connect(timeout=round(self._lease_s))
+        sandbox.paused = False
+        return self._served(sandbox, time.monotonic() + self._start_timeout_s)
 
     def fork(self, count: int = 1) -> list[Self]:
         """Return providers of copies of the sandbox as it stands, whose servers run; each is to be stopped.
@@ -382,50 +394,40 @@ class RemoteSandboxProvider(HostedServerProvider):
             SandboxRefusedError: The service does not copy what runs in a sandbox, as none does of containers, or has
                 no room for all.
         """
-        kept = self._started()
         with self._asking():
-            made = kept.sandbox.inner.fork(count=count, timeout=round(self._lease_s))
+            made = self._started().inner.fork(count=count, timeout=round(self._lease_s))
         copies: list[Self] = []
         try:
             for each in made:  # all, before any is waited for: their time runs
                 if not isinstance(each, Exception):
                     provider = copy.copy(self)
                     OwnedServerProvider.__init__(provider)
-                    provider._keep(_E2BSandbox(each, self._base))
+                    provider._own(_E2BSandbox(each, self._lease_s, self._base))
                     copies.append(provider)
             for each in made:
                 if isinstance(each, Exception):
                     with self._asking():
                         raise each
             for provider in copies:
-                assert provider._kept is not None
-                url, deadline = provider._address(provider._kept), time.monotonic() + self._start_timeout_s
-                provider._url = provider._wait_healthy(url, deadline)
+                assert provider._sandbox is not None
+                deadline = time.monotonic() + self._start_timeout_s
+                provider._url = provider._served(provider._sandbox, deadline)
         except BaseException:
             for provider in copies:
                 provider.stop()
             raise
         return copies
 
-    def _started(self) -> Any:
-        if self._kept is None or self._url is None:
+    def _started(self) -> HostedSandbox:
+        if self._sandbox is None or self._url is None:
             raise ProviderError("expected a sandbox that was started, got none; start() it")
-        return self._kept
+        return self._sandbox
 
     def _create(self) -> HostedSandbox:
-        made = self._e2b.Sandbox.create(
+        made = self._client.Sandbox.create(
             self._template, timeout=round(self._lease_s), envs=self._env_vars, **self._options
         )
-        return _E2BSandbox(made, self._base)
-
-    def _refusal(self, error: Exception) -> tuple[type[ProviderError], int | None] | None:
-        if isinstance(error, self._e2b.AuthenticationException):
-            return SandboxRefusedError, 401
-        if isinstance(error, (self._e2b.ServiceBusyException, self._e2b.TimeoutException)):
-            return SandboxServiceUnavailableError, None
-        if isinstance(error, self._e2b.SandboxException):
-            return SandboxRefusedError, error.status_code
-        return None
+        return _E2BSandbox(made, self._lease_s, self._base)
 
 
 def healthy(url: str, timeout_s: float) -> str | None:

@@ -1,13 +1,14 @@
 """Fakes of Daytona's and Modal's clients, whose sandboxes are processes of this machine.
 
 Each function takes the parameters that the real one has, of those that ours gives, and no others: so a call that the
-real client refuses is refused here. `SIGNATURES` says which is which, and a test looks them up in the clients.
+real client refuses is refused here. `CLIENTS` says where each is found, and a test looks them up in the clients.
 """
 
 import os
 import signal
 import subprocess
 from contextlib import suppress
+from dataclasses import dataclass, field
 from types import ModuleType, SimpleNamespace
 from typing import Any, Final
 
@@ -17,6 +18,7 @@ class FakeMachine:
 
     def __init__(self, env: dict[str, str]) -> None:
         self.env, self.processes, self.renewed, self.there = env, list["subprocess.Popen[bytes]"](), 0, True
+        made.append(self)
 
     def begin(self, *words: str) -> "subprocess.Popen[bytes]":
         process = subprocess.Popen(words, env=self.env, stdout=subprocess.PIPE, start_new_session=True)
@@ -26,50 +28,44 @@ class FakeMachine:
     def end(self) -> None:
         self.there = False
         for each in self.processes:
-            with suppress(ProcessLookupError):
+            with each, suppress(ProcessLookupError):
                 os.killpg(each.pid, signal.SIGKILL)
-            each.wait()
-            assert each.stdout is not None
-            each.stdout.close()
+
+
+made: list[FakeMachine] = []
+"""Those of both, in the order of their creation."""
 
 
 class DaytonaError(Exception):
-    def __init__(self, message: str, status_code: int | None = None) -> None:
-        super().__init__(message)
-        self.status_code = status_code
+    status_code: int | None = None
 
 
-class DaytonaNotFoundError(DaytonaError): ...
+def _kinds(base: type[Exception], *names: str, **members: Any) -> dict[str, Any]:
+    return {name: type(name, (base,), members) for name in names}
 
 
-class DaytonaTimeoutError(DaytonaError): ...
+DAYTONA_ERRORS = {
+    **_kinds(DaytonaError, "DaytonaTimeoutError", "DaytonaConnectionError", "DaytonaServiceUnavailableError"),
+    **_kinds(DaytonaError, "DaytonaNotFoundError", status_code=404),
+}
 
 
-class DaytonaConnectionError(DaytonaError): ...
-
-
-class DaytonaServiceUnavailableError(DaytonaError): ...
-
-
+@dataclass
 class DaytonaConfig:
-    def __init__(self, *, api_key: str | None = None, api_url: str | None = None) -> None:
-        self.api_key = api_key
+    api_key: str | None = None
+    api_url: str | None = None
 
 
+@dataclass
 class CreateSandboxFromImageParams:
-    def __init__(
-        self,
-        *,
-        image: str,
-        env_vars: dict[str, str] | None = None,
-        ephemeral: bool | None = None,
-        auto_stop_interval: int | None = None,
-        ttl_minutes: int | None = None,
-    ) -> None:
-        self.image, self.env_vars, self.ttl_minutes = image, env_vars or {}, ttl_minutes
+    image: str
+    env_vars: dict[str, str] = field(default_factory=dict)
+    ephemeral: bool | None = None
+    auto_stop_interval: int | None = None
+    ttl_minutes: int | None = None
 
 
-class FakeProcess:
+class DaytonaProcess:
     def __init__(self, machine: FakeMachine) -> None:
         self._machine = machine
 
@@ -80,142 +76,119 @@ class FakeProcess:
 class DaytonaSandbox:
     def __init__(self, params: CreateSandboxFromImageParams) -> None:
         self.id, self.state = "daytona-1", "creating"
-        self.params, self.machine = params, FakeMachine(params.env_vars)
-        self.process = FakeProcess(self.machine)
+        self._params, self._machine = params, FakeMachine(params.env_vars)
+        self.process = DaytonaProcess(self._machine)
 
     def create_signed_preview_url(self, port: int, expires_in_seconds: int | None = None) -> Any:
         return SimpleNamespace(url=f"http://127.0.0.1:{port}")
 
     def set_ttl(self, ttl_minutes: int, request_timeout: float | None = None) -> None:
-        if not self.machine.there:
-            raise DaytonaNotFoundError("no such sandbox", 404)
-        assert ttl_minutes == self.params.ttl_minutes
-        self.machine.renewed += 1
+        if not self._machine.there:
+            raise DAYTONA_ERRORS["DaytonaNotFoundError"]
+        assert ttl_minutes == self._params.ttl_minutes
+        self._machine.renewed += 1
 
     def refresh_data(self, request_timeout: float | None = None) -> None:
-        self.state = "started" if self.machine.there else "destroyed"
+        self.state = "started" if self._machine.there else "destroyed"
 
     def delete(self, timeout: float | None = 60, wait: bool = False) -> None:
-        self.machine.end()
+        self._machine.end()
 
 
 class Daytona:
-    def __init__(self, config: DaytonaConfig | None = None) -> None:
-        self.config = config
+    def __init__(self, config: DaytonaConfig | None = None) -> None: ...
 
-    def create(
-        self, params: CreateSandboxFromImageParams | None = None, *, timeout: float = 60
-    ) -> DaytonaSandbox:
-        assert params is not None
+    def create(self, params: CreateSandboxFromImageParams, *, timeout: float = 60) -> DaytonaSandbox:
         if params.image.startswith("no-such"):
-            raise DaytonaNotFoundError("no such image", 404)
+            raise DAYTONA_ERRORS["DaytonaNotFoundError"]
         if params.image.startswith("silent"):
-            raise DaytonaTimeoutError("no answer")
-        made.append(DaytonaSandbox(params))
-        return made[-1]
+            raise DAYTONA_ERRORS["DaytonaTimeoutError"]
+        return DaytonaSandbox(params)
 
 
-class ModalErrors(ModuleType):
-    class Error(Exception): ...
+class ModalError(Exception): ...
 
-    class AuthError(Error): ...
 
-    class PermissionDeniedError(Error): ...
-
-    class NotFoundError(Error): ...
-
-    class ResourceExhaustedError(Error): ...
-
-    class ConnectionError(Error): ...  # noqa: A001 - Modal calls it so
-
-    class TimeoutError(Error): ...  # noqa: A001 - likewise
-
-    class ServiceError(Error): ...
+MODAL_ERRORS = _kinds(
+    ModalError,
+    "AuthError",
+    "PermissionDeniedError",
+    "NotFoundError",
+    "ResourceExhaustedError",
+    "ConnectionError",
+    "TimeoutError",
+    "ServiceError",
+)
 
 
 class App:
     @staticmethod
-    def lookup(name: str, *, create_if_missing: bool = False) -> "App":
-        return App()
+    def lookup(name: str, *, create_if_missing: bool = False) -> None: ...
 
 
 class Image:
-    def __init__(self, tag: str) -> None:
-        self.tag = tag
-
     @staticmethod
-    def from_registry(tag: str) -> "Image":
-        return Image(tag)
+    def from_registry(tag: str) -> str:
+        return tag
 
 
 class ModalSandbox:
+    object_id = "modal-1"
+
     def __init__(self, machine: FakeMachine, ports: list[int]) -> None:
-        self.object_id, self.machine, self._ports = "modal-1", machine, ports
+        self._machine, self._ports = machine, ports
 
     @staticmethod
     def create(
         *args: str,
-        app: App | None = None,
-        image: Image | None = None,
-        env: dict[str, str] | None = None,
+        app: None,
+        image: str,
+        env: dict[str, str],
         timeout: int | None = 300,
         idle_timeout: int | None = None,
         encrypted_ports: Any = (),
     ) -> "ModalSandbox":
-        assert image is not None
-        if image.tag.startswith("no-such"):
-            raise ModalErrors.NotFoundError("no such image")
-        if image.tag.startswith("silent"):
-            raise ModalErrors.ConnectionError("no answer")
-        machine = FakeMachine(env or {})
+        if image.startswith("no-such"):
+            raise MODAL_ERRORS["NotFoundError"]
+        if image.startswith("silent"):
+            raise MODAL_ERRORS["ConnectionError"]
+        machine = FakeMachine(env)
         machine.begin(*args)
-        made.append(ModalSandbox(machine, list(encrypted_ports)))
-        return made[-1]
+        return ModalSandbox(machine, list(encrypted_ports))
 
     def tunnels(self, timeout: int = 50) -> dict[int, Any]:
         return {port: SimpleNamespace(url=f"http://127.0.0.1:{port}") for port in self._ports}
 
     def exec(self, *args: str, timeout: int | None = None) -> Any:
-        if not self.machine.there:
-            raise ModalErrors.NotFoundError("no such sandbox")
-        self.machine.renewed += args == ("true",)
-        process = self.machine.begin(*args)
-        said = process.communicate()[0].decode()
+        if not self._machine.there:
+            raise MODAL_ERRORS["NotFoundError"]
+        self._machine.renewed += args == ("true",)
+        said = self._machine.begin(*args).communicate()[0].decode()
         return SimpleNamespace(wait=lambda: 0, stdout=SimpleNamespace(read=lambda: said))
 
     def poll(self) -> int | None:
-        return None if self.machine.there else 137
+        return None if self._machine.there else 137
 
-    def terminate(self, *, wait: bool = False) -> int | None:
-        self.machine.end()
-        return None
+    def terminate(self, *, wait: bool = False) -> None:
+        self._machine.end()
 
 
-made: list[Any] = []
-"""Sandboxes of both, in the order of their creation."""
-
-SIGNATURES: Final[dict[str, dict[str, Any]]] = {
+CLIENTS: Final[dict[str, dict[str, Any]]] = {
     "daytona": {
-        "Daytona.create": Daytona.create,
-        "Sandbox.create_signed_preview_url": DaytonaSandbox.create_signed_preview_url,
-        "Sandbox.set_ttl": DaytonaSandbox.set_ttl,
-        "Sandbox.refresh_data": DaytonaSandbox.refresh_data,
-        "Sandbox.delete": DaytonaSandbox.delete,
+        "Daytona": Daytona,
         "DaytonaConfig": DaytonaConfig,
         "CreateSandboxFromImageParams": CreateSandboxFromImageParams,
-        "_sync.process.Process.exec": FakeProcess.exec,
+        "Sandbox": DaytonaSandbox,
+        "_sync.process.Process": DaytonaProcess,
         "DaytonaError": DaytonaError,
-        **{each.__name__: None for each in DaytonaError.__subclasses__()},
+        **DAYTONA_ERRORS,
     },
     "modal": {
-        "App.lookup": App.lookup,
-        "Image.from_registry": Image.from_registry,
-        "Sandbox.create": ModalSandbox.create,
-        "Sandbox.tunnels": ModalSandbox.tunnels,
-        "Sandbox.exec": ModalSandbox.exec,
-        "Sandbox.poll": ModalSandbox.poll,
-        "Sandbox.terminate": ModalSandbox.terminate,
-        **{f"exception.{each.__name__}": None for each in ModalErrors.Error.__subclasses__()},
+        "App": App,
+        "Image": Image,
+        "Sandbox": ModalSandbox,
+        "exception.Error": ModalError,
+        **{f"exception.{name}": kind for name, kind in MODAL_ERRORS.items()},
     },
 }
 
@@ -223,15 +196,5 @@ SIGNATURES: Final[dict[str, dict[str, Any]]] = {
 def module(name: str) -> ModuleType:
     """Return a fake client, as a module."""
     found = ModuleType(name)
-    if name == "daytona":
-        kinds = (
-            Daytona,
-            DaytonaConfig,
-            CreateSandboxFromImageParams,
-            DaytonaError,
-            *DaytonaError.__subclasses__(),
-        )
-        vars(found).update({kind.__name__: kind for kind in kinds})
-    else:
-        vars(found).update(App=App, Image=Image, Sandbox=ModalSandbox, exception=ModalErrors)
+    vars(found).update(CLIENTS[name], exception=SimpleNamespace(Error=ModalError, **MODAL_ERRORS))
     return found
