@@ -4,9 +4,13 @@ import secrets
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from types import MappingProxyType
-from typing import Any, ClassVar, Final, Protocol
+from typing import Any, ClassVar, Final, Protocol, TypeVar
 
-from openenv_core.errors import EnvironmentFailureError
+from pydantic import BaseModel, ValidationError
+
+from openenv_core.errors import EnvironmentFailureError, describe_faults
+
+ModelT = TypeVar("ModelT", bound=BaseModel)
 
 SPLITS: Final = ("train", "validation", "test")
 """The usual names."""
@@ -178,3 +182,25 @@ def check_reset(known: Sequence[str], unknown: Mapping[str, Any], seed: Any, epi
         raise InvalidResetOptionError(f"expected an integer >= 0 or null for the seed, got {seed!r:.40}")
     if episode_id is not None and not isinstance(episode_id, str):
         raise InvalidResetOptionError(f"expected text or null for the episode_id, got {episode_id!r:.40}")
+
+
+def read_reset(model: type[ModelT], options: Mapping[str, Any], **defaults: Any) -> ModelT:
+    """Read what a reset was given beside seed and episode_id; None leaves an option to its default.
+
+    Args:
+        model: Its fields are the options that there are.
+        options: As they came.
+        defaults: In place of those of the model.
+
+    Raises:
+        InvalidResetOptionError: There is an unknown one, or a value that cannot be.
+    """
+    names = list(model.model_fields)
+    check_reset(
+        ("seed", "episode_id", *names), {name: None for name in options if name not in names}, None, None
+    )
+    given = {name: value for name, value in options.items() if value is not None}
+    try:
+        return model.model_validate({**defaults, **given})
+    except ValidationError as error:
+        raise InvalidResetOptionError(f"reset options: {describe_faults(error, 'options')}"[:1000]) from None

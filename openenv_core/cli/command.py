@@ -1,8 +1,10 @@
 """What a package offers to the command `ropewalk`."""
 
 import argparse
+import json
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -28,3 +30,35 @@ class Command:
     run: Callable[[argparse.Namespace], int]
     examples: tuple[str, ...] = ()
     reword: Callable[[Sequence[str]], Sequence[str]] | None = None
+
+
+# Types of arguments. What they refuse is told with the option's name, and is status 2.
+
+
+def read_count(text: str) -> int:
+    """Read a whole number of at least 1."""
+    if not text.isascii() or not text.isdigit() or int(text) < 1:
+        raise argparse.ArgumentTypeError(f"expected a whole number of at least 1, got {text!r}")
+    return int(text)
+
+
+def read_seconds(text: str) -> float:
+    """Read a number of seconds; 0 is one too."""
+    try:
+        found = float(text)
+    except ValueError:
+        found = -1.0
+    if not 0 <= found < float("inf"):
+        raise argparse.ArgumentTypeError(f"expected a number of seconds, got {text!r}")
+    return found
+
+
+def read_object(text: str) -> dict[str, Any]:
+    """Read a JSON object."""
+    try:
+        found = json.loads(text)
+    except ValueError:
+        found = None
+    if not isinstance(found, dict):
+        raise argparse.ArgumentTypeError(f"expected a JSON object, got {text!r}")
+    return found

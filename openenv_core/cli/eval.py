@@ -11,9 +11,9 @@ import time
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Final
 
-from openenv_core.cli.command import Command
+from openenv_core.cli.command import Command, read_object
 from openenv_core.errors import ConfigurationError, OpenEnvError
 
 if TYPE_CHECKING:
@@ -58,7 +58,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
     )
     tasks.add_argument("--split", metavar="NAME", help="play the first tasks of this split, not seeds")
     tasks.add_argument("--repetitions", type=int, metavar="N", help="episodes of each task, for pass@k (1)")
-    tasks.add_argument("--reset", type=_object, metavar="JSON", help="further options of every reset")
+    tasks.add_argument("--reset", type=read_object, metavar="JSON", help="further options of every reset")
     tasks.add_argument(
         "--max-turns", type=int, metavar="N", help="actions, or answers, of an episode at most (64)"
     )
@@ -338,16 +338,6 @@ def _with_interval(value: float | None, interval: Sequence[float] | None) -> str
 
 def _say(text: str) -> None:
     print(text, file=sys.stderr)
-
-
-def _object(text: str) -> dict[str, Any]:
-    try:
-        found = json.loads(text)
-    except ValueError:
-        found = None
-    if not isinstance(found, dict):
-        raise ConfigurationError(f"expected --reset as a JSON object, got {text!r}")
-    return found
 
 
 COMMAND = Command(

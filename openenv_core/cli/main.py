@@ -100,7 +100,7 @@ def load(point: EntryPoint) -> Command:
 
 
 def _run(command: Command, words: Sequence[str]) -> int:
-    parser = _CommandParser(
+    parser = _Parser(
         prog=f"ropewalk {command.name}",
         description=command.help,
         epilog=_examples(command.examples),
@@ -144,18 +144,13 @@ def _examples(examples: Sequence[str]) -> str | None:
     return "examples:\n" + "\n".join(f"  {line}" for line in examples) if examples else None
 
 
-class _CommandParser(argparse.ArgumentParser):
-    """Lets a ConfigurationError that reading an argument raises pass: argparse has its own words for a ValueError."""
-
-    def error(self, message: str) -> NoReturn:
-        cause = getattr(sys.exception(), "__context__", None)
-        if isinstance(cause, ConfigurationError):
-            raise cause from None
-        super().error(message)
-
-
 class _Parser(argparse.ArgumentParser):
     """Raises what the other errors of the command line are."""
 
     def error(self, message: str) -> NoReturn:
-        raise ConfigurationError(f"{message}; see ropewalk --help")
+        cause = getattr(sys.exception(), "__context__", None)
+        if isinstance(
+            cause, ConfigurationError
+        ):  # argparse has its own words for what reading an argument raises
+            raise cause from None
+        raise ConfigurationError(f"{message}; see {self.prog} --help")

@@ -10,7 +10,7 @@ from functools import partial
 from itertools import islice
 from typing import TYPE_CHECKING, Any, Final
 
-from openenv_core.cli.command import Command
+from openenv_core.cli.command import Command, read_count, read_object, read_seconds
 from openenv_core.errors import ConfigurationError, ExecutionError, OpenEnvError
 
 if TYPE_CHECKING:
@@ -30,21 +30,21 @@ def configure(parser: argparse.ArgumentParser) -> None:
         help="what to play: it is served for as long as the game lasts, unless it is a URL",
     )
     add("--seed", type=int, help="of the first reset, and of what --random draws")
-    add("--reset", metavar="JSON", type=_object, default={}, help="further options of every reset")
+    add("--reset", metavar="JSON", type=read_object, default={}, help="further options of every reset")
     add(
         "--action",
         metavar="JSON",
-        type=_object,
+        type=read_object,
         action="append",
         help="take this step without asking; several times for several, in one episode",
     )
-    add("--random", metavar="N", type=_positive, help="take N steps with actions drawn from the schema")
+    add("--random", metavar="N", type=read_count, help="take N steps with actions drawn from the schema")
     add("--json", action="store_true", help="print one JSON object a line: resets, steps, episodes, errors")
     add("--token", help="bearer token of the server at a URL; prefer ROPEWALK_TOKEN")
     add(
         "--timeout",
         metavar="SECONDS",
-        type=_seconds,
+        type=read_seconds,
         default=60.0,
         help="that a reset or step may take; 0 for no bound (%(default)g)",
     )
@@ -192,31 +192,6 @@ def _schema(url: str, token: str | None) -> dict[str, Any]:
     except (httpx.HTTPError, httpx.InvalidURL, ValueError):
         return {}  # the session tells what is wrong
     return found if isinstance(found, dict) and isinstance(found.get("action"), dict) else {}
-
-
-def _object(text: str) -> dict[str, Any]:
-    from openenv_core.play.form import FormField, value_of
-
-    try:
-        return dict(value_of(FormField("option", "object"), text))
-    except ValueError as error:
-        raise ConfigurationError(str(error)) from None
-
-
-def _positive(text: str) -> int:
-    if not text.isdecimal() or int(text) < 1:
-        raise ConfigurationError(f"expected --random to be a whole number of at least 1, got {text!r}")
-    return int(text)
-
-
-def _seconds(text: str) -> float:
-    try:
-        found = float(text)
-    except ValueError:
-        found = -1.0
-    if not 0 <= found < float("inf"):
-        raise ConfigurationError(f"expected --timeout to be a number of seconds, got {text!r}")
-    return found
 
 
 COMMAND = Command(

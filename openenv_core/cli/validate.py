@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from openenv_core.checker.check import Check, CheckLevel, select_checks
-from openenv_core.cli.command import Command
+from openenv_core.cli.command import Command, read_count, read_seconds
 from openenv_core.errors import ConfigurationError
 from openenv_core.targets import TargetKind, target_of
 
@@ -57,15 +57,17 @@ def configure(parser: argparse.ArgumentParser) -> None:
     )
     told.add_argument("--junit", metavar="FILE", help="write JUnit XML to this file as well")
     tried = parser.add_argument_group("how much is tried")
-    tried.add_argument("--sessions", type=_count, metavar="N", help="sessions at once under load (16)")
+    tried.add_argument("--sessions", type=read_count, metavar="N", help="sessions at once under load (16)")
     tried.add_argument(
-        "--episodes", type=_count, metavar="N", help="episodes that leaks are looked for over (1000)"
+        "--episodes", type=read_count, metavar="N", help="episodes that leaks are looked for over (1000)"
     )
-    tried.add_argument("--steps", type=_count, metavar="N", help="steps of one episode (200)")
-    tried.add_argument("--fuzz", type=_count, metavar="N", help="fuzzed actions a check (100)")
+    tried.add_argument("--steps", type=read_count, metavar="N", help="steps of one episode (200)")
+    tried.add_argument("--fuzz", type=read_count, metavar="N", help="fuzzed actions a check (100)")
     tried.add_argument("--seed", type=int, metavar="N", help="what every choice comes from (0)")
-    tried.add_argument("--step-timeout", type=_seconds, metavar="SECONDS", help="for each reply (10)")
-    tried.add_argument("--start-timeout", type=_seconds, metavar="SECONDS", help="for a server to start (60)")
+    tried.add_argument("--step-timeout", type=_above_zero, metavar="SECONDS", help="for each reply (10)")
+    tried.add_argument(
+        "--start-timeout", type=_above_zero, metavar="SECONDS", help="for a server to start (60)"
+    )
 
 
 def run(arguments: argparse.Namespace) -> int:
@@ -161,18 +163,8 @@ def _writable(text: str) -> Path:
     return path
 
 
-def _count(text: str) -> int:
-    if not text.isascii() or not text.isdigit() or int(text) < 1:
-        raise argparse.ArgumentTypeError(f"expected a whole number of at least 1, got {text!r}")
-    return int(text)
-
-
-def _seconds(text: str) -> float:
-    try:
-        found = float(text)
-    except ValueError:
-        found = 0.0
-    if not 0 < found < float("inf"):
+def _above_zero(text: str) -> float:
+    if not (found := read_seconds(text)):
         raise argparse.ArgumentTypeError(f"expected a number of seconds above 0, got {text!r}")
     return found
 

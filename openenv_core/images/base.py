@@ -17,15 +17,13 @@ from enum import StrEnum
 from importlib.metadata import Distribution, PackageNotFoundError, PathDistribution, distribution
 from importlib.resources import as_file, files
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 import openenv_core
 from openenv_core.errors import ConfigurationError
 from openenv_core.images.dockerfile import OUR_BASE
-from openenv_core.images.engine import BuildRequest, build_image, find_image, labels_of, replace_tags
-
-if TYPE_CHECKING:
-    import docker
+from openenv_core.images.engine import BuildRequest, build_image, labels_of, replace_tags
+from openenv_core.providers.docker.engine import DockerEngine
 
 DISTRIBUTION: Final = "ropewalk"
 EXTRA: Final = "server"
@@ -168,13 +166,12 @@ def tags(variant: Variant) -> tuple[str, ...]:
 
 
 def ensure(
-    api: "docker.APIClient",
+    engine: DockerEngine,
     variant: Variant,
     *,
     build_args: Mapping[str, str] | None = None,
     no_cache: bool = False,
     pull: bool = False,
-    always: bool = False,
 ) -> str:
     """Return the base's tag, after making it where it is missing or made from another Ropewalk.
 
@@ -184,7 +181,8 @@ def ensure(
     named = tags(variant)
     with context() as request:
         fingerprint = request.labels[FINGERPRINT]
-        if not (always or no_cache or pull or build_args) and _made_from(api, named[0]) == fingerprint:
+        asked = no_cache or pull or build_args
+        if not asked and labels_of(engine.find_image(named[0])).get(FINGERPRINT) == fingerprint:
             return named[0]
         sys.stderr.write(f"making the base image {named[0]}: it is missing, or of another Ropewalk\n")
         wanted = replace(
@@ -195,14 +193,9 @@ def ensure(
             no_cache=no_cache,
             pull=pull,
         )
-        with replace_tags(api, named):
+        with replace_tags(engine, named):
             build_image(wanted)
     return named[0]
-
-
-def _made_from(api: "docker.APIClient", tag: str) -> str | None:
-    found = find_image(api, tag)
-    return None if found is None else labels_of(found).get(FINGERPRINT)
 
 
 @contextmanager

@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 from openenv_core.errors import ConfigurationError
 from openenv_core.images import base
@@ -22,9 +22,7 @@ from openenv_core.images.dockerfile import (
 )
 from openenv_core.images.engine import BuildRequest, build_image, replace_tags
 from openenv_core.manifest import MANIFEST, ManifestError, read_keys
-
-if TYPE_CHECKING:
-    import docker
+from openenv_core.providers.docker.engine import DockerEngine
 
 PREDEFINED_ARGS: Final = frozenset(
     name
@@ -232,7 +230,7 @@ def _refuse_unknown(given: Mapping[str, str], dockerfile: Dockerfile, path: Path
             )
 
 
-def build(api: "docker.APIClient", planned: BuildPlan) -> str:
+def build(engine: DockerEngine, planned: BuildPlan) -> str:
     """Build one environment's image and return its identity; docker's own output goes to standard error.
 
     Raises:
@@ -242,6 +240,6 @@ def build(api: "docker.APIClient", planned: BuildPlan) -> str:
     for note in planned.notes:
         sys.stderr.write(f"note: {note}\n")
     if planned.variant is not None:
-        base.ensure(api, planned.variant)
-    with replace_tags(api, planned.request.tags):
+        base.ensure(engine, planned.variant)
+    with replace_tags(engine, planned.request.tags):
         return build_image(planned.request)

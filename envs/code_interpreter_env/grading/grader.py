@@ -7,7 +7,7 @@ from typing import Any, Final, assert_never
 from openenv_core.sandbox import Limits
 
 from .kinds import FunctionTrial, NumericTrial, StdioTrial, SuiteTrial
-from .task import FunctionTask, NumericTask, Scoring, StdioTask, SuiteTask, Task
+from .task import FunctionTask, NumericTask, StdioTask, SuiteTask, Task
 from .trial import (
     CaseInfo,
     CaseResult,
@@ -31,7 +31,6 @@ class Grader:
 
     Args:
         source: where interpreters come from: a started `Sandbox`, or a backend of the environment.
-        scoring: how cases become a reward; None: as each task says.
         timeout_reward: the reward of a verdict with the reason "timeout". None keeps it out of a trainer's baseline;
             a number is for those who would rather teach a policy to be quick.
         fresh_per_case: begins every case with a fresh interpreter, so that nothing can be kept from one to the next.
@@ -43,7 +42,6 @@ class Grader:
         self,
         source: Opens,
         *,
-        scoring: Scoring | None = None,
         timeout_reward: float | None = None,
         fresh_per_case: bool = False,
         limits: Limits = DEFAULT_LIMITS,
@@ -51,7 +49,6 @@ class Grader:
         if timeout_reward is not None and not 0 <= timeout_reward <= 1:
             raise ValueError(f"expected a timeout_reward from 0 to 1, or None, got {timeout_reward!r}")
         self._source = source
-        self._scoring = scoring
         self._timeout_reward = timeout_reward
         self._fresh_per_case = fresh_per_case
         self._limits = limits
@@ -59,9 +56,8 @@ class Grader:
     async def grade(self, task: Task, code: str) -> Verdict:
         """Return what a submission is worth."""
         began = time.perf_counter()
-        scoring = self._scoring or task.scoring
         bench = SubmissionRunner(self._source, task, self._limits)
-        trial = _trial(bench, task, code, self._fresh_per_case)
+        trial = _trial(bench, task, code)
         results: dict[int, CaseResult] = {}
         scope: Scope | None = None
         trouble: str | None = None
@@ -83,7 +79,7 @@ class Grader:
         elif scope is not None:
             reason, detail, reward = "timeout", _TIMEOUTS[scope], self._timeout_reward
         else:
-            reward = reward_of(scoring, cases, passed)
+            reward = reward_of(task.scoring, cases, passed)
             reason, detail = (
                 ("passed", "every case passed") if all(passed) else ("failed", _first_failure(outcomes))
             )
@@ -105,6 +101,7 @@ class Grader:
     ) -> Scope | None:
         """Run case after case, until one takes too long; return what that means."""
         for index in range(len(trial.cases)):
+            bench.lost = bench.lost or self._fresh_per_case
             results[index] = result = await trial.run(index)
             if result.category == "timeout":
                 return bench.scope
@@ -140,16 +137,16 @@ def _outcome(index: int, case: CaseInfo, result: CaseResult) -> CaseOutcome:
     )
 
 
-def _trial(bench: SubmissionRunner, task: Task, code: str, fresh_per_case: bool) -> Trial[Any]:
+def _trial(bench: SubmissionRunner, task: Task, code: str) -> Trial[Any]:
     match task:
         case FunctionTask():
-            return FunctionTrial(bench, task, code, fresh_per_case)
+            return FunctionTrial(bench, task, code)
         case StdioTask():
-            return StdioTrial(bench, task, code, fresh_per_case)
+            return StdioTrial(bench, task, code)
         case NumericTask():
-            return NumericTrial(bench, task, code, fresh_per_case)
+            return NumericTrial(bench, task, code)
         case SuiteTask():
-            return SuiteTrial(bench, task, code, fresh_per_case)
+            return SuiteTrial(bench, task, code)
     assert_never(task)
 
 

@@ -15,7 +15,6 @@ from .trial import (
     CaseInfo,
     CaseResult,
     LoadedTrial,
-    SubmissionRunner,
     Trial,
     describe_value,
     failure_of,
@@ -100,10 +99,6 @@ class FunctionTrial(LoadedTrial[FunctionTask]):
     Arguments are copies by nature, so a function that changes them changes nothing here.
     """
 
-    def __init__(self, bench: SubmissionRunner, task: FunctionTask, code: str, fresh_per_case: bool) -> None:
-        super().__init__(bench, task, code, fresh_per_case)
-        self._all = [*task.public, *task.hidden]
-
     @property
     def cases(self) -> Sequence[CaseInfo]:
         """The calls."""
@@ -114,7 +109,7 @@ class FunctionTrial(LoadedTrial[FunctionTask]):
                 shown_input=_call_text(self._task.entry, case),
                 expected=describe_value(case.expected),
             )
-            for index, case in enumerate(self._all)
+            for index, case in enumerate(self._task.cases)
         ]
 
     async def load(self) -> CaseResult | None:
@@ -124,7 +119,7 @@ class FunctionTrial(LoadedTrial[FunctionTask]):
 
     async def ask(self, index: int) -> CaseResult:
         """Call the function with one case's arguments."""
-        case, entry = self._all[index], self._task.entry
+        case, entry = self._task.cases[index], self._task.entry
         call = await self._bench.call(entry, case.args, case.kwargs)
         failure = failure_of(call.execution)
         if failure is not None:
@@ -142,27 +137,22 @@ def _call_text(entry: str, case: FunctionCase) -> str:
 class StdioTrial(Trial[StdioTask]):
     """Runs the program in a fresh interpreter for each case."""
 
-    def __init__(self, bench: SubmissionRunner, task: StdioTask, code: str, fresh_per_case: bool) -> None:
-        super().__init__(bench, task, code, fresh_per_case)
-        self._all = [*task.public, *task.hidden]
-
     @property
     def cases(self) -> Sequence[CaseInfo]:
         """The runs."""
-        public = len(self._task.public)
         return [
             CaseInfo(
-                hidden=index >= public,
+                hidden=index >= len(self._task.public),
                 weight=case.weight,
                 shown_input=shorten(case.stdin),
                 expected=shorten(case.stdout),
             )
-            for index, case in enumerate(self._all)
+            for index, case in enumerate(self._task.cases)
         ]
 
     async def run(self, index: int) -> CaseResult:
         """Run the program on one case's input."""
-        case = self._all[index]
+        case = self._task.cases[index]
         await self._bench.fresh()
         execution = await self._bench.execute(self._code, stdin=case.stdin)
         failure = failure_of(execution)
@@ -212,21 +202,13 @@ class SuiteTrial(LoadedTrial[SuiteTask]):
 
     guarantee = "shared"
 
-    def __init__(self, bench: SubmissionRunner, task: SuiteTask, code: str, fresh_per_case: bool) -> None:
-        # Always: what a submission does to the process while one test runs is gone before the next.
-        super().__init__(bench, task, code, fresh_per_case=True)
-        self._all = [
-            *((task.public, name) for name in tests_in(task.public)),
-            *((task.hidden, name) for name in tests_in(task.hidden)),
-        ]
-
     @property
     def cases(self) -> Sequence[CaseInfo]:
         """The tests."""
         public = len(tests_in(self._task.public))
         return [
             CaseInfo(hidden=index >= public, shown_input=name, expected="no exception")
-            for index, (_, name) in enumerate(self._all)
+            for index, (_, name) in enumerate(self._task.cases)
         ]
 
     async def load(self) -> CaseResult | None:
@@ -241,7 +223,10 @@ class SuiteTrial(LoadedTrial[SuiteTask]):
 
     async def ask(self, index: int) -> CaseResult:
         """Call one test."""
-        source, name = self._all[index]
+        self._bench.lost = (
+            True  # what a submission does to the process while one test runs is gone before the next
+        )
+        source, name = self._task.cases[index]
         token = secrets.token_hex(16)
         call = await self._bench.call(_RUN, [source, name, token])
         failure = failure_of(call.execution)

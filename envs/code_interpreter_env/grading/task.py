@@ -143,10 +143,15 @@ class FunctionTask(BaseTask):
     public: list[FunctionCase] = []
     hidden: list[FunctionCase] = []
 
+    @property
+    def cases(self) -> list[FunctionCase]:
+        """All of them, public ones first."""
+        return [*self.public, *self.hidden]
+
     @model_validator(mode="after")
     def _can_be_compared(self) -> "FunctionTask":
-        _need_cases([*self.public, *self.hidden])
-        for case in [*self.public, *self.hidden]:
+        _need_cases(self.cases)
+        for case in self.cases:
             lists = self.compare.type in ("unordered", "set_like", "any_of")
             if lists and type(case.expected) not in (list, tuple):
                 raise ValueError(
@@ -177,9 +182,14 @@ class StdioTask(BaseTask):
     public: list[StdioCase] = []
     hidden: list[StdioCase] = []
 
+    @property
+    def cases(self) -> list[StdioCase]:
+        """All of them, public ones first."""
+        return [*self.public, *self.hidden]
+
     @model_validator(mode="after")
     def _has_cases(self) -> "StdioTask":
-        _need_cases([*self.public, *self.hidden])
+        _need_cases(self.cases)
         return self
 
 
@@ -225,6 +235,11 @@ class SuiteTask(BaseTask):
     public: str = ""
     hidden: str = ""
 
+    @property
+    def cases(self) -> list[tuple[str, str]]:
+        """The source and the name of each test, public ones first."""
+        return [(source, name) for source in (self.public, self.hidden) for name in tests_in(source)]
+
     @field_validator("public", "hidden")
     @classmethod
     def _compiles(cls, source: str) -> str:
@@ -236,7 +251,7 @@ class SuiteTask(BaseTask):
 
     @model_validator(mode="after")
     def _has_tests(self) -> "SuiteTask":
-        _need_cases([*tests_in(self.public), *tests_in(self.hidden)])
+        _need_cases(self.cases)
         return self
 
 

@@ -231,11 +231,10 @@ class Trial(ABC, Generic[TaskT]):
 
     guarantee: Literal["outside", "shared"] = "outside"
 
-    def __init__(self, bench: SubmissionRunner, task: TaskT, code: str, fresh_per_case: bool) -> None:
+    def __init__(self, bench: SubmissionRunner, task: TaskT, code: str) -> None:
         self._bench = bench
         self._task = task
         self._code = code
-        self._fresh_per_case = fresh_per_case
 
     @property
     @abstractmethod
@@ -255,7 +254,7 @@ class LoadedTrial(Trial[TaskT]):
 
     async def run(self, index: int) -> CaseResult:
         """Run one case, and the submission before it where need be."""
-        if self._bench.lost or self._fresh_per_case:
+        if self._bench.lost:
             failure = await self.load()
             if failure is not None:
                 self._bench.lost = True  # nothing half-loaded is asked

@@ -9,11 +9,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated, Any
 
-from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, StrictBool, ValidationError
+from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, StrictBool
 
-from openenv_core.errors import describe_faults
 from openenv_core.sandbox import Limits, LimitsError
-from openenv_core.tasks import InvalidResetOptionError, check_reset
+from openenv_core.tasks import InvalidResetOptionError, read_reset
 
 from ..grading import JsonlTasks, Task
 from ..models import MAX_PATH_CHARS
@@ -85,15 +84,9 @@ def read_options(options: Mapping[str, Any], settings: InterpreterSettings) -> R
     Raises:
         InvalidResetOptionError: One that does not exist, or a value that cannot be.
     """
-    names = list(_Given.model_fields)
-    check_reset(
-        ("seed", "episode_id", *names), {name: None for name in options if name not in names}, None, None
-    )
+    given = read_reset(_Given, options)
     try:
-        given = _Given.model_validate({name: value for name, value in options.items() if value is not None})
         limits = settings.limits.changed(given.limits).within(settings.ceilings)
-    except ValidationError as error:
-        raise InvalidResetOptionError(f"reset options: {describe_faults(error, 'options')}"[:1000]) from None
     except LimitsError as error:
         raise InvalidResetOptionError(f"reset option limits: {error}") from None
     _check_files(given.files, limits)

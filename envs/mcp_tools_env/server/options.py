@@ -4,10 +4,9 @@ import time
 from collections.abc import Mapping
 from typing import Annotated, Any, Final, Literal, TypeAlias
 
-from pydantic import BaseModel, ConfigDict, Field, StrictBool, StrictInt, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, StrictBool, StrictInt
 
-from openenv_core.errors import describe_faults
-from openenv_core.tasks import InvalidResetOptionError
+from openenv_core.tasks import InvalidResetOptionError, read_reset
 
 from .config import McpToolsSettings
 
@@ -47,21 +46,8 @@ def read_options(options: Mapping[str, Any], settings: McpToolsSettings) -> Rese
     Raises:
         InvalidResetOptionError: One that does not exist, or a value that cannot be.
     """
-    if unknown := sorted(set(options) - set(ResetOptions.model_fields)):
-        raise InvalidResetOptionError(
-            f"expected no reset options but seed, episode_id, {', '.join(ResetOptions.model_fields)}, got "
-            f"{', '.join(unknown)[:200]}; commands and addresses are the server's configuration alone"
-        )
     there = list(settings.servers)
-    given = {name: value for name, value in options.items() if value is not None}
-    try:
-        read = ResetOptions.model_validate(
-            {"servers": there, "calls": settings.calls, "time_s": settings.time_s, **given}
-        )
-    except ValidationError as error:
-        raise InvalidResetOptionError(
-            f"expected reset options that can be, got {describe_faults(error, 'options')}"[:1000]
-        ) from None
+    read = read_reset(ResetOptions, options, servers=there, calls=settings.calls, time_s=settings.time_s)
     if wrong := sorted(set(read.servers) - set(there)):
         raise InvalidResetOptionError(
             f"expected servers that are configured ({', '.join(there)}), got {', '.join(wrong)[:200]}"

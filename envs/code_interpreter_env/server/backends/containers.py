@@ -5,7 +5,6 @@ import time
 from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import asdict, dataclass, field
-from functools import partial
 from typing import Any, Final
 
 from openenv_core.errors import (
@@ -280,26 +279,6 @@ def _reason(refusal: str) -> str:
     return refusal.rpartition(": ")[2]
 
 
-class _Containers:
-    """The pool, asked by coroutines."""
-
-    def __init__(self, settings: ContainerSettings) -> None:
-        self._settings = settings
-        self._pool = DockerPool(settings.image, settings.size, options=settings.options)
-
-    async def check(self) -> None:
-        try:
-            await asyncio.to_thread(self._pool.wait, 1, self._settings.lease_s)
-        except ProviderError as error:
-            raise HostFailureError(f"expected containers of {self._settings.image}, got: {error}") from error
-
-    def make_interpreter(self, limits: Limits, packages: tuple[str, ...]) -> _ContainerInterpreter:
-        return _ContainerInterpreter(self._pool, self._settings, limits, packages)
-
-    async def close(self) -> None:
-        await asyncio.to_thread(self._pool.close)
-
-
 class ContainerBackend(HostedBackend):
     """Runs code in containers, one a session, which nobody uses again.
 
@@ -310,4 +289,23 @@ class ContainerBackend(HostedBackend):
     isolation = "container"
 
     def __init__(self, settings: ContainerSettings) -> None:
-        super().__init__(partial(_Containers, settings))
+        super().__init__()
+        self._settings = settings
+        self._pool: DockerPool | None = None
+
+    async def _connect(self) -> None:
+        settings = self._settings
+        self._pool = pool = DockerPool(settings.image, settings.size, options=settings.options)
+        try:
+            await asyncio.to_thread(pool.wait, 1, settings.lease_s)
+        except ProviderError as error:
+            raise HostFailureError(f"expected containers of {settings.image}, got: {error}") from error
+
+    def _make_interpreter(self, limits: Limits, packages: tuple[str, ...]) -> _ContainerInterpreter:
+        assert self._pool is not None  # it was started
+        return _ContainerInterpreter(self._pool, self._settings, limits, packages)
+
+    async def _disconnect(self) -> None:
+        pool, self._pool = self._pool, None
+        if pool is not None:
+            await asyncio.to_thread(pool.close)

@@ -13,11 +13,11 @@ import secrets
 import ssl
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import replace
 from functools import cache
 from pathlib import Path, PurePosixPath
-from typing import Any, Final, Protocol
+from typing import Any, Final
 from urllib.parse import urlsplit
 
 import httpx
@@ -426,37 +426,35 @@ def require_done(path: str, reply: Mapping[str, Any]) -> Mapping[str, Any]:
     return reply
 
 
-class InterpreterHost(Protocol):
-    """A service, a gateway, a pool of containers."""
-
-    async def check(self) -> None:
-        """See that it is there and lets us in; a HostFailureError or ProviderError where it is not, or does not."""
-
-    def make_interpreter(self, limits: Limits, packages: tuple[str, ...]) -> HostedInterpreter:
-        """Return an interpreter, not opened."""
-
-    async def close(self) -> None:
-        """Let it go."""
-
-
-class HostedBackend:
-    """Opens interpreters that one host runs."""
+class HostedBackend(ABC):
+    """Opens interpreters that one host runs: a service, a gateway, a pool of containers."""
 
     isolation = "remote"
 
-    def __init__(self, make_host: Callable[[], InterpreterHost]) -> None:
-        self._make_host = make_host
-        self._host: InterpreterHost | None = None
+    def __init__(self) -> None:
+        self._connected = False
         self._opened: set[HostedInterpreter] = set()
+
+    @abstractmethod
+    async def _connect(self) -> None:
+        """See that the host is there and lets us in. HostFailureError or ProviderError: it is not, or does not."""
+
+    @abstractmethod
+    def _make_interpreter(self, limits: Limits, packages: tuple[str, ...]) -> HostedInterpreter:
+        """Return an interpreter, not opened."""
+
+    @abstractmethod
+    async def _disconnect(self) -> None:
+        """Let the host go, if there is one."""
 
     async def start(self) -> None:
         """Make ready; see `Backend`. SandboxUnavailableError: the host does not answer, or refuses us."""
-        self._host = self._make_host()
         try:
-            await self._host.check()
+            await self._connect()
         except (HostFailureError, ProviderError) as failure:
             await self.close()
             raise SandboxUnavailableError(str(failure)) from failure
+        self._connected = True
 
     async def open(
         self, limits: Limits, *, packages: tuple[str, ...] = (), snapshot: bool = False
@@ -466,9 +464,9 @@ class HostedBackend:
             raise ConfigurationError(
                 "expected a session without snapshots, which only the local sandbox has; leave snapshot out"
             )
-        if self._host is None:
+        if not self._connected:
             raise SandboxUnavailableError("expected a backend that was started, got one that is not")
-        interpreter = self._host.make_interpreter(limits, packages)
+        interpreter = self._make_interpreter(limits, packages)
         self._opened = {each for each in self._opened if not each.closed} | {interpreter}
         try:
             await interpreter.open()
@@ -480,9 +478,8 @@ class HostedBackend:
         """End all interpreters. Idempotent."""
         opened, self._opened = self._opened, set()
         await asyncio.gather(*(each.close() for each in opened), return_exceptions=True)
-        host, self._host = self._host, None
-        if host is not None:
-            await host.close()
+        self._connected = False
+        await self._disconnect()
 
 
 def require_plain_url(variable: str, url: str) -> None:

@@ -8,7 +8,6 @@ from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
-from functools import partial
 from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
 import httpx
@@ -121,37 +120,43 @@ class _NoRoomError(HostFailureError):
     """The gateway has as many kernels as it may have."""
 
 
-class _Gateway:
-    """The gateway, asked by coroutines of one loop. Nothing is sent twice; what fails is a `HostFailureError`."""
+class JupyterBackend(HostedBackend):
+    """Runs code in the kernels of a Jupyter kernel gateway, one a session. Nothing is sent to it twice.
+
+    A gateway isolates nothing: a session's code can do whatever the gateway's user can, to the other sessions' kernels
+    and folders too. Time and output are bounded here; memory, disk, processes and network are not. It is for code
+    that is trusted, or for gateways that put each kernel into a container of its own.
+    """
 
     def __init__(self, settings: JupyterSettings) -> None:
-        self._settings = settings
+        super().__init__()
+        self.settings = settings
         self._http = make_http_client(settings.url, settings.headers)
 
-    async def check(self) -> None:
+    async def _connect(self) -> None:
         reply = await self._request("GET", "/api/kernelspecs")
         known = reply.get("kernelspecs") if isinstance(reply, dict) else None
         if not isinstance(known, dict):
-            raise HostFailureError(f"expected {self._settings.url} to list its kernels, got something else")
-        name = self._settings.kernel_name
+            raise HostFailureError(f"expected {self.settings.url} to list its kernels, got something else")
+        name = self.settings.kernel_name
         if name is not None and name not in known:
             raise HostFailureError(
                 f"expected the gateway to have kernels named {name!r}, it has {', '.join(known) or 'none'}"
             )
 
-    def make_interpreter(self, limits: Limits, packages: tuple[str, ...]) -> "_JupyterInterpreter":
-        return _JupyterInterpreter(self, self._settings, limits, packages)
+    def _make_interpreter(self, limits: Limits, packages: tuple[str, ...]) -> "_JupyterInterpreter":
+        return _JupyterInterpreter(self, limits, packages)
 
     async def create(self) -> str:
         """Start a kernel, and return its id; `_NoRoomError` where the gateway has as many as it may have."""
         # With an environment of its own, if an empty one, a kernel does not inherit the gateway's, token and all.
         body: dict[str, Any] = {"env": {}}
-        if self._settings.kernel_name is not None:
-            body["name"] = self._settings.kernel_name
-        reply = await self._request("POST", _KERNELS, body, self._settings.start_s)
+        if self.settings.kernel_name is not None:
+            body["name"] = self.settings.kernel_name
+        reply = await self._request("POST", _KERNELS, body, self.settings.start_s)
         kernel = reply.get("id") if isinstance(reply, dict) else None
         if not isinstance(kernel, str) or not kernel.replace("-", "").isalnum():
-            raise HostFailureError(f"expected {self._settings.url} to name the kernel it started")
+            raise HostFailureError(f"expected {self.settings.url} to name the kernel it started")
         return kernel
 
     async def interrupt(self, kernel: str) -> None:
@@ -160,14 +165,14 @@ class _Gateway:
 
     async def delete(self, kernel: str) -> None:
         """End a kernel; one that is gone is as good. One that does not listen takes the gateway seconds."""
-        await self._request("DELETE", f"{_KERNELS}/{kernel}", limit_s=3 * self._settings.request_s)
+        await self._request("DELETE", f"{_KERNELS}/{kernel}", limit_s=3 * self.settings.request_s)
 
-    async def close(self) -> None:
+    async def _disconnect(self) -> None:
         await self._http.aclose()
 
     async def _request(self, method: str, path: str, body: Any = None, limit_s: float | None = None) -> Any:
-        url = self._settings.address(path)
-        limit_s = self._settings.request_s if limit_s is None else limit_s
+        url = self.settings.address(path)
+        limit_s = self.settings.request_s if limit_s is None else limit_s
         request = self._http.build_request(method, url, json=body, timeout=httpx.Timeout(None))
         try:
             async with asyncio.timeout(limit_s):
@@ -189,8 +194,8 @@ class _Gateway:
 
     def _refuse(self, method: str, url: str, status: int, content: bytes) -> None:
         text = f"expected {method} {url} to succeed, got HTTP {status}: {excerpt(content)}"
-        if self._settings.token is not None:
-            text = text.replace(self._settings.token, "[token]")
+        if self.settings.token is not None:
+            text = text.replace(self.settings.token, "[token]")
         # 403 is the kernel gateway's word for its limit, 429 and 503 are those of others in front of it.
         raise (_NoRoomError if method == "POST" and status in (403, 429, 503) else HostFailureError)(text)
 
@@ -343,12 +348,10 @@ def _is_closed(error: Exception) -> bool:
 class _JupyterInterpreter(HostedInterpreter):
     """One kernel, in a folder of its own, where it shares everything else with the gateway and its other kernels."""
 
-    def __init__(
-        self, gateway: _Gateway, settings: JupyterSettings, limits: Limits, packages: tuple[str, ...]
-    ) -> None:
-        super().__init__(limits, packages, isolation="remote", report_files=settings.report_files)
+    def __init__(self, gateway: JupyterBackend, limits: Limits, packages: tuple[str, ...]) -> None:
+        self._settings = gateway.settings
+        super().__init__(limits, packages, isolation="remote", report_files=self._settings.report_files)
         self._gateway = gateway
-        self._settings = settings
         self._kernel: str | None = None
         self._channel: _Channel | None = None
         self._deletions: set[asyncio.Task[None]] = set()
@@ -556,15 +559,3 @@ def _expression_value(reply: _Message) -> str:
     except (KeyError, TypeError):
         return ""
     return shown if isinstance(shown, str) else ""
-
-
-class JupyterBackend(HostedBackend):
-    """Runs code in the kernels of a Jupyter kernel gateway, one a session.
-
-    A gateway isolates nothing: a session's code can do whatever the gateway's user can, to the other sessions' kernels
-    and folders too. Time and output are bounded here; memory, disk, processes and network are not. It is for code
-    that is trusted, or for gateways that put each kernel into a container of its own.
-    """
-
-    def __init__(self, settings: JupyterSettings) -> None:
-        super().__init__(partial(_Gateway, settings))

@@ -10,7 +10,6 @@ import secrets
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import partial
 from typing import Any, Final, NamedTuple
 from urllib.parse import urlsplit
 
@@ -156,14 +155,19 @@ class _Ran(NamedTuple):
         return "".join(str(data) for kind, data in self.outputs if kind == "stdout")
 
 
-class _TogetherService:
-    """The service, asked by coroutines of one loop; what fails is a `HostFailureError`.
+class TogetherBackend(HostedBackend):
+    """Runs code in sessions of Together's Code Interpreter.
+
+    It speaks the interface as it is documented, and is tested against a server of ours that speaks it too. It has
+    never been run against the service itself. Time and output are bounded here. Memory, disk, processes and network
+    are what the service grants, and so is the end of a session, some time after its last use.
 
     A request is sent again where it was refused for its rate (429), or never left. One that the service may have
     begun is sent again only where doing it twice does no harm; an execution of the session's code never is.
     """
 
     def __init__(self, settings: TogetherSettings) -> None:
+        super().__init__()
         self._settings = settings
         self._base_url = settings.base_url.rstrip("/")
         self._http = make_http_client(self._base_url, {"Authorization": f"Bearer {settings.token}"})
@@ -189,6 +193,7 @@ class _TogetherService:
         return _read(await self._request("POST", "/tci/execute", content, limit_s, most_bytes, repeatable))
 
     async def sessions(self, patience_s: float | None = None) -> frozenset[str]:
+        """Return the ids of the sessions that there are."""
         limit_s = self._settings.network_s
         reply = await self._request(
             "GET", "/tci/sessions", None, limit_s, _MAX_SESSIONS_BYTES, True, patience_s
@@ -198,13 +203,13 @@ class _TogetherService:
         except (KeyError, TypeError):
             raise self._not_as_documented("a list of sessions") from None
 
-    async def check(self) -> None:
+    async def _connect(self) -> None:
         await self.sessions()
 
-    def make_interpreter(self, limits: Limits, packages: tuple[str, ...]) -> "_TogetherInterpreter":
+    def _make_interpreter(self, limits: Limits, packages: tuple[str, ...]) -> "_TogetherInterpreter":
         return _TogetherInterpreter(self, limits, packages, self._settings.report_files)
 
-    async def close(self) -> None:
+    async def _disconnect(self) -> None:
         await asyncio.shield(self._http.aclose())
 
     async def _request(
@@ -302,7 +307,7 @@ class _TogetherInterpreter(HostedInterpreter):
     """
 
     def __init__(
-        self, service: _TogetherService, limits: Limits, packages: tuple[str, ...], report_files: bool
+        self, service: TogetherBackend, limits: Limits, packages: tuple[str, ...], report_files: bool
     ) -> None:
         super().__init__(limits, packages, isolation="remote", report_files=report_files)
         self._service = service
@@ -393,15 +398,3 @@ class _TogetherInterpreter(HostedInterpreter):
             return self._remote_id not in await self._service.sessions(PROBE_TIMEOUT_S)
         except HostFailureError:
             return False
-
-
-class TogetherBackend(HostedBackend):
-    """Runs code in sessions of Together's Code Interpreter.
-
-    It speaks the interface as it is documented, and is tested against a server of ours that speaks it too. It has
-    never been run against the service itself. Time and output are bounded here. Memory, disk, processes and network
-    are what the service grants, and so is the end of a session, some time after its last use.
-    """
-
-    def __init__(self, settings: TogetherSettings) -> None:
-        super().__init__(partial(_TogetherService, settings))

@@ -77,9 +77,7 @@ async def backend(gateway: str) -> AsyncIterator[JupyterBackend]:
 
 async def kernels(backend: JupyterBackend, session: Any) -> bool:
     """Whether the gateway knows the session's kernel."""
-    assert backend._host is not None
-    gateway = backend._host
-    response = await gateway._http.get(gateway._settings.address(f"/api/kernels/{session}"), timeout=20)
+    response = await backend._http.get(backend.settings.address(f"/api/kernels/{session}"), timeout=20)
     return response.status_code == 200
 
 
@@ -168,7 +166,6 @@ async def test_code_that_takes_too_long(backend: JupyterBackend, code: str, kept
 @pytest.mark.soak
 async def test_a_kernel_that_ends_is_told_once_and_its_folder_goes_with_it(backend: JupyterBackend) -> None:
     session = await backend.open(LIMITS)
-    assert backend._host is not None
     for code, status, exit_code in (
         ("exit()", "ok", 0),
         ("import os, signal; os.kill(os.getpid(), signal.SIGKILL)", "killed", 137),
@@ -178,7 +175,7 @@ async def test_a_kernel_that_ends_is_told_once_and_its_folder_goes_with_it(backe
         folder = (await session.execute("x = 1; import os; print(os.getcwd(), end='')")).stdout
         if not code:
             assert session._kernel is not None
-            await backend._host.delete(session._kernel)
+            await backend.delete(session._kernel)
         ran = await session.execute(code, timeout_s=60 if code else 1)
         assert (ran.status, ran.exit_code, ran.error, ran.state_lost) == (status, exit_code, None, True)
         after = await session.execute("'x' in globals()")

@@ -216,15 +216,15 @@ async def test_work_on_files_may_be_done_twice(backend: TogetherBackend, fake: F
 async def test_code_that_takes_too_long_is_left_behind(backend: TogetherBackend, fake: FakeTogether) -> None:
     session = await backend.open(LIMITS)
     await session.execute("x = 1")
-    backend._host._settings = settings(fake, network_s=2.0)  # type: ignore[union-attr]
+    backend._settings = settings(fake, network_s=2.0)
     fake.fails.append(Fail(how="hang"))
     ran = await session.execute("while True: pass", timeout_s=0.2)
     assert (ran.status, ran.exit_code, ran.state_lost) == ("timeout", 124, True)
     assert "no way to interrupt" in str(ran.reason)
-    backend._host._settings = settings(fake)  # type: ignore[union-attr]
+    backend._settings = settings(fake)
     after = await session.execute("'x' in globals()")
     assert (after.result, after.state_lost, len(fake.sessions)) == ("False", False, 2)
-    backend._host._settings = settings(fake, network_s=0.2)  # type: ignore[union-attr]
+    backend._settings = settings(fake, network_s=0.2)
     fake.fails.append(Fail(how="hang"))
     fake.fails_of_sessions.append(Fail(how="hang"))  # then it is the service's fault
     ran = await session.execute("pass", timeout_s=0.2)
@@ -262,7 +262,7 @@ async def test_what_there_is_not_is_refused(backend: TogetherBackend, fake: Fake
 
 
 def test_settings_come_from_the_environment() -> None:
-    made = backend_from_environment({"TOGETHER_API_KEY": f" {TOKEN} "})._make_host()._settings  # type: ignore[attr-defined]
+    made = backend_from_environment({"TOGETHER_API_KEY": f" {TOKEN} "})._settings
     assert (made.token, made.base_url) == (TOKEN, "https://api.together.ai/v1")
     for environ in (
         {},

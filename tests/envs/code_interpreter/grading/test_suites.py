@@ -146,7 +146,7 @@ async def test_what_one_test_does_is_gone_before_the_next(sandbox: Sandbox) -> N
 async def test_what_is_right_passes_test_by_test_and_nothing_hidden_is_told(sandbox: Sandbox) -> None:
     right = await Grader(sandbox).grade(task(), "def add(a, b): return a + b")
     assert (right.reward, right.passed, right.total) == (1.0, 4, 4)
-    half = await Grader(sandbox, scoring="fraction").grade(task(), "def add(a, b): return int(a + b)")
+    half = await Grader(sandbox).grade(task(scoring="fraction"), "def add(a, b): return int(a + b)")
     assert [case.category for case in half.cases] == ["passed", "passed", "wrong_answer", "passed"]
     assert half.reward == pytest.approx(2 / 3)
     verdict = await Grader(sandbox).grade(task(), "def add(a, b): raise ValueError((a, b))")
