@@ -96,6 +96,7 @@ async def test_callers_who_do_not_read_are_few(
     endless: StatusServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(status_server, "MAX_CALLERS", 4)
+    monkeypatch.setattr(status_server, "TIMEOUT_S", 600.0)  # none is let go for being slow meanwhile
     callers = await connected(endless, 4)
     with pytest.raises(StatusError):
         await ask_status(endless.address)  # one too many
