@@ -11,8 +11,9 @@ from openenv_core.errors import ConfigurationError, OpenEnvError
 from openenv_core.manifest import MANIFEST
 
 if TYPE_CHECKING:
+    import docker
+
     from openenv_core.images.build import BuildPlan
-    from openenv_core.providers.docker.engine import DockerEngine
 
 BASE: Final = "base"
 """The word that stands for the base images."""
@@ -64,17 +65,16 @@ def run(arguments: argparse.Namespace) -> int:
         EngineUnavailableError: No engine answers.
     """
     plans = _plans(arguments)
-    from openenv_core.providers.docker.engine import DockerEngine
+    from openenv_core.images.engine import engine
 
     failures: dict[str, OpenEnvError] = {}
-    engine = DockerEngine.find()
-    engine.ping()
-    for target, planned in plans:
-        try:
-            _build(engine, target, planned, arguments)
-        except OpenEnvError as error:
-            print(f"ropewalk: {target}: {error}", file=sys.stderr)
-            failures[target] = error
+    with engine() as api:
+        for target, planned in plans:
+            try:
+                _build(api, target, planned, arguments)
+            except OpenEnvError as error:
+                print(f"ropewalk: {target}: {error}", file=sys.stderr)
+                failures[target] = error
     if failures and len(plans) > 1:
         print(f"ropewalk: {len(failures)} of {len(plans)} failed: {', '.join(failures)}", file=sys.stderr)
     return FAILED if failures else 0
@@ -147,20 +147,21 @@ def _folder(target: str) -> Path:
 
 
 def _build(
-    engine: "DockerEngine", target: str, planned: "BuildPlan | None", arguments: argparse.Namespace
+    api: "docker.APIClient", target: str, planned: "BuildPlan | None", arguments: argparse.Namespace
 ) -> None:
     from openenv_core.images import base
     from openenv_core.images.build import build, read_build_args
+    from openenv_core.images.engine import find_image
     from openenv_core.images.errors import BuildError
 
     began = time.monotonic()
     print(f"{target}:", file=sys.stderr)
     if planned is not None:
-        built = {planned.request.tags: build(engine, planned)}
+        built = {planned.request.tags: build(api, planned)}
     else:
         for variant in base.Variant:
             base.ensure(
-                engine,
+                api,
                 variant,
                 build_args=read_build_args(arguments.build_arg),
                 no_cache=arguments.no_cache,
@@ -168,7 +169,7 @@ def _build(
             )
         built = {base.tags(variant): base.tags(variant)[0] for variant in base.Variant}
     for tags, image in built.items():
-        found = engine.find_image(image)
+        found = find_image(api, image)
         if found is None:
             raise BuildError(f"the image {image!r} was removed as soon as it was built", "build it again")
         size = f"{found['Size'] / 1e6:.0f} MB"

@@ -55,23 +55,22 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def _push_images(arguments: argparse.Namespace) -> int:
+    from openenv_core.images.engine import engine
     from openenv_core.images.push import push, remote_name
-    from openenv_core.providers.docker.engine import DockerEngine
 
     images = [_image(target) for target in dict.fromkeys(arguments.targets)]
     planned = [(image, remote_name(image, arguments.registry)) for image in images]
     failed = 0
-    engine = DockerEngine.find()
-    engine.ping()
-    for image, remote in planned:
-        print(f"{image} -> {remote}", file=sys.stderr)
-        try:
-            digest = push(engine, image, remote)
-        except OpenEnvError as error:
-            print(f"ropewalk: {error}", file=sys.stderr)
-            failed += 1
-        else:
-            print(f"{remote}  {digest}")
+    with engine() as api:
+        for image, remote in planned:
+            print(f"{image} -> {remote}", file=sys.stderr)
+            try:
+                digest = push(api, image, remote)
+            except OpenEnvError as error:
+                print(f"ropewalk: {error}", file=sys.stderr)
+                failed += 1
+            else:
+                print(f"{remote}  {digest}")
     if failed and len(planned) > 1:
         print(f"ropewalk: {failed} of {len(planned)} did not arrive", file=sys.stderr)
     return FAILED if failed else 0

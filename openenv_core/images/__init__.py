@@ -1,4 +1,4 @@
 """Container images of environments: what `ropewalk build` and `ropewalk push` do.
 
-Nothing here loads the hub's library before it is asked to work with it.
+Nothing here loads the Docker SDK or the hub's library before it is asked to work with them.
 """

@@ -17,13 +17,15 @@ from enum import StrEnum
 from importlib.metadata import Distribution, PackageNotFoundError, PathDistribution, distribution
 from importlib.resources import as_file, files
 from pathlib import Path
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 import openenv_core
 from openenv_core.errors import ConfigurationError
 from openenv_core.images.dockerfile import OUR_BASE
-from openenv_core.images.engine import BuildRequest, build_image, labels_of, replace_tags
-from openenv_core.providers.docker.engine import DockerEngine
+from openenv_core.images.engine import BuildRequest, build_image, find_image, labels_of, replace_tags
+
+if TYPE_CHECKING:
+    import docker
 
 DISTRIBUTION: Final = "ropewalk"
 EXTRA: Final = "server"
@@ -166,12 +168,13 @@ def tags(variant: Variant) -> tuple[str, ...]:
 
 
 def ensure(
-    engine: DockerEngine,
+    api: "docker.APIClient",
     variant: Variant,
     *,
     build_args: Mapping[str, str] | None = None,
     no_cache: bool = False,
     pull: bool = False,
+    always: bool = False,
 ) -> str:
     """Return the base's tag, after making it where it is missing or made from another Ropewalk.
 
@@ -181,8 +184,7 @@ def ensure(
     named = tags(variant)
     with context() as request:
         fingerprint = request.labels[FINGERPRINT]
-        asked = no_cache or pull or build_args
-        if not asked and labels_of(engine.find_image(named[0])).get(FINGERPRINT) == fingerprint:
+        if not (always or no_cache or pull or build_args) and _made_from(api, named[0]) == fingerprint:
             return named[0]
         sys.stderr.write(f"making the base image {named[0]}: it is missing, or of another Ropewalk\n")
         wanted = replace(
@@ -193,9 +195,14 @@ def ensure(
             no_cache=no_cache,
             pull=pull,
         )
-        with replace_tags(engine, named):
+        with replace_tags(api, named):
             build_image(wanted)
     return named[0]
+
+
+def _made_from(api: "docker.APIClient", tag: str) -> str | None:
+    found = find_image(api, tag)
+    return None if found is None else labels_of(found).get(FINGERPRINT)
 
 
 @contextmanager

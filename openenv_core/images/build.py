@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 from openenv_core.errors import ConfigurationError
 from openenv_core.images import base
@@ -22,7 +22,9 @@ from openenv_core.images.dockerfile import (
 )
 from openenv_core.images.engine import BuildRequest, build_image, replace_tags
 from openenv_core.manifest import MANIFEST, ManifestError, read_keys
-from openenv_core.providers.docker.engine import DockerEngine
+
+if TYPE_CHECKING:
+    import docker
 
 PREDEFINED_ARGS: Final = frozenset(
     name
@@ -230,7 +232,7 @@ def _refuse_unknown(given: Mapping[str, str], dockerfile: Dockerfile, path: Path
             )
 
 
-def build(engine: DockerEngine, planned: BuildPlan) -> str:
+def build(api: "docker.APIClient", planned: BuildPlan) -> str:
     """Build one environment's image and return its identity; docker's own output goes to standard error.
 
     Raises:
@@ -240,6 +242,6 @@ def build(engine: DockerEngine, planned: BuildPlan) -> str:
     for note in planned.notes:
         sys.stderr.write(f"note: {note}\n")
     if planned.variant is not None:
-        base.ensure(engine, planned.variant)
-    with replace_tags(engine, planned.request.tags):
+        base.ensure(api, planned.variant)
+    with replace_tags(api, planned.request.tags):
         return build_image(planned.request)

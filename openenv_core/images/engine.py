@@ -1,5 +1,6 @@
 """The engine that images are built and kept with: `docker build`, and the removal of images that a build supersedes."""
 
+import contextlib
 import os
 import re
 import shutil
@@ -11,14 +12,58 @@ import threading
 import time
 from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
-from openenv_core.errors import ConfigurationError, ProviderError
+from openenv_core.errors import ConfigurationError, EngineUnavailableError, installed_with
 from openenv_core.images.errors import BuildError, remedy_for
-from openenv_core.providers.docker.engine import DockerEngine, find_engine
+
+if TYPE_CHECKING:
+    import docker
+
+RESPONSE_TIMEOUT_S: Final = 120
+"""Seconds that the engine may take to answer."""
+
+
+@contextmanager
+def engine() -> Iterator["docker.APIClient"]:
+    """Open a connection to the engine, and close it in the end.
+
+    Raises:
+        ConfigurationError: The Docker SDK is not installed, or the engine is named in a way that cannot be followed.
+        EngineUnavailableError: Nobody answers, or not to this user.
+    """
+    with installed_with("docker", "the Docker SDK"):
+        import docker
+        from docker.errors import DockerException
+        from docker.tls import TLSConfig
+    from openenv_core.providers.docker.engine import DockerEngine
+
+    found = DockerEngine.find()
+    found.ping()
+    address = found.address
+    tls: TLSConfig | bool = False
+    if address.certificates is not None:
+        folder = Path(address.certificates)
+        tls = TLSConfig(
+            client_cert=(str(folder / "cert.pem"), str(folder / "key.pem")),
+            ca_cert=str(folder / "ca.pem"),
+            verify=address.verify,
+        )
+    try:
+        client = docker.APIClient(base_url=address.url, tls=tls, timeout=RESPONSE_TIMEOUT_S, version="auto")
+    except DockerException as error:
+        raise EngineUnavailableError(
+            f"expected the Docker engine at {address.url} to speak with the Docker SDK, got: {error}; "
+            "pip install -U docker"
+        ) from error
+    try:
+        yield client
+    finally:
+        client.close()
+
 
 CANCEL_TIMEOUT_S: Final = 15.0
 """Seconds that the command `docker` gets to cancel what it does."""
@@ -102,6 +147,8 @@ def run_docker(*arguments: str, timeout_s: float | None = None) -> tuple[int, li
     Raises:
         ConfigurationError: There is no such command.
     """
+    from openenv_core.providers.docker.engine import find_engine
+
     command = shutil.which("docker")
     if command is None:
         raise ConfigurationError(
@@ -149,9 +196,20 @@ def run_docker(*arguments: str, timeout_s: float | None = None) -> tuple[int, li
         process.stdout.close()
 
 
-def labels_of(image: Mapping[str, Any] | None) -> dict[str, str]:
-    """Return the labels of an image that `DockerEngine.find_image` has looked for."""
-    return ((image or {}).get("Config") or {}).get("Labels") or {}
+def find_image(api: "docker.APIClient", image: str) -> dict[str, Any] | None:
+    """Return what the engine knows of an image; None where it has none of that name."""
+    from docker.errors import ImageNotFound
+
+    try:
+        found: dict[str, Any] = api.inspect_image(image)  # type: ignore[no-untyped-call]
+    except ImageNotFound:
+        return None
+    return found
+
+
+def labels_of(image: Mapping[str, Any]) -> dict[str, str]:
+    """Return the labels of what `find_image` found."""
+    return (image.get("Config") or {}).get("Labels") or {}
 
 
 PARTS: Final = "ropewalk.parts"
@@ -163,36 +221,46 @@ RECENT_STAGE_AGE_S: Final = 600
 _OURS: Final = "ropewalk."
 
 
-@contextmanager
-def replace_tags(engine: DockerEngine, tags: Sequence[str]) -> Iterator[None]:
+@contextlib.contextmanager
+def replace_tags(api: "docker.APIClient", tags: Sequence[str]) -> Iterator[None]:
     """Remove what had these names before the block, where it ended well and nothing needs that any more.
 
     Only images that `ropewalk build` made are removed. One that has another name, that a container was made of, or
     that another image stands on stays; it goes when the last of those is built anew.
     """
-    found = [image for tag in tags if (image := engine.find_image(tag)) is not None]
-    before = {image["Id"] for image in found if any(name.startswith(_OURS) for name in labels_of(image))}
+    before = {found for tag in tags if (found := _ours(api, tag)) is not None}
     yield
-    # What cannot be removed is left: the build itself has gone well.
     for image in before:
-        with suppress(ProviderError):
-            _remove_nameless(engine, image)
-    with suppress(ProviderError):
-        _remove_old_parts(engine)
+        _remove(api, image)
+    _remove_old_parts(api)
 
 
-def _remove_nameless(engine: DockerEngine, image: str) -> None:
+def _ours(api: "docker.APIClient", tag: str) -> str | None:
+    found = find_image(api, tag)
+    if found is None or not any(name.startswith(_OURS) for name in labels_of(found)):
+        return None
+    return str(found["Id"])
+
+
+def _remove(api: "docker.APIClient", image: str) -> None:
     """Remove an image without names, and what was only its own of the steps below."""
-    found = engine.find_image(image)
-    if found is not None and not found.get("RepoTags") and not found.get("RepoDigests"):
-        engine.call("DELETE", f"/images/{image}")
+    from docker.errors import APIError
+
+    # What cannot be removed is left: the build itself has gone well.
+    with contextlib.suppress(APIError, OSError):
+        found = find_image(api, image)
+        if found is not None and not found.get("RepoTags") and not found.get("RepoDigests"):
+            api.remove_image(image)
 
 
-def _remove_old_parts(engine: DockerEngine) -> None:
+def _remove_old_parts(api: "docker.APIClient") -> None:
     """Keep the newest of the first stages, which the next base is made from, and those that may be in use."""
-    filters = {"dangling": ["true"], "label": [PARTS]}
-    parts = engine.call("GET", "/images/json", query={"filters": filters})
-    for one in sorted(parts, key=lambda one: one["Created"], reverse=True)[1:]:
+    from docker.errors import APIError
+
+    parts: list[dict[str, Any]] = []
+    with contextlib.suppress(APIError, OSError):
+        parts = api.images(filters={"dangling": True, "label": PARTS})
+    parts.sort(key=lambda one: one["Created"], reverse=True)
+    for one in parts[1:]:
         if one["Created"] < time.time() - RECENT_STAGE_AGE_S:
-            with suppress(ProviderError):
-                _remove_nameless(engine, one["Id"])
+            _remove(api, one["Id"])

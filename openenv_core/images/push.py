@@ -1,14 +1,16 @@
 """Pushing an image to a registry."""
 
+import contextlib
 import re
-from contextlib import suppress
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
-from openenv_core.errors import ConfigurationError, EngineRefusedError, ProviderError
+from openenv_core.errors import ConfigurationError
 from openenv_core.images.build import complete_tags
-from openenv_core.images.engine import run_docker
+from openenv_core.images.engine import find_image, run_docker
 from openenv_core.images.errors import NoSuchImageError, NotAllowedError, NotReachedError, PushError
-from openenv_core.providers.docker.engine import DockerEngine
+
+if TYPE_CHECKING:
+    import docker
 
 _REGISTRY = re.compile(
     r"(?P<host>localhost|[A-Za-z0-9-]+(?:\.[A-Za-z0-9-]+)+|[A-Za-z0-9-]+(?=:\d)|\[[0-9a-fA-F:]+\])(?::\d+)?"
@@ -52,7 +54,7 @@ def remote_name(image: str, registry: str | None) -> str:
     return f"{registry.rstrip('/')}/{name.rpartition('/')[2]}"
 
 
-def push(engine: DockerEngine, image: str, remote: str) -> str:
+def push(api: "docker.APIClient", image: str, remote: str) -> str:
     """Push an image by `docker push`, under a registry's name, and return its digest there.
 
     Who we are is what `docker login` has stored. Afterwards the image has the registry's name here too.
@@ -64,13 +66,17 @@ def push(engine: DockerEngine, image: str, remote: str) -> str:
         NotAllowedError: It does not let us.
         PushError: Something else went wrong on the way.
     """
+    from docker.errors import APIError, ImageNotFound
+
     repository, _, tag = remote.rpartition(":")
-    added = image != remote and not engine.has_image(remote)
+    added = image != remote and find_image(api, remote) is None
     try:
         if image != remote:
-            engine.call("POST", f"/images/{image}/tag", query={"repo": repository, "tag": tag})
-    except EngineRefusedError as error:
-        raise (_make_absent_error(image) if error.status == 404 else _failure(remote, str(error))) from error
+            api.tag(image, repository, tag)
+    except ImageNotFound as error:
+        raise _make_absent_error(image) from error
+    except APIError as error:
+        raise _failure(remote, str(error)) from error
     try:
         status, output = run_docker("push", remote)
         digest = re.search(r"\bdigest: (sha256:[0-9a-f]+)", "\n".join(output))
@@ -79,8 +85,8 @@ def push(engine: DockerEngine, image: str, remote: str) -> str:
         return digest[1]
     except BaseException:
         if added:
-            with suppress(ProviderError):
-                engine.call("DELETE", f"/images/{remote}", query={"noprune": True})
+            with contextlib.suppress(APIError, OSError):
+                api.remove_image(remote, noprune=True)
         raise
 
 

@@ -20,7 +20,6 @@ from registry_server import PASSWORD, USER, Registry, running_registry
 
 from openenv_core.images import base
 from openenv_core.images import base as installed
-from openenv_core.providers.docker import DockerEngine
 
 PYTHON = "python:3.11-slim"
 REPOSITORY = "ropewalk-test-base"
@@ -55,7 +54,7 @@ def still(tmp_path_factory: pytest.TempPathFactory) -> Iterator[pytest.MonkeyPat
 
 @pytest.fixture(scope="module")
 def runtime(api: docker.APIClient, still: pytest.MonkeyPatch) -> Iterator[str]:
-    yield base.ensure(DockerEngine.find(), base.Variant.RUNTIME)
+    yield base.ensure(api, base.Variant.RUNTIME)
     for image in api.images(name=REPOSITORY):
         for tag in image["RepoTags"]:
             api.remove_image(tag, force=True)
@@ -77,7 +76,7 @@ def test_a_base_is_made_once_and_again_when_its_parts_change(
     api: docker.APIClient, runtime: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     capsys.readouterr()
-    assert base.ensure(DockerEngine.find(), base.Variant.RUNTIME) == runtime
+    assert base.ensure(api, base.Variant.RUNTIME) == runtime
     assert capsys.readouterr().err == ""
     place = installed.place
 
@@ -88,7 +87,7 @@ def test_a_base_is_made_once_and_again_when_its_parts_change(
 
     before = api.inspect_image(runtime)["Id"]
     monkeypatch.setattr(installed, "place", with_more)
-    base.ensure(DockerEngine.find(), base.Variant.RUNTIME)
+    base.ensure(api, base.Variant.RUNTIME)
     assert "making the base image" in capsys.readouterr().err
     after = api.inspect_image(runtime)
     assert after["Id"] != before
@@ -147,7 +146,7 @@ def test_pip_installs_beside_ropewalk(api: docker.APIClient, runtime: str, tmp_p
 def test_the_variant_for_released_folders_can_build(
     api: docker.APIClient, runtime: str, still: pytest.MonkeyPatch
 ) -> None:
-    image = base.ensure(DockerEngine.find(), base.Variant.BUILD)
+    image = base.ensure(api, base.Variant.BUILD)
     assert image.endswith("-build")
     assert in_container(image, "id", "-u") == "0"
     assert in_container(image, "sh", "-c", "uv --version && git --version && curl --version").count("\n") > 1
