@@ -9,19 +9,21 @@ from benchmarks.commandline import FAILED, count, heading, measured, progress, s
 from benchmarks.parts import Parts, add_options, begun, resuming
 from benchmarks.recipes.measures import measure
 from benchmarks.recipes.pictures import draw
-from benchmarks.recipes.plan import RECIPES, Plan
+from benchmarks.recipes.plan import RECIPES, SAMPLED_TASKS, Plan
 from benchmarks.recipes.report import bars, report
 from rl_bridge.errors import BridgeError
 
 _DESCRIPTION = """\
 What GRPO adds to a tiny policy that was taught by a few traces until its validation loss stopped falling, beside the
-same time of further teaching: the share of held-out tasks solved greedily, for examples/grpo_tools and grpo_code."""
+same time of further teaching: the share of held-out tasks solved greedily, for examples/grpo_tools and grpo_code. With
+--sampling instead: how many groups of GRPO have no gradient where tasks are drawn by signal, beside uniformly."""
 
 _EXAMPLES = """\
 examples:
   python -m benchmarks.recipes                   about four hours on two cores
   python -m benchmarks.recipes --resume FOLDER   what is left of that
   python -m benchmarks.recipes --quick           does it run?
+  python -m benchmarks.recipes --sampling        about two hours on two cores
   python -m benchmarks.recipes --recipes tools --seeds 1 --minutes 15 --json out.json"""
 
 
@@ -31,16 +33,21 @@ def main(words: Sequence[str] | None = None) -> int:
     parser.add_argument("--recipes", type=some(RECIPES), help=f"some of {', '.join(RECIPES)}; by default all")
     parser.add_argument("--seeds", type=count, metavar="N", help="3 by default")
     parser.add_argument("--minutes", type=count, metavar="N", help="of each way to go on; 15 by default")
+    parser.add_argument("--sampling", action="store_true", help="compare tasks by signal with uniform ones")
     add_options(parser)
     arguments = parser.parse_args(words)
-    plan = Plan().quick() if arguments.quick else Plan()
+    plan = Plan(sampling=arguments.sampling)
+    if arguments.sampling:
+        plan = replace(plan, tasks=SAMPLED_TASKS)
+    if arguments.quick:
+        plan = plan.quick()
     if arguments.recipes is not None:
         plan = replace(plan, recipes=arguments.recipes)
     if arguments.seeds is not None:
         plan = replace(plan, seeds=tuple(range(arguments.seeds)))
     if arguments.minutes is not None:
         plan = replace(plan, seconds=60.0 * arguments.minutes)
-    options = ("quick", "recipes", "seeds", "minutes")
+    options = ("quick", "recipes", "seeds", "minutes", "sampling")
     with begun(parser, arguments, plan.as_json(), name="recipes", options=options, files=plan.files()) as (
         folder,
         found,
@@ -53,7 +60,8 @@ def main(words: Sequence[str] | None = None) -> int:
         )
         for picture in draw(plan, folder):
             progress(f"{picture}: drawn")
-    print(heading(f"{len(plan.seeds)} runs of {plan.seconds / 60:g} minutes, {plan.tasks} held-out tasks"))
+    length = f"{plan.groups} groups" if plan.sampling else f"{plan.seconds / 60:g} minutes"
+    print(heading(f"{len(plan.seeds)} runs of {length}, {plan.tasks} held-out tasks"))
     print(report(figures))
     write(arguments.json, figures, bars(figures))
     return status or (FAILED if figures.notes else 0)

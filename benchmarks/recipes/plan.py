@@ -6,9 +6,15 @@ from typing import Any, Final, Self
 
 RECIPES: Final = ("tools", "code")
 """`examples/sft/NAME.yaml`, and `examples/grpo_NAME` after it."""
+SAMPLINGS: Final = ("uniform", "signal")
+"""Of `env.sampling`, compared."""
+SAMPLED_TASKS: Final = 200
+"""Held-out tasks of that comparison."""
 TEACHING_S: Final = 600.0
 PLAYING_S: Final = 120.0
 """About how long it takes to teach, and to start what plays the held-out tasks and play them."""
+GROUP_S: Final = 0.5
+"""About how long a group takes to be played and trained."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -19,6 +25,9 @@ class Plan:
         recipes: Which.
         seeds: Of reinforcement learning, and of the order of traces beside it. The taught policy is one.
         seconds: How long each of the two goes on from it.
+        sampling: Whether ways to draw tasks are compared, instead of ways to go on.
+        groups: Where they are, so many are begun from `train_tasks` tasks.
+        train_tasks: Few enough that each comes back.
         tasks: Held-out ones, played greedily.
         teaching: Overrides of the recipe's file.
         learning: Overrides of the world's file.
@@ -27,6 +36,9 @@ class Plan:
     recipes: tuple[str, ...] = RECIPES
     seeds: tuple[int, ...] = (0, 1, 2)
     seconds: float = 900.0
+    sampling: bool = False
+    groups: int = 640
+    train_tasks: int = 32
     tasks: int = 1000
     teaching: tuple[str, ...] = ()
     learning: tuple[str, ...] = ()
@@ -37,6 +49,9 @@ class Plan:
             recipes=self.recipes,
             seeds=(0,),
             seconds=5.0,
+            sampling=self.sampling,
+            groups=8,
+            train_tasks=4,
             tasks=8,
             teaching=(
                 "traces=8",
@@ -77,8 +92,12 @@ class Plan:
         for name in self.recipes:
             yield taught(name), TEACHING_S + PLAYING_S
             for seed in self.seeds:
-                yield reinforced(name, seed), self.seconds + PLAYING_S
-                yield imitated(name, seed), self.seconds + 2 * PLAYING_S
+                if self.sampling:
+                    for sampling in SAMPLINGS:
+                        yield sampled(name, seed, sampling), self.groups * GROUP_S + PLAYING_S
+                else:
+                    yield reinforced(name, seed), self.seconds + PLAYING_S
+                    yield imitated(name, seed), self.seconds + 2 * PLAYING_S
 
 
 def recipe_file(name: str) -> str:
@@ -94,6 +113,11 @@ def taught(name: str) -> str:
 def reinforced(name: str, seed: int) -> str:
     """Return the part that goes on from it by reinforcement learning."""
     return f"{name}-{seed}-reinforced"
+
+
+def sampled(name: str, seed: int, sampling: str) -> str:
+    """Return the part that goes on by reinforcement learning on few tasks, drawn in one of the ways."""
+    return f"{name}-{seed}-{sampling}"
 
 
 def imitated(name: str, seed: int) -> str:

@@ -3,6 +3,8 @@
 from collections.abc import Iterator
 
 from benchmarks.recipes.measures import (
+    DULL,
+    GROUPS,
     IMITATED,
     IMITATED_TO_THE_END,
     REINFORCED,
@@ -14,7 +16,7 @@ from benchmarks.recipes.measures import (
     TASKS,
     TAUGHT,
 )
-from benchmarks.recipes.plan import RECIPES
+from benchmarks.recipes.plan import RECIPES, SAMPLINGS
 from benchmarks.wire.bars import Bar
 from benchmarks.wire.figures import Figures
 from benchmarks.wire.report import table, verdicts
@@ -23,6 +25,8 @@ from openenv_core.evaluation.statistics import wilson_interval
 GAIN = 0.10
 """Share of tasks that reinforcement learning adds, at least, with each seed."""
 ENOUGH_TASKS = 500
+LESS_DULL = 1 / 3
+"""By which the share of groups without gradient falls, at least, with each seed."""
 ENDS = "What is under way when the time is over, an iteration or an update, is finished: seconds may be a bit above it."
 
 
@@ -31,6 +35,8 @@ def bars(figures: Figures) -> Iterator[Bar]:
     for name in RECIPES:
         for settled in figures.values.get((SETTLED, TAUGHT, name), []):
             yield Bar(f"{name}: validation loss stopped falling", settled, 1.0, "at least")
+        for seed, fall in _falls(figures, name):
+            yield Bar(f"{name}, seed {seed:.0f}: fewer groups without gradient", fall, LESS_DULL, "at least")
         before, after = _runs(figures, TAUGHT, name), _runs(figures, REINFORCED, name)
         if not before or not after:
             continue
@@ -49,7 +55,7 @@ def report(figures: Figures) -> str:
     """Return the tables of a run, the bars, and what could not be measured."""
     rows = []
     for name in RECIPES:
-        for who in (TAUGHT, REINFORCED, IMITATED, IMITATED_TO_THE_END):
+        for who in (TAUGHT, REINFORCED, IMITATED, IMITATED_TO_THE_END, *SAMPLINGS):
             for seed, solved, tasks, steps, seconds in _runs(figures, who, name):
                 low, high = _interval(solved, tasks)
                 rows.append(
@@ -68,9 +74,31 @@ def report(figures: Figures) -> str:
     heading = (
         "recipe", "policy", "seed", SOLVED, "95% interval", TASKS, "iterations or updates", SECONDS, "validation loss",
     )  # fmt: skip
-    return "\n\n".join(
-        ["### Held-out tasks\n\n" + table(heading, rows), ENDS, *verdicts(figures, bars(figures), ".3g")]
+    parts = ["### Held-out tasks\n\n" + table(heading, rows), ENDS]
+    if drawn := [row for name in RECIPES for row in _drawn(figures, name)]:
+        parts.append("### Ways to draw tasks\n\n" + table(("recipe", "tasks", "seed", GROUPS, DULL), drawn))
+    return "\n\n".join([*parts, *verdicts(figures, bars(figures), ".3g")])
+
+
+def _dull_shares(figures: Figures, name: str, sampling: str) -> list[tuple[float, float, float]]:
+    """Seed, groups, and the share of them without gradient, of each run."""
+    found = (figures.values.get((figure, sampling, name), []) for figure in (SEED, GROUPS, DULL))
+    return [(seed, groups, dull / groups) for seed, groups, dull in zip(*found, strict=True)]
+
+
+def _drawn(figures: Figures, name: str) -> Iterator[tuple[str, ...]]:
+    for sampling in SAMPLINGS:
+        for seed, groups, share in _dull_shares(figures, name, sampling):
+            yield name, sampling, f"{seed:.0f}", f"{groups:.0f}", f"{share:.1%}"
+
+
+def _falls(figures: Figures, name: str) -> Iterator[tuple[float, float]]:
+    """Each seed, and by which part its share falls, of those that were drawn both ways."""
+    uniform, signal = (
+        {seed: share for seed, _, share in _dull_shares(figures, name, one)} for one in SAMPLINGS
     )
+    for seed in uniform.keys() & signal.keys():
+        yield seed, 1 - signal[seed] / uniform[seed] if uniform[seed] else 0.0
 
 
 def _runs(figures: Figures, who: str, name: str) -> list[tuple[float, ...]]:

@@ -97,7 +97,7 @@ class EnvConfig(Section):
     """How many tasks training has, each a seed, to come back to; None gives every group a seed of its own."""
     sampling: Sampling = "uniform"
     """Which of `tasks` a group begins from: pass after pass over all, each in an order of its own (uniform) or in one
-    (sequential), or less often what came to rewards without variance the last times, and taught nothing (signal)."""
+    (sequential), or more often what had siblings below the best of their group the last times (signal)."""
     weight: Positive = 1.0
     """Of several environments: how many groups begin in this one for each that begins in one of weight 1."""
 
@@ -160,16 +160,7 @@ class DataConfig(Section):
     """A file of JSON lines (`prompt`, and if there are `target` and `id`), or the dotted path of an iterable."""
     sampling: Sampling = "uniform"
     """Which example a group answers: pass after pass over all, each in an order of its own (uniform) or in that of the
-    source (sequential), or less often what came to rewards without variance the last times (signal)."""
-
-    @model_validator(mode="before")
-    @classmethod
-    def _read_shuffle(cls, data: Any) -> Any:
-        """Runs from before there was `sampling` say `shuffle`."""
-        if isinstance(data, dict) and isinstance(data.get("shuffle"), bool):
-            sampling = "uniform" if data["shuffle"] else "sequential"
-            return {"sampling": sampling} | {key: value for key, value in data.items() if key != "shuffle"}
-        return data
+    source (sequential), or more often what had siblings below the best of their group the last times (signal)."""
 
 
 class RolloutConfig(Section):

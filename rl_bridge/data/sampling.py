@@ -1,5 +1,6 @@
 """Which of a number of tasks each group begins from: pass after pass over all of them, or by what they have taught."""
 
+import math
 from collections import Counter
 from collections.abc import Mapping
 from typing import Any, Final
@@ -10,7 +11,9 @@ from numpy.typing import NDArray
 from rl_bridge.config.sections import Sampling
 
 LATEST: Final = 0.5
-"""What the latest group of a task is worth in the estimate of how likely its next one is to have variance."""
+"""What the latest group of a task is worth in the estimate of the next one's signal."""
+STEEPNESS: Final = 3
+"""The power of that estimate in a task's weight."""
 FLOOR: Final = 1 / 16
 """The weight that every task has, in parts of the mean weight."""
 
@@ -40,8 +43,10 @@ class Passes:
 class TaskSampler:
     """Gives every group of a run a task.
 
-    By signal, a task is drawn in proportion to q^2 + mean(q^2) / 16, where q estimates how likely its next group is to
-    have rewards with variance, and so a gradient: an exponential moving average of whether its groups had, 1 at first.
+    By signal, a task is drawn in proportion to q^3 + mean(q^3) / 16. q estimates the signal of its next group, which is
+    the share of siblings that earned less than the best of them: 0 where all earned the same, so that nothing can be
+    learned from them, and the more the rarer success is among them, so that the task will teach for longer. It is an
+    exponential moving average over the task's groups, which begins from the mean of the tasks that have been played.
     The second term starves nothing: a task has at least a seventeenth of the draws that passes would give it. Tasks
     take turns by smooth weighted round-robin: each gains its share with every draw, and the one that has most pays 1.
 
@@ -71,7 +76,9 @@ class TaskSampler:
         if group not in self._drawn:
             for ended in sorted(number for number in self._results if number < known):
                 task, signal = self._results.pop(ended)
-                self._signal[task] += LATEST * (signal - self._signal[task])
+                before = self._expected()[task]
+                self._signal[task] = before + LATEST * (signal - before)
+                (self._dull.discard if signal else self._dull.add)(task)
             self._drawn[group] = task = self._next()
             self._draws[task] += 1
         return self._drawn[group]
@@ -80,19 +87,25 @@ class TaskSampler:
         self._passed += 1
         if not self._by_signal:
             return self._passes[self._passed - 1]
-        weights = self._signal**2
+        weights = self._expected() ** STEEPNESS
         weights += FLOOR * weights.mean() + np.finfo(np.float64).tiny
         self._credit += weights / weights.sum()
         task = int(self._credit.argmax())
         self._credit[task] -= 1
         return task
 
-    def end(self, group: int, signal: bool | None) -> None:
+    def _expected(self) -> NDArray[np.float64]:
+        """What each task's next group is expected to have, shape [tasks]: an unplayed one's, what the others have."""
+        unplayed = np.isnan(self._signal)
+        played = self._signal[~unplayed]
+        return np.where(unplayed, played.mean() if played.size else 0.5, self._signal)
+
+    def end(self, group: int, signal: float | None) -> None:
         """A group is over; others, of other samplers, mean nothing.
 
         Args:
             group: Its number in the run.
-            signal: Whether its rewards had variance; None where nobody can say.
+            signal: The share of siblings that earned less than the best of them; None where nobody can say.
         """
         task = self._drawn.pop(group, None)
         if self._by_signal and task is not None and signal is not None:
@@ -105,7 +118,7 @@ class TaskSampler:
             "tasks/draws_min": float(min(draws)),
             "tasks/draws_mean": sum(draws) / self._tasks,
             "tasks/draws_max": float(max(draws)),
-            "tasks/dull_share": float((self._signal <= 1 - LATEST).mean()),
+            "tasks/dull_share": len(self._dull) / self._tasks,
         }
 
     def state(self) -> dict[str, Any]:
@@ -113,7 +126,8 @@ class TaskSampler:
         return {
             "passed": self._passed,
             "draws": sorted(self._draws.items()),
-            "signal": self._signal.tolist() if self._by_signal else [],
+            "signal": [None if math.isnan(one) else one for one in self._signal.tolist()],
+            "dull": sorted(self._dull),
             "credit": self._credit.tolist() if self._by_signal else [],
             "drawn": sorted(self._drawn.items()),
             "results": sorted((group, *result) for group, result in self._results.items()),
@@ -124,10 +138,13 @@ class TaskSampler:
         self._passed: int = state.get("passed", 0)
         """Draws, and so places in the passes that are taken."""
         self._draws = Counter[int](dict(state.get("draws", ())))
-        self._signal: NDArray[np.float64] = np.array(state.get("signal") or np.ones(self._tasks))
+        self._signal = np.array(state.get("signal") or [None] * self._tasks, dtype=np.float64)
+        """By task, the average of its groups; NaN where none has ended."""
+        self._dull = set[int](state.get("dull", ()))
+        """Tasks whose latest group had no variance."""
         self._credit: NDArray[np.float64] = np.array(state.get("credit") or self._first_credit)
         self._drawn: dict[int, int] = dict(state.get("drawn", ()))
-        self._results: dict[int, tuple[int, bool]] = {
+        self._results: dict[int, tuple[int, float]] = {
             group: (task, signal) for group, task, signal in state.get("results", ())
         }
         """By group: what is not counted yet."""

@@ -414,7 +414,7 @@ class Dispatcher:
         except RolloutError as error:
             self.set_aside(played.environment, error)
 
-    def _end_task(self, group: int, signals: Mapping[str, bool | None] = MappingProxyType({})) -> None:
+    def _end_task(self, group: int, signals: Mapping[str, float | None] = MappingProxyType({})) -> None:
         # In all: it may have been given a task of an environment that was set aside since, and then another.
         for name, sampler in self.samplers.items():
             sampler.end(group, signals.get(name))

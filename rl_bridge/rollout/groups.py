@@ -274,9 +274,13 @@ class GroupFilter:
             return None
         return self.function(group, self.overlong.rewards(group))
 
-    def signal(self, group: Group) -> bool | None:
-        """Whether a group's rewards have variance, and so a gradient; None where too few are left to say so."""
-        return has_variance(self.overlong.rewards(group)) if len(group.trajectories) > 1 else None
+    def signal(self, group: Group) -> float | None:
+        """The share of a group that earned less than the best of it: 0 without variance, and so without a gradient.
+
+        None where too few are left to say so.
+        """
+        rewards = self.overlong.rewards(group)
+        return sum(reward < max(rewards) for reward in rewards) / len(rewards) if len(rewards) > 1 else None
 
 
 def group_filter(config: Config) -> GroupFilter:

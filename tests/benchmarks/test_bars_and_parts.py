@@ -22,6 +22,8 @@ from benchmarks.presets import __main__ as presets_command
 from benchmarks.presets.measures import EXACT, HANDS, read
 from benchmarks.recipes import __main__ as recipes_command
 from benchmarks.recipes.measures import (
+    DULL,
+    GROUPS,
     IMITATED,
     REINFORCED,
     SECONDS,
@@ -187,6 +189,24 @@ def test_recipes_bars(figures: Figures, unmet: set[str]) -> None:
     told = {bar.what.removeprefix("tools").lstrip(":, ") for bar in recipes.bars(figures) if not bar.met}
     assert told == unmet
     assert recipes.report(figures)
+
+
+def test_ways_to_draw_tasks_are_compared_seed_by_seed() -> None:
+    figures = Figures()
+    for sampling, seed, groups, dull in (
+        ("uniform", 0, 640, 480), ("uniform", 1, 640, 320), ("signal", 1, 650, 260), ("signal", 0, 660, 264),
+    ):  # fmt: skip
+        found = {GROUPS: groups, DULL: dull, SEED: seed, SOLVED: 9, TASKS: 10, STEPS: 9, SECONDS: 9}
+        for figure, value in found.items():
+            figures.add(figure, sampling, "code", value)
+    bars = {bar.what: (bar.value, bar.met) for bar in recipes.bars(figures)}
+    assert bars == {
+        "code, seed 0: fewer groups without gradient": (pytest.approx(1 - 0.4 / 0.75), True),
+        "code, seed 1: fewer groups without gradient": (pytest.approx(0.2), False),
+    }
+    assert [word.strip() for word in recipes.report(figures).split("| signal ")[-1].split("|")[1:4]] == [
+        "0", "660", "40.0%",
+    ]  # fmt: skip
 
 
 @pytest.mark.parametrize(

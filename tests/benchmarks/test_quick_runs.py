@@ -71,6 +71,17 @@ def check_recipes(found: Found) -> None:
             assert figures[SECONDS, who, recipe] >= Plan().quick().seconds
 
 
+def check_sampling(found: Found) -> None:
+    from benchmarks.recipes.measures import DULL, GROUPS, TASKS
+    from benchmarks.recipes.plan import SAMPLINGS, Plan
+
+    figures = medians(found)
+    for sampling in SAMPLINGS:
+        assert 0 <= figures[DULL, sampling, "tools"] <= figures[GROUPS, sampling, "tools"]
+        assert figures[GROUPS, sampling, "tools"] >= Plan().quick().groups
+        assert figures[TASKS, sampling, "tools"] == 8
+
+
 def check_rollouts(found: Found) -> None:
     from benchmarks.rollouts.measures import FAILED, GAMES, LEFT_OUT, RATE
 
@@ -161,6 +172,7 @@ WIRE = ["--no-released", "--only", "step,imports,clients"]
             for preset in ("dr_grpo", "gspo", "cispo", "ppo")  # the others train in other tests
         ),
         pytest.param("recipes", [], check_recipes, marks=HEAVY),
+        pytest.param("recipes", ["--sampling", "--recipes", "tools"], check_sampling, marks=HEAVY),
         pytest.param("rollouts", [], check_rollouts),
         pytest.param("routing", [], check_routing, marks=HEAVY),
         pytest.param("sync", [], check_sync, marks=HEAVY),

@@ -112,13 +112,6 @@ def test_sampling_of_tasks_that_no_group_comes_back_to_is_told() -> None:
     ]
 
 
-@pytest.mark.parametrize(("shuffle", "sampling"), [(True, "uniform"), (False, "sequential")])
-def test_a_dataset_of_an_older_run_keeps_its_order(shuffle: bool, sampling: str) -> None:
-    read = config(world={"data": {"source": "prompts.jsonl", "shuffle": shuffle}})
-    assert read.data is not None
-    assert read.data.sampling == sampling
-
-
 def test_an_order_of_tasks_without_tasks_is_refused() -> None:
     with pytest.raises(ValueError, match=r"expected env\.tasks.*with env\.sampling=signal, got none"):
         config(world={"env": {"url": "http://127.0.0.1:8000", "sampling": "signal"}})
