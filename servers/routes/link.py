@@ -31,7 +31,7 @@ from openenv_core.protocol.jsonio import dumps
 from openenv_core.protocol.replies import encode_error
 from openenv_core.protocol.requests import Close, Mcp, NumberedFrame, RequestDecoder, RequestHead
 from openenv_core.watchdog import Watchdog
-from servers.execution import CLOSE_TIMEOUT_S, begin_here, keep
+from servers.execution import CLOSE_TIMEOUT_S, FATAL, begin_here, keep
 from servers.metrics import size_of
 from servers.routes.batch import BatchDialect, data_of
 from servers.routes.websocket import (
@@ -314,7 +314,7 @@ class Link:
             counts, began = self._metrics.counts, perf_counter()
         try:
             head, asked = self._links.decoder.numbered_frame(frame)
-        except RefusalError:
+        except FATAL:  # a validator of the author's may raise anything
             return False  # it is read again, and refused, in its turn
         if head.id <= self.taken or head.traceparent is not None or isinstance(asked, Mcp | Close):
             return False

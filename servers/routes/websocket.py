@@ -554,7 +554,7 @@ class FrameDialect:
         """Answer where nothing has to be waited for, as `_Dialect` says."""
         try:
             request = self._decoder.frame(text)
-        except RefusalError:
+        except FATAL:  # a validator of the author's may raise anything
             return None  # it is read again, and refused, in its turn
         if isinstance(request, Close | Mcp):
             return None

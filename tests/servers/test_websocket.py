@@ -8,8 +8,10 @@ from uuid import UUID
 
 import pytest
 from counter import (
+    Add,
     Awkward,
     BlockingCounter,
+    Count,
     Counter,
     ReleasedCounter,
     Slow,
@@ -19,7 +21,7 @@ from counter import (
     SlowSolitary,
     Unbuildable,
 )
-from pydantic import BaseModel, Field
+from pydantic import BaseModel, Field, field_validator
 from server_apps import EVERY_WAY, HEADER, STATE, action, app_of, mcp, step
 from serving import PATIENCE_S, ask, closing_of, eventually, opened, request, rpc, serving, socket_to
 
@@ -27,6 +29,7 @@ from openenv_core import Action
 from openenv_core.protocol.errors import RefusalError
 from openenv_core.protocol.requests import RequestDecoder
 from openenv_core.tools import ToolResult
+from servers import create_app
 
 RESET = {"type": "reset"}
 
@@ -138,6 +141,21 @@ async def test_bad_frames_are_refused_and_the_session_lives(env: type[Counter]) 
                 assert data["message"] == "Invalid message"
                 assert [fault["loc"] for fault in data["errors"]] == places, frame
             assert (await ask(ws, STATE))["data"]["total"] == 4
+
+
+class Known(Add):
+    @field_validator("amount")
+    @classmethod
+    def known(cls, value: int) -> int:
+        return {1: 1, 2: 2}[value]  # a KeyError is none of pydantic's
+
+
+@EVERY_WAY
+async def test_whatever_a_validator_raises_is_told_and_the_session_lives(env: type[Counter]) -> None:
+    async with serving(create_app(env, Known, Count)) as address, socket_to(address) as ws:
+        await ask(ws, step())
+        assert (await ask(ws, step(3)))["data"]["code"] == "EXECUTION_ERROR"
+        assert (await ask(ws, step()))["data"]["observation"]["total"] == 4
 
 
 async def test_values_that_json_lacks() -> None:
