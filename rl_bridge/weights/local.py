@@ -102,7 +102,6 @@ class SegmentPublisher:
         name = key if isinstance(key, str) else None
         ring = self._rings.setdefault(name, SegmentRing(self._depth, closing=self._forget))
         segment = await self._wait_for_segment(ring, key, nbytes)
-        held, segment.holds = segment.holds, None
         whole = False
 
         async def publish(parts: Mapping[str, StoredPart]) -> object:
@@ -115,7 +114,8 @@ class SegmentPublisher:
         segment.begin()  # fits no handle while it is being written
         room = Room(
             target=torch.frombuffer(segment.map, dtype=torch.uint8),
-            replaces=held,
+            # Told until something else is there: nobody may have heard it, and readers elsewhere rely on it.
+            replaces=segment.holds,
             publish=publish,
         )
         try:

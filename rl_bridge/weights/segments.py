@@ -52,7 +52,7 @@ class Segment:
     """One anonymous file in memory, mapped for writing.
 
     Attributes:
-        holds: Which key is in it, or was in the smaller one that it stands for; None where not whole.
+        holds: Which key is in it, or was before a writing that failed, or in the smaller one that it stands for.
         written: Grows with every writing; tells older segments from newer ones. 0: nothing yet.
         reserved: A writer of this process has it.
     """

@@ -105,7 +105,7 @@ class VolumePublisher:
         self._timeout_s = timeout_s
         self._sent: dict[str | None, list[tuple[int, Key | None]]] = {}
         """By series, which is a name of one's own, or the versions, all in one: what is whole at each place in the
-        volume, the oldest first."""
+        volume, or was before a sending that failed; the oldest first."""
         self._kept: Tensor | None = None
 
     @asynccontextmanager
@@ -117,22 +117,26 @@ class VolumePublisher:
         series = key if isinstance(key, str) else None
         sent = self._sent.setdefault(series, [(place, None) for place in range(self._depth)])
         place, replaced = sent.pop(0)
-        sent.append((place, None))
+        whole = False
 
         async def publish(parts: Mapping[str, StoredPart]) -> str:
+            nonlocal whole
             name = f"{series!r}/{rank}/{place}"
             try:
                 async with asyncio.timeout(self._timeout_s):
                     await (await self._volumes.client()).put(name, target)
             except Exception as error:  # TorchStore raises nothing narrower
                 raise WeightsError(f"cannot send {key_text(key)} to TorchStore: {error}") from error
-            sent[-1] = (place, key)
+            sent.append((place, key))
+            whole = True
             return name
 
         try:
             yield Room(target=target, replaces=replaced, publish=publish)
         finally:
             self._kept = target
+            if not whole:  # the next to be overwritten, which is told until something else is there
+                sent.insert(0, (place, replaced))
 
     async def close(self) -> None:
         """See `Publisher`."""

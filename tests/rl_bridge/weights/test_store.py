@@ -86,6 +86,23 @@ async def test_a_version_published_once_more_replaces_it_and_all_later_ones(stor
         await store.get(3)
 
 
+async def test_what_is_overwritten_is_told_also_after_a_put_that_nobody_heard_of(
+    store: WeightStore, directory: Directory, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def busy(*_: object) -> None:
+        raise WeightsError("the directory is busy")
+
+    for version in (1, 2):
+        await store.put(version, state_of(float(version)))
+    snapshot = await snapshot_of(directory, 1)
+    with monkeypatch.context() as patch:
+        patch.setattr(directory, "announce", busy)
+        with pytest.raises(WeightsError, match="busy"):
+            await store.put(3, state_of(3.0))
+    await store.put(3, state_of(3.0))  # to where version 1 was
+    assert not await directory.is_current(1, snapshot.publication)
+
+
 async def test_what_is_held_is_never_overwritten_and_the_ring_grows_within_its_bound(
     store: WeightStore,
 ) -> None:

@@ -152,7 +152,7 @@ async def test_a_volume_holds_no_more_than_versions_and_what_failed_is_overwritt
     await publish(first, 5)
     assert [await publish(successor, version) for version in (5, 6)] == names
     assert volumes.held.keys() == {*names, "'kept'/0/0"}
-    assert replaced == [None, None, None, 1, 2, None, None, None]
+    assert replaced == [None, None, None, 1, 1, 2, None, None]
 
 
 @pytest.mark.parametrize("overwritten", [True, False])
