@@ -9,6 +9,7 @@ import pytest
 from gymnasium.wrappers import NormalizeObservation
 
 from envs.gymnasium_env.models import GymnasiumAction
+from envs.gymnasium_env.server.app import gymnasium_app
 from envs.gymnasium_env.server.environment import GymnasiumEnvironment
 
 
@@ -65,3 +66,15 @@ def test_what_is_not_known_to_be_sound_is_not_declared(
     env = GymnasiumEnvironment("CartPole-v1", [wrapper], options)
     assert env.FORKABLE is forkable
     env.close()
+
+
+@pytest.mark.parametrize(
+    ("options", "wrappers", "quick"),
+    [({}, [], True), ({"render_mode": "rgb_array"}, [], False), ({}, [gymnasium.Wrapper], False)],
+)
+def test_only_what_never_waits_is_stepped_on_the_event_loop(
+    options: dict[str, Any], wrappers: list[Any], quick: bool
+) -> None:
+    made: Any = gymnasium_app("Blackjack-v1", wrappers, **options).sessions.factory()
+    assert made.BLOCKING is not quick
+    made.close()

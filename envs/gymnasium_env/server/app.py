@@ -12,7 +12,7 @@ from servers import create_app
 from servers.app import EnvironmentApp
 
 from ..models import GymnasiumState, models_for
-from .environment import GymnasiumEnvironment, Wrapper
+from .environment import GymnasiumEnvironment, QuickGymnasiumEnvironment, Wrapper, is_quick
 
 MAX_CONCURRENT_ENVS = 256
 
@@ -39,10 +39,17 @@ def gymnasium_app(
     looked_at = GymnasiumEnvironment(env_id, tuple(wrappers), options)
     try:
         action, observation = models_for(looked_at.inner.action_space, looked_at.inner.observation_space)
+        quick = not wrappers and is_quick(looked_at.inner)
     finally:
         looked_at.close()
     return create_app(
-        partial(GymnasiumEnvironment, env_id, tuple(wrappers), options, observation),
+        partial(
+            QuickGymnasiumEnvironment if quick else GymnasiumEnvironment,
+            env_id,
+            tuple(wrappers),
+            options,
+            observation,
+        ),
         action,
         observation,
         env_name="gymnasium",

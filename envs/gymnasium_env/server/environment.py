@@ -24,6 +24,9 @@ Wrapper = Callable[[gymnasium.Env[Any, Any]], gymnasium.Env[Any, Any]]
 _COPIED: Final = ("gymnasium.envs.classic_control.", "gymnasium.envs.toy_text.", "gymnasium.wrappers.")
 """Modules of Gymnasium whose classes hold nothing but plain Python and numpy as long as they do not render."""
 
+_QUICK: Final = _COPIED[:2]
+"""Of these a step takes some microseconds, and a reset not many more."""
+
 _MAX_CHOICES: Final = 256
 """Actions of a discrete space that are kept as Gymnasium has them: looked up, they need no check."""
 
@@ -61,8 +64,8 @@ class GymnasiumEnvironment(Environment[GymnasiumAction, GymnasiumObservation, Gy
         self._action_space = space = env.action_space  # each wrapper around it would ask the next
         choices = range(int(space.start), int(space.start + space.n)) if isinstance(space, Discrete) else ()
         self._choices = {one: read_value(space, one) for one in choices[:_MAX_CHOICES]}
-        model = observation_type or models_for(env.action_space, env.observation_space)[1]
-        self._observe = model.__pydantic_validator__.validate_python
+        self._model = observation_type or models_for(env.action_space, env.observation_space)[1]
+        self._defaults = dict(vars(self._model(observation=None)))
         self._begun = False
         self._episode_id: str | None = None  # drawn when somebody asks
         self._steps = 0
@@ -152,10 +155,29 @@ class GymnasiumEnvironment(Environment[GymnasiumAction, GymnasiumObservation, Gy
         return taken
 
     def _observation(self, seen: Any, info: Mapping[str, Any], **fields: Any) -> GymnasiumObservation:
-        if info:
-            fields["info"] = {str(key): _json(value) for key, value in info.items() if _is_json(value)}
         fields["observation"] = seen
-        return self._observe(fields)  # type: ignore[no-any-return]
+        fields["info"] = {str(key): _json(value) for key, value in info.items() if _is_json(value)}
+        # There is nothing to validate, and `model_construct` takes longer than a step.
+        made = self._model.__new__(self._model)
+        state = {
+            "__dict__": {**self._defaults, "metadata": {}, **fields},
+            "__pydantic_fields_set__": set(fields),
+        }
+        made.__setstate__({**state, "__pydantic_extra__": None, "__pydantic_private__": None})
+        return made
+
+
+class QuickGymnasiumEnvironment(GymnasiumEnvironment):
+    """One of those that `is_quick` is about: a server steps it on its event loop."""
+
+    BLOCKING = False
+
+
+def is_quick(env: gymnasium.Env[Any, Any]) -> bool:
+    """Whether an environment never waits: one of Gymnasium's classic control or toy texts that renders nothing."""
+    while isinstance(env, gymnasium.Wrapper) and type(env).__module__.startswith(_COPIED[2]):
+        env = env.env
+    return type(env).__module__.startswith(_QUICK) and env.render_mode is None
 
 
 def _can_be_copied(env: gymnasium.Env[Any, Any]) -> bool:
