@@ -10,7 +10,6 @@ from typing import Any, Final
 import httpx
 
 from openenv_core.client import MCPToolClient
-from openenv_core.client.settings import http_url
 from openenv_core.errors import (
     CapacityError,
     ClientError,
@@ -22,6 +21,7 @@ from openenv_core.errors import (
     ToolCallError,
     ValidationFailedError,
 )
+from openenv_core.protocol.http import http_url
 from openenv_core.protocol.toolcalls import value_of
 from openenv_core.proxies import proxy_for
 from openenv_core.tools import CallToolAction, ToolErrorType

@@ -67,7 +67,7 @@ async def _one(subject: Subject, url: str, number: int) -> None:
         with suppress(asyncio.CancelledError, ClientError):
             await step
         if number % 2:
-            client._carrier.abort()  # and does not wait for what it has asked
+            client._conversation.carrier.abort()  # and does not wait for what it has asked
     finally:
         await client.close()
 

@@ -182,7 +182,7 @@ def _schema(url: str, token: str | None) -> dict[str, Any]:
     """Return what the server says of its models; nothing where it says nothing that can be used."""
     import httpx
 
-    from openenv_core.client.settings import http_url
+    from openenv_core.protocol.http import http_url
     from openenv_core.proxies import client_for
 
     try:

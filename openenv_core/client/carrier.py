@@ -4,8 +4,6 @@ import asyncio
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from email.utils import parsedate_to_datetime
-from time import time
 from typing import Final, Protocol
 
 from openenv_core.errors import (
@@ -18,7 +16,7 @@ from openenv_core.errors import (
     SessionError,
 )
 from openenv_core.protocol.errors import CAPACITY_REACHED
-from openenv_core.protocol.http import redact_url
+from openenv_core.protocol.http import redact_url, retry_after
 
 SESSION_ENDED: Final = (CapacityError, FactoryError, SessionError)
 """What a server says last."""
@@ -79,8 +77,20 @@ class Carrier(ABC):
         self._loop = asyncio.get_running_loop()
         self._listener: Listener | None = None
         self._early: list[bytes | bytearray] = []  # before anybody listened
-        self._put: Callable[[bytes | bytearray], None] = self._early.append
+        self._put: Callable[[bytes | bytearray], None] = self._keep
+        self._news = asyncio.Event()
         self._lost: ClientError | None = None
+
+    async def receive(self) -> bytes | bytearray:
+        """Return the first frame; before anybody listens, and once.
+
+        Raises:
+            ClientError: The connection has ended without one.
+        """
+        await self._news.wait()
+        if not self._early and self._lost is not None:
+            raise self._lost
+        return self._early.pop(0)
 
     def listen(self, listener: Listener) -> None:
         """Have someone hear what comes, and what has come."""
@@ -92,11 +102,7 @@ class Carrier(ABC):
 
     @abstractmethod
     def send(self, frame: bytes, *, binary: bool = False) -> None:
-        """Send one frame; text is given as UTF-8.
-
-        Raises:
-            ConnectionLostError: The connection has broken.
-        """
+        """Send one frame; text is given as UTF-8. Behind the end of the connection, which was told, it is dropped."""
 
     @abstractmethod
     async def close(self) -> None:
@@ -116,10 +122,15 @@ class Carrier(ABC):
         What else the end takes is started on the running loop, where `close` waits for it.
         """
 
+    def _keep(self, frame: bytes | bytearray) -> None:
+        self._early.append(frame)
+        self._news.set()
+
     def _lose(self, error: ClientError, broken: bool = False) -> None:
         """Note why no more frames will come; the first reason counts."""
         if self._lost is None:
             self._lost, self.broken = error, broken
+            self._news.set()
             if self._listener is not None:
                 self._listener.on_lost(error)
 
@@ -162,17 +173,3 @@ def refusal(url: str, status: int, headers: Mapping[str, str], detail: str, *, s
     # Servers without a WebSocket at that path answer so; 403 is uvicorn's way to say 404 to a WebSocket.
     hint = other_way if status in (404, 405, 426) else ""
     return ConnectionFailedError(f"{got}; check that the URL is an OpenEnv server's{hint}")
-
-
-def retry_after(value: str | None) -> float | None:
-    """Read a Retry-After header, seconds or a date, as seconds from now; None where it says nothing."""
-    if not value:
-        return None
-    try:
-        return max(0.0, float(value))
-    except ValueError:
-        pass
-    try:
-        return max(0.0, parsedate_to_datetime(value).timestamp() - time())
-    except ValueError:
-        return None

@@ -2,12 +2,12 @@
 
 import asyncio
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, Final, NamedTuple
+from typing import Any, Final, NamedTuple
 from urllib.parse import quote
 
 from openenv_core.client.carrier import SESSION_ENDED, Carrier, CarrierOptions
+from openenv_core.client.socket import open_socket
 from openenv_core.client.waiting import Backoff
 from openenv_core.errors import (
     AccessRefusedError,
@@ -27,17 +27,13 @@ from openenv_core.protocol.batch import (
     SNAPSHOT,
     SUBPROTOCOL,
     Array,
-    FrameError,
     decode_frame,
     encode_frame,
 )
-from openenv_core.protocol.jsonio import dumps
-from openenv_core.protocol.replies import data_of, decode_reply, server_error
+from openenv_core.protocol.jsonio import dumps, from_json
+from openenv_core.protocol.replies import data_of, server_error
 from openenv_core.protocol.requests import encode_request
-from openenv_core.tracing import current_traceparent
-
-if TYPE_CHECKING:
-    from openenv_core.client.socket import WebSocketCarrier
+from openenv_core.tracing import current_traceparent, tracer
 
 MAX_PENDING: Final = 64
 """Requests that wait for answers; a server takes half as many at once."""
@@ -82,6 +78,7 @@ class PendingCall:
         deadline: On the loop's clock, where there is one.
         answer: What answers it. It is done before where nobody waits any more.
         sink: Takes the frames that answer it, where there may be several.
+        sent: It has left, over the connection of this moment or one whose server has taken it.
         reply: The frame that has answered it, also where nobody waited; empty where it never left.
     """
 
@@ -91,6 +88,7 @@ class PendingCall:
     deadline: float
     answer: "asyncio.Future[Any]"
     sink: Callable[[Any], None] | None = None
+    sent: bool = False
     reply: bytes | bytearray | None = None
 
 
@@ -154,18 +152,16 @@ class Conversation:
         self._loop = asyncio.get_running_loop()
         self._timer: asyncio.TimerHandle | None = None
         self._pending: dict[int, PendingCall] = {}  # in the order of their requests
-        self._unsent: list[PendingCall] = []  # of these, as there is no room
         self._next_id = 1
-        self._dropped: bytes | bytearray = b""
+        self._farewell: ServerError | None = None  # that nobody waited for
         self._read = 0
         self._session: str | None = None
         self._secret = ""
         self._resuming: asyncio.Task[None] | None = None
-        self._resumed: asyncio.Future[None] | None = None  # whether the answer to a resume has come
-        carrier.listen(self)
         if opening is not None:
             self._opening = opening
             self._opened = self.request("open", (), opening.request(), self._take_opened)
+        carrier.listen(self)  # last: it may be lost already
 
     async def opened(self) -> None:
         """Wait until the sessions are open.
@@ -191,13 +187,15 @@ class Conversation:
             ServerError: The reply is an error, or the server has said unasked why the session is over.
             ProtocolError: The server said something else.
         """
+        if self.v1 and tracer() is not None and (parent := current_traceparent()) is not None:
+            frame = b'{"traceparent":"%b",%b' % (parent.encode(), frame[1:])
         self.last = call = self._begin(frame)
         try:
             reply = await call.answer
         except (asyncio.CancelledError, RequestTimeoutError):
             self.abandon(call)
             raise
-        return data_of(reply, expected) if self.v1 else decode_reply(reply, expected)
+        return data_of(reply, expected)
 
     def request(
         self,
@@ -226,12 +224,11 @@ class Conversation:
     def abandon(self, call: PendingCall) -> None:
         """Wait for a request no more. Where it has not left yet, it never does; nor is it begun, if it has not been."""
         call.answer.cancel()
-        if call in self._unsent:
-            self._unsent.remove(call)
+        if not call.sent:
             self._forget(call)
         waits = self._resuming is None and call.request_id in self._pending
         if self.v1 and waits and len(self._pending) < MAX_PENDING:
-            self.request("cancel", (), {"request": call.request_id}, _nowhere).answer.cancel()
+            self._begin(b'{"op":"cancel","request":%d}' % call.request_id).answer.cancel()
 
     def abort(self) -> None:
         """End the connection without waiting; whoever waits gets ConnectionLostError."""
@@ -257,24 +254,27 @@ class Conversation:
     # What the carrier brings
 
     def on_frame(self, frame: bytes | bytearray) -> None:
-        """Give an answer to whom it is for."""
-        if not self.v1:
-            self._take_reply(frame)
-            return
+        """Give an answer to whom it is for: by its id, or to the oldest request where it has none."""
+        arrays: list[Array] = []
         try:
-            fields, arrays = decode_frame(frame if isinstance(frame, bytearray) else frame.decode())
-        except (FrameError, UnicodeDecodeError) as error:
-            self._break(ProtocolError(f"expected a frame of {SUBPROTOCOL}, got {frame[:100]!r}: {error}"))
+            if self.v1 and type(frame) is bytearray:
+                fields, arrays = decode_frame(frame)
+            else:
+                fields = from_json(frame)
+            request_id = fields.get("id") if self.v1 else next(iter(self._pending), None)
+        except (ValueError, AttributeError) as error:  # no JSON, or no object
+            self._break(ProtocolError(f"expected a JSON object, got {bytes(frame[:200])!r}: {error}"))
             return
-        request_id = fields.get("id")
-        if request_id == _RESUME_ID and self._resuming is not None:
-            self._go_on(fields)
+        if type(request_id) is not int:
+            self._break(
+                error_of(fields)
+                or ProtocolError(
+                    f"expected one answer to each request, got {bytes(frame[:200])!r} unasked; the session is over, "
+                    "since replies could be taken for those of other requests"
+                )
+            )
             return
         self._read += 1
-        if type(request_id) is not int:
-            text = f"expected an answer with an id, got {str(fields)[:100]}"
-            self._break(error_of(fields) or ProtocolError(text))
-            return
         call = self._pending.get(request_id)
         if call is None:
             return
@@ -283,6 +283,8 @@ class Conversation:
             call.reply = frame
             if not call.answer.done():
                 call.answer.set_result(fields)
+            elif isinstance(said := error_of(fields), SESSION_ENDED):
+                self._farewell = said
             return
         last = fields.get("last") is True
         if last:
@@ -297,38 +299,30 @@ class Conversation:
 
     def on_room(self) -> None:
         """Send what could not leave before."""
-        unsent, self._unsent = self._unsent, []
-        for call in unsent:
+        for call in [call for call in self._pending.values() if not call.sent]:
             if call.answer.done():  # nobody waits for it, and it has not begun
                 self._forget(call)
-            else:
-                self._transmit(call)
+            elif self._resuming is None and not self.carrier.full:
+                call.sent = True
+                self.carrier.send(call.frame, binary=call.binary)
 
     def on_lost(self, error: ClientError) -> None:
         """Make another connection, where the server keeps the sessions; or tell whoever waits."""
-        if self._resuming is not None:
-            if self._resumed is not None and not self._resumed.done():
-                self._resumed.set_exception(error)
-            return
         kept = self.v1 and self.carrier.broken and self._opening.lease_s and self.error is None
         if kept and (self._session is not None or self._opened.request_id in self._pending):
             self._resuming = asyncio.create_task(self._resume(error))
-            return
-        if self._dropped:  # by who had not waited for it; it may say why
-            try:
-                decode_reply(self._dropped, "")
-            except SESSION_ENDED as reason:
-                error = reason
-            except ClientError:
-                pass
-        self._fail(error)
+        else:
+            self._fail(self._farewell or error)
 
     # What they need
 
     def _begin(
         self, frame: bytes, binary: bool = False, sink: Callable[[Any], None] | None = None
     ) -> PendingCall:
-        """Send a request; raise why nothing can be asked any more."""
+        """Send a request, or have it leave when there is room, or another connection.
+
+        Raises why nothing can be asked any more.
+        """
         if self.error is not None:
             raise self.error.with_traceback(None)
         if len(self._pending) >= MAX_PENDING:
@@ -338,32 +332,22 @@ class Conversation:
         if self._timeout_s is not None:
             deadline = self._loop.time() + self._timeout_s
             if self._timer is None:
-                self._timer = self._loop.call_at(deadline, self._look)
+                self._timer = self._loop.call_at(deadline, self._expire)
         if self.v1 and sink is None:
-            if (parent := current_traceparent()) is not None:
-                frame = b'{"traceparent":"%b",%b' % (parent.encode(), frame[1:])
             frame = b'{"id":%d,"read":%d,%b' % (request_id, self._read, frame[1:])
-        call = PendingCall(request_id, frame, binary, deadline, self._loop.create_future(), sink)
+        leaves = self._resuming is None and not self.carrier.full
+        call = PendingCall(request_id, frame, binary, deadline, self._loop.create_future(), sink, leaves)
         self._pending[request_id] = call
-        self._transmit(call)
+        if leaves:
+            self.carrier.send(frame, binary=binary)
         return call
-
-    def _transmit(self, call: PendingCall) -> None:
-        """Send a request, or have it leave when there is room, or another connection."""
-        if self._resuming is not None:
-            return
-        if self._unsent or self.carrier.full:
-            self._unsent.append(call)
-            return
-        with suppress(ConnectionLostError):  # which has been heard of
-            self.carrier.send(call.frame, binary=call.binary)
 
     def _forget(self, call: PendingCall) -> None:
         """Note that a request has never left."""
         self._pending.pop(call.request_id, None)
         call.reply = b""
 
-    def _look(self) -> None:
+    def _expire(self) -> None:
         """Tell those whose time is over; the timer of one request is left running for the next."""
         now = self._loop.time()
         waiting = [call for call in self._pending.values() if not call.answer.done()]
@@ -376,36 +360,33 @@ class Conversation:
                     )
                 )
         soonest = min((call.deadline for call in waiting if call.deadline > now), default=None)
-        self._timer = None if soonest is None else self._loop.call_at(soonest, self._look)
-
-    def _stop_watching(self) -> None:
-        if self._timer is not None:
-            self._timer.cancel()
+        self._timer = None
+        if soonest is not None and self._timeout_s is not None:  # a deadline may come to be sooner meanwhile
+            self._timer = self._loop.call_at(min(soonest, now + self._timeout_s), self._expire)
 
     def _fail(self, error: ClientError) -> None:
         """Ask nothing more, and tell whoever waits why; the first reason counts."""
         if self.error is None:
             self.error = error
-        self._stop_watching()
-        pending, self._pending, self._unsent = self._pending, {}, []
+        if self._timer is not None:
+            self._timer.cancel()
+        pending, self._pending = self._pending, {}
         for call in pending.values():
             if not call.answer.done():
                 call.answer.set_exception(self.error)
 
-    def _take_reply(self, frame: bytes | bytearray) -> None:
-        if not self._pending:
-            self._fail(_unasked(frame))
-            return
-        call = self._pending.pop(next(iter(self._pending)))
-        call.reply = frame
-        if call.answer.done():
-            self._dropped = frame
-        else:
-            call.answer.set_result(frame)
+    def _break(self, error: ClientError) -> None:
+        """End a connection on which nothing can be asked any more."""
+        self._fail(error)
+        self.carrier.abort()
 
     def _take_opened(self, reply: BatchReply) -> None:
         """Take an answer to the open; the time in the server's queue is none of those of requests."""
-        self._postpone(0.0 if reply.last else self._opening.options.queue_timeout_s)
+        if self._timeout_s is not None:
+            wait_s = 0.0 if reply.last else self._opening.options.queue_timeout_s
+            deadline = self._loop.time() + self._timeout_s + wait_s
+            for call in self._pending.values():
+                call.deadline = deadline
         if (error := error_of(reply.fields)) is not None:
             if not self._opened.answer.done():
                 self._opened.answer.set_exception(error)
@@ -413,95 +394,62 @@ class Conversation:
         elif "session" in reply.fields:
             self._session, self._secret = str(reply.fields["session"]), str(reply.fields.get("secret"))
 
-    def _postpone(self, wait_s: float) -> None:
-        if self._timeout_s is None:
-            return
-        deadline = self._loop.time() + self._timeout_s + wait_s
-        for call in self._pending.values():
-            call.deadline = deadline
-        self._stop_watching()
-        self._timer = self._loop.call_at(deadline, self._look)
-
-    def _break(self, error: ClientError) -> None:
-        """End a connection on which nothing can be asked any more."""
-        self._fail(error)
-        self.carrier.abort()
-
     async def _resume(self, error: ClientError) -> None:
         """Go on over another connection, or tell whoever waits why that cannot be."""
-        deadline = self._loop.time() + self._opening.lease_s
+        lease_s = self._opening.lease_s
         backoff, refused = Backoff(_RETRY_S, _MAX_RETRY_S), 0
-        reason: object = f"no connection within its lease of {self._opening.lease_s:g} s"
+        reason: object
         try:
-            while True:
-                try:
-                    async with asyncio.timeout_at(deadline):
+            async with asyncio.timeout(lease_s):
+                while True:
+                    try:
                         await self._reconnect()
-                    return
-                except CapacityError:  # a gateway says so, of a server that is being replaced for instance
-                    refused = 0
-                except (AuthenticationError, AccessRefusedError, ServerError, ProtocolError) as failure:
-                    reason = failure
-                    break
-                except ConnectionFailedError as failure:
-                    refused = refused + 1 if isinstance(failure.__cause__, ConnectionRefusedError) else 0
-                    elsewhere = self._opening.others or self.carrier.deterministic
-                    if refused >= (MAX_REFUSED if elsewhere else MAX_REFUSED_ALONE):
-                        reason = failure
-                        break
-                except (ConnectionLostError, TimeoutError):
-                    refused = 0
-                if self._loop.time() + (pause_s := backoff.next_s()) > deadline:
-                    break
-                await asyncio.sleep(pause_s)
+                        return
+                    except (AuthenticationError, AccessRefusedError):
+                        raise
+                    except ConnectionFailedError as failure:
+                        refused = refused + 1 if isinstance(failure.__cause__, ConnectionRefusedError) else 0
+                        elsewhere = self._opening.others or self.carrier.deterministic
+                        if refused >= (MAX_REFUSED if elsewhere else MAX_REFUSED_ALONE):
+                            raise
+                    except (ConnectionLostError, CapacityError):
+                        # A gateway says so too, of a server that is being replaced for instance.
+                        refused = 0
+                    await asyncio.sleep(backoff.next_s())
+        except TimeoutError:
+            reason = f"no connection within its lease of {lease_s:g} s"
         except Exception as failure:
             reason = failure
         self._resuming = None
         self._fail(ConnectionLostError(f"{error}. The session could not be resumed: {reason}"))
 
-    async def _connect(self, session: str | None) -> "WebSocketCarrier":
-        from openenv_core.client.socket import open_socket  # with picows, which plain HTTP does without
-
-        url = self._opening.url
-        return await open_socket(
-            url if session is None else _with(url, RESUME, session), self._opening.options
-        )
-
     async def _reconnect(self) -> None:
-        carrier = await self._connect(self._session)
-        self._resumed = resumed = self._loop.create_future()
+        """Connect again, and send what the server has not taken."""
+        url, taken = self._opening.url, -1
+        if self._session is not None:
+            url = _with(url, RESUME, self._session)
+        carrier = await open_socket(url, self._opening.options)
         try:
             if carrier.subprotocol != SUBPROTOCOL:
                 raise ProtocolError(f"the server does not speak {SUBPROTOCOL} any more")
-            carrier.deterministic |= self.carrier.deterministic
-            self.carrier = carrier
-            carrier.listen(self)
             if self._session is None:  # nobody knows of the sessions that there may be; they are opened anew
                 self._read = 0
-                self._go_on({})
             else:
                 known = {"session": self._session, "secret": self._secret, "read": self._read}
                 carrier.send(dumps({"id": _RESUME_ID, "op": "resume", **known}))
-                await resumed
+                fields = from_json(await carrier.receive())
+                if (error := error_of(fields)) is not None:
+                    raise error
+                taken = fields["taken"]
         except BaseException:
             carrier.broken = True  # the server is not to end the sessions for it
             carrier.abort()
             raise
-        finally:
-            self._resumed = None
-
-    def _go_on(self, fields: Mapping[str, Any]) -> None:
-        """Send again what the server has not taken."""
-        resumed = self._resumed
-        if resumed is None or resumed.done():
-            return
-        if (error := error_of(fields)) is not None:
-            resumed.set_exception(error)
-            return
-        self._resuming = None
-        resumed.set_result(None)
-        taken = fields.get("taken", -1)
-        self._unsent = [call for request_id, call in self._pending.items() if request_id > taken]
+        carrier.deterministic |= self.carrier.deterministic
+        self.carrier, self._resuming = carrier, None
+        for call in self._pending.values():
+            call.sent = call.request_id <= taken
+        carrier.listen(self)
         self.on_room()
 
     def _stop_resuming(self) -> None:
@@ -519,8 +467,6 @@ async def open_conversation(opening: Opening, timeout_s: float | None) -> Conver
     Raises:
         ClientError: As `open_socket`.
     """
-    from openenv_core.client.socket import open_socket
-
     if opening.snapshot is not None:
         opening = replace(opening, url=_with(opening.url, SNAPSHOT, opening.snapshot))
     opening = replace(opening, options=replace(opening.options, subprotocol=SUBPROTOCOL))
@@ -537,31 +483,13 @@ async def open_conversation(opening: Opening, timeout_s: float | None) -> Conver
     return conversation
 
 
-def _unasked(frame: bytes | bytearray) -> ClientError:
-    """Return what follows from a frame that nobody has asked for. Whoever counts replies cannot go on behind that.
-
-    Servers that have no room say so unasked; anything else, a second reply to one request for instance, is an error.
-    """
-    try:
-        decode_reply(frame, "")
-    except ServerError as reason:
-        return reason
-    except ProtocolError:
-        pass
-    return ProtocolError(
-        f"expected one answer to each request, got {frame[:200]!r} unasked; the session is over, since replies "
-        "could be taken for those of other requests"
-    )
-
-
 def _with(url: str, key: str, value: str) -> str:
     return f"{url}{'&' if '?' in url else '?'}{key}={quote(value)}"
 
 
-def _nowhere(reply: BatchReply) -> None: ...
-
-
-def error_of(fields: Mapping[str, Any]) -> ServerError | None:
+def error_of(fields: Any) -> ServerError | None:
     """Return the error that a frame tells of, if it tells of one."""
+    if not isinstance(fields, dict):
+        return None
     data = fields.get("error", fields.get("data") if fields.get("type") == "error" else None)
     return server_error(data) if isinstance(data, dict) else None

@@ -10,7 +10,7 @@ from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any, ClassVar, Generic, NoReturn, ParamSpec, Self, TypeVar, cast
 
-from openenv_core.client.carrier import SESSION_ENDED, Carrier, CarrierOptions
+from openenv_core.client.carrier import SESSION_ENDED, CarrierOptions
 from openenv_core.client.models import ClientModels
 from openenv_core.client.replay import CLOSED, Journal
 from openenv_core.client.settings import (
@@ -20,9 +20,7 @@ from openenv_core.client.settings import (
     checked_transport,
     checked_url,
     checked_urls,
-    http_url,
     space_label,
-    websocket_url,
 )
 from openenv_core.client.waiting import SlotWait, one_of
 from openenv_core.errors import (
@@ -38,10 +36,10 @@ from openenv_core.errors import (
     ServerError,
 )
 from openenv_core.loop_thread import LoopThread, shared_loop
-from openenv_core.protocol.http import redact_url
+from openenv_core.protocol.http import http_url, redact_url, websocket_url
 from openenv_core.protocol.requests import encode_request
 from openenv_core.providers.base import adapted, last_words
-from openenv_core.tracing import EpisodeSpans
+from openenv_core.tracing import EpisodeSpans, tracer
 from openenv_core.types import ActT, ObsT, StateT, StepResult
 
 if TYPE_CHECKING:
@@ -147,7 +145,7 @@ class EnvClient(ClientModels[ActT, ObsT, StateT]):
         self._lost: str | None = None
         self._journal = Journal(attached=session_id is not None)
         self._closed = False
-        self._spans = EpisodeSpans()
+        self._spans = None if tracer() is None else EpisodeSpans()
 
     @classmethod
     def from_process(
@@ -363,8 +361,7 @@ class EnvClient(ClientModels[ActT, ObsT, StateT]):
             ConnectionLostError: The connection broke before the reply.
             ConnectionFailedError: There was no connection, and none could be made.
         """
-        request = self._request(b"", "observation", reset=options)
-        return self._result_of(await self._spans.request("reset", request))
+        return await self._play("reset", b"", options)
 
     async def step(self, action: ActT) -> StepResult[ObsT]:
         """Apply an action and return what follows.
@@ -376,8 +373,7 @@ class EnvClient(ClientModels[ActT, ObsT, StateT]):
             EpisodeLostError: The connection broke, now or earlier, and the episode could not be played again
                 elsewhere; `reset` opens a new session.
         """
-        request = self._request(encode_request("step", self._step_payload(action)), "observation")
-        return self._result_of(await self._spans.request("step", request))
+        return await self._play("step", encode_request("step", self._step_payload(action)))
 
     async def state(self) -> StateT:
         """Return where the episode stands.
@@ -429,11 +425,23 @@ class EnvClient(ClientModels[ActT, ObsT, StateT]):
     async def __aexit__(self, *_: object) -> None:
         await self.close()
 
+    async def _play(
+        self, kind: str, frame: bytes, reset: Mapping[str, Any] | None = None
+    ) -> StepResult[ObsT]:
+        """Send a reset or a step and return what the caller gets."""
+        request = self._request(frame, "observation", reset=reset)
+        payload = await (request if self._spans is None else self._spans.request(kind, request))
+        result = self._parse_result(payload)
+        if isinstance(result, StepResult) and result.metadata is None:
+            result.metadata = payload.get("metadata")  # many a `_parse_result` leaves it out
+        return result
+
     async def _request(
         self, frame: bytes, expected: str, *, reset: Mapping[str, Any] | None = None, reads: bool = False
     ) -> dict[str, Any]:
         """Send a frame and return the data of its reply; that of a reset is made here, of its options."""
-        self._come_to_loop()
+        if self._loop is not asyncio.get_running_loop():
+            self._come_to_loop()
         turn = self._turn
         await turn.acquire()
         try:
@@ -519,10 +527,6 @@ class EnvClient(ClientModels[ActT, ObsT, StateT]):
             if self._journal.trouble is not None:
                 raise EpisodeLostError(CLOSED) from None
             raise ConnectionFailedError(str(error)) from error
-
-    @property
-    def _carrier(self) -> Carrier | None:
-        return None if self._conversation is None else self._conversation.carrier
 
     def _come_to_loop(self) -> None:
         """Make the running event loop the client's; with an earlier loop that has closed, its session is over."""
@@ -649,7 +653,8 @@ class EnvClient(ClientModels[ActT, ObsT, StateT]):
     async def _close_session(self) -> None:
         """Close the connection in order, if there is one; say so first, where the session is this client's."""
         await self._wait_former_closed()
-        self._spans.end()
+        if self._spans is not None:
+            self._spans.end()
         if (conversation := self._drop("the session was closed")) is not None:
             await conversation.close(last=self._session_id is None)
 

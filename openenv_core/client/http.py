@@ -15,7 +15,7 @@ from uuid import uuid4
 
 import httpx
 
-from openenv_core.client.carrier import Carrier, CarrierOptions, refusal, retry_after, unreachable
+from openenv_core.client.carrier import Carrier, CarrierOptions, refusal, unreachable
 from openenv_core.errors import (
     ClientError,
     ConfigurationError,
@@ -32,6 +32,7 @@ from openenv_core.protocol.http import (
     http_request,
     redact_url,
     reply_frame,
+    retry_after,
     said_by_server,
 )
 from openenv_core.protocol.replies import encode_error
@@ -62,7 +63,7 @@ class HttpCarrier(Carrier):
     def send(self, frame: bytes, *, binary: bool = False) -> None:
         """Send one frame, when the answer to the one before is there."""
         if self._lost is not None:
-            raise self._lost
+            return
         request = http_request(frame, self._session_id, self._begun)
         if request.kind == "close":
             self.abort()

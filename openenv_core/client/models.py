@@ -32,13 +32,6 @@ class ClientModels(Generic[ActT, ObsT, StateT]):
             )
         return action
 
-    def _result_of(self, payload: dict[str, Any]) -> StepResult[ObsT]:
-        """Turn a reply into what the caller gets; many a `_parse_result` leaves the metadata out."""
-        result = self._parse_result(payload)
-        if isinstance(result, StepResult) and result.metadata is None:
-            result.metadata = payload.get("metadata")
-        return result
-
     def _parse_result(self, payload: dict[str, Any]) -> StepResult[ObsT]:
         """Turn the data of an observation frame into what the caller gets."""
         fields = payload.get("observation")

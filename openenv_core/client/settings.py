@@ -1,14 +1,13 @@
-"""What a client is told when it is made, checked once; and the addresses that follow from its URL."""
+"""What a client is told when it is made, checked once."""
 
 import os
 import random
 import re
 from collections.abc import Mapping, Sequence
 from typing import Final, Literal, TypeAlias, cast
-from urllib.parse import quote, urlsplit, urlunsplit
 
 from openenv_core.errors import ConfigurationError
-from openenv_core.protocol.http import SESSION_ID, is_bearer_token, redact_url
+from openenv_core.protocol.http import SESSION_ID, is_bearer_token, websocket_url
 
 Transport: TypeAlias = Literal["websocket", "http"]
 Mode: TypeAlias = Literal["simulation", "production"]
@@ -55,36 +54,6 @@ def checked_headers(headers: Mapping[str, str] | None, token: str | None) -> dic
     return merged
 
 
-_HTTP: Final = {"http": "http", "https": "https", "ws": "http", "wss": "https"}
-_SOCKET: Final = {"http": "ws", "https": "wss", "ws": "ws", "wss": "wss"}
-
-
-def websocket_url(base_url: str, session_id: str | None = None) -> str:
-    """Return the address of the session socket for a server's URL.
-
-    Args:
-        base_url: With or without the `/ws` at its end.
-        session_id: The standing session to attach to.
-
-    Raises:
-        ConfigurationError: The URL is of another scheme, or names no host.
-    """
-    scheme, netloc, path, query = _parts(base_url, _SOCKET)
-    if session_id is not None:
-        query = f"{query}&session_id={quote(session_id)}".lstrip("&")
-    return urlunsplit((scheme, netloc, f"{path}/ws", query, ""))
-
-
-def http_url(base_url: str) -> str:
-    """Return the address that the paths of plain HTTP are appended to.
-
-    Raises:
-        ConfigurationError: The URL is of another scheme, or names no host.
-    """
-    scheme, netloc, path, _ = _parts(base_url, _HTTP)
-    return urlunsplit((scheme, netloc, path, "", ""))
-
-
 def checked_url(base_url: str) -> str:
     """Return a URL without a slash at its end; a ConfigurationError where it cannot be one."""
     websocket_url(base_url)  # raises if it is none
@@ -106,19 +75,6 @@ def checked_session_id(session_id: str) -> str:
             f"expected a session_id of 1 to 128 letters, digits, dots, dashes or underscores, got {session_id!r}"
         )
     return session_id
-
-
-def _parts(base_url: str, schemes: dict[str, str]) -> tuple[str, str, str, str]:
-    try:
-        parts = urlsplit(base_url)
-        scheme = schemes.get(parts.scheme) if parts.hostname else None
-    except ValueError:  # brackets without an end
-        scheme = None
-    if scheme is None:
-        raise ConfigurationError(
-            f"expected a URL that starts with http://, https://, ws:// or wss://, got {redact_url(base_url)!r}"
-        )
-    return scheme, parts.netloc, parts.path.rstrip("/").removesuffix("/ws").rstrip("/"), parts.query
 
 
 def space_label(repo_id: str) -> str:

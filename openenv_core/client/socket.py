@@ -60,10 +60,8 @@ class WebSocketCarrier(Carrier, picows.WSListener):
 
     def send(self, frame: bytes, *, binary: bool = False) -> None:
         """Send one frame; text is given as UTF-8."""
-        if self._lost is not None:
-            raise self._lost
-        assert self._transport is not None
-        self._transport.send(_BINARY if binary else _TEXT, frame)
+        if self._transport is not None:
+            self._transport.send(_BINARY if binary else _TEXT, frame)
 
     async def close(self) -> None:
         """Close in order, within the time that was allowed for connecting."""

@@ -9,11 +9,10 @@ from typing import Any
 
 from openenv_core.client.carrier import CarrierOptions
 from openenv_core.client.conversation import BatchReply, Conversation, Opening, error_of, open_conversation
-from openenv_core.client.settings import websocket_url
 from openenv_core.client.waiting import SlotWait, one_of
 from openenv_core.errors import ClientError, ConfigurationError, ConnectionFailedError
 from openenv_core.protocol.batch import SUBPROTOCOL, Array
-from openenv_core.protocol.http import redact_url
+from openenv_core.protocol.http import redact_url, websocket_url
 
 
 class VectorClient:

@@ -196,7 +196,7 @@ MODULES: Final[Mapping[str, Module]] = {
     "openenv.core.tools.local_python_executor": Module(_in("openenv_core.compat.executor", "PyExecutor")),
     "openenv.core.utils": Module(
         _in("openenv_core.loop_thread", "run_async_safely")
-        | {"convert_to_ws_url": "openenv_core.client.settings:websocket_url"}
+        | {"convert_to_ws_url": "openenv_core.protocol.http:websocket_url"}
     ),
     "openenv.core.harness": Module(
         _in(

@@ -15,7 +15,6 @@ from pydantic import BaseModel
 
 from openenv_core.adapters.episode import FIRST_PAUSE_S, LONGEST_PAUSE_S, TextEpisode, fetch_schema
 from openenv_core.client import GenericEnvClient
-from openenv_core.client.settings import http_url
 from openenv_core.errors import (
     AuthenticationError,
     CapacityError,
@@ -42,6 +41,7 @@ from openenv_core.evaluation.records import (
     EvaluationSettings,
     turn_record,
 )
+from openenv_core.protocol.http import http_url
 from openenv_core.proxies import client_for
 from openenv_core.tools.specs import is_of_tools
 from openenv_core.tracebacks import format_traceback

@@ -1,14 +1,17 @@
-"""Plain HTTP: a frame as a request of method, path and body, and the answer to it as a frame."""
+"""Plain HTTP: a frame as a request of method, path and body, the answer to it as a frame; and URLs of servers."""
 
 import re
 from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass
+from email.utils import parsedate_to_datetime
+from time import time
 from typing import Any, Final
-from urllib.parse import urlsplit, urlunsplit
+from urllib.parse import quote, urlsplit, urlunsplit
 
 from pydantic_core import from_json
 
+from openenv_core.errors import ConfigurationError
 from openenv_core.protocol import errors as codes
 from openenv_core.protocol.jsonio import dumps
 from openenv_core.protocol.replies import encode_error
@@ -157,3 +160,60 @@ def redact_url(url: str) -> str:
     # Perhaps the password has a character that ought to be quoted: nothing in front of the last @ is shown.
     _, at, rest = url.rpartition("@")
     return ("...@" if at else "") + rest.partition("?")[0]
+
+
+_HTTP: Final = {"http": "http", "https": "https", "ws": "http", "wss": "https"}
+_SOCKET: Final = {"http": "ws", "https": "wss", "ws": "ws", "wss": "wss"}
+
+
+def websocket_url(base_url: str, session_id: str | None = None) -> str:
+    """Return the address of the session socket for a server's URL.
+
+    Args:
+        base_url: With or without the `/ws` at its end.
+        session_id: The standing session to attach to.
+
+    Raises:
+        ConfigurationError: The URL is of another scheme, or names no host.
+    """
+    scheme, netloc, path, query = _parts(base_url, _SOCKET)
+    if session_id is not None:
+        query = f"{query}&session_id={quote(session_id)}".lstrip("&")
+    return urlunsplit((scheme, netloc, f"{path}/ws", query, ""))
+
+
+def http_url(base_url: str) -> str:
+    """Return the address that the paths of plain HTTP are appended to.
+
+    Raises:
+        ConfigurationError: The URL is of another scheme, or names no host.
+    """
+    scheme, netloc, path, _ = _parts(base_url, _HTTP)
+    return urlunsplit((scheme, netloc, path, "", ""))
+
+
+def _parts(base_url: str, schemes: dict[str, str]) -> tuple[str, str, str, str]:
+    try:
+        parts = urlsplit(base_url)
+        scheme = schemes.get(parts.scheme) if parts.hostname else None
+    except ValueError:  # brackets without an end
+        scheme = None
+    if scheme is None:
+        raise ConfigurationError(
+            f"expected a URL that starts with http://, https://, ws:// or wss://, got {redact_url(base_url)!r}"
+        )
+    return scheme, parts.netloc, parts.path.rstrip("/").removesuffix("/ws").rstrip("/"), parts.query
+
+
+def retry_after(value: str | None) -> float | None:
+    """Read a Retry-After header, seconds or a date, as seconds from now; None where it says nothing."""
+    if not value:
+        return None
+    try:
+        return max(0.0, float(value))
+    except ValueError:
+        pass
+    try:
+        return max(0.0, parsedate_to_datetime(value).timestamp() - time())
+    except ValueError:
+        return None

@@ -6,6 +6,7 @@ from types import MappingProxyType
 from typing import Final
 
 from openenv_core.errors import ConfigurationError
+from openenv_core.protocol.http import websocket_url
 from rl_bridge.config.algorithm import AlgorithmConfig
 from rl_bridge.config.schema import Config, EnvConfig, env_key
 from rl_bridge.config.sections import Section
@@ -127,10 +128,6 @@ def _learns_from(config: Config) -> str | None:
 
 
 def _asks(config: Config) -> str | None:
-    from openenv_core.client.settings import (
-        websocket_url,  # with the client, which a configuration does without
-    )
-
     for name, env in config.environments.items():
         for url in env.urls:
             try:

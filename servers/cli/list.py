@@ -57,7 +57,7 @@ def run(arguments: argparse.Namespace) -> int:
 def _ask(url: str, token: str | None) -> "list[ListedEnvironment]":
     import httpx
 
-    from openenv_core.client.settings import http_url
+    from openenv_core.protocol.http import http_url
     from openenv_core.proxies import client_for
     from servers.environments import ListedEnvironment
 

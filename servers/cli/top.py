@@ -47,7 +47,7 @@ def run(arguments: argparse.Namespace) -> int:
     """
     if not 0 < arguments.interval < float("inf"):
         raise ConfigurationError(f"expected --interval of seconds above 0, got {arguments.interval:g}")
-    from openenv_core.client.settings import http_url
+    from openenv_core.protocol.http import http_url
     from openenv_core.proxies import client_for
 
     urls = [http_url(url) for url in arguments.urls]

@@ -41,9 +41,8 @@ from openenv_core import (
     ToolCallError,
     ValidationFailedError,
 )
-from openenv_core.client.settings import websocket_url
 from openenv_core.compat import NotProvidedError
-from openenv_core.protocol.http import redact_url
+from openenv_core.protocol.http import redact_url, websocket_url
 from openenv_core.watchdog import Watchdog
 from servers import create_app
 

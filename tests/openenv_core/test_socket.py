@@ -142,7 +142,7 @@ async def test_answer_to_a_ping_that_a_busy_thread_has_not_read_yet_counts(count
     options = {"websocket_ping_interval_s": 600.0, "websocket_ping_timeout_s": 600.0}
     async with GenericEnvClient(counter_url, **options) as env:
         await env.reset()
-        carrier: Any = env._carrier
+        carrier: Any = env._conversation.carrier  # type: ignore[union-attr]
         carrier._rest()
         carrier._timer.cancel()
         carrier._ask()
@@ -165,8 +165,8 @@ async def test_server_that_does_not_read_makes_the_writer_wait() -> None:
             for _ in range(6):
                 with pytest.raises(RequestTimeoutError):
                     await env.step({"text": "z" * 8_000_000})
-            carrier = env._carrier
-            assert carrier is not None
+            assert env._conversation is not None
+            carrier = env._conversation.carrier
             assert carrier.full
             # One frame is taken in beyond what the system's buffers hold, and no more.
             assert carrier._transport.underlying_transport.get_write_buffer_size() < 17_000_000  # type: ignore[attr-defined]

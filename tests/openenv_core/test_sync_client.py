@@ -187,8 +187,8 @@ def test_end_of_the_background_thread_is_noticed(counter_url: str, monkeypatch: 
 
     async def end_the_loop() -> None:
         assert thread._end is not None
-        assert env._client._carrier is not None
-        env._client._carrier.abort()
+        assert env._client._conversation is not None
+        env._client._conversation.carrier.abort()
         await asyncio.sleep(0.05)
         thread._end.set()
         await asyncio.sleep(3600)

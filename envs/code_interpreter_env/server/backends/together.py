@@ -15,9 +15,8 @@ from urllib.parse import urlsplit
 
 import httpx
 
-from openenv_core.client.carrier import retry_after
 from openenv_core.errors import ConfigurationError
-from openenv_core.protocol.http import is_bearer_token
+from openenv_core.protocol.http import is_bearer_token, retry_after
 from openenv_core.sandbox import Execution, Limits
 from servers.listening import is_loopback
 
