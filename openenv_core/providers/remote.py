@@ -161,6 +161,11 @@ class HostedServerProvider(OwnedServerProvider):
         self, template: str, *, command: Sequence[str] | None, **options: Unpack[HostedOptions]
     ) -> None:
         super().__init__()
+        if unknown := options.keys() - HostedOptions.__annotations__.keys():
+            raise TypeError(
+                f"{type(self).__name__} has no option {', '.join(sorted(unknown))}; it has "
+                f"{', '.join(sorted(HostedOptions.__annotations__))}"
+            )
         if isinstance(command, str):
             raise ConfigurationError(
                 f"expected the command as a list of words, got {command!r}; shlex.split makes one"

@@ -32,6 +32,7 @@ class LocalEngine:
         self._requests: dict[str, Collector] = {}
         self._stands_still = {"paused": False, "asleep": False}
         self._changed = asyncio.Event()
+        self._failure: Exception | None = None
         self._stepping = asyncio.ensure_future(self._step_on())
 
     async def _step_on(self) -> None:
@@ -46,6 +47,7 @@ class LocalEngine:
                 for _ in range(TURNS_A_STEP):
                     await asyncio.sleep(0)
         except Exception as error:
+            self._failure = error  # also of a step that nobody waits for any more
             for collector in self._requests.values():
                 if not collector.answered.done():
                     collector.answered.set_exception(error)
@@ -113,7 +115,9 @@ class LocalEngine:
         self._engine.remove_lora(number)
 
     async def check_health(self) -> None:
-        """Nothing beside a step can fail."""
+        """Raise what a step failed with: no other is made after it."""
+        if self._failure is not None:
+            raise self._failure
 
     async def is_paused(self) -> bool:
         """Tell whether it makes no steps. Whoever asks is answered between two of them."""

@@ -76,6 +76,12 @@ def test_a_client_that_is_missing_is_named(name: str, monkeypatch: pytest.Monkey
         KINDS[name]("slim", command=["x"])
 
 
+@pytest.mark.parametrize("name", KINDS)
+def test_an_option_that_there_is_not_is_refused(name: str) -> None:
+    with pytest.raises(TypeError, match="no option leese_s; it has env_vars, lease_s"):
+        KINDS[name]("slim", command=["x"], leese_s=3)
+
+
 @pytest.mark.interop
 def test_copies_of_a_server_are_providers_of_their_own(monkeypatch: pytest.MonkeyPatch) -> None:
     """By fakes of E2B's class: what runs is copied by its cloud alone."""

@@ -372,6 +372,19 @@ def test_inner_engine_whose_step_fails_tells_whoever_waits(inner: tuple[VllmEngi
     assert str(engine.ended.exception(WAIT_S)) == "a step is broken"
 
 
+def test_inner_engine_whose_step_fails_when_nobody_waits_has_failed(
+    inner: tuple[VllmEngine, PlayedCore],
+) -> None:
+    engine, core = inner
+    core.may_step.clear()
+    answering = engine.generate([[1]], HOW)
+    wait_until(lambda: core.requests)
+    answering.cancel()
+    core.broken = True
+    core.may_step.set()
+    assert str(engine.ended.exception(WAIT_S)) == "a step is broken"
+
+
 @pytest.mark.parametrize("kind", ["vllm", "vllm_async"])
 def test_engine_that_cannot_start_says_so(kind: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     def fail(*_: Any, **__: Any) -> None:
