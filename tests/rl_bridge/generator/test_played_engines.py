@@ -372,17 +372,19 @@ def test_inner_engine_whose_step_fails_tells_whoever_waits(inner: tuple[VllmEngi
     assert str(engine.ended.exception(WAIT_S)) == "a step is broken"
 
 
-def test_inner_engine_whose_step_fails_when_nobody_waits_has_failed(
+async def test_inner_engine_whose_step_failed_is_not_healthy_though_nobody_waited(
     inner: tuple[VllmEngine, PlayedCore],
 ) -> None:
-    engine, core = inner
-    core.may_step.clear()
-    answering = engine.generate([[1]], HOW)
-    wait_until(lambda: core.requests)
-    answering.cancel()
+    core = PlayedCore(inner[1].statistics)
     core.broken = True
-    core.may_step.set()
-    assert str(engine.ended.exception(WAIT_S)) == "a step is broken"
+    local = LocalEngine(core)
+    await local.check_health()
+    await local.add_request("1", {"prompt_token_ids": [1]}, 1, lora_request=None)
+    with pytest.raises(RuntimeError, match="a step is broken"):
+        async with asyncio.timeout(WAIT_S):
+            while True:
+                await local.check_health()
+                await asyncio.sleep(0)
 
 
 @pytest.mark.parametrize("kind", ["vllm", "vllm_async"])
