@@ -380,11 +380,14 @@ async def test_inner_engine_whose_step_failed_is_not_healthy_though_nobody_waite
     local = LocalEngine(core)
     await local.check_health()
     await local.add_request("1", {"prompt_token_ids": [1]}, 1, lora_request=None)
+
+    async def look() -> None:
+        while True:
+            await local.check_health()
+            await asyncio.sleep(0)
+
     with pytest.raises(RuntimeError, match="a step is broken"):
-        async with asyncio.timeout(WAIT_S):
-            while True:
-                await local.check_health()
-                await asyncio.sleep(0)
+        await asyncio.wait_for(look(), WAIT_S)
 
 
 @pytest.mark.parametrize("kind", ["vllm", "vllm_async"])
