@@ -1,6 +1,7 @@
 """The service of sandboxes as an ASGI application: E2B's control API, and who may ask what."""
 
 import asyncio
+import base64
 import hashlib
 import hmac
 import re
@@ -22,9 +23,9 @@ from starlette.types import Receive, Scope, Send
 
 from openenv_core.errors import ConfigurationError, OpenEnvError, describe_faults
 from servers.sandboxes import envd, interpreter
-from servers.sandboxes.guest import GuestError
+from servers.sandboxes.guest import ApiError
 from servers.sandboxes.ports import Ports
-from servers.sandboxes.table import MIB, ApiError, Record, SandboxLimits, SandboxTable
+from servers.sandboxes.table import MIB, Record, SandboxLimits, SandboxTable
 from servers.security import Guard, Tokens, TurnedAwayError
 from servers.settings import MAKE_TOKEN, ServerSettings
 
@@ -32,6 +33,7 @@ ENVD_VERSION: Final = "0.6.1"
 """What clients are told: after it come files' metadata and entries in events, which not every sandbox can have."""
 
 DEFAULT_TIMEOUT_S: Final = 300
+DEFAULT_FORK_TIMEOUT_S: Final = 15
 MAX_PAGE: Final = 100
 _HOST: Final = re.compile(r"(?P<port>\d{1,5})-(?P<id>[0-9a-f]{20})\.")
 
@@ -59,21 +61,12 @@ class _NewSandbox(_Body):
     volume_mounts: Any = None
 
 
-class _Timeout(_Body):
-    timeout: Seconds = DEFAULT_TIMEOUT_S
-    memory: bool | None = None
+class _Change(_Body):
+    """What is asked of a sandbox: its time, a pause, a snapshot, copies."""
 
-
-class _Pause(_Body):
+    timeout: Seconds | None = None
     memory: bool = True
-
-
-class _Snapshot(_Pause):
     name: Text | None = None
-
-
-class _Fork(_Body):
-    timeout: Seconds = 15
     count: Annotated[int, Field(ge=1, le=20)] = 1
 
 
@@ -97,27 +90,28 @@ class SandboxApp(Starlette):
         self._ports = Ports(self.table)
         one = "/sandboxes/{id}"
         routes = [
-            Route("/health", self._health),
-            Route("/sandboxes", self._create, methods=["POST"]),
-            Route("/v2/sandboxes", self._create, methods=["POST"]),
-            Route("/v2/sandboxes", self._list, methods=["GET"]),
-            Route(one, self._get, methods=["GET"]),
-            Route(one, self._kill, methods=["DELETE"]),
-            Route(one + "/timeout", self._set_timeout, methods=["POST"]),
-            Route(one + "/connect", self._connect, methods=["POST"]),
-            Route("/v2" + one + "/connect", self._connect, methods=["POST"]),
-            Route(one + "/resume", self._connect, methods=["POST"]),
-            Route(one + "/pause", self._pause, methods=["POST"]),
-            Route(one + "/fork", self._fork, methods=["POST"]),
-            Route(one + "/snapshots", self._snapshot, methods=["POST"]),
-            Route("/snapshots", self._list_snapshots, methods=["GET"]),
-            Route("/templates/{id}", self._delete_snapshot, methods=["DELETE"]),
-            *envd.routes(self.sandbox_of),
-            *interpreter.routes(self.sandbox_of, self.table),
+            Route(path, act, methods=[method])
+            for method, path, act in (
+                ("GET", "/health", self._health),
+                ("POST", "/sandboxes", self._create),
+                ("POST", "/v2/sandboxes", self._create),
+                ("GET", "/v2/sandboxes", self._list),
+                ("GET", one, self._get),
+                ("DELETE", one, self._end),
+                ("POST", one + "/timeout", self._set_timeout),
+                ("POST", one + "/connect", self._connect),
+                ("POST", "/v2" + one + "/connect", self._connect),
+                ("POST", one + "/resume", self._connect),
+                ("POST", one + "/pause", self._pause),
+                ("POST", one + "/fork", self._fork),
+                ("POST", one + "/snapshots", self._snapshot),
+                ("GET", "/snapshots", self._list_snapshots),
+                ("DELETE", "/templates/{id}", self._end),
+            )
         ]
+        routes += [*envd.routes(self.sandbox_of), *interpreter.routes(self.sandbox_of, self.table)]
         super().__init__(routes=routes, lifespan=_lifespan)
         self.add_exception_handler(ApiError, _refused)
-        self.add_exception_handler(GuestError, envd.refused)
         self.add_exception_handler(OpenEnvError, _failed)
         self.add_exception_handler(404, _unknown)
         # Keys come as X-API-Key, sandboxes' own tokens otherwise: the guard sees to hosts, origins and bodies.
@@ -138,7 +132,7 @@ class SandboxApp(Starlette):
             await self._guard(scope, receive, send)
 
     async def _serve(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if await self._ports.serve(scope, receive, send, *_named(scope)):
+        if await self._ports.serve(scope, receive, send, *_addressed(scope)):
             return
         await super().__call__(scope, receive, send)
 
@@ -148,13 +142,13 @@ class SandboxApp(Starlette):
         Raises:
             ApiError: There is none (502, as from E2B's proxy), or the token is not its own.
         """
-        name = _named(request.scope)[0]
+        name = _addressed(request.scope)[0]
         query = request.query_params
         if name is None and "signature" in query:
             # A link to a file names no sandbox; whose token signed it is the one.
-            name = next((each.id for each in self.table.all() if _signed(request, each)), None)
+            name = next((each.id for each in self.table.records() if _signed(request, each)), None)
         record = self.table.find(name or "")
-        if record is None:
+        if record is None or record.paused:
             raise ApiError(502, f"The sandbox {name!r} was not found")
         given = request.headers.get("x-access-token") or request.headers.get("e2b-traffic-access-token") or ""
         if not hmac.compare_digest(given.encode(), record.token.encode()) and not _signed(request, record):
@@ -170,10 +164,23 @@ class SandboxApp(Starlette):
             raise ApiError(401, f"expected one of this service's keys in X-API-Key, got {got}") from None
 
     def _mine(self, request: Request) -> Record:
-        return self.table.get(self._owner(request), request.path_params["id"])
+        name = request.path_params["id"]
+        snapshots = request.url.path.startswith("/templates/")
+        record = self.table.find(name, self._owner(request), snapshots=snapshots)
+        if record is None:
+            kind = "Snapshot" if snapshots else "Sandbox"
+            raise ApiError(404, f"{kind} {name!r} was not found: it has ended, or never was")
+        return record
+
+    async def _change(self, request: Request, kept: str) -> tuple[Record, _Change]:
+        """Return the sandbox, and what is asked of it, which must leave its memory as it is."""
+        record, body = self._mine(request), await _read(request, _Change)
+        if not body.memory:
+            raise ApiError(400, f"expected {kept} that keeps the memory, got another: 'filesystem', 'reboot'")
+        return record, body
 
     async def _health(self, request: Request) -> Response:
-        if _named(request.scope)[0] is not None:
+        if _addressed(request.scope)[0] is not None:
             self.sandbox_of(request)
             return Response(status_code=204)
         return JSONResponse({"status": "healthy"})
@@ -192,9 +199,9 @@ class SandboxApp(Starlette):
         record = await self.table.create(
             owner,
             body.template,
-            timeout_s=body.timeout,
+            body.timeout,
+            body.env_vars,
             metadata=body.metadata,
-            envs=body.env_vars,
             pauses=body.auto_pause,
             allow_internet=body.allow_internet_access is not False,
         )
@@ -214,7 +221,7 @@ class SandboxApp(Starlette):
             raise ApiError(400, f"expected a time, got: {error}") from None
         found = [
             each
-            for each in self.table.all(owner)
+            for each in self.table.records(owner)
             if wanted.items() <= each.metadata.items()
             and (not states or _state(each) in states)
             and (since is None or each.started_at >= since)
@@ -230,42 +237,36 @@ class SandboxApp(Starlette):
         more = {"lifecycle": lifecycle, "allowInternetAccess": record.allow_internet, "domain": self._domain}
         return JSONResponse({**self._told(record), **more, "envdAccessToken": record.token})
 
-    async def _kill(self, request: Request) -> Response:
+    async def _end(self, request: Request) -> Response:
         await asyncio.shield(self.table.end(self._mine(request)))
         return Response(status_code=204)
 
     async def _set_timeout(self, request: Request) -> Response:
-        record, body = self._mine(request), await _read(request, _Timeout)
-        self.table.set_timeout(record, body.timeout)
+        record, body = self._mine(request), await _read(request, _Change)
+        self.table.set_timeout(record, DEFAULT_TIMEOUT_S if body.timeout is None else body.timeout)
         return Response(status_code=204)
 
     async def _connect(self, request: Request) -> Response:
-        record, body = self._mine(request), await _read(request, _Timeout)
-        if body.memory is False and record.paused:
-            raise ApiError(
-                400, "expected on_resume='restore', got 'reboot': a pause here keeps the memory alone"
-            )
-        self.table.set_timeout(record, body.timeout, only_longer=True)
+        record, body = await self._change(request, "a way to go on")
+        timeout_s = DEFAULT_TIMEOUT_S if body.timeout is None else body.timeout
+        self.table.set_timeout(record, timeout_s, only_longer=True)
         await self.table.freeze(record, frozen=False)
         return JSONResponse(self._made(record))
 
     async def _pause(self, request: Request) -> Response:
-        record, body = self._mine(request), await _read(request, _Pause)
-        if not body.memory:
-            raise ApiError(
-                400, "expected mode='full', got 'filesystem': a pause here keeps memory and processes"
-            )
+        record, _ = await self._change(request, "a pause")
         if record.paused:
             raise ApiError(409, f"Sandbox {record.id} is paused already")
         await self.table.freeze(record, frozen=True)
         return Response(status_code=204)
 
     async def _fork(self, request: Request) -> Response:
-        record, body = self._mine(request), await _read(request, _Fork)
+        record, body = await self._change(request, "a fork")
+        timeout_s = DEFAULT_FORK_TIMEOUT_S if body.timeout is None else body.timeout
         results: list[dict[str, Any]] = []
         for _ in range(body.count):
             try:
-                results.append({"sandbox": self._made(await self.table.fork(record, timeout_s=body.timeout))})
+                results.append({"sandbox": self._made(await self.table.fork(record, timeout_s))})
             except ApiError as error:
                 if not results:
                     raise
@@ -273,58 +274,42 @@ class SandboxApp(Starlette):
         return JSONResponse(results, 201)
 
     async def _snapshot(self, request: Request) -> Response:
-        record, body = self._mine(request), await _read(request, _Snapshot)
-        if not body.memory:
-            raise ApiError(
-                400, "expected mode='full', got 'filesystem': a snapshot here keeps memory and files"
-            )
+        record, body = await self._change(request, "a snapshot")
         names = () if body.name is None else (body.name,)
-        made = await self.table.fork(record, timeout_s=0, snapshot_of=record.id, names=names)
+        made = await self.table.fork(record, 0, snapshot_of=record.id, names=names)
         return JSONResponse({"snapshotID": made.id, "names": names}, 201)
 
     async def _list_snapshots(self, request: Request) -> Response:
         query = request.query_params
         found = [
             {"snapshotID": each.id, "names": each.names}
-            for each in self.table.snapshots(self._owner(request))
+            for each in self.table.records(self._owner(request), snapshots=True)
             if query.get("sandboxID", each.snapshot_of) == each.snapshot_of
             and ("name" not in query or query["name"] in each.names)
         ]
         return _page(request, found)
 
-    async def _delete_snapshot(self, request: Request) -> Response:
-        found = [
-            each
-            for each in self.table.snapshots(self._owner(request))
-            if each.id == request.path_params["id"]
-        ]
-        if not found:
-            raise ApiError(404, f"Snapshot {request.path_params['id']!r} was not found")
-        await asyncio.shield(self.table.end(found[0]))
-        return Response(status_code=204)
-
-    def _made(self, record: Record) -> dict[str, Any]:
-        """Return what whoever starts or connects to a sandbox is told."""
+    def _named(self, record: Record) -> dict[str, Any]:
+        """Return what every answer about a sandbox tells."""
         assert record.machine is not None
         return {
             "sandboxID": record.id,
             "templateID": record.template,
             "clientID": "ropewalk",
             "envdVersion": ENVD_VERSION,
-            "envdAccessToken": record.token,
-            "trafficAccessToken": record.token,
-            "domain": self._domain,
             "isolation": record.machine.isolation,
         }
+
+    def _made(self, record: Record) -> dict[str, Any]:
+        """Return what whoever starts or connects to a sandbox is told."""
+        tokens = {"envdAccessToken": record.token, "trafficAccessToken": record.token}
+        return {**self._named(record), **tokens, "domain": self._domain}
 
     def _told(self, record: Record) -> dict[str, Any]:
         """Return what lists and details of sandboxes tell."""
         assert record.machine is not None
         return {
-            "sandboxID": record.id,
-            "templateID": record.template,
-            "clientID": "ropewalk",
-            "envdVersion": ENVD_VERSION,
+            **self._named(record),
             "metadata": record.metadata,
             "startedAt": record.started_at.isoformat(),
             "endAt": record.end_at.isoformat(),
@@ -332,7 +317,6 @@ class SandboxApp(Starlette):
             "cpuCount": max(1, round(record.machine.cpus)),
             "memoryMB": record.machine.memory_bytes // MIB,
             "diskSizeMB": self.table.limits.disk_bytes // MIB,
-            "isolation": record.machine.isolation,
         }
 
 
@@ -361,7 +345,7 @@ def _state(record: Record) -> str:
     return "paused" if record.paused else "running"
 
 
-def _named(scope: Scope) -> tuple[str | None, int | None]:
+def _addressed(scope: Scope) -> tuple[str | None, int | None]:
     """Return the sandbox and the port that a request names, in its headers or in its host."""
     headers = dict(scope["headers"])
     name, port = headers.get(b"e2b-sandbox-id"), headers.get(b"e2b-sandbox-port", b"")
@@ -382,7 +366,8 @@ def _signed(request: Request, record: Record) -> bool:
     operation = "read" if request.method == "GET" else "write"
     parts = [query.get("path", ""), operation, query.get("username", ""), record.token]
     digest = hashlib.sha256(":".join(parts + ([until] if until else [])).encode()).digest()
-    return hmac.compare_digest(envd.unpadded(digest), query["signature"].removeprefix("v1_").encode())
+    unpadded = base64.b64encode(digest).rstrip(b"=")
+    return hmac.compare_digest(unpadded, query["signature"].removeprefix("v1_").encode())
 
 
 async def _read(request: Request, model: type[ModelT]) -> ModelT:
@@ -396,8 +381,9 @@ async def _read(request: Request, model: type[ModelT]) -> ModelT:
 
 async def _refused(_: Request, error: Exception) -> Response:
     assert isinstance(error, ApiError)
+    code = error.status if error.code == "unavailable" else error.code
     headers = {"Retry-After": "1"} if error.status == 503 else {"Should-Retry": "false"}
-    return JSONResponse({"code": error.status, "message": str(error)}, error.status, headers)
+    return JSONResponse({"code": code, "message": str(error)}, error.status, headers)
 
 
 async def _failed(request: Request, error: Exception) -> Response:

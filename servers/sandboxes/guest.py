@@ -6,7 +6,6 @@ Nothing that comes is believed: the code in the sandbox may have written it. A f
 import asyncio
 import itertools
 import json
-from collections import deque
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from typing import Any, Final, Protocol
@@ -27,7 +26,36 @@ MAX_BLOB: Final = 32 << 20
 MAX_HELD: Final = 2 * MAX_BLOB
 
 
-class GuestError(Exception):
+STATUSES: Final = {
+    "invalid_argument": 400,
+    "failed_precondition": 400,
+    "permission_denied": 400,  # E2B's clients take 403 for nothing in particular
+    "unauthenticated": 401,
+    "not_found": 404,
+    "aborted": 409,
+    "already_exists": 409,
+    "resource_exhausted": 507,
+    "unimplemented": 501,
+    "unavailable": 502,
+    "deadline_exceeded": 504,
+}
+
+
+class ApiError(Exception):
+    """A request is refused.
+
+    Args:
+        status: The HTTP status, which decides what error a client raises.
+        message: What was expected, what came, what to do.
+    """
+
+    def __init__(self, status: int, message: str) -> None:
+        super().__init__(message)
+        self.status = status
+        self.code: int | str = status
+
+
+class GuestError(ApiError):
     """What was asked of a sandbox is not done.
 
     Args:
@@ -36,7 +64,7 @@ class GuestError(Exception):
     """
 
     def __init__(self, code: str, message: str) -> None:
-        super().__init__(message)
+        super().__init__(STATUSES.get(code, 500), message)
         self.code = code
 
 
@@ -56,9 +84,8 @@ class Subscription:
     def __init__(self, stream: str, taken: Callable[[int], None]) -> None:
         self.stream = stream
         self._taken = taken
-        self._held: deque[tuple[dict[str, Any], bytes, int]] = deque()
+        self._held: asyncio.Queue[tuple[dict[str, Any], bytes, int]] = asyncio.Queue()
         self._bytes = 0
-        self._came = asyncio.Event()
 
     def put(self, header: dict[str, Any], blob: bytes, size: int = 0) -> None:
         """Add what came, of so many bytes."""
@@ -66,36 +93,27 @@ class Subscription:
         if self._bytes > MAX_HELD and "end" not in header:
             self.close()
             header, blob = {"end": -1, "lost": True, "status": "what it printed was not read in time"}, b""
-        self._held.append((header, blob, size))
-        self._came.set()
+        self._held.put_nowait((header, blob, size))
 
     async def take(self, timeout_s: float | None = None) -> tuple[dict[str, Any], bytes] | None:
         """Return what comes next; None where that takes too long."""
-        if not self._held:
-            self._came.clear()
-            try:
-                async with asyncio.timeout(timeout_s):
-                    await self._came.wait()
-            except TimeoutError:
-                return None
-        header, blob, size = self._held.popleft()
+        try:
+            async with asyncio.timeout(timeout_s):
+                return self._note_taken(await self._held.get())
+        except TimeoutError:
+            return None
+
+    def close(self) -> None:
+        """Take no more."""
+        while not self._held.empty():
+            self._note_taken(self._held.get_nowait())
+
+    def _note_taken(self, came: tuple[dict[str, Any], bytes, int]) -> tuple[dict[str, Any], bytes]:
+        header, blob, size = came
         self._bytes -= size + _FRAME_BYTES
         if "pipe" in header:
             self._taken(len(blob))
         return header, blob
-
-    def take_all(self) -> list[tuple[dict[str, Any], bytes]]:
-        """Return all that is there."""
-        held = [(header, blob) for header, blob, _ in self._held]
-        self._held.clear()
-        self._bytes = 0
-        return held
-
-    def close(self) -> None:
-        """Take no more."""
-        for header, blob in self.take_all():
-            if "pipe" in header:
-                self._taken(len(blob))
 
 
 class Guest:

@@ -5,21 +5,22 @@ import codecs
 import contextlib
 import json
 import time
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 from typing import Any, Final
 
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response, StreamingResponse
 from starlette.routing import Route
 
-from servers.sandboxes.guest import GuestError, Subscription
-from servers.sandboxes.table import ApiError, Record, SandboxTable
+from servers.sandboxes.envd import Find, coming, message_of
+from servers.sandboxes.guest import ApiError, GuestError, Subscription
+from servers.sandboxes.table import Record, SandboxTable
 
 DEFAULT: Final = "default"
 MAX_CONTEXTS: Final = 16
 
 
-def routes(find: Callable[[Request], Record], table: SandboxTable) -> list[Route]:
+def routes(find: Find, table: SandboxTable) -> list[Route]:
     """Return the routes.
 
     Args:
@@ -28,11 +29,10 @@ def routes(find: Callable[[Request], Record], table: SandboxTable) -> list[Route
     """
 
     async def execute(request: Request) -> Response:
-        record, body = find(request), await _json(request)
+        record, body = find(request), await _python(request)
         code, envs = body.get("code"), body.get("env_vars") or {}
         if not isinstance(code, str) or not isinstance(envs, dict):
             raise ApiError(400, "expected code as text, got something else")
-        _python(body.get("language"))
         name = body.get("context_id") or DEFAULT
         if name == DEFAULT:
             await _make(record, DEFAULT, "")
@@ -46,8 +46,7 @@ def routes(find: Callable[[Request], Record], table: SandboxTable) -> list[Route
         record = find(request)
         if request.method == "GET":
             return JSONResponse([told for told, _ in record.contexts.values()])
-        body = await _json(request)
-        _python(body.get("language"))
+        body = await _python(request)
         return JSONResponse(await _make(record, record.guest.name(), str(body.get("cwd") or "")))
 
     async def context(request: Request) -> Response:
@@ -66,19 +65,12 @@ def routes(find: Callable[[Request], Record], table: SandboxTable) -> list[Route
     ]
 
 
-async def _json(request: Request) -> dict[str, Any]:
-    try:
-        body = json.loads(await request.body() or b"{}")
-    except (ValueError, RecursionError):
-        body = None
-    if not isinstance(body, dict):
-        raise ApiError(400, "expected a JSON object, got none")
-    return body
-
-
-def _python(language: object) -> None:
-    if language not in (None, "", "python", "python3"):
+async def _python(request: Request) -> dict[str, Any]:
+    """Return a body, whose language is Python."""
+    body = message_of(await request.body())
+    if (language := body.get("language")) not in (None, "", "python", "python3"):
         raise ApiError(400, f"expected the language python, got {language!r}; run others as commands")
+    return body
 
 
 def _context(record: Record, name: str) -> tuple[dict[str, str], asyncio.Lock]:
@@ -103,25 +95,18 @@ async def _run(
     record: Record, table: SandboxTable, name: str, turn: asyncio.Lock, code: str, envs: dict[str, str]
 ) -> AsyncIterator[bytes]:
     """Run a cell, whose turn it is; a caller that leaves interrupts it."""
-    stack = contextlib.AsyncExitStack()
-    stack.callback(turn.release)
-    output: Subscription | None = None
-    over = False
-    try:
+    async with contextlib.AsyncExitStack() as stack:
+        stack.callback(turn.release)
         output = await stack.enter_async_context(record.guest.subscribed(name))
         try:
             await record.guest.ask("run", name=name, code=code, envs=envs)
             async for line in _lines(output):
                 yield line
-            over = True
         except GuestError as error:
-            over = True
             yield _line("error", name="SandboxError", value=str(error), traceback=str(error))
-    finally:
-        if over or output is None:
-            await stack.aclose()
-        else:
-            table.spawn(_interrupt(record, name, output, stack), f"interrupt in {record.id}")
+        except BaseException:
+            table.spawn(_interrupt(record, name, output, stack.pop_all()), f"interrupt in {record.id}")
+            raise
 
 
 async def _interrupt(
@@ -136,14 +121,10 @@ async def _interrupt(
 
 async def _lines(output: Subscription) -> AsyncIterator[bytes]:
     decoders = {pipe: codecs.getincrementaldecoder("utf-8")("replace") for pipe in ("stdout", "stderr")}
-    while True:
-        came = await output.take()
-        assert came is not None
+    async for came in coming(output, None):
+        if came is None:
+            continue
         header, blob = came
-        if header.get("lost"):
-            raise GuestError("unavailable", str(header["status"]))
-        if "end" in header:
-            return
         if "line" in header:
             yield blob.replace(b"\n", b" ") + b"\n"
         elif (pipe := str(header.get("pipe"))) in decoders and (text := decoders[pipe].decode(blob)):

@@ -3,7 +3,6 @@
 import asyncio
 import contextlib
 import inspect
-import json
 import logging
 import socket
 from collections.abc import Mapping
@@ -20,6 +19,7 @@ from servers.sandboxes.guest import Guest, GuestError
 logger = logging.getLogger("servers")
 
 BOOT_TIMEOUT_S: Final = 60.0
+GREETING_TIMEOUT_S: Final = 30.0
 END_TIMEOUT_S: Final = 2.0
 FOREVER_S: Final = 10.0 * 365 * 86_400
 
@@ -38,6 +38,9 @@ class Machine(Protocol):
     isolation: str
     cpus: float
     memory_bytes: int
+
+    async def begin(self, envs: dict[str, str]) -> None:
+        """Have its agent answer, and give whatever it starts these variables. GuestError: it does not answer."""
 
     async def freeze(self, *, frozen: bool) -> None:
         """Have everything in it stand still, or go on. GuestError: it cannot."""
@@ -72,6 +75,10 @@ class ProcessMachine:
     async def _serve(self, channel: socket.socket | None) -> None:
         with channel or contextlib.nullcontext():
             await self._session.serve(channel)
+
+    async def begin(self, envs: dict[str, str]) -> None:
+        """Wait for its agent."""
+        await self.guest.greet(envs, GREETING_TIMEOUT_S)
 
     async def freeze(self, *, frozen: bool) -> None:
         """Stop all of its processes, or let them go on. Those of forks are not told apart."""
@@ -111,11 +118,12 @@ class ProcessMachine:
 
 
 _STAYS: Final = "import signal; signal.pause()"
-_BOOT: Final = "import json, os, sys\nsize = int(sys.argv[1])\ntext = b''\nwhile len(text) < size:\n    " + (
-    "text += os.read(0, size - len(text))\nexec(json.loads(text)['main'], {'sources': json.loads(text)['sources']})"
+_BOOT: Final = (
+    "import os, sys\nsize, text = int(sys.argv[1]), b''\n"
+    "while len(text) < size: text += os.read(0, size - len(text))\nexec(text)"
 )
 _MAIN: Final = """
-import sys, types
+import os, sys, types
 for name, source in sources.items():
     module = sys.modules[name] = types.ModuleType(name)
     module.__file__ = f"/ropewalk/{name}.py"
@@ -131,28 +139,23 @@ sys.modules["openenv_core.sandbox.inside.agent"].Agent(0, 1, home, sessions=True
 def _program() -> bytes:
     """Return our agent as text that a container's own Python can run."""
     packages = ("openenv_core", "openenv_core.sandbox", "openenv_core.sandbox.inside")
-    sources = {
-        **dict.fromkeys(packages, ""),
-        **{each.__name__: inspect.getsource(each) for each in (cells, interpreter, agent)},
-    }
-    return json.dumps({"main": "import os" + _MAIN, "sources": sources}).encode()
+    modules = {each.__name__: inspect.getsource(each) for each in (cells, interpreter, agent)}
+    return f"sources = {dict.fromkeys(packages, '') | modules!r}{_MAIN}".encode()
 
 
 class ContainerMachine:
     """A container of the local engine, and our agent in it, run by the image's own Python."""
 
-    def __init__(
-        self, guest: Guest, engine: DockerEngine, container: Container, options: ContainerOptions
-    ) -> None:
+    def __init__(self, guest: Guest, engine: DockerEngine, container: Container, config: Any) -> None:
         self.guest = guest
         self.isolation = "container"
-        self.cpus = options.cpus or 1.0
-        self.memory_bytes = options.memory_bytes or 0
-        self._engine, self._container = engine, container
+        self.cpus = container.options.cpus or 1.0
+        self.memory_bytes = container.options.memory_bytes or 0
+        self._engine, self._container, self._config = engine, container, config
 
     @classmethod
     async def start(cls, image: str, options: ContainerOptions) -> "ContainerMachine":
-        """Start one, and the image's own command in it.
+        """Start one.
 
         Raises:
             ProviderError: The engine, or the image, does not let it start.
@@ -162,32 +165,30 @@ class ContainerMachine:
         found = await asyncio.to_thread(engine.find_image, image)
         config = (found or {}).get("Config") or {}
         options = options.model_copy(update={"entrypoint": ("python3", "-c", _STAYS), "command": ()})
-        container = await asyncio.to_thread(
-            partial(start_container, engine=engine, serves=False), image, options
-        )
+        started = asyncio.to_thread(partial(start_container, engine=engine, serves=False), image, options)
+        starting = asyncio.create_task(started, name=f"start of {image}")
         guest: Guest | None = None
         try:
+            container = await asyncio.shield(starting)
             guest = await _attached(engine, container.id)
-            machine = cls(guest, engine, container, options)
             await guest.greet({}, options.start_timeout_s)
-            words = [*(config.get("Entrypoint") or ()), *(config.get("Cmd") or ())]
-            if words:
-                with contextlib.suppress(GuestError):
-                    await guest.ask(
-                        "start",
-                        stream="image",
-                        cmd=words[0],
-                        args=words[1:],
-                        envs={},
-                        cwd=config.get("WorkingDir") or "/",
-                        stdin=False,
-                    )
         except BaseException:
             if guest is not None:
                 await guest.close()
+            container = await asyncio.shield(starting)  # a thread cannot be cancelled
             await asyncio.to_thread(container.remove)
             raise
-        return machine
+        return cls(guest, engine, container, config)
+
+    async def begin(self, envs: dict[str, str]) -> None:
+        """Set the variables, and then start the image's own command."""
+        await self.guest.greet(envs, GREETING_TIMEOUT_S)
+        words = [*(self._config.get("Entrypoint") or ()), *(self._config.get("Cmd") or ())]
+        if words:
+            cwd = self._config.get("WorkingDir") or "/"
+            command = {"cmd": words[0], "args": words[1:], "envs": {}, "cwd": cwd, "stdin": False}
+            with contextlib.suppress(GuestError):
+                await self.guest.ask("start", stream="image", **command)
 
     async def freeze(self, *, frozen: bool) -> None:
         """Have the engine stop all of its processes, or let them go on."""
@@ -305,13 +306,16 @@ async def _attached(engine: DockerEngine, container: str) -> Guest:
         {} if tls is None else {"ssl": tls, "server_hostname": _wire.host(engine.address)}
     )
     reader, writer = await opened(sock=connection, **secure)
-    writer.write(_wire.attach_request(made["Id"]))
-    async with asyncio.timeout(BOOT_TIMEOUT_S):
-        head = await reader.readuntil(b"\r\n\r\n")
-    if head.split(b" ", 2)[1] not in (b"101", b"200"):
+    try:
+        writer.write(_wire.attach_request(made["Id"]))
+        async with asyncio.timeout(BOOT_TIMEOUT_S):
+            head = await reader.readuntil(b"\r\n\r\n")
+        if head.split(b" ", 2)[1] not in (b"101", b"200"):
+            raise GuestError(
+                "unavailable", f"expected the engine to run python3 in the image, got {head[:200]!r}"
+            )
+        writer.write(program)
+    except BaseException:
         writer.close()
-        raise GuestError(
-            "unavailable", f"expected the engine to run python3 in the image, got {head[:200]!r}"
-        )
-    writer.write(program)
+        raise
     return Guest(_Unpacked(reader), writer)

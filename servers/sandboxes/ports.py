@@ -54,7 +54,7 @@ class Ports:
         elif sandbox is None or port is None or port in OURS:
             return False
         record = self._table.find(sandbox)
-        if record is None or not 0 < port < 65_536 or port in OURS:
+        if record is None or record.paused or not 0 < port < 65_536 or port in OURS:
             await turn_away(TurnedAwayError(502, f"The sandbox {sandbox!r} was not found"), scope, send)
             return True
         doors = sum(name == record.id for name, _ in self._doors)

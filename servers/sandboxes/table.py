@@ -3,7 +3,7 @@
 import asyncio
 import contextlib
 import logging
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 from fnmatch import fnmatchcase
@@ -14,7 +14,7 @@ from typing import Any, Final
 from openenv_core.errors import ConfigurationError, ImageNotFoundError, OpenEnvError
 from openenv_core.providers.docker import ContainerOptions
 from openenv_core.sandbox import Isolation, Limits, Sandbox, SandboxConfig, SandboxUnavailableError
-from servers.sandboxes.guest import Guest, GuestError, Subscription
+from servers.sandboxes.guest import ApiError, Guest, GuestError
 from servers.sandboxes.machines import Machine, ProcessMachine, WarmContainers
 
 logger = logging.getLogger("servers")
@@ -26,28 +26,10 @@ POLL_INTERVAL_S: Final = 0.25
 RETRY_INTERVAL_S: Final = 1.0
 """Pause before a removal that failed is tried again: the engine may be restarting."""
 
+MAX_STARTING: Final = 4
+"""Containers that start at once; further ones wait for their turn."""
+
 MIB: Final = 1 << 20
-
-_STATUSES: Final = {
-    "invalid_argument": 400,
-    "failed_precondition": 409,
-    "resource_exhausted": 507,
-    "unimplemented": 501,
-}
-"""What a start is refused with that the sandbox's agent refuses."""
-
-
-class ApiError(Exception):
-    """A request is refused.
-
-    Args:
-        status: The HTTP status, which decides what error a client raises.
-        message: What was expected, what came, what to do.
-    """
-
-    def __init__(self, status: int, message: str) -> None:
-        super().__init__(message)
-        self.status = status
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -57,7 +39,6 @@ class SandboxLimits:
     Attributes:
         max_sandboxes: At once, those that are paused included.
         max_sandboxes_per_key: The same, of one key; None: only the cap of all.
-        max_starting: Containers that start at once; further ones wait for their turn.
         max_timeout_s: The longest time that a sandbox may be given.
         memory_bytes: Of a container as a whole, and of each program of a process sandbox.
         disk_bytes: All files of a process sandbox together.
@@ -70,7 +51,6 @@ class SandboxLimits:
 
     max_sandboxes: int = 16
     max_sandboxes_per_key: int | None = None
-    max_starting: int = 4
     max_timeout_s: float = 86_400.0
     memory_bytes: int = 1024 * MIB
     disk_bytes: int = 256 * MIB
@@ -112,7 +92,6 @@ class Record:
         contexts: Interpreters of `run_code`: what clients know of each, and the lock of its turn.
         making: Held while a context is made.
         freezing: Held while it is paused, or goes on: an engine takes its time, in which others may ask for that.
-        watchers: Folders that are watched for whoever asks now and then: what came, and what ends it.
         snapshot_of: The sandbox whose state it keeps, where it is a snapshot and no sandbox.
         names: A snapshot's.
     """
@@ -120,9 +99,9 @@ class Record:
     id: str
     owner: str
     template: str
-    metadata: dict[str, str]
     token: str
     expires: float
+    metadata: dict[str, str] = field(default_factory=dict)
     pauses: bool = False
     allow_internet: bool = True
     started_at: datetime = field(default_factory=lambda: datetime.now(UTC))
@@ -134,7 +113,6 @@ class Record:
     contexts: dict[str, tuple[dict[str, str], asyncio.Lock]] = field(default_factory=dict)
     making: asyncio.Lock = field(default_factory=asyncio.Lock)
     freezing: asyncio.Lock = field(default_factory=asyncio.Lock)
-    watchers: dict[str, tuple[Subscription, contextlib.AsyncExitStack]] = field(default_factory=dict)
     snapshot_of: str | None = None
     names: tuple[str, ...] = ()
 
@@ -157,7 +135,7 @@ class SandboxTable:
     def __init__(self, limits: SandboxLimits) -> None:
         self.limits = limits
         self._records: dict[str, Record] = {}
-        self._starting = asyncio.Semaphore(limits.max_starting)
+        self._starting = asyncio.Semaphore(MAX_STARTING)
         self._warm = WarmContainers(limits.warm)
         self._sandbox: Sandbox | None = None
         self._why = "the service has not started"
@@ -184,37 +162,39 @@ class SandboxTable:
             self._sandbox = sandbox
 
     async def create(
-        self,
-        owner: str,
-        template: str,
-        *,
-        timeout_s: float,
-        metadata: dict[str, str],
-        envs: dict[str, str],
-        pauses: bool = False,
-        allow_internet: bool = True,
+        self, owner: str, template: str, timeout_s: float, envs: dict[str, str], **fields: Any
     ) -> Record:
-        """Start a sandbox, and return it once it answers. ApiError: it is not allowed, or does not start."""
+        """Start a sandbox, and return it once it answers.
+
+        Args:
+            owner: The name of the key that asks for it.
+            template: What it is made from: a kind, an image, a snapshot.
+            timeout_s: How long it lives.
+            envs: Environment variables.
+            fields: Others of the record.
+
+        Raises:
+            ApiError: It is not allowed, or does not start.
+        """
         source = self._records.get(template)
         if source is not None and source.owner == owner and source.snapshot_of is not None:
-            return await self.fork(source, timeout_s=timeout_s, metadata=metadata, envs=envs, pauses=pauses)
-        record = self._record(owner, template, timeout_s)
-        record.metadata, record.pauses, record.allow_internet = metadata, pauses, allow_internet
-        return await self._started(record, self._machine(template, allow_internet), envs)
+            return await self.fork(source, timeout_s, envs, **fields)
+        record = self._record(owner, template, timeout_s, **fields)
+        return await self._started(record, self._machine(record), envs)
 
     async def fork(
-        self, source: Record, *, envs: dict[str, str] | None = None, timeout_s: float, **fields: Any
+        self, source: Record, timeout_s: float, envs: dict[str, str] | None = None, **fields: Any
     ) -> Record:
         """Start a copy of a sandbox or snapshot, with its interpreters and files.
 
         Args:
             source: What is copied.
-            envs: Environment variables beside the original's.
             timeout_s: How long it lives.
+            envs: Environment variables beside the original's.
             fields: Of the record, where they are not the original's.
 
         Raises:
-            ApiError: It is paused, runs code, is a container, or there is no room.
+            ApiError: It is paused, runs code, is a container, or its files are not copied.
         """
         if source.paused or any(turn.locked() for _, turn in source.contexts.values()):
             raise ApiError(
@@ -222,38 +202,36 @@ class SandboxTable:
             )
         machine = source.machine
         assert machine is not None
-        record = self._record(source.owner, source.template, timeout_s)
-        for name, value in {
-            "metadata": source.metadata,
-            "allow_internet": source.allow_internet,
-            **fields,
-        }.items():
-            setattr(record, name, value)
+        fields = {"metadata": source.metadata, "allow_internet": source.allow_internet, **fields}
+        record = self._record(source.owner, source.template, timeout_s, **fields)
         known = dict(source.contexts)
         await self._started(record, partial(machine.fork, list(known)), envs or {})
-        home = machine.guest.home
         for name, (told, _) in known.items():
-            cwd = (
-                record.guest.home + told["cwd"].removeprefix(home)
-                if told["cwd"].startswith(home)
-                else told["cwd"]
-            )
+            cwd = told["cwd"]
+            if cwd.startswith(machine.guest.home):
+                cwd = record.guest.home + cwd.removeprefix(machine.guest.home)
             record.contexts[name] = ({**told, "cwd": cwd}, asyncio.Lock())
         return record
 
-    def snapshots(self, owner: str) -> list[Record]:
-        """Return the snapshots of an owner, in the order of their starts."""
-        return [each for each in self._living(owner) if each.snapshot_of is not None]
-
-    def _record(self, owner: str, template: str, timeout_s: float) -> Record:
+    def _record(self, owner: str, template: str, timeout_s: float, **fields: Any) -> Record:
         if self._closing:
             raise ApiError(503, "expected a service that runs, got one that is stopping")
-        self._require_time(timeout_s)
-        self._require_room(owner)
-        expires = asyncio.get_running_loop().time() + timeout_s
-        return Record(token_hex(10), owner, template, {}, token_urlsafe(24), expires)
+        of_owner = sum(each.owner == owner for each in self._records.values())
+        for count, cap, whose in (
+            (len(self._records), self.limits.max_sandboxes, ""),
+            (of_owner, self.limits.max_sandboxes_per_key, " of one key"),
+        ):
+            if cap is not None and count >= cap:
+                raise ApiError(
+                    429, f"expected at most {cap} sandboxes{whose}, got one more; kill one, or come back"
+                )
+        return Record(
+            token_hex(10), owner, template, token_urlsafe(24), self._time_after(timeout_s), **fields
+        )
 
-    async def _started(self, record: Record, start: "Callable[[], Any]", envs: dict[str, str]) -> Record:
+    async def _started(
+        self, record: Record, start: Callable[[], Awaitable[Machine]], envs: dict[str, str]
+    ) -> Record:
         self._records[record.id] = record
         if self._reaper is None:
             self._reaper = self.spawn(self._reap(), "reaper of sandboxes")
@@ -264,42 +242,32 @@ class SandboxTable:
             raise ApiError(404, str(error)) from None
         except ConfigurationError as error:
             raise ApiError(400, str(error)) from None
-        except (OpenEnvError, GuestError, TimeoutError, OSError) as error:
+        except (OpenEnvError, TimeoutError, OSError) as error:
             logger.warning("sandbox %s was not started: %s", record.id, error)
-            status = _STATUSES.get(error.code, 500) if isinstance(error, GuestError) else 500
-            raise ApiError(status, f"{type(error).__name__}: {error}") from None
+            raise ApiError(500, f"{type(error).__name__}: {error}") from None
         if record.doomed:
             raise ApiError(503, "expected a service that runs, got one that is stopping")
         return record
 
-    def get(self, owner: str, sandbox_id: str) -> Record:
-        """Return a sandbox that runs or is paused. ApiError: the owner has none of that name."""
-        record = self._records.get(sandbox_id)
-        if record is None or record not in self._living(owner) or record.snapshot_of is not None:
-            raise ApiError(404, f"Sandbox {sandbox_id!r} was not found: it has ended, or never was")
-        return record
-
-    def find(self, sandbox_id: str) -> Record | None:
-        """Return a sandbox that runs, whosever it is; None where there is none."""
-        record = self._records.get(sandbox_id)
-        gone = record is None or record.doomed or record.paused or record.machine is None
-        return None if gone or record is None or record.snapshot_of is not None else record
-
-    def all(self, owner: str | None = None) -> list[Record]:
-        """Return the sandboxes of an owner, or of all, in the order of their starts."""
-        return [each for each in self._living(owner) if each.snapshot_of is None]
-
-    def _living(self, owner: str | None) -> list[Record]:
+    def records(self, owner: str | None = None, *, snapshots: bool = False) -> list[Record]:
+        """Return the sandboxes, or the snapshots, of an owner or of all, in the order of their starts."""
         return [
             each
             for each in self._records.values()
-            if each.machine is not None and not each.doomed and (owner is None or each.owner == owner)
+            if each.machine is not None
+            and not each.doomed
+            and owner in (None, each.owner)
+            and (each.snapshot_of is not None) == snapshots
         ]
+
+    def find(self, sandbox_id: str, owner: str | None = None, *, snapshots: bool = False) -> Record | None:
+        """Return a sandbox or a snapshot by its name; None where its owner, or nobody, has one."""
+        found = self.records(owner, snapshots=snapshots)
+        return next((each for each in found if each.id == sandbox_id), None)
 
     def set_timeout(self, record: Record, timeout_s: float, *, only_longer: bool = False) -> None:
         """Let a sandbox live for so long, counted from now. ApiError: that is too long."""
-        self._require_time(timeout_s)
-        expires = asyncio.get_running_loop().time() + timeout_s
+        expires = self._time_after(timeout_s)
         record.expires = max(expires, record.expires) if only_longer and not record.paused else expires
 
     async def freeze(self, record: Record, *, frozen: bool) -> None:
@@ -346,21 +314,18 @@ class SandboxTable:
         if not task.cancelled() and (error := task.exception()) is not None:
             logger.debug("%s failed: %s", task.get_name(), error)
 
-    def _machine(self, template: str, allow_internet: bool) -> "Callable[[], Any]":
+    def _machine(self, record: Record) -> Callable[[], Awaitable[Machine]]:
+        """Return what makes the machine of a record."""
         limits = self.limits
-        if template in PROCESS_TEMPLATES:
-            return self._start_process
-        options = ContainerOptions(
-            memory=limits.memory_bytes,
-            pids=limits.pids,
-            network="bridge" if allow_internet else "none",
-            read_only=False,
-            tmpfs=(),
-        )
-        return partial(self._warm.take, limits.image(template), options)
-
-    async def _start_process(self) -> Machine:
-        limits = self.limits
+        if record.template not in PROCESS_TEMPLATES:
+            options = ContainerOptions(
+                memory=limits.memory_bytes,
+                pids=limits.pids,
+                network="bridge" if record.allow_internet else "none",
+                read_only=False,
+                tmpfs=(),
+            )
+            return partial(self._warm.take, limits.image(record.template), options)
         if self._sandbox is None:
             raise ApiError(
                 501, f"expected a machine that can have process sandboxes, got one that cannot: {self._why}"
@@ -374,18 +339,19 @@ class SandboxTable:
             processes=limits.pids,
             output_hard_bytes=1 << 40,
         )
-        return await ProcessMachine.start(self._sandbox, of_session)
+        return partial(ProcessMachine.start, self._sandbox, of_session)
 
-    async def _start(self, record: Record, start: "Callable[[], Any]", envs: dict[str, str]) -> None:
+    async def _start(
+        self, record: Record, start: Callable[[], Awaitable[Machine]], envs: dict[str, str]
+    ) -> None:
         machine: Machine | None = None
+        turn = contextlib.nullcontext() if record.template in PROCESS_TEMPLATES else self._starting
         try:
-            async with (
-                self._starting if record.template not in PROCESS_TEMPLATES else contextlib.nullcontext()
-            ):
+            async with turn:
                 if record.doomed:
                     return
                 machine = await start()
-                await machine.guest.greet({"E2B_SANDBOX": "true", "E2B_SANDBOX_ID": record.id, **envs}, 30.0)
+                await machine.begin({"E2B_SANDBOX": "true", "E2B_SANDBOX_ID": record.id, **envs})
             record.machine = machine
             machine.guest.gone.add_done_callback(lambda _: self.end(record))
         except BaseException:
@@ -421,20 +387,8 @@ class SandboxTable:
                         continue
                 self.end(record)
 
-    def _require_time(self, timeout_s: float) -> None:
-        if not 0 <= timeout_s <= self.limits.max_timeout_s:
-            raise ApiError(
-                400,
-                f"Timeout cannot be greater than {self.limits.max_timeout_s:g} seconds, got {timeout_s:g}",
-            )
-
-    def _require_room(self, owner: str) -> None:
-        of_owner = sum(each.owner == owner for each in self._records.values())
-        for count, cap, whose in (
-            (len(self._records), self.limits.max_sandboxes, ""),
-            (of_owner, self.limits.max_sandboxes_per_key, " of one key"),
-        ):
-            if cap is not None and count >= cap:
-                raise ApiError(
-                    429, f"expected at most {cap} sandboxes{whose}, got one more; kill one, or come back"
-                )
+    def _time_after(self, timeout_s: float) -> float:
+        """Return when so many seconds are over, in the loop's time. ApiError: it is more than there may be."""
+        if not 0 <= timeout_s <= (most := self.limits.max_timeout_s):
+            raise ApiError(400, f"Timeout cannot be greater than {most:g} seconds, got {timeout_s:g}")
+        return asyncio.get_running_loop().time() + timeout_s

@@ -45,6 +45,7 @@ MAX_ENTRIES: Final = 4096
 _EVENTS: Final = 32
 """In one frame, whose header the host takes to a bound."""
 
+MAX_WATCHERS: Final = 32
 WATCH_INTERVAL_S: Final = 0.1
 INTERRUPT_GRACE_S: Final = 1.0
 FORK_TIMEOUT_S: Final = 5.0
@@ -259,9 +260,7 @@ class _Context:
     def fork(self, home: str, folder: str) -> int:
         """Have it fork; return the number of the copy, which takes the next descriptors that come from the host."""
         if self._running:
-            raise _RefusedError(
-                "failed_precondition", f"expected contexts that run nothing, got {self._name!r} running"
-            )
+            raise _RefusedError("aborted", f"expected contexts that run nothing, got {self._name!r} running")
         control = self._life.control
         control.settimeout(FORK_TIMEOUT_S)
         try:
@@ -342,9 +341,15 @@ class _Context:
 class _Watcher:
     """A folder that is looked at again and again; nothing else is allowed everywhere."""
 
-    def __init__(self, agent: "Agent", name: str, path: str, recursive: bool) -> None:
+    def __init__(self, agent: "Agent", name: str, path: str, recursive: bool, held: bool) -> None:
         self._agent, self._name, self._path, self._recursive = agent, name, path, recursive
+        self._held: list[tuple[str, str]] | None = [] if held else None
         self._seen = self._look()
+
+    def take(self) -> list[tuple[str, str]]:
+        """Return what has happened since it was asked last."""
+        events, self._held = (self._held or []), []
+        return events
 
     def tick(self) -> None:
         now, before = self._look(), self._seen
@@ -361,6 +366,9 @@ class _Watcher:
             elif now[name][2] != before[name][2]:
                 events.append(("CHMOD", name))
         events += [("REMOVE", name) for name in sorted(gone.values())]
+        if self._held is not None:
+            self._held = [*self._held, *events][-MAX_ENTRIES:]
+            return
         for begin in range(0, len(events), _EVENTS):
             self._agent.send({"stream": self._name, "events": events[begin : begin + _EVENTS]})
 
@@ -375,26 +383,17 @@ class _Watcher:
 def _walk(path: str, depth: int) -> list[tuple[str, os.stat_result]]:
     """Return what is below a folder, sorted, so many levels deep; links are not followed."""
     found: list[tuple[str, os.stat_result]] = []
-    left = [(path, depth)]
-    while left:
-        folder, deeper = left.pop()
-        try:
-            names = sorted(os.listdir(folder))
-        except OSError:
-            if folder == path:
-                raise
-            continue
-        for name in names:
-            here = os.path.join(folder, name)
+    os.listdir(path)  # raises where it is none
+    for folder, folders, files in os.walk(path):
+        for here in (os.path.join(folder, name) for name in folders + files):
             with contextlib.suppress(OSError):
-                told = os.lstat(here)
-                found.append((here, told))
-                if stat.S_ISDIR(told.st_mode) and deeper > 1:
-                    left.append((here, deeper - 1))
-            if len(found) > MAX_ENTRIES:
-                raise _RefusedError(
-                    "resource_exhausted", f"there are more than {MAX_ENTRIES} entries below {path}"
-                )
+                found.append((here, os.lstat(here)))
+        if len(found) > MAX_ENTRIES:
+            raise _RefusedError(
+                "resource_exhausted", f"there are more than {MAX_ENTRIES} entries below {path}"
+            )
+        if os.path.relpath(os.path.join(folder, "x"), path).count(os.sep) + 1 >= depth:
+            folders.clear()
     return sorted(found)
 
 
@@ -517,7 +516,8 @@ class Agent:
         answer: dict[str, Any] = {"id": header.pop("id")}
         data = b""
         try:
-            told = getattr(self, f"_op_{header.pop('op')}")(header, blob)
+            operation = getattr(self, f"_op_{header.pop('op')}")
+            told = operation(**header, **({"blob": blob} if blob else {}))
             if isinstance(told, bytes):
                 data = told
             elif told is not None:
@@ -527,7 +527,7 @@ class Agent:
         except OSError as error:
             text = f"{error.strerror}: {error.filename}" if error.filename else str(error.strerror)
             answer.update(error=_CODES.get(error.errno or 0, "invalid_argument"), message=text)
-        except (KeyError, ValueError) as error:  # a NUL in a path, for one
+        except (KeyError, TypeError, ValueError) as error:  # a NUL in a path, for one
             answer.update(error="invalid_argument", message=str(error))
         if answer["id"]:
             self.send(answer, data)
@@ -540,11 +540,11 @@ class Agent:
             context.kill()
         os._exit(0)
 
-    def _op_fork(self, request: dict[str, Any], _: bytes) -> None:
+    def _op_fork(self, folder: str, contexts: list[str]) -> None:
         """Go on twice: here, and in a copy with all contexts, a folder and a channel of its own, and no commands."""
         if self.host is None:
             raise _RefusedError("unimplemented", "expected a sandbox that can be forked, got one that cannot")
-        home, folder = self._home, request["folder"]
+        home = self._home
 
         def others(below: str, _: list[str]) -> list[str]:
             return [os.path.basename(os.environ["TMPDIR"])] if below == home else []
@@ -552,14 +552,17 @@ class Agent:
         came: list[int] = []
         try:
             shutil.copytree(home, folder, symlinks=True, dirs_exist_ok=True, ignore=others)
-            contexts = [(name, self._contexts[name]) for name in request["contexts"]]
-            copies = [(name, context.cwd, context.fork(home, folder)) for name, context in contexts]
+            originals = [(name, self._contexts[name]) for name in contexts]
+            copies = [(name, context.cwd, context.fork(home, folder)) for name, context in originals]
             came = socket.recv_fds(self.host, 1, MAX_DESCRIPTORS)[1]
             if (process := os.fork()) == 0:
                 self._become(folder, came, copies)
             self._copies.append(process)
         except shutil.Error as error:
-            raise _RefusedError("resource_exhausted", f"the files were not copied: {error}"[:1000]) from None
+            source, _, why = error.args[0][0]
+            readable = os.access(source, os.R_OK, follow_symlinks=False)
+            code = "resource_exhausted" if readable else "permission_denied"
+            raise _RefusedError(code, f"{source!r} was not copied: {why}"[:1000]) from None
         finally:
             for each in came or self._unused():
                 os.close(each)
@@ -607,118 +610,118 @@ class Agent:
             path = self._home + path[len(ALIAS) :]
         return os.path.normpath(os.path.join(self._home, path))
 
-    def _op_setup(self, request: dict[str, Any], _: bytes) -> None:
-        os.environ.update(request["envs"])
+    def _op_setup(self, envs: dict[str, str]) -> None:
+        os.environ.update(envs)
 
-    def _op_start(self, request: dict[str, Any], _: bytes) -> dict[str, Any]:
-        cwd = self._path(request["cwd"])
+    # ---- commands
+
+    def _op_start(self, stream: str, **config: Any) -> dict[str, Any]:
+        cwd = self._path(config["cwd"])
         if not os.path.isdir(cwd):
             raise _RefusedError("invalid_argument", f"expected a folder to start in, got {cwd!r}")
-        cmd = request["cmd"]
+        cmd = config["cmd"]
         if cmd == "/bin/bash" and not os.path.exists(cmd):
             cmd = "/bin/sh"
         process = subprocess.Popen(
-            [cmd, *request["args"]],
+            [cmd, *config["args"]],
             cwd=cwd,
-            env={**os.environ, **request["envs"], "PWD": cwd},
-            stdin=subprocess.PIPE if request["stdin"] else subprocess.DEVNULL,
+            env={**os.environ, **config["envs"], "PWD": cwd},
+            stdin=subprocess.PIPE if config["stdin"] else subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             start_new_session=self._sessions,
         )
-        self._commands[process.pid] = _Command(self, process, request.pop("stream"), request)
+        self._commands[process.pid] = _Command(self, process, stream, config)
         return {"pid": process.pid}
 
-    def _op_commands(self, request: dict[str, Any], _: bytes) -> bytes:
-        return json.dumps(
-            [{"pid": pid, **command.config} for pid, command in self._commands.items()]
-        ).encode()
+    def _op_commands(self) -> bytes:
+        told = [{"pid": pid, **command.config} for pid, command in self._commands.items()]
+        return json.dumps(told).encode()
 
-    def _op_find(self, request: dict[str, Any], _: bytes) -> dict[str, Any]:
-        return {"name": self._command(request).stream}
-
-    def _command(self, request: dict[str, Any]) -> _Command:
-        for pid, command in self._commands.items():
-            if request.get("pid") == pid or request.get("stream") == command.stream:
+    def _command(self, pid: int | None, stream: str | None = None) -> _Command:
+        for number, command in self._commands.items():
+            if pid == number or stream == command.stream:
                 return command
-        raise _RefusedError("not_found", f"expected a running process, got {request.get('pid')}")
+        raise _RefusedError("not_found", f"expected a running process, got {pid}")
 
-    def _op_input(self, request: dict[str, Any], blob: bytes) -> None:
-        if (feed := self._command(request).feed) is None:
+    def _op_find(self, pid: int) -> dict[str, Any]:
+        return {"name": self._command(pid).stream}
+
+    def _op_input(self, pid: int, blob: bytes) -> None:
+        if (feed := self._command(pid).feed) is None:
             raise _RefusedError("failed_precondition", "expected a command with stdin=True, got one without")
         feed.write(blob)
 
-    def _op_close_stdin(self, request: dict[str, Any], _: bytes) -> None:
-        if (feed := self._command(request).feed) is not None:
+    def _op_close_stdin(self, pid: int) -> None:
+        if (feed := self._command(pid).feed) is not None:
             feed.close()
 
-    def _op_connect(self, request: dict[str, Any], _: bytes) -> None:
-        connection = socket.create_connection(("127.0.0.1", request["port"]), timeout=5.0)
-        feed = _Feed(self, os.dup(connection.fileno()))
-        self._connections[request["stream"]] = feed
-        _Pipes(self, request["stream"], {connection.detach(): "data"})
+    def _op_signal(self, signal: int, pid: int | None = None, stream: str | None = None) -> None:
+        (os.killpg if self._sessions else os.kill)(self._command(pid, stream).process.pid, signal)
 
-    def _op_send(self, request: dict[str, Any], blob: bytes) -> None:
-        self._connections[request["stream"]].write(blob)
+    def _op_acknowledge(self, stream: str, bytes: int) -> None:  # noqa: A002 - the frame's own name for it
+        if (pipes := self.pipes.get(stream)) is not None:
+            pipes.acknowledge(bytes)
 
-    def _op_disconnect(self, request: dict[str, Any], _: bytes) -> None:
-        self._connections.pop(request["stream"]).close()
-        if (pipes := self.pipes.get(request["stream"])) is not None:
+    # ---- connections to servers inside
+
+    def _op_connect(self, stream: str, port: int) -> None:
+        connection = socket.create_connection(("127.0.0.1", port), timeout=5.0)
+        self._connections[stream] = _Feed(self, os.dup(connection.fileno()))
+        _Pipes(self, stream, {connection.detach(): "data"})
+
+    def _op_send(self, stream: str, blob: bytes) -> None:
+        self._connections[stream].write(blob)
+
+    def _op_disconnect(self, stream: str) -> None:
+        self._connections.pop(stream).close()
+        if (pipes := self.pipes.get(stream)) is not None:
             pipes.close()
 
-    def _op_signal(self, request: dict[str, Any], _: bytes) -> None:
-        command = self._command(request)
-        (os.killpg if self._sessions else os.kill)(command.process.pid, request["signal"])
+    # ---- files
 
-    def _op_acknowledge(self, request: dict[str, Any], _: bytes) -> None:
-        if (pipes := self.pipes.get(request["stream"])) is not None:
-            pipes.acknowledge(request["bytes"])
-
-    def _op_stat(self, request: dict[str, Any], _: bytes) -> dict[str, Any]:
-        path = self._path(request["path"])
+    def _op_stat(self, path: str) -> dict[str, Any]:
+        path = self._path(path)
         return {"entry": _entry(path, os.lstat(path))}
 
-    def _op_list(self, request: dict[str, Any], _: bytes) -> bytes:
-        path = self._path(request["path"])
-        return json.dumps([_entry(*each) for each in _walk(path, request["depth"])]).encode(
-            "utf-8", "replace"
-        )
+    def _op_list(self, path: str, depth: int) -> bytes:
+        told = [_entry(*each) for each in _walk(self._path(path), depth)]
+        return json.dumps(told).encode("utf-8", "replace")
 
-    def _op_mkdir(self, request: dict[str, Any], _: bytes) -> dict[str, Any]:
-        path = self._path(request["path"])
+    def _op_mkdir(self, path: str) -> dict[str, Any]:
+        path = self._path(path)
         if os.path.exists(path):
-            raise _RefusedError(
-                "already_exists" if os.path.isdir(path) else "invalid_argument", f"{path} is there"
-            )
+            code = "already_exists" if os.path.isdir(path) else "invalid_argument"
+            raise _RefusedError(code, f"{path} is there")
         os.makedirs(path)
-        return {"entry": _entry(path, os.lstat(path))}
+        return self._op_stat(path)
 
-    def _op_move(self, request: dict[str, Any], _: bytes) -> dict[str, Any]:
-        source, path = self._path(request["source"]), self._path(request["destination"])
+    def _op_move(self, source: str, destination: str) -> dict[str, Any]:
+        source, path = self._path(source), self._path(destination)
         os.lstat(source)
         os.makedirs(os.path.dirname(path), exist_ok=True)
         os.rename(source, path)
-        return {"entry": _entry(path, os.lstat(path))}
+        return self._op_stat(path)
 
-    def _op_remove(self, request: dict[str, Any], _: bytes) -> None:
-        path = self._path(request["path"])
+    def _op_remove(self, path: str) -> None:
+        path = self._path(path)
         if os.path.isdir(path) and not os.path.islink(path):
             shutil.rmtree(path)
         elif os.path.lexists(path):
             os.unlink(path)
 
-    def _op_read(self, request: dict[str, Any], _: bytes) -> bytes:
-        with open(self._file(self._path(request["path"]), os.O_RDONLY), "rb") as file:
-            file.seek(request["offset"])
+    def _op_read(self, path: str, offset: int) -> bytes:
+        with open(self._file(self._path(path), os.O_RDONLY), "rb") as file:
+            file.seek(offset)
             return file.read(FILE_PIECE)
 
-    def _op_write(self, request: dict[str, Any], blob: bytes) -> dict[str, Any]:
-        path = self._path(request["path"])
-        begin = request["offset"] == 0
-        if begin:
+    def _op_write(self, path: str, offset: int, blob: bytes = b"") -> dict[str, Any]:
+        path = self._path(path)
+        if offset == 0:
             os.makedirs(os.path.dirname(path), exist_ok=True)
-        with open(self._file(path, os.O_WRONLY | os.O_CREAT | (os.O_TRUNC if begin else 0)), "wb") as file:
-            file.seek(request["offset"])
+        flags = os.O_WRONLY | os.O_CREAT | (os.O_TRUNC if offset == 0 else 0)
+        with open(self._file(path, flags), "wb") as file:
+            file.seek(offset)
             file.write(blob)
         return {"entry": {"name": os.path.basename(path), "type": "file", "path": path}}
 
@@ -729,30 +732,39 @@ class Agent:
             raise _RefusedError("invalid_argument", f"expected a plain file, got {path!r}")
         return file
 
-    def _op_watch(self, request: dict[str, Any], _: bytes) -> None:
-        self._watchers[request["name"]] = _Watcher(
-            self, request["name"], self._path(request["path"]), request["recursive"]
-        )
+    def _op_watch(self, name: str, path: str, recursive: bool, held: bool) -> None:
+        if len(self._watchers) >= MAX_WATCHERS:
+            raise _RefusedError(
+                "resource_exhausted", f"expected at most {MAX_WATCHERS} watchers, got one more; stop one"
+            )
+        self._watchers[name] = _Watcher(self, name, self._path(path), recursive, held)
 
-    def _op_unwatch(self, request: dict[str, Any], _: bytes) -> None:
-        self._watchers.pop(request["name"], None)
+    def _op_events(self, name: str) -> bytes:
+        if name not in self._watchers:
+            raise _RefusedError("not_found", f"expected a watcher, got {name!r}")
+        return json.dumps(self._watchers[name].take()).encode("utf-8", "replace")
 
-    def _op_context(self, request: dict[str, Any], _: bytes) -> dict[str, Any]:
-        cwd = self._path(request["cwd"])
+    def _op_unwatch(self, name: str) -> None:
+        self._watchers.pop(name, None)
+
+    # ---- interpreters
+
+    def _op_context(self, name: str, cwd: str) -> dict[str, Any]:
+        cwd = self._path(cwd)
         os.makedirs(cwd, exist_ok=True)
-        self._contexts[request["name"]] = _Context(self, request["name"], cwd)
+        self._contexts[name] = _Context(self, name, cwd)
         return {"cwd": cwd}
 
-    def _op_run(self, request: dict[str, Any], _: bytes) -> None:
-        self._contexts[request["name"]].run(request["code"], request["envs"])
+    def _op_run(self, name: str, code: str, envs: dict[str, str]) -> None:
+        self._contexts[name].run(code, envs)
 
-    def _op_interrupt(self, request: dict[str, Any], _: bytes) -> None:
-        self._contexts[request["name"]].interrupt()
+    def _op_interrupt(self, name: str) -> None:
+        self._contexts[name].interrupt()
 
-    def _op_restart(self, request: dict[str, Any], _: bytes) -> None:
-        self._contexts[request["name"]].restart()
+    def _op_restart(self, name: str) -> None:
+        self._contexts[name].restart()
 
-    def _op_drop(self, request: dict[str, Any], _: bytes) -> None:
-        context = self._contexts.pop(request["name"])
+    def _op_drop(self, name: str) -> None:
+        context = self._contexts.pop(name)
         context.kill()
         context.close()

@@ -80,7 +80,7 @@ ATTACKS = (
         """),
     attack("descriptors-left-open", "the session has its streams and its channel, and nothing else")("""
         import fcntl
-        known = {0, 1, 2, 3}
+        known = {0, 1, 2, 3, *HOST.get("channels", ())}
         for descriptor in (*range(0, 70_000), *range(1 << 20, (1 << 20) + 100)):
             try:
                 fcntl.fcntl(descriptor, fcntl.F_GETFD)
