@@ -3,7 +3,7 @@
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any, Final, Literal, TypedDict, TypeVar, Unpack, overload
+from typing import Any, Final, Literal, TypeVar, overload
 
 from openenv_core.errors import ConfigurationError
 
@@ -30,31 +30,33 @@ class Declared:
     argument: str = ""
 
 
-class _Options(TypedDict, total=False):
-    name: str | None
-    title: str | None
-    description: str | None
-    meta: Mapping[str, Any] | None
-
-
-class _ResourceOptions(_Options, total=False):
-    mime_type: str | None
-
-
-class _ToolOptions(_Options, total=False):
-    annotations: Mapping[str, Any] | None
-    timeout_s: float | None
-
-
 @overload
 def tool(function: F, /) -> F: ...
 
 
 @overload
-def tool(**options: Unpack[_ToolOptions]) -> Callable[[F], F]: ...
+def tool(
+    *,
+    name: str | None = None,
+    title: str | None = None,
+    description: str | None = None,
+    annotations: Mapping[str, Any] | None = None,
+    timeout_s: float | None = None,
+    meta: Mapping[str, Any] | None = None,
+) -> Callable[[F], F]: ...
 
 
-def tool(function: F | None = None, /, **options: Unpack[_ToolOptions]) -> F | Callable[[F], F]:
+def tool(
+    function: F | None = None,
+    /,
+    *,
+    name: str | None = None,
+    title: str | None = None,
+    description: str | None = None,
+    annotations: Mapping[str, Any] | None = None,
+    timeout_s: float | None = None,
+    meta: Mapping[str, Any] | None = None,
+) -> F | Callable[[F], F]:
     """Declare that a method is a tool.
 
     Its arguments are described by its types and its docstring. What it returns is told as it is: plain values, models,
@@ -70,11 +72,28 @@ def tool(function: F | None = None, /, **options: Unpack[_ToolOptions]) -> F | C
             stopped; others are bounded by the server's own limit on a step.
         meta: Whatever else, for callers who know it.
     """
-    mark = _mark_as("tool", **options)
+    mark = _mark_as(
+        "tool",
+        name=name,
+        title=title,
+        description=description,
+        annotations=annotations,
+        timeout_s=timeout_s,
+        meta=meta,
+    )
     return mark if function is None else mark(function)
 
 
-def resource(uri: str, /, **options: Unpack[_ResourceOptions]) -> Callable[[F], F]:
+def resource(
+    uri: str,
+    /,
+    *,
+    name: str | None = None,
+    title: str | None = None,
+    description: str | None = None,
+    mime_type: str | None = None,
+    meta: Mapping[str, Any] | None = None,
+) -> Callable[[F], F]:
     """Declare that a method returns what is at an address: text, bytes, or anything that JSON can hold.
 
     Args:
@@ -86,7 +105,15 @@ def resource(uri: str, /, **options: Unpack[_ResourceOptions]) -> Callable[[F], 
         mime_type: Of the content; by default text/plain, application/octet-stream or application/json.
         meta: Whatever else, for callers who know it.
     """
-    return _mark_as("resource", uri=uri, **options)
+    return _mark_as(
+        "resource",
+        uri=uri,
+        name=name,
+        title=title,
+        description=description,
+        mime_type=mime_type,
+        meta=meta,
+    )
 
 
 @overload
@@ -94,10 +121,24 @@ def prompt(function: F, /) -> F: ...
 
 
 @overload
-def prompt(**options: Unpack[_Options]) -> Callable[[F], F]: ...
+def prompt(
+    *,
+    name: str | None = None,
+    title: str | None = None,
+    description: str | None = None,
+    meta: Mapping[str, Any] | None = None,
+) -> Callable[[F], F]: ...
 
 
-def prompt(function: F | None = None, /, **options: Unpack[_Options]) -> F | Callable[[F], F]:
+def prompt(
+    function: F | None = None,
+    /,
+    *,
+    name: str | None = None,
+    title: str | None = None,
+    description: str | None = None,
+    meta: Mapping[str, Any] | None = None,
+) -> F | Callable[[F], F]:
     """Declare that a method returns messages to begin a conversation with: text, a `Message`, or a list of them.
 
     Args:
@@ -107,7 +148,7 @@ def prompt(function: F | None = None, /, **options: Unpack[_Options]) -> F | Cal
         description: What it is for; by default as the docstring says.
         meta: Whatever else, for callers who know it.
     """
-    mark = _mark_as("prompt", **options)
+    mark = _mark_as("prompt", name=name, title=title, description=description, meta=meta)
     return mark if function is None else mark(function)
 
 
