@@ -143,7 +143,10 @@ class HostedServerProvider(OwnedServerProvider):
     Args:
         template: What the sandbox is made from.
         command: Words of the server's command; None where the template starts it by itself.
-        options: See `HostedOptions`.
+        port: See `HostedOptions`, for all that follow.
+        env_vars: Likewise.
+        lease_s: Likewise.
+        start_timeout_s: Likewise; None: the `START_TIMEOUT_S` of the class.
 
     Raises:
         ConfigurationError: An option cannot be, or the client is not installed.
@@ -158,24 +161,28 @@ class HostedServerProvider(OwnedServerProvider):
     START_TIMEOUT_S: ClassVar[float] = 60.0
 
     def __init__(
-        self, template: str, *, command: Sequence[str] | None, **options: Unpack[HostedOptions]
+        self,
+        template: str,
+        *,
+        command: Sequence[str] | None,
+        port: int = 8000,
+        env_vars: Mapping[str, str] | None = None,
+        lease_s: float = 60.0,
+        start_timeout_s: float | None = None,
     ) -> None:
         super().__init__()
-        if unknown := options.keys() - HostedOptions.__annotations__.keys():
-            raise TypeError(
-                f"{type(self).__name__} has no option {', '.join(sorted(unknown))}; it has "
-                f"{', '.join(sorted(HostedOptions.__annotations__))}"
-            )
         if isinstance(command, str):
             raise ConfigurationError(
                 f"expected the command as a list of words, got {command!r}; shlex.split makes one"
             )
-        self._template, self._command, self._port = template, command, options.get("port", 8000)
-        self._env_vars = dict(options.get("env_vars") or {})
-        self._lease_s = options.get("lease_s", 60.0)
-        self._start_timeout_s = options.get("start_timeout_s", self.START_TIMEOUT_S)
-        if self._lease_s < 1 or self._start_timeout_s <= 0:
-            raise ConfigurationError(f"expected lease_s of at least 1 and time-outs above 0, got {options}")
+        self._template, self._command, self._port = template, command, port
+        self._env_vars = dict(env_vars or {})
+        self._lease_s = lease_s
+        self._start_timeout_s = self.START_TIMEOUT_S if start_timeout_s is None else start_timeout_s
+        if lease_s < 1 or self._start_timeout_s <= 0:
+            raise ConfigurationError(
+                f"expected lease_s of at least 1 and start_timeout_s above 0, got {lease_s} and {self._start_timeout_s}"
+            )
         with installed_with(self.CLIENT, f"the client {self.CLIENT}"):
             self._client = import_module(self.CLIENT)
         self._sandbox: HostedSandbox | None = None

@@ -159,7 +159,7 @@ async def test_session_that_went_wrong_is_given_back_before_the_next() -> None:
         url = f"http://{address}"
         async with CounterEnv(url, transport="http", max_message_size_mb=0.01) as env:
             await env.reset()
-            carrier: Any = env._conversation.carrier  # type: ignore[union-attr]
+            carrier: Any = env._conversation.carrier  # type: ignore[union-attr]  # it is connected
             carrier._options = replace(carrier._options, max_message_bytes=10)
             with pytest.raises(ProtocolError, match="max_message_size_mb"):
                 await env.state()

@@ -142,7 +142,7 @@ async def test_answer_to_a_ping_that_a_busy_thread_has_not_read_yet_counts(count
     options = {"websocket_ping_interval_s": 600.0, "websocket_ping_timeout_s": 600.0}
     async with GenericEnvClient(counter_url, **options) as env:
         await env.reset()
-        carrier: Any = env._conversation.carrier  # type: ignore[union-attr]
+        carrier: Any = env._conversation.carrier  # type: ignore[union-attr]  # it is connected
         carrier._rest()
         carrier._timer.cancel()
         carrier._ask()

@@ -192,7 +192,7 @@ async def test_terminated_worker_hands_on_its_finished_episodes_and_is_replaced(
             results.append(played.result)
             await settle(lease, played)
 
-        running.dispatcher.settle = noting  # type: ignore[method-assign]
+        running.dispatcher.settle = noting  # type: ignore[method-assign]  # a spy
         while sum((await running.policy.holding.fanout()).values.values()) < 2:  # noqa: ASYNC110 - in other processes
             await asyncio.sleep(0.02)
         going = running.worker_pids()[0]

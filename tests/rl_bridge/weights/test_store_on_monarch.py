@@ -141,7 +141,7 @@ async def test_a_volume_holds_no_more_than_versions_and_what_failed_is_overwritt
             replaced.append(room.replaces)
             return str(await room.publish({}))
 
-    first, successor = (VolumePublisher(volumes, depth=2, timeout_s=SHORT_S) for _ in range(2))  # type: ignore[arg-type]
+    first, successor = (VolumePublisher(volumes, depth=2, timeout_s=SHORT_S) for _ in range(2))  # type: ignore[arg-type]  # a part
     names = [await publish(first, version) for version in (1, 2)]
     await publish(first, "kept")
     volumes.broken = True
