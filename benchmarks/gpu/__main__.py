@@ -54,12 +54,12 @@ class Outcome:
     figures: list[dict[str, Any]] = field(default_factory=list)
 
 
-def run_check(name: str, *, dry: bool, seconds: float) -> Outcome:
-    """Run a check, and end whatever it has started."""
+def run_check(name: str, *, dry: bool, seconds: float, logs: Path | None = None) -> Outcome:
+    """Run a check, and end whatever it has started; all that it printed is kept in `logs`."""
     outcome = Outcome(check=name)
     began = time.monotonic()
     with tempfile.TemporaryDirectory(prefix="gpu-check-") as folder:
-        told, log = Path(folder) / "told.jsonl", Path(folder) / "log"
+        told, log = Path(folder) / "told.jsonl", (logs or Path(folder)) / f"{name}.log"
         command = [sys.executable, "-m", "benchmarks.gpu.child", name, str(told), *(["--dry"] if dry else [])]
         environment = {**os.environ, "TMPDIR": folder}
         if dry:
@@ -145,6 +145,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument(
         "--json", type=Path, metavar="FILE", help="write all that was found there, after each check"
     )
+    parser.add_argument("--logs", type=Path, metavar="FOLDER", help="keep there all that each check printed")
     return parser
 
 
@@ -170,6 +171,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     if unknown := [name for name in names if name not in CHECKS]:
         parser.error(f"expected --only with some of {', '.join(CHECKS)}, got {', '.join(unknown)}")
     signal.signal(signal.SIGTERM, _interrupt)
+    if arguments.logs is not None:
+        arguments.logs.mkdir(parents=True, exist_ok=True)
     ends, outcomes = time.monotonic() + 60 * arguments.minutes, list[Outcome]()
     status = 0
     for name in names:
@@ -181,7 +184,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             continue
         print(f"{name}: {CHECKS[name][1]} (up to {seconds:.0f} s)", flush=True)
         try:
-            outcomes.append(run_check(name, dry=arguments.dry, seconds=seconds))
+            outcomes.append(run_check(name, dry=arguments.dry, seconds=seconds, logs=arguments.logs))
         except KeyboardInterrupt:
             print(f"{name}: interrupted; its processes are ended", flush=True)
             status = INTERRUPTED
