@@ -113,6 +113,18 @@ class SnapshotState(Mapping[str, Tensor]):
             copy_all(_copies(local, want, self._held))
         return _distribute(local, model) if is_dtensor(model) else local
 
+    def __contains__(self, name: object) -> bool:
+        return name in self._wants  # a Mapping's own would put the tensor together
+
+    @property
+    def held(self) -> Mapping[int, Tensor]:
+        """The bytes that it is put together from, by rank."""
+        return self._held
+
+    def copied_to(self, device: torch.device | str) -> "SnapshotState":
+        """The same, each tensor a copy of its own on a device."""
+        return SnapshotState(list(self._wants.values()), self._held, self._like, device=device, copy=True)
+
     def without_data(self) -> dict[str, Tensor]:
         """The shapes and types, on torch's device `meta`: nothing is joined for them."""
         return {

@@ -12,7 +12,7 @@ of references is made for one reader a tensor.
 import ctypes
 import os
 import weakref
-from collections.abc import AsyncIterator, Collection, Mapping
+from collections.abc import AsyncIterator, Collection, Iterator, Mapping
 from contextlib import ExitStack, asynccontextmanager
 from dataclasses import dataclass
 from functools import cache
@@ -85,23 +85,52 @@ class DeviceReader(SegmentReader):
     """The receiving side. Nothing protects the tensors from being written to: do not."""
 
     @asynccontextmanager
-    async def hold(self, snapshot: Snapshot, needed: Needed) -> AsyncIterator[dict[int, Tensor]]:
+    async def hold(self, snapshot: Snapshot, needed: Needed) -> AsyncIterator[Mapping[int, Tensor]]:
         """See `TransportReader`. The bytes are the publishers' own, on their card."""
         with ExitStack() as held:
-            found: dict[int, Tensor] = {}
+            addresses: dict[int, tuple[DeviceAddress, int]] = {}
             for rank in sorted(needed):
                 contribution = snapshot.contributions[rank]
                 address = contribution.location
                 assert isinstance(address, DeviceAddress)
                 held.enter_context(self.attach(snapshot.key, contribution.origin, address.segment))
-                found[rank] = open_memory(address, contribution.origin.pid)
+                addresses[rank] = address, contribution.origin.pid
+            buffers = Buffers(addresses)
             try:
-                yield found
+                yield buffers
             finally:
-                # Copies on the card may be on their way still, and the publisher overwrites what nobody holds.
-                for device in {tensor.device for tensor in found.values()}:
-                    torch.cuda.synchronize(device)
-                found.clear()
+                buffers.close()
+
+
+class Buffers(Mapping[int, Tensor]):
+    """The buffers of ranks, each mapped when it is asked for: who hands them on needs no GPU. They travel by pickle.
+
+    What has not been mapped is gone when its publisher ends.
+    """
+
+    def __init__(self, addresses: Mapping[int, tuple[DeviceAddress, int]]) -> None:
+        self._addresses = addresses
+        self._mapped: dict[int, Tensor] = {}
+
+    def __reduce__(self) -> tuple[type["Buffers"], tuple[Mapping[int, tuple[DeviceAddress, int]]]]:
+        return Buffers, (self._addresses,)
+
+    def __getitem__(self, rank: int) -> Tensor:
+        if rank not in self._mapped:
+            self._mapped[rank] = open_memory(*self._addresses[rank])
+        return self._mapped[rank]
+
+    def __iter__(self) -> Iterator[int]:
+        return iter(self._addresses)
+
+    def __len__(self) -> int:
+        return len(self._addresses)
+
+    def close(self) -> None:
+        """Wait for copies on the card, which may be on their way still, and let go of the buffers."""
+        for device in {tensor.device for tensor in self._mapped.values()}:
+            torch.cuda.synchronize(device)
+        self._mapped.clear()
 
 
 def _own_gpu(devices: Collection[torch.device]) -> torch.device:
@@ -168,8 +197,14 @@ def open_memory(address: DeviceAddress, pid: int) -> Tensor:
     if pid == os.getpid():
         return _own[address.handle]
     pointer, handle = ctypes.c_void_p(), _Handle.from_buffer_copy(address.handle)
-    with torch.cuda.device(device):
-        _call("cudaIpcOpenMemHandle", ctypes.byref(pointer), handle, ENABLE_PEER_ACCESS)
+    try:
+        with torch.cuda.device(device):
+            _call("cudaIpcOpenMemHandle", ctypes.byref(pointer), handle, ENABLE_PEER_ACCESS)
+    except WeightsError as error:
+        raise WeightsError(
+            f"cannot map the weights of process {pid} on GPU {address.gpu}: {error}; did it end? Where a container "
+            "allows no CUDA IPC, monarch.transport=shared_memory needs none"
+        ) from error
     return _as_tensor(pointer, address.nbytes, device, release="cudaIpcCloseMemHandle")
 
 

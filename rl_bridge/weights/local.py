@@ -66,7 +66,7 @@ class Publisher(Protocol):
 class TransportReader(Protocol):
     """The receiving side."""
 
-    def hold(self, snapshot: Snapshot, needed: Needed) -> AbstractAsyncContextManager[dict[int, Tensor]]:
+    def hold(self, snapshot: Snapshot, needed: Needed) -> AbstractAsyncContextManager[Mapping[int, Tensor]]:
         """Have the bytes of some ranks' segments, unchanged within the block; where none are needed they may be any.
 
         Raises:
@@ -221,7 +221,7 @@ class SegmentReader:
         self._lock = threading.Lock()
 
     @asynccontextmanager
-    async def hold(self, snapshot: Snapshot, needed: Needed) -> AsyncIterator[dict[int, Tensor]]:
+    async def hold(self, snapshot: Snapshot, needed: Needed) -> AsyncIterator[Mapping[int, Tensor]]:
         """See `TransportReader`. The bytes are the publishers' own, mapped for reading only."""
         with ExitStack() as held:
             found: dict[int, Tensor] = {}

@@ -215,7 +215,7 @@ class WeightStore:
     @asynccontextmanager
     async def _hold_parts(
         self, key: Key, like: Like | None
-    ) -> AsyncIterator[tuple[list[Wanted], dict[int, Tensor]]]:
+    ) -> AsyncIterator[tuple[list[Wanted], Mapping[int, Tensor]]]:
         async with AsyncExitStack() as stack:
             for attempt in range(ATTEMPTS):
                 snapshot = await self._find(key)

@@ -15,9 +15,10 @@ import torch
 from store_stage import Directory, assert_same, snapshot_of, state_of
 
 from rl_bridge.errors import WeightsError
+from rl_bridge.generator.vllm_worker import WeightReceiver, WeightSender
 from rl_bridge.weights import Box, ShardSpec, WeightStore
 from rl_bridge.weights.assembly import SnapshotState
-from rl_bridge.weights.device import HANDLE_BYTES, DeviceAddress
+from rl_bridge.weights.device import HANDLE_BYTES, Buffers, DeviceAddress
 from rl_bridge.weights.directory import WeightDirectory
 from rl_bridge.weights.segments import SegmentAddress
 from rl_bridge.weights.snapshot import LazySum, Publication, Snapshot
@@ -170,12 +171,24 @@ async def test_another_process_reads_bit_for_bit_and_is_never_overwritten(
 
 
 @needs_gpu
+async def test_an_engine_in_a_process_of_its_own_is_handed_addresses_and_takes_copies(
+    cuda_store: WeightStore, directory: Directory
+) -> None:
+    await cuda_store.put(1, on_gpu(1.0))
+    async with OtherProcess(directory) as engine, cuda_store.open(1) as state:
+        handed = WeightSender().write(state)
+        assert len(handed) < 1 << 16
+        await engine.take_over(handed, 1.0)
+
+
+@needs_gpu
 async def test_a_publisher_that_closes_takes_nothing_from_who_reads(
     cuda_store: WeightStore, directory: Directory
 ) -> None:
     async with OtherProcess(directory) as reader:
         await cuda_store.put(1, on_gpu(1.0, size=1 << 20))
         await reader.hold(1)
+        await reader.check_held(1.0, size=1 << 20)  # which maps it
         await cuda_store.close()
         filler = [
             torch.full((1 << 22,), 7.0, device="cuda") for _ in range(8)
@@ -214,6 +227,9 @@ class OtherProcess:
 
     async def check_held(self, *values: float, size: int = 8) -> None:
         await self._ask("check_held", values=values, size=size)
+
+    async def take_over(self, handed: bytes, value: float) -> None:
+        await self._ask("take_over", handed=handed, value=value)
 
     async def release(self) -> None:
         await self._ask("release")
@@ -276,6 +292,15 @@ class Reading:
         for value, state in zip(values, self._states, strict=True):
             assert all(tensor.is_cuda for tensor in state.values() if tensor.numel())
             assert_same({name: tensor.cpu() for name, tensor in state.items()}, expected_of(value, size=size))
+
+    async def take_over(self, handed: bytes, value: float) -> None:
+        state = WeightReceiver().read(handed)
+        assert isinstance(state, SnapshotState)
+        assert isinstance(state.held, Buffers)
+        copies = dict(state.copied_to("cuda"))
+        state.held.close()
+        assert all(tensor.is_cuda for tensor in copies.values())
+        assert_same({name: tensor.cpu() for name, tensor in copies.items()}, expected_of(value))
 
     async def release(self) -> None:
         self._states.clear()
