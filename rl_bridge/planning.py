@@ -286,7 +286,7 @@ def _receive_bytes(config: Config, sent: int) -> dict[str, int]:
     monarch, found = config.monarch, dict[str, int]()
     if monarch.transport in ("rdma", "torchstore") or (monarch.transport == "auto" and not monarch.alone):
         found["a version that was received"] = sent
-    if config.generator.engine == "vllm_async":
+    if config.generator.engine == "vllm_async" and monarch.transport != "cuda_ipc":
         found["a version handed to the engine's process"] = sent
     return found
 
