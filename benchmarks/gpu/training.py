@@ -234,8 +234,8 @@ def weights(telling: Telling) -> None:
     """Master weights in float32 on the card, by each transport in bfloat16, onto the card in another process."""
     device = telling.device()
     one = whole = shape_of(telling.size)
-    # Beside the masters two versions that are kept and one that is taken, each of half their size.
-    while device == "cuda" and 10.5 * one.parameters > torch.cuda.mem_get_info()[0]:
+    # Beside the masters three versions that are kept, and a tensor that is taken.
+    while device == "cuda" and 11.5 * one.parameters > torch.cuda.mem_get_info()[0]:
         one = replace(one, layers=one.layers - 1)
     telling.figure("layers", f"{one.layers} of {whole.layers}")
     state = random_weights(one, device=device, dtype=torch.float32)
@@ -263,26 +263,41 @@ async def _through_the_store(
     reader.start()
     there.close()
     before = _shared_memory()
-    pushes, takes = [], []
+
+    async def ask(question: object) -> tuple[float, dict[str, str]]:
+        here.send(question)
+        answer = await asyncio.to_thread(here.recv)
+        if isinstance(answer, str):
+            raise RuntimeError(f"the reader failed: {answer}")
+        took, digests = answer
+        return took, digests
+
+    def tell_difference(what: str, digests: dict[str, str]) -> None:
+        wrong = [name for name, digest in expected.items() if digests.get(name) != digest]
+        telling.figure(f"{transport}: {what}", len(wrong), at_most=0)
+
     try:
-        for version in range(4):  # both of the publisher's segments are new to it once
+        for version in range(6):
             began = time.perf_counter()
             await store.put(version, state, dtype=torch.bfloat16)
-            pushes.append(time.perf_counter() - began)
-            here.send((await directory.find(version, 0), version == 0))
-            taken = await asyncio.to_thread(here.recv)
-            if isinstance(taken, str):
-                raise RuntimeError(f"the reader failed: {taken}")
-            took, digests = taken
-            takes.append(took)
+            pushed = time.perf_counter() - began
             if version == 0:
-                wrong = [name for name, digest in expected.items() if digests.get(name) != digest]
-                telling.figure(f"{transport}: tensors that came otherwise", len(wrong), at_most=0)
-        telling.figure(f"{transport}: first push", pushes[0], "s")
-        for what, took in (("push", pushes[-1]), ("take, onto the device", takes[-1])):
+                telling.figure(f"{transport}: first push", pushed, "s")
+                _, digests = await ask((await directory.find(0, 0), True))
+                tell_difference("tensors that came otherwise", digests)
+            if version in (0, 2):  # what comes while the reader holds the first is told apart from it
+                for tensor in state.values():
+                    tensor.neg_()
+            if version == 2:
+                _, digests = await ask(None)
+                tell_difference("tensors that changed while they were held", digests)
+            if version > 2:
+                taken, _ = await ask((await directory.find(version, 0), False))
+        for what, took in (("push", pushed), ("take, onto the device", taken)):
             telling.figure(f"{transport}: {what}", took, "s")
             telling.figure(f"{transport}: {what}", sent / 1e9 / took, "GB/s")
-        held, bound = (_shared_memory() - before) / sent, 2.1 if transport == "shared_memory" else 0.1
+        # Two versions, and a third because one of them was held.
+        held, bound = (_shared_memory() - before) / sent, 3.1 if transport == "shared_memory" else 0.1
         telling.figure(f"{transport}: host memory of the publisher, over what is sent", held, at_most=bound)
     finally:
         here.close()  # which ends the reader
@@ -308,13 +323,16 @@ async def _take(pipe: Connection, transport: Transport, device: str) -> None:
         (one,) = snapshot.contributions
         await directory.announce(snapshot.key, snapshot.publication, one.origin, 1, None)
         await directory.complete(snapshot.key, snapshot.publication, one)
-        digests = {}
         began = time.perf_counter()
         async with store.open(snapshot.key, device=device) as there:
-            for name, tensor in there.items():
-                own = tensor.to(device, copy=True)
-                if compare:
-                    digests[name] = _digest(own)
+            if compare:
+                pipe.send((0.0, {name: _digest(tensor) for name, tensor in there.items()}))
+                pipe.recv()  # the publisher has gone on meanwhile
+                digests = {name: _digest(tensor) for name, tensor in there.items()}
+            else:
+                digests = {}
+                for tensor in there.values():
+                    tensor.to(device, copy=True)
             if device != "cpu":
                 torch.cuda.synchronize()
             took = time.perf_counter() - began

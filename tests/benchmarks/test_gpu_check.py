@@ -104,7 +104,10 @@ def test_what_is_wrong_is_out_of_bounds(tmp_path: Path, monkeypatch: pytest.Monk
     }
     with monkeypatch.context() as patch:
         patch.setattr(torch.Tensor, "to", lambda self, *to: self + 1.0 if to == (torch.bfloat16,) else self)
-        assert missed(training.weights) == {"shared_memory: tensors that came otherwise"}
+        assert missed(training.weights) == {
+            "shared_memory: tensors that came otherwise",
+            "shared_memory: tensors that changed while they were held",
+        }
 
 
 STUB = """
