@@ -28,6 +28,8 @@ from rl_bridge.weights.segments import HEADER, Segment, SegmentAddress
 from rl_bridge.weights.snapshot import Snapshot, StoredPart
 
 HANDLE_BYTES = 64  # CUDA_IPC_HANDLE_SIZE of <driver_types.h>
+BLOCK_BYTES = 2 << 20
+"""Memory of a multiple of it is a block of its own; a smaller piece would share one, and CUDA IPC maps whole blocks."""
 ENABLE_PEER_ACCESS = 1  # cudaIpcMemLazyEnablePeerAccess, the only flag there is
 
 
@@ -177,7 +179,8 @@ _own: "weakref.WeakValueDictionary[bytes, Tensor]" = weakref.WeakValueDictionary
 
 
 def allocate(nbytes: int, device: torch.device) -> tuple[Tensor, bytes]:
-    """Have memory on a card that other processes can open, and its handle. WeightsError where there is no room."""
+    """Have at least so much memory on a card that others can open, and its handle. WeightsError without room for it."""
+    nbytes = -(-nbytes // BLOCK_BYTES) * BLOCK_BYTES
     pointer, handle = ctypes.c_void_p(), _Handle()
     with torch.cuda.device(device):
         try:
