@@ -112,6 +112,7 @@ FROZEN_BYTES: Final = 4
 """A parameter of a model that only answers: reference and reward model keep float32. So are weights beside adapters."""
 KEPT_VERSIONS: Final = 2
 """Versions of the weights that their publisher keeps in memory; where readers are slow, up to four."""
+ON_THEIR_WAY: Final = f"{KEPT_VERSIONS} versions of the weights on their way"
 WIDTHS: Final[Mapping[str, int]] = MappingProxyType({"float32": 4, "bfloat16": 2})
 
 
@@ -172,7 +173,8 @@ def memory_of_roles(
             processes=config.generator.tensor_parallel,
             parts={"weights": width * size.parameters, **_cache(config, size, width)},
             # The largest one, beside that which it replaces.
-            per_process={"a tensor of new weights": width * one.output_parameters} if one else {},
+            per_process=({"a tensor of new weights": width * one.output_parameters} if one else {})
+            | _on_card(config, sent_bytes(size, config)),
             at_best=_full_cache(config, size, width),
             host=_receive_bytes(config, sent_bytes(size, config))
             | (
@@ -208,12 +210,14 @@ def _trainer(config: Config, size: ModelSize) -> RoleMemory:
             "adapters": TRAINER_BYTES * adapters,
             **({"critic": FROZEN_BYTES * body + TRAINER_BYTES * adapters} if critic else {}),
         }
-    kept = {f"{KEPT_VERSIONS} versions of the weights on their way": KEPT_VERSIONS * sent}
+    kept = {ON_THEIR_WAY: KEPT_VERSIONS * sent}
     if config.monarch.transport == "torchstore":
         kept = {
             "a version that is being put": sent,
             f"{KEPT_VERSIONS} versions in the volume, on the controller's host": KEPT_VERSIONS * sent,
         }
+    elif config.monarch.transport == "cuda_ipc":
+        kept = {}
     if config.monarch.colocate:
         kept["what it trains, in the generators' turn"] = sum(parts.values()) - parts.get("gradients", 0)
     return RoleMemory(
@@ -221,9 +225,17 @@ def _trainer(config: Config, size: ModelSize) -> RoleMemory:
         replicas=1,
         processes=role.procs * role.hosts,
         parts=parts,
-        per_process=_pass(config, size, trains=True),
+        per_process=_pass(config, size, trains=True) | _on_card(config, sent),
         host=kept,
     )
+
+
+def _on_card(config: Config, sent: int) -> dict[str, int]:
+    """What a rank of the trainer leaves on its card for readers there, in everybody's turn."""
+    if config.monarch.transport != "cuda_ipc":
+        return {}
+    role = config.monarch.roles.trainer
+    return {ON_THEIR_WAY: -(-KEPT_VERSIONS * sent // (role.procs * role.hosts))}
 
 
 def _frozen(role: str, replicas: int, size: ModelSize, per_process: Mapping[str, int]) -> RoleMemory:
@@ -274,7 +286,7 @@ def _receive_bytes(config: Config, sent: int) -> dict[str, int]:
     monarch, found = config.monarch, dict[str, int]()
     if monarch.transport in ("rdma", "torchstore") or (monarch.transport == "auto" and not monarch.alone):
         found["a version that was received"] = sent
-    if config.generator.engine == "vllm_async":
+    if config.generator.engine == "vllm_async" and monarch.transport != "cuda_ipc":
         found["a version handed to the engine's process"] = sent
     return found
 

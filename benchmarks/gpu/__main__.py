@@ -27,9 +27,12 @@ CHECKS = {
     "reload": (300, "vLLM takes new weights after it has captured its graphs, and is as a fresh engine"),
     "decode-0.6B": (200, "vLLM's tokens/s at the shapes of Qwen3-0.6B"),
     "blackjack": (300, "a run of a few iterations with one card"),
-    "weights-0.6B": (90, "weights from the trainer's card to the generator's: seconds, GB/s, host memory"),
+    "weights-0.6B": (
+        90,
+        "weights from trainer to generator, by host and by card: seconds, GB/s, host memory",
+    ),
     "train-8B": (240, "the same step at the shapes of Qwen3-8B, with as many layers as have room"),
-    "weights-8B": (180, "the same weights at the shapes of Qwen3-8B"),
+    "weights-8B": (240, "the same weights at the shapes of Qwen3-8B"),
     "decode-8B": (360, "vLLM's tokens/s at the shapes of Qwen3-8B"),
 }
 """What there is, in order: seconds that it may take, and what it tells."""

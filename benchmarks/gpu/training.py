@@ -1,6 +1,8 @@
 """Checks of the trainer's side: a step, kernels, its speed and memory, weights through the store."""
 
 import asyncio
+import hashlib
+import multiprocessing
 import os
 import subprocess
 import sys
@@ -8,6 +10,7 @@ import tempfile
 import time
 from collections.abc import Callable
 from dataclasses import replace
+from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +21,9 @@ from benchmarks.gpu.child import SkipError, Telling
 from benchmarks.gpu.shapes import documents, random_weights, shape_of, write_checkpoint
 from benchmarks.gpu.stack import seconds
 from rl_bridge.titan.architecture import Architecture
+from rl_bridge.weights import WeightStore
+from rl_bridge.weights.directory import WeightDirectory
+from rl_bridge.weights.store import Transport
 
 ROOM = 0.92
 """Of a card's free memory, what a plan may fill: libraries and fragments have the rest."""
@@ -225,54 +231,116 @@ def _planned(one: Architecture, max_length: int) -> int:
 
 
 def weights(telling: Telling) -> None:
-    """Master weights in float32 on the card, through shared memory in bfloat16, onto the card again."""
+    """Master weights in float32 on the card, by each transport in bfloat16, onto the card in another process."""
     device = telling.device()
     one = whole = shape_of(telling.size)
-    while device == "cuda" and 4.5 * one.parameters > torch.cuda.mem_get_info()[0]:
+    # Beside the masters three versions that are kept, and a tensor that is taken.
+    while device == "cuda" and 11.5 * one.parameters > torch.cuda.mem_get_info()[0]:
         one = replace(one, layers=one.layers - 1)
     telling.figure("layers", f"{one.layers} of {whole.layers}")
-    asyncio.run(_through_the_store(telling, random_weights(one, device=device, dtype=torch.float32)))
+    state = random_weights(one, device=device, dtype=torch.float32)
+    sent = sum(2 * tensor.numel() for tensor in state.values())
+    telling.figure("sent", sent / 1e9, "GB")
+    expected = {name: _digest(tensor.to(torch.bfloat16)) for name, tensor in state.items()}
+    transports: list[Transport] = ["shared_memory"]
+    if device == "cuda":
+        transports.append("cuda_ipc")
+    else:
+        telling.figure("cuda_ipc", "not measured: it wants a GPU")
+    for transport in transports:
+        asyncio.run(_through_the_store(telling, transport, state, sent, expected))
 
 
-async def _through_the_store(telling: Telling, state: dict[str, Tensor]) -> None:
-    from rl_bridge.weights import WeightStore
-    from rl_bridge.weights.directory import WeightDirectory
-
-    device = next(iter(state.values())).device
-    sent = sum(2 * tensor.numel() for tensor in state.values()) / 1e9
-    telling.figure("sent", sent, "GB")
-    store = WeightStore(WeightDirectory(), transport="shared_memory")
+async def _through_the_store(
+    telling: Telling, transport: Transport, state: dict[str, Tensor], sent: int, expected: dict[str, str]
+) -> None:
+    directory = WeightDirectory()
+    store = WeightStore(directory, transport=transport)
+    device = str(next(iter(state.values())).device)
+    here, there = multiprocessing.Pipe()
+    context = multiprocessing.get_context("spawn")
+    reader = context.Process(target=_read, args=(there, transport, device), daemon=True)
+    reader.start()
+    there.close()
     before = _shared_memory()
+
+    async def ask(question: object) -> tuple[float, dict[str, str]]:
+        here.send(question)
+        answer = await asyncio.to_thread(here.recv)
+        if isinstance(answer, str):
+            raise RuntimeError(f"the reader failed: {answer}")
+        took, digests = answer
+        return took, digests
+
+    def tell_difference(what: str, digests: dict[str, str]) -> None:
+        wrong = [name for name, digest in expected.items() if digests.get(name) != digest]
+        telling.figure(f"{transport}: {what}", len(wrong), at_most=0)
+
     try:
-        for version in range(4):  # both of the publisher's segments are new to it once
+        for version in range(6):
             began = time.perf_counter()
             await store.put(version, state, dtype=torch.bfloat16)
             pushed = time.perf_counter() - began
             if version == 0:
-                telling.figure("first push", pushed, "s")
-            async with store.open(version, device=device) as there:
-                began = time.perf_counter()
-                if version == 0:
-                    wrong = [x for x, one in there.items() if not _same(one.to(device), state[x])]
-                    telling.figure("tensors that came otherwise", len(wrong), at_most=0)
-                    continue
-                for tensor in there.values():
-                    tensor.to(device)
-                if device.type == "cuda":
-                    torch.cuda.synchronize()
-                taken = time.perf_counter() - began
+                telling.figure(f"{transport}: first push", pushed, "s")
+                _, digests = await ask((await directory.find(0, 0), True))
+                tell_difference("tensors that came otherwise", digests)
+            if version in (0, 2):  # what comes while the reader holds the first is told apart from it
+                for tensor in state.values():
+                    tensor.neg_()
+            if version == 2:
+                _, digests = await ask(None)
+                tell_difference("tensors that changed while they were held", digests)
+            if version > 2:
+                taken, _ = await ask((await directory.find(version, 0), False))
         for what, took in (("push", pushed), ("take, onto the device", taken)):
-            telling.figure(what, took, "s")
-            telling.figure(what, sent / took, "GB/s")
-        # Each byte is mapped twice here: the reader is in the publisher's process.
-        held = (_shared_memory() - before) / 2e9 / sent
-        telling.figure("host memory of the publisher, over what is sent", held, at_most=2.1)
+            telling.figure(f"{transport}: {what}", took, "s")
+            telling.figure(f"{transport}: {what}", sent / 1e9 / took, "GB/s")
+        # Two versions, and a third because one of them was held.
+        held, bound = (_shared_memory() - before) / sent, 3.1 if transport == "shared_memory" else 0.1
+        telling.figure(f"{transport}: host memory of the publisher, over what is sent", held, at_most=bound)
     finally:
+        here.close()  # which ends the reader
+        await asyncio.to_thread(reader.join, 10.0)
         await store.close()
 
 
-def _same(narrow: Tensor, wide: Tensor) -> bool:
-    return torch.equal(narrow, wide.to(narrow.dtype))
+def _read(pipe: Connection, transport: Transport, device: str) -> None:
+    """The generator's side: in a process of its own it takes what it is told of, until nobody tells it any more."""
+    try:
+        asyncio.run(_take(pipe, transport, device))
+    except EOFError:
+        pass
+    except Exception as error:
+        pipe.send(f"{type(error).__name__}: {error}")
+
+
+async def _take(pipe: Connection, transport: Transport, device: str) -> None:
+    directory = WeightDirectory()
+    store = WeightStore(directory, transport=transport)
+    while True:
+        snapshot, compare = pipe.recv()
+        (one,) = snapshot.contributions
+        await directory.announce(snapshot.key, snapshot.publication, one.origin, 1, None)
+        await directory.complete(snapshot.key, snapshot.publication, one)
+        began = time.perf_counter()
+        async with store.open(snapshot.key, device=device) as there:
+            if compare:
+                pipe.send((0.0, {name: _digest(tensor) for name, tensor in there.items()}))
+                pipe.recv()  # the publisher has gone on meanwhile
+                digests = {name: _digest(tensor) for name, tensor in there.items()}
+            else:
+                digests = {}
+                for tensor in there.values():
+                    tensor.to(device, copy=True)
+            if device != "cpu":
+                torch.cuda.synchronize()
+            took = time.perf_counter() - began
+        pipe.send((took, digests))
+
+
+def _digest(tensor: Tensor) -> str:
+    return hashlib.sha256(tensor.cpu().flatten().view(torch.uint8).numpy().data).hexdigest()
 
 
 def _shared_memory() -> int:

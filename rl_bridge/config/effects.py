@@ -105,7 +105,13 @@ def _idle_with_data(section: str, keys: Section) -> list[str]:
 def ready_to_train(config: Config) -> None:
     """Raise ConfigError, with every fault, for what lacks something to learn from or a way to hosts."""
     whys = (
-        *(_learns_from(config), _asks(config), _reaches(config), config.generator.why_untrainable()),
+        *(
+            _learns_from(config),
+            _asks(config),
+            _reaches(config),
+            _shares_gpus(config),
+            config.generator.why_untrainable(),
+        ),
         *map(_tracks, config.metrics.sinks),
     )
     faults = [fault for fault in whys if fault is not None]
@@ -141,6 +147,18 @@ def _tracks(sink: str) -> str | None:
     if find_spec(sink) is not None:
         return None
     return f"metrics.sinks: expected the package {sink!r} to be installed, it is not; pip install 'ropewalk[{sink}]'"
+
+
+def _shares_gpus(config: Config) -> str | None:
+    monarch = config.monarch
+    trainer, policy = monarch.roles.trainer.gpus, monarch.roles.policy.gpus
+    if monarch.transport != "cuda_ipc" or (monarch.colocate and 0 < trainer <= policy):
+        return None
+    return (
+        "expected monarch.colocate=true and generators that each have all of the trainer's GPUs with "
+        f"monarch.transport=cuda_ipc, got colocate={monarch.colocate}, {trainer} GPUs of the trainer and {policy} of a "
+        "generator; shared_memory needs none of it"
+    )
 
 
 def _reaches(config: Config) -> str | None:

@@ -127,8 +127,9 @@ class MonarchConfig(Section):
     cpu_mesh: str | None = None
     """A further mesh of that job, of hosts without GPUs: roles that need none are put there, as long as there is one to
     be reached. `num_nodes` and `gpus_per_node` are about `hosts`."""
-    transport: Literal["auto", "shared_memory", "rdma", "torchstore"] = "auto"
-    """How weights travel; auto is shared memory on this machine, RDMA (or TCP, where there is none) between hosts."""
+    transport: Literal["auto", "shared_memory", "cuda_ipc", "rdma", "torchstore"] = "auto"
+    """How weights travel; auto is shared memory on this machine, RDMA (or TCP, where there is none) between hosts.
+    `cuda_ipc` leaves them on a GPU that trainer and generator take turns on (`colocate`)."""
     master_addr: str = "127.0.0.1"
     """The controller's address: where the status is served, and what other hosts connect to."""
     master_port: Port = 29500
@@ -144,6 +145,11 @@ class MonarchConfig(Section):
     def _check_cluster(self) -> Self:
         if self.workers and self.job is not None:
             raise ValueError("expected monarch.workers or monarch.job, got both")
+        if self.transport == "cuda_ipc" and not self.alone:
+            raise ValueError(
+                "expected no monarch.workers and no monarch.job with monarch.transport=cuda_ipc, by which a GPU's "
+                "memory is read on its own machine alone; use rdma"
+            )
         if self.cpu_mesh is not None and self.job is None:
             raise ValueError("expected monarch.cpu_mesh with monarch.job, whose mesh it is, got it alone")
         _fit(self)

@@ -1,10 +1,11 @@
 """What vLLM's worker learns for us: it takes weights in place. vLLM loads these classes by name.
 
-An engine in a process of its own gets them through anonymous memory, which is written once and read in place. That
-process belongs to the one that started it: when its owner is killed, nobody else would end it. So the kernel is asked
-to, as soon as this module is imported there, which is before the model is loaded. Nor is a terminal's Ctrl-C for it,
-which reaches every process of the foreground group: vLLM would have it end the engine, while its owner, which decides,
-is still to stop everything in order.
+An engine in a process of its own gets them through anonymous memory, which is written once and read in place; those
+on a GPU (`monarch.transport=cuda_ipc`) it reads where they are, and is told the addresses alone. That process belongs
+to the one that started it: when its owner is killed, nobody else would end it. So the kernel is asked to, as soon as
+this module is imported there, which is before the model is loaded. Nor is a terminal's Ctrl-C for it, which reaches
+every process of the foreground group: vLLM would have it end the engine, while its owner, which decides, is still to
+stop everything in order.
 """
 
 import contextlib
@@ -21,7 +22,8 @@ from torch import Tensor
 
 from openenv_core.sandbox.kernel.libc import die_with_parent
 from rl_bridge.generator.vllm_api import OWNER_VARIABLE
-from rl_bridge.weights.assembly import copy_all, view, without_data
+from rl_bridge.weights.assembly import SnapshotState, copy_all, view, without_data
+from rl_bridge.weights.device import Buffers
 from rl_bridge.weights.segments import HEADER, Segment, map_segment
 from rl_bridge.weights.snapshot import StoredPart, layout, own_shards
 
@@ -67,9 +69,13 @@ class WeightSender:
     def write(self, state: Mapping[str, Tensor]) -> bytes:
         """Copy tensors to where another process of this machine can read them, for as long as this one lives.
 
+        Of a snapshot on a GPU, which is held until the other process has taken it, nothing is copied here.
+
         Returns:
-            A pickled `Handover`: of bytes alone, so that it travels by msgpack.
+            A pickled `Handover` or `SnapshotState`: of bytes alone, so that it travels by msgpack.
         """
+        if isinstance(state, SnapshotState) and isinstance(state.held, Buffers):
+            return pickle.dumps(state)
         parts, nbytes = layout(own_shards(without_data(state), rank=0), header=HEADER)
         if self._segment is None or self._segment.nbytes < nbytes:
             self.close()
@@ -95,9 +101,11 @@ class WeightReceiver:
         self._inode: int | None = None
         self._bytes = torch.empty(0, dtype=torch.uint8)
 
-    def read(self, handed: bytes) -> dict[str, Tensor]:
+    def read(self, handed: bytes) -> Mapping[str, Tensor]:
         """The tensors in place, read-only, until the next `write` of the giver."""
-        handover: Handover = pickle.loads(handed)
+        handover: Handover | SnapshotState = pickle.loads(handed)
+        if isinstance(handover, SnapshotState):
+            return handover
         if self._inode != handover.inode:
             fd, _, self._bytes = map_segment(handover.pid, handover.fd, handover.nbytes)
             os.close(fd)
@@ -127,4 +135,9 @@ class OwnedWeightLoader(WeightLoader):
     def load_handed_over(self, handed: bytes) -> None:
         """Replace the weights in place by those that the owner has written down."""
         receiver: WeightReceiver = self.__dict__.setdefault("ropewalk_weight_receiver", WeightReceiver())
-        self.load_policy(receiver.read(handed))
+        state = receiver.read(handed)
+        if isinstance(state, SnapshotState) and isinstance(state.held, Buffers):
+            with contextlib.closing(state.held):  # of copies nothing is left in memory that is another's
+                self.load_policy(state.copied_to(self.device))
+        else:
+            self.load_policy(state)

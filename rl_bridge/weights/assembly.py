@@ -113,6 +113,18 @@ class SnapshotState(Mapping[str, Tensor]):
             copy_all(_copies(local, want, self._held))
         return _distribute(local, model) if is_dtensor(model) else local
 
+    def __contains__(self, name: object) -> bool:
+        return name in self._wants  # a Mapping's own would put the tensor together
+
+    @property
+    def held(self) -> Mapping[int, Tensor]:
+        """The bytes that it is put together from, by rank."""
+        return self._held
+
+    def copied_to(self, device: torch.device | str) -> "SnapshotState":
+        """The same, each tensor a copy of its own on a device."""
+        return SnapshotState(list(self._wants.values()), self._held, self._like, device=device, copy=True)
+
     def without_data(self) -> dict[str, Tensor]:
         """The shapes and types, on torch's device `meta`: nothing is joined for them."""
         return {
@@ -182,8 +194,8 @@ WORTH_A_THREAD = 1 << 20
 def copy_all(pairs: Iterable[tuple[Tensor, Tensor]]) -> None:
     """Copy each second tensor into the first, which is of its shape. Returns when no thread copies any more."""
     waiting = deque(sorted(pairs, key=lambda pair: pair[0].nbytes, reverse=True))
-    if any(source.is_cuda for _, source in waiting):
-        _copy_from_gpu(waiting)
+    if (gpu := next((source.device for _, source in waiting if source.is_cuda), None)) is not None:
+        _copy_from_gpu(waiting, gpu)
         return
     threads = min(_threads(), 1 + sum(target.nbytes for target, _ in waiting) // WORTH_A_THREAD)
     helpers = [_pool().submit(_copy, waiting) for _ in range(threads - 1)]
@@ -196,10 +208,10 @@ def copy_all(pairs: Iterable[tuple[Tensor, Tensor]]) -> None:
         helper.result()
 
 
-def _copy_from_gpu(pairs: Iterable[tuple[Tensor, Tensor]]) -> None:
+def _copy_from_gpu(pairs: Iterable[tuple[Tensor, Tensor]], gpu: torch.device) -> None:
     """On a stream of its own, behind what has been asked of the GPU so far, and beside what is asked from now on."""
-    stream = torch.cuda.Stream()  # type: ignore[no-untyped-call]  # torch says no types
-    stream.wait_stream(torch.cuda.current_stream())
+    stream = torch.cuda.Stream(gpu)  # type: ignore[no-untyped-call]  # torch says no types
+    stream.wait_stream(torch.cuda.current_stream(gpu))
     with torch.cuda.stream(stream):
         for target, source in pairs:
             target.copy_(source, non_blocking=True)

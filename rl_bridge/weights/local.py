@@ -51,8 +51,13 @@ class Publisher(Protocol):
 
     header: int
 
-    def reserve(self, key: Key, rank: int, nbytes: int) -> AbstractAsyncContextManager[Room]:
-        """Have room for a rank's part of a snapshot; waits for readers in the way, or raises WeightsError."""
+    def reserve(
+        self, key: Key, rank: int, nbytes: int, devices: Collection[torch.device] = ()
+    ) -> AbstractAsyncContextManager[Room]:
+        """Have room for a rank's part of a snapshot, whose tensors are on `devices`.
+
+        Waits for readers in the way, or raises WeightsError.
+        """
 
     async def close(self) -> None:
         """Give everything back."""
@@ -61,7 +66,7 @@ class Publisher(Protocol):
 class TransportReader(Protocol):
     """The receiving side."""
 
-    def hold(self, snapshot: Snapshot, needed: Needed) -> AbstractAsyncContextManager[dict[int, Tensor]]:
+    def hold(self, snapshot: Snapshot, needed: Needed) -> AbstractAsyncContextManager[Mapping[int, Tensor]]:
         """Have the bytes of some ranks' segments, unchanged within the block; where none are needed they may be any.
 
         Raises:
@@ -97,11 +102,13 @@ class SegmentPublisher:
         self._rings: dict[str | None, SegmentRing] = {}
 
     @asynccontextmanager
-    async def reserve(self, key: Key, rank: int, nbytes: int) -> AsyncIterator[Room]:
+    async def reserve(
+        self, key: Key, rank: int, nbytes: int, devices: Collection[torch.device] = ()
+    ) -> AsyncIterator[Room]:
         """See `Publisher`."""
         name = key if isinstance(key, str) else None
         ring = self._rings.setdefault(name, SegmentRing(self._depth, closing=self._forget))
-        segment = await self._wait_for_segment(ring, key, nbytes)
+        segment = await self._wait_for_segment(ring, key, self._segment_bytes(nbytes))
         whole = False
 
         async def publish(parts: Mapping[str, StoredPart]) -> object:
@@ -112,17 +119,27 @@ class SegmentPublisher:
             return address
 
         segment.begin()  # fits no handle while it is being written
-        room = Room(
-            target=torch.frombuffer(segment.map, dtype=torch.uint8),
-            # Told until something else is there: nobody may have heard it, and readers elsewhere rely on it.
-            replaces=segment.holds,
-            publish=publish,
-        )
         try:
-            yield room
+            room = Room(
+                target=self._target(segment, nbytes, devices),
+                # Told until something else is there: nobody may have heard it, and readers elsewhere rely on it.
+                replaces=segment.holds,
+                publish=publish,
+            )
+            try:
+                yield room
+            finally:
+                del room.target  # a mapping that is looked at cannot be closed
         finally:
-            del room.target  # a mapping that is looked at cannot be closed
             ring.release(segment, whole=whole)
+
+    def _segment_bytes(self, nbytes: int) -> int:
+        """How large a segment has to be for so many bytes."""
+        return nbytes
+
+    def _target(self, segment: Segment, nbytes: int, devices: Collection[torch.device]) -> Tensor:
+        """The room that a segment, which nobody reads now, stands for."""
+        return torch.frombuffer(segment.map, dtype=torch.uint8)
 
     async def _wait_for_segment(self, ring: SegmentRing, key: Key, nbytes: int) -> Segment:
         deadline = time.monotonic() + self._timeout_s
@@ -140,6 +157,9 @@ class SegmentPublisher:
 
     async def _address(self, segment: Segment, parts: Mapping[str, StoredPart]) -> object:
         """Where readers find what has been written."""
+        return self._segment_address(segment)
+
+    def _segment_address(self, segment: Segment) -> SegmentAddress:
         inodes = (one.inode for ring in self._rings.values() for one in ring.segments)
         return SegmentAddress(
             fd=segment.fd,
@@ -201,7 +221,7 @@ class SegmentReader:
         self._lock = threading.Lock()
 
     @asynccontextmanager
-    async def hold(self, snapshot: Snapshot, needed: Needed) -> AsyncIterator[dict[int, Tensor]]:
+    async def hold(self, snapshot: Snapshot, needed: Needed) -> AsyncIterator[Mapping[int, Tensor]]:
         """See `TransportReader`. The bytes are the publishers' own, mapped for reading only."""
         with ExitStack() as held:
             found: dict[int, Tensor] = {}

@@ -31,7 +31,7 @@ from rl_bridge.weights.snapshot import (
 if TYPE_CHECKING:
     from rl_bridge.weights.torch_store import Volumes
 
-Transport: TypeAlias = Literal["shared_memory", "rdma", "torchstore"]
+Transport: TypeAlias = Literal["shared_memory", "cuda_ipc", "rdma", "torchstore"]
 T = TypeVar("T")
 
 DEPTH = 2
@@ -98,6 +98,10 @@ class WeightStore:
         timeout_s = self._transfer_timeout_s
         if self._transport == "shared_memory":
             return SegmentPublisher(depth=DEPTH, timeout_s=self._timeout_s), SegmentReader()
+        if self._transport == "cuda_ipc":
+            from rl_bridge.weights.device import DevicePublisher, DeviceReader
+
+            return DevicePublisher(depth=DEPTH, timeout_s=self._timeout_s), DeviceReader()
         if self._volumes is not None:
             from rl_bridge.weights.torch_store import VolumePublisher, VolumeReader
 
@@ -149,7 +153,8 @@ class WeightStore:
         origin = own_origin(rank)
         shards = own_shards(state, rank=rank)
         parts, nbytes = layout(shards, header=self._publisher.header, dtype=dtype)
-        async with self._publisher.reserve(key, rank, nbytes) as room:
+        devices = {shard.local.device for shard in shards.values()}
+        async with self._publisher.reserve(key, rank, nbytes, devices) as room:
             await self._directory.announce(key, publication, origin, ranks, room.replaces)
             try:
                 await _in_thread(lambda: _pack(room, shards, parts))
@@ -187,7 +192,8 @@ class WeightStore:
 
         Nothing is put together here: what one rank has published whole is seen where it lies, and what lies in parts is
         joined when it is asked for, on `device`. Do not keep tensors beyond the block, and do not write to them: shared
-        memory is mapped read-only, and writing to it ends the process. Keys, `like` and errors are as for `get`.
+        memory is mapped read-only, and writing to it ends the process; a GPU's memory (`cuda_ipc`) is the publisher's
+        own. Keys, `like` and errors are as for `get`.
         """
         async with self._hold_parts(key, like) as (wants, held):
             yield SnapshotState(wants, held, like, device=device)
@@ -209,7 +215,7 @@ class WeightStore:
     @asynccontextmanager
     async def _hold_parts(
         self, key: Key, like: Like | None
-    ) -> AsyncIterator[tuple[list[Wanted], dict[int, Tensor]]]:
+    ) -> AsyncIterator[tuple[list[Wanted], Mapping[int, Tensor]]]:
         async with AsyncExitStack() as stack:
             for attempt in range(ATTEMPTS):
                 snapshot = await self._find(key)

@@ -5,10 +5,11 @@ older Monarch; what it needs on this one is `_Controller`, below.
 """
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Mapping
+from collections.abc import AsyncIterator, Callable, Collection, Mapping
 from contextlib import asynccontextmanager, suppress
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from rl_bridge.errors import MissingDependencyError, WeightsError
@@ -109,7 +110,9 @@ class VolumePublisher:
         self._kept: Tensor | None = None
 
     @asynccontextmanager
-    async def reserve(self, key: Key, rank: int, nbytes: int) -> AsyncIterator[Room]:
+    async def reserve(
+        self, key: Key, rank: int, nbytes: int, devices: Collection[torch.device] = ()
+    ) -> AsyncIterator[Room]:
         """See `Publisher`. The room is sent to the volume when it is complete."""
         target, self._kept = self._kept, None
         if target is None or len(target) < nbytes:

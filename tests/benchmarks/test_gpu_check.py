@@ -103,10 +103,11 @@ def test_what_is_wrong_is_out_of_bounds(tmp_path: Path, monkeypatch: pytest.Monk
         "log-probabilities in float32, from the CPU's in float32",
     }
     with monkeypatch.context() as patch:
-        patch.setattr(
-            torch.Tensor, "to", lambda self, *to: self + 1.0 if to == (torch.device("cpu"),) else self
-        )
-        assert "tensors that came otherwise" in missed(training.weights)
+        patch.setattr(torch.Tensor, "to", lambda self, *to: self + 1.0 if to == (torch.bfloat16,) else self)
+        assert missed(training.weights) == {
+            "shared_memory: tensors that came otherwise",
+            "shared_memory: tensors that changed while they were held",
+        }
 
 
 STUB = """

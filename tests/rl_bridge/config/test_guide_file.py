@@ -63,6 +63,14 @@ def test_training_on_hosts_is_refused_until_they_can_be_reached() -> None:
     assert "got 1 addresses" in refusal(load_config(GUIDE, [*PLAYS, "monarch.workers=[tcp://h:1]"]))
 
 
+def test_weights_stay_on_a_gpu_only_where_trainer_and_generators_share_it() -> None:
+    words = [*PLAYS, "monarch.num_nodes=1", "monarch.transport=cuda_ipc", "rollout.max_staleness=0"]
+    told = "expected monarch.colocate=true and generators that each have all of the trainer's GPUs"
+    assert told in refusal(load_config(GUIDE, [*words, "trainer.num_gpus=1"]))
+    assert told in refusal(load_config(GUIDE, [*words, "trainer.num_gpus=2", "monarch.colocate=true"]))
+    ready_to_train(load_config(GUIDE, [*words, "trainer.num_gpus=1", "monarch.colocate=true"]))
+
+
 @pytest.mark.parametrize("url", ["[http://one:8000, two:8000]", "http://[::1"])
 def test_an_address_that_no_client_would_take_is_refused(url: str) -> None:
     told = refusal(

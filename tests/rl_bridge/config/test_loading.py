@@ -114,6 +114,10 @@ def test_every_fault_is_listed(file: Path) -> None:
             "expected monarch.roles to use at most the 1 GPUs",
         ),
         (
+            ["monarch.workers=[tcp://a:1]", "monarch.transport=cuda_ipc"],
+            "expected no monarch.workers and no monarch.job with monarch.transport=cuda_ipc",
+        ),
+        (
             ["monarch.workers=[tcp://a:1]", "monarch.job=a:b"],
             "expected monarch.workers or monarch.job, got both",
         ),

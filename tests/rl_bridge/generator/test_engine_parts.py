@@ -60,7 +60,7 @@ def state(seed: int) -> dict[str, Tensor]:
     }
 
 
-def same(read: dict[str, Tensor], written: dict[str, Tensor]) -> bool:
+def same(read: Mapping[str, Tensor], written: Mapping[str, Tensor]) -> bool:
     return list(read) == list(written) and all(
         torch.equal(read[name], tensor) and read[name].dtype == tensor.dtype
         for name, tensor in written.items()

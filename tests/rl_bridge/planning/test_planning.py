@@ -206,6 +206,29 @@ def test_weights_on_their_way_are_held_where_the_transport_has_them(
     assert (found["trainer"].host, sum(found["policy"].host.values())) == (trainer, policy)
 
 
+def test_versions_that_stay_on_the_card_are_counted_there_for_each_rank_and_for_who_shares_it(
+    tmp_path: Path,
+) -> None:
+    keys = [
+        "monarch.colocate=true",
+        "trainer.num_gpus=2",
+        "model.dtype=bfloat16",
+        "generator.engine=vllm_async",
+    ]
+    before, found = (
+        roles(loaded(tmp_path, *keys)),
+        roles(loaded(tmp_path, *keys, "monarch.transport=cuda_ipc")),
+    )
+    on_their_way = "2 versions of the weights on their way"
+    assert before["trainer"].host.pop(on_their_way) == 4000
+    assert found["trainer"].host == before["trainer"].host
+    assert before["policy"].host.pop("a version handed to the engine's process") == 2000
+    assert found["policy"].host == before["policy"].host
+    for role in ("trainer", "policy"):
+        assert found[role].per_process == before[role].per_process | {on_their_way: 2000}
+    assert found["trainer"].parts == before["trainer"].parts
+
+
 def test_colocated_roles_leave_to_the_host_s_memory_what_they_keep(tmp_path: Path) -> None:
     found = roles(loaded(tmp_path, "monarch.colocate=true", "trainer.num_gpus=1", "model.dtype=bfloat16"))
     assert found["trainer"].host["what it trains, in the generators' turn"] == 12_000
