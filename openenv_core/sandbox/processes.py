@@ -8,6 +8,7 @@ domain of trust, with one set of limits: they share processes, memory control gr
 import array
 import asyncio
 import os
+import select
 import signal
 import socket
 import struct
@@ -206,6 +207,15 @@ class InterpreterProcesses:
     def runs(self) -> bool:
         """Whether it is known which process runs the request."""
         return not self.forks or self._current != self._head
+
+    def has_ended(self) -> bool:
+        """Return whether the process that runs the request has ended, be it that nobody has told yet how."""
+        descriptor = self._held.get(self._current)
+        if descriptor is None:
+            return True
+        ended = select.poll()
+        ended.register(descriptor, select.POLLIN)
+        return bool(ended.poll(0))
 
     def begin(self) -> None:
         """From now on a request runs: let all go on."""

@@ -23,6 +23,9 @@ _TURNS: Final = 8
 INTERRUPT_REPEAT_INTERVAL_S: Final = 0.05
 """Seconds after which an interrupt is repeated: one that comes before the code does reaches nobody."""
 
+ORPHAN_INTERVAL_S: Final = 0.2
+"""Seconds after the end of an interpreter's channel within which its exit is told, unless the machine is busy."""
+
 BRANCH_TIMEOUT_S: Final = 20.0
 
 
@@ -338,7 +341,7 @@ class Worker:
         if not data:
             # Its exit follows, unless the code has only closed the descriptor.
             self._loop.remove_reader(self.control.fileno())
-            self._loop.call_later(0.2, self._on_orphaned)
+            self._loop.call_later(ORPHAN_INTERVAL_S, self._on_orphaned, ORPHAN_INTERVAL_S)
             return
         try:
             answer = self._reader.feed(data, self._expected)
@@ -350,8 +353,12 @@ class Worker:
         if answer is not None and self._answered is not None and not self._answered.done():
             self._answered.set_result(answer)
 
-    def _on_orphaned(self) -> None:
-        if not self.exited.done() and not self._closed:
+    def _on_orphaned(self, waited_s: float) -> None:
+        if self.exited.done() or self._closed:
+            return
+        if self.processes.has_ended() and waited_s < EXIT_TIMEOUT_S:  # on a busy machine it is told late
+            self._loop.call_later(ORPHAN_INTERVAL_S, self._on_orphaned, waited_s + ORPHAN_INTERVAL_S)
+        else:
             self._end_broken("the code closed the interpreter's own channel")
 
     def _end_broken(self, how: str) -> None:

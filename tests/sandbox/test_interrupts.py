@@ -134,11 +134,9 @@ async def test_one_that_nobody_waits_for_any_more_reaches_nothing(sandbox: Sandb
 
 async def test_what_is_awaited_ends_with_it(sandbox: Sandbox) -> None:
     session = await sandbox.open(PATIENT)
-    code = (
-        "import asyncio\nn, cleared = 0, False\ntry:\n  while True:\n    await asyncio.sleep(0.01)\n    n += 1\n"
-        "finally:\n  cleared = True"
-    )
-    done = await session.execute(code, timeout_s=0.3)
+    code = "try:\n  while True:\n    await asyncio.sleep(0.01)\n    n += 1\nfinally:\n  cleared = True"
+    await session.execute("import asyncio\nn, cleared = 0, False")
+    done = await session.execute(code, timeout_s=0.5)
     before = await session.execute("n, cleared")
     after = await session.execute("await asyncio.sleep(0.1)\nn, cleared")
     await session.close()

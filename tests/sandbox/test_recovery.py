@@ -225,3 +225,13 @@ async def test_a_zygote_that_stands_still_is_waited_for_as_long_as_an_interprete
         }
         if then == "ends":  # which is told, and not that a time is over
             assert not any("within" in str(each) for each in told), told
+
+
+async def test_a_death_that_is_told_late_is_told_as_it_was(sandbox: Sandbox) -> None:
+    session = await sandbox.open()
+    zygote = await zygote_of(sandbox)
+    os.kill(zygote, signal.SIGSTOP)  # it tells of ends; a busy machine keeps it from that likewise
+    asyncio.get_running_loop().call_later(0.6, os.kill, zygote, signal.SIGCONT)
+    done = await session.execute("import os; os._exit(5)")
+    await session.close()
+    assert (done.status, done.exit_code, done.signal) == ("killed", 5, None)
