@@ -321,7 +321,8 @@ class ThreadPool:
                     pass
                 elif (call := self._first()) is not None:
                     call.begun = True
-                    call.thread, thread.call, thread.began = thread, call, now
+                    # Stamped anew: the call may have come since this thread has done the one before.
+                    call.thread, thread.call, thread.began = thread, call, time.monotonic()
                     self._draining.add(thread)
                     return call
                 else:
@@ -342,7 +343,6 @@ class ThreadPool:
                         self._threads -= 1
                         return None
                 thread.wake.acquire()  # it has just been given something to do
-            now = time.monotonic()
 
     def _first(self) -> ThreadCall | None:
         """Take the first call that somebody waits for; under the lock."""

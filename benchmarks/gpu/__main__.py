@@ -26,7 +26,7 @@ CHECKS = {
     "train-0.6B": (150, "tokens/s, MFU and memory of a training step at the shapes of Qwen3-0.6B"),
     "reload": (300, "vLLM takes new weights after it has captured its graphs, and is as a fresh engine"),
     "decode-0.6B": (200, "vLLM's tokens/s at the shapes of Qwen3-0.6B"),
-    "blackjack": (300, "a run of a few iterations with one card"),
+    "blackjack": (420, "a run of a few iterations with one card"),
     "weights-0.6B": (
         90,
         "weights from trainer to generator, by host and by card: seconds, GB/s, host memory",

@@ -7,6 +7,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections import deque
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +18,7 @@ from benchmarks.gpu.shapes import SHAPES, random_weights, shape_of, write_checkp
 
 NARROW = ["model.dtype=bfloat16"]
 LOAD_TIMEOUT_S, ANSWER_TIMEOUT_S = 200.0, 120.0
+LINES_KEPT = 10
 
 
 def _engine(path: Path, telling: Telling, *, share: float, max_length: int, at_once: int) -> Any:
@@ -131,29 +133,24 @@ def blackjack(telling: Telling) -> None:
         )
     telling.figure("how", how)
     with tempfile.TemporaryDirectory() as folder:
-        done = subprocess.run(
-            [
-                *(sys.executable, "-m", "rl_bridge.train", "--config", "examples/grpo_blackjack/config.yaml"),
-                *(
-                    "--name",
-                    "check",
-                    f"output_dir={folder}",
-                    "trainer.iterations=3",
-                    "trainer.checkpoint_interval=0",
-                ),
-                *("evaluation.interval=0", "evaluation.episodes=64", *words),
-            ],
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-            check=False,
-        )
-        print(done.stdout)
-        if done.returncode:
+        command = [
+            *(sys.executable, "-m", "rl_bridge.train", "--config", "examples/grpo_blackjack/config.yaml"),
+            *("--name", "check", f"output_dir={folder}", "trainer.iterations=3"),
+            *("trainer.checkpoint_interval=0", "evaluation.interval=0", "evaluation.episodes=64", *words),
+        ]
+        with subprocess.Popen(
+            command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
+        ) as training:
+            assert training.stdout is not None
+            printed = deque[str](maxlen=LINES_KEPT)
+            for line in training.stdout:  # passed on at once: a check that is ended tells how far it came
+                print(line, end="", flush=True)
+                printed.append(line)
+        if training.returncode:
             logs = "\n".join(
                 log.read_text(errors="replace")[-600:] for log in Path(folder).glob("check/logs/*.log")
             )
-            raise RuntimeError(f"the run ended with {done.returncode}: {done.stdout[-600:]}\n{logs}")
+            raise RuntimeError(f"the run ended with {training.returncode}: {''.join(printed)}\n{logs}")
         rows = [
             json.loads(line) for line in (Path(folder) / "check" / "metrics.jsonl").read_text().splitlines()
         ]

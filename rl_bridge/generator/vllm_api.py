@@ -124,7 +124,8 @@ def build_engine(
                 arguments(worker_extension_cls=f"rl_bridge.generator.vllm_worker.{loader}", **options)
             )
     except Exception as error:
-        raise GeneratorError(f"vLLM cannot start on {model_path!r}: {error}") from error
+        where = "; its process has told why in this generator's log, in logs/ of the run" if apart else ""
+        raise GeneratorError(f"vLLM cannot start on {model_path!r}: {error}{where}") from error
     started.logger_manager.stat_loggers = [statistics]
     return started if apart else LocalEngine(started)
 
