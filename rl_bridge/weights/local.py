@@ -10,6 +10,7 @@ import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Iterator, Mapping
 from contextlib import AbstractAsyncContextManager, ExitStack, asynccontextmanager, contextmanager
 from dataclasses import dataclass
+from functools import partial
 from typing import Protocol, TypeAlias
 
 import torch
@@ -185,10 +186,18 @@ async def _reserve(ring: SegmentRing, nbytes: int) -> Segment | None:
     try:
         return await asyncio.shield(reserving)
     except asyncio.CancelledError:
+        reserving.add_done_callback(
+            partial(_put_back, ring)
+        )  # also where the wait below is cancelled in its turn
         await asyncio.wait({reserving})
-        if reserving.exception() is None and (segment := reserving.result()) is not None:
-            ring.put_back(segment)
         raise
+
+
+def _put_back(ring: SegmentRing, reserving: "asyncio.Future[Segment | None]") -> None:
+    if reserving.cancelled() or reserving.exception() is not None:
+        return
+    if (segment := reserving.result()) is not None:
+        ring.put_back(segment)
 
 
 @dataclass(slots=True)

@@ -12,7 +12,10 @@ from rl_bridge.weights.segments import Segment, SegmentRing
 WAIT_S = 30.0
 
 
-async def test_a_first_push_reserves_memory_beside_the_event_loop(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("cancelled", [1, 2])
+async def test_a_first_push_reserves_memory_beside_the_event_loop(
+    monkeypatch: pytest.MonkeyPatch, cancelled: int
+) -> None:
     here, began, may_end = threading.current_thread(), threading.Event(), threading.Event()
     reserve = SegmentRing.reserve
     rings: list[SegmentRing] = []
@@ -34,9 +37,14 @@ async def test_a_first_push_reserves_memory_beside_the_event_loop(monkeypatch: p
     publishing = asyncio.ensure_future(publish(1))
     assert await asyncio.to_thread(began.wait, WAIT_S)
     # What nobody waits for any more is the next one's.
-    publishing.cancel()
+    for _ in range(cancelled):  # whoever stops a run for good cancels once more
+        publishing.cancel()
+        await asyncio.sleep(0.01)
     may_end.set()
     await asyncio.gather(publishing, return_exceptions=True)
+    async with asyncio.timeout(WAIT_S):
+        while not rings[0].segments or rings[0].segments[0].reserved:  # noqa: ASYNC110 - a thread does it
+            await asyncio.sleep(0.01)
     assert [each.reserved for each in rings[0].segments] == [False]
     for version in (2, 3, 4):
         await publish(version)
