@@ -225,18 +225,21 @@ class RequestDecoder(Generic[ActT]):
                 VALIDATION_ERROR, "Invalid message", {"errors": faults_of(error, size)}
             ) from None
 
-    def actions(self, data: list[Any], size: int) -> list[ActT | RefusalError]:
-        """Read many actions, out of a frame of this size; one that cannot be read is returned as its refusal."""
+    def actions(self, data: list[Any], size: int) -> list[ActT | Exception]:
+        """Read many actions, out of a frame of this size; of one that cannot be read the error is returned.
+
+        That is a RefusalError, or whatever a validator of the author's has raised.
+        """
         try:
             return self._read_actions(dumps(data))  # type: ignore[no-any-return]
-        except ValidationError:
-            return [self._action_or_refusal(one, size) for one in data]
+        except Exception:
+            return [self._action_or_error(one, size) for one in data]
 
-    def _action_or_refusal(self, data: Any, size: int) -> ActT | RefusalError:
+    def _action_or_error(self, data: Any, size: int) -> ActT | Exception:
         try:
             return self.action(data, size)
-        except RefusalError as refusal:
-            return refusal
+        except Exception as error:
+            return error
 
 
 def _request_of(frame: Any) -> "Request[Any]":

@@ -65,7 +65,7 @@ class BatchDialect:
                 calls = []
                 for member, action in zip(members, self._decoder.actions(actions, size), strict=True):
                     call = MemberCall(member, action=action, autoreset=request.autoreset)
-                    if isinstance(action, RefusalError) and not call.resets:
+                    if isinstance(action, Exception) and not call.resets:
                         call.outcome = action
                     calls.append(call)
                 return calls

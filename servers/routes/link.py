@@ -34,6 +34,7 @@ from openenv_core.watchdog import Watchdog
 from servers.execution import CLOSE_TIMEOUT_S, FATAL, begin_here, keep
 from servers.metrics import size_of
 from servers.routes.batch import BatchDialect, data_of
+from servers.routes.http import reported
 from servers.routes.websocket import (
     GOING_AWAY,
     NORMAL_CLOSURE,
@@ -602,6 +603,14 @@ class Links:
         Raises:
             RefusalError: It is none.
         """
+        try:
+            return self._read(frame)
+        except RefusalError:
+            raise
+        except FATAL as error:  # a validator of the author's may raise anything
+            raise RefusalError(EXECUTION_ERROR, reported(error)) from None
+
+    def _read(self, frame: str | bytes) -> tuple[RequestHead, Any, list[Array]]:
         if type(frame) is str and '"op"' not in frame:
             return *self.decoder.numbered_frame(frame), []
         try:

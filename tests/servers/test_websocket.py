@@ -24,8 +24,10 @@ from counter import (
 from pydantic import BaseModel, Field, field_validator
 from server_apps import EVERY_WAY, HEADER, STATE, action, app_of, mcp, step
 from serving import PATIENCE_S, ask, closing_of, eventually, opened, request, rpc, serving, socket_to
+from websockets.asyncio.client import connect
 
 from openenv_core import Action
+from openenv_core.protocol.batch import SUBPROTOCOL
 from openenv_core.protocol.errors import RefusalError
 from openenv_core.protocol.requests import RequestDecoder
 from openenv_core.tools import ToolResult
@@ -156,6 +158,22 @@ async def test_whatever_a_validator_raises_is_told_and_the_session_lives(env: ty
         await ask(ws, step())
         assert (await ask(ws, step(3)))["data"]["code"] == "EXECUTION_ERROR"
         assert (await ask(ws, step()))["data"]["observation"]["total"] == 4
+
+
+@EVERY_WAY
+async def test_whatever_a_validator_raises_ends_no_connection_of_numbered_requests(
+    env: type[Counter],
+) -> None:
+    async with (
+        serving(create_app(env, Known, Count, max_concurrent_envs=2)) as address,
+        connect(f"ws://{address}/ws", subprotocols=[SUBPROTOCOL], proxy=None) as ws,
+    ):
+        await ask(ws, {"id": 1, "op": "open", "count": 2})
+        assert (await ask(ws, {"id": 2, **step(3)}))["data"]["code"] == "EXECUTION_ERROR"
+        actions = [{"amount": 3}, {"amount": 1}]
+        many = await ask(ws, {"id": 3, "op": "step", "actions": actions, "at_least": 2})
+        assert many["errors"]["0"]["code"] == "EXECUTION_ERROR"
+        assert (await ask(ws, {"id": 4, "member": 1, **step(1)}))["data"]["observation"]["total"] == 2
 
 
 async def test_values_that_json_lacks() -> None:
