@@ -1,4 +1,4 @@
-"""What this machine can do: probes, and the self-test that a level has to pass."""
+"""The self-test that one level has to pass on this machine; `Sandbox.start` tries one level after the other."""
 
 import ast
 import asyncio

@@ -1,4 +1,4 @@
-"""What a class declares, worked out once."""
+"""What a class declares as tools, checked and worked out once: names, signatures, schemas."""
 
 import re
 from collections.abc import Mapping

@@ -20,9 +20,9 @@ from openenv_core.providers.base import status_of
 from openenv_core.providers.docker import (
     Container,
     DockerEngine,
-    _companion,
     companion,
     start_container,
+    sweeper,
 )
 from openenv_core.providers.docker._wire import EngineAddress
 from openenv_core.providers.docker.engine import find_engine, is_local
@@ -263,21 +263,21 @@ def test_an_engine_that_is_not_there_is_told_from_one_that_lets_nobody_in(
 
 
 def test_who_is_gone() -> None:
-    me = _companion.owner()
-    assert _companion.parse(str(me)) == me
-    assert _companion.parse("somebody-else") is None
-    assert _companion.is_gone(me) is False
-    assert _companion.is_gone(_companion.owner(os.getppid())) is False
+    me = sweeper.owner()
+    assert sweeper.parse(str(me)) == me
+    assert sweeper.parse("somebody-else") is None
+    assert sweeper.is_gone(me) is False
+    assert sweeper.is_gone(sweeper.owner(os.getppid())) is False
     with subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE) as child:
-        other = _companion.owner(child.pid)
-        assert _companion.is_gone(other) is False
-        assert _companion.is_gone(other._replace(start="1")) is True  # its number went to another
+        other = sweeper.owner(child.pid)
+        assert sweeper.is_gone(other) is False
+        assert sweeper.is_gone(other._replace(start="1")) is True  # its number went to another
         child.kill()
         os.waitid(os.P_PID, child.pid, os.WEXITED | os.WNOWAIT)
-        assert _companion.is_gone(other) is True  # not waited for, and still over
-    assert _companion.is_gone(other) is True
-    assert _companion.is_gone(other._replace(boot="another")) is None
-    assert _companion.is_gone(other._replace(namespace="1")) is None
+        assert sweeper.is_gone(other) is True  # not waited for, and still over
+    assert sweeper.is_gone(other) is True
+    assert sweeper.is_gone(other._replace(boot="another")) is None
+    assert sweeper.is_gone(other._replace(namespace="1")) is None
 
 
 @pytest.mark.parametrize(
@@ -293,13 +293,13 @@ def test_who_is_gone() -> None:
     ids=str,
 )
 def test_what_is_swept(change: dict[str, Any], state: str, age_s: float, orphan: bool) -> None:
-    me = _companion.owner()
-    labels = {_companion.LABEL: str(me._replace(**change))}
-    container = {"Labels": labels, "State": state, "Created": _companion.time.time() - age_s}
-    assert _companion.is_orphaned(container, me, EngineAddress("unix:///var/run/docker.sock")) is orphan
+    me = sweeper.owner()
+    labels = {sweeper.LABEL: str(me._replace(**change))}
+    container = {"Labels": labels, "State": state, "Created": sweeper.time.time() - age_s}
+    assert sweeper.is_orphaned(container, me, EngineAddress("unix:///var/run/docker.sock")) is orphan
     # An engine that other machines share: their boots are not known here.
     if "boot" in change:
-        assert _companion.is_orphaned(container, me, EngineAddress("tcp://engine:2376")) is False
+        assert sweeper.is_orphaned(container, me, EngineAddress("tcp://engine:2376")) is False
 
 
 # ---- what counts as an answer of /health

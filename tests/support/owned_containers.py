@@ -10,7 +10,7 @@ from contextlib import contextmanager
 from typing import Any
 
 from openenv_core.providers.docker import DockerEngine
-from openenv_core.providers.docker._companion import LABEL
+from openenv_core.providers.docker.sweeper import LABEL
 
 PATIENCE_S = 60
 GONE_S = 60

@@ -1,4 +1,4 @@
-"""Processes beside a program: the one that removes its containers, and the relay of their ports."""
+"""Starts the processes beside a program: the sweeper, which removes its containers, and the relay of their ports."""
 
 import atexit
 import os
@@ -14,10 +14,10 @@ from typing import Any, Final
 
 from openenv_core.errors import ProviderError
 from openenv_core.providers.base import listen
-from openenv_core.providers.docker._companion import LABEL, RUN, owner
 from openenv_core.providers.docker._wire import EngineAddress
+from openenv_core.providers.docker.sweeper import LABEL, RUN, owner
 
-SCRIPT: Final = Path(__file__).with_name("_companion.py")
+SCRIPT: Final = Path(__file__).with_name("sweeper.py")
 RELAY_SCRIPT: Final = Path(__file__).with_name("_relay.py")
 
 EXIT_TIMEOUT_S: Final = 10.0

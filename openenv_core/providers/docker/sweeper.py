@@ -1,6 +1,6 @@
 """Removes a program's containers when the program is gone, whatever it died of.
 
-    python _companion.py URL CERTIFICATES VERIFY OWNER RUN
+    python sweeper.py URL CERTIFICATES VERIFY OWNER RUN
 
 Its standard input is a pipe whose other end only the program holds. One byte on it says that the program is done
 and makes no more containers; "n", that it has none left that it knows of. The end of the pipe, or another parent,
