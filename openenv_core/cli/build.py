@@ -82,7 +82,7 @@ def run(arguments: argparse.Namespace) -> int:
 
 def _plans(arguments: argparse.Namespace) -> "list[tuple[str, BuildPlan | None]]":
     """Say what to build before anything is; None is the base."""
-    from openenv_core.images.build import plan, read_build_args
+    from openenv_core.images.build import plan, read_build_args, refuse_same_tags
 
     build_args = read_build_args(arguments.build_arg)
     targets = list(dict.fromkeys(arguments.targets))
@@ -117,19 +117,8 @@ def _plans(arguments: argparse.Namespace) -> "list[tuple[str, BuildPlan | None]]
             pull=arguments.pull,
         )
         found.append((target, planned))
-    _refuse_same_tags(found)
+    refuse_same_tags(found)
     return found
-
-
-def _refuse_same_tags(plans: "list[tuple[str, BuildPlan | None]]") -> None:
-    taken: dict[str, str] = {}
-    for target, planned in plans:
-        for tag in planned.request.tags if planned is not None else ():
-            if taken.setdefault(tag, target) != target:
-                raise ConfigurationError(
-                    f"expected environments with names of their own, got {taken[tag]} and {target}, which both "
-                    f"become {tag}; build them one by one with --tag"
-                )
 
 
 def _folder(target: str) -> Path:

@@ -2,8 +2,7 @@
 
 import re
 from collections.abc import Iterable, Mapping
-from typing import Any, Final, NamedTuple
-from urllib.parse import unquote
+from typing import Any, Final
 
 from pydantic import BaseModel, ConfigDict, Field
 from pydantic.alias_generators import to_camel
@@ -142,90 +141,3 @@ def _function(tool: Tool | ToolSpec | Mapping[str, Any]) -> dict[str, Any]:
     # A function without parameters still needs an object with none, or services refuse it.
     parameters = {"type": "object", "properties": {}, **(schema or {})}
     return {"name": name, "description": description or "", "parameters": parameters}
-
-
-MAX_ADDRESS_CHARS: Final = 8192
-"""Of what is looked for. Nobody's address is longer, and looking takes time that grows with it."""
-
-
-class _Value(NamedTuple):
-    name: str
-    slashes: bool
-
-
-class AddressForm:
-    """The form of a resource's addresses, as in RFC 6570: `{name}` is a value without slashes, `{+name}` one with.
-
-    Args:
-        template: The form. One without values is a single address.
-
-    Raises:
-        ConfigurationError: It has other expressions in braces, or one value twice.
-
-    Attributes:
-        names: Of the values.
-    """
-
-    def __init__(self, template: str) -> None:
-        self.template = template
-        self._parts: list[str | _Value] = []
-        end = 0
-        for found in re.finditer(r"\{(\+?)([A-Za-z_]\w*)(\*?)\}", template):
-            self._parts += [template[end : found.start()], _Value(found[2], bool(found[1] or found[3]))]
-            end = found.end()
-        self._parts.append(template[end:])
-        self.names = [part.name for part in self._parts if isinstance(part, _Value)]
-        texts = [part for part in self._parts if isinstance(part, str)]
-        if any("{" in text or "}" in text for text in texts):
-            raise ConfigurationError(
-                f"expected values like {{name}}, or {{+name}} for one with slashes, got the address {template!r}"
-            )
-        if len(set(self.names)) < len(self.names):
-            raise ConfigurationError(f"expected values with names of their own, got the address {template!r}")
-
-    def match(self, uri: str) -> dict[str, str] | None:
-        """Return the values in an address; None where it is of another form.
-
-        Where several readings are possible, the first values are the longest. What an address has encoded is decoded,
-        but to no slash where there may be none: authors rely on that when they look for files.
-        """
-        if len(uri) > MAX_ADDRESS_CHARS:
-            return None
-        # Everything that a backtracking regular expression would try, but each place once.
-        reached: list[set[int]] = [{0}]
-        for part in self._parts:
-            reached.append(_after(part, uri, reached[-1]))
-        end = len(uri)
-        if end not in reached[-1]:
-            return None
-        found: dict[str, str] = {}
-        for part, starts in zip(reversed(self._parts), reversed(reached[:-1]), strict=True):
-            start = _before(part, uri, starts, end)
-            if isinstance(part, _Value):
-                found[part.name] = unquote(uri[start:end])
-                if "/" in found[part.name] and not part.slashes:
-                    return None
-            end = start
-        return {name: found[name] for name in self.names}
-
-
-def _after(part: str | _Value, uri: str, starts: Iterable[int]) -> set[int]:
-    """Return where a part can end that begins at one of the places."""
-    if isinstance(part, str):
-        return {start + len(part) for start in starts if uri.startswith(part, start)}
-    ends: set[int] = set()
-    done = 0
-    for start in sorted(starts):
-        slash = -1 if part.slashes else uri.find("/", start)
-        last = len(uri) if slash < 0 else slash
-        ends.update(range(max(start, done) + 1, last + 1))
-        done = max(done, last)
-    return ends
-
-
-def _before(part: str | _Value, uri: str, starts: Iterable[int], end: int) -> int:
-    """Return where a part begins that ends at a place."""
-    if isinstance(part, str):
-        return end - len(part)
-    slash = -1 if part.slashes else uri.rfind("/", 0, end)
-    return max(start for start in starts if slash < start < end)

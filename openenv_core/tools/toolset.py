@@ -9,13 +9,13 @@ from openenv_core.errors import ConfigurationError
 from openenv_core.tools.declare import Declared, declared_as
 from openenv_core.tools.signature import Method, Signature, read_method, returned_schema
 from openenv_core.tools.specs import (
-    AddressForm,
     PromptArgument,
     PromptSpec,
     ResourceSpec,
     ResourceTemplateSpec,
     ToolSpec,
 )
+from openenv_core.tools.uri_template import UriTemplate
 from openenv_core.tools.wire import RESERVED_TOOL_NAMES
 
 MAX_NAME_CHARS: Final = 128
@@ -42,7 +42,7 @@ class DeclaredResource:
     spec: ResourceSpec | ResourceTemplateSpec
     attribute: str
     signature: Signature
-    form: AddressForm
+    form: UriTemplate
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -145,7 +145,7 @@ class Toolset:
         )
 
     def _add_resource(self, declared: Declared, method: Method) -> None:
-        form, signature = AddressForm(declared.uri), Signature(method)
+        form, signature = UriTemplate(declared.uri), Signature(method)
         if sorted(form.names) != sorted(signature.names):
             raise ConfigurationError(
                 f"expected {method.attribute} to take the values in {declared.uri!r}, "

@@ -19,9 +19,10 @@ from openenv_core.protocol.http import SESSION_ID
 from openenv_core.protocol.jsonrpc import JsonRpcFaultError
 from servers.execution import CLOSE_TIMEOUT_S, FATAL, EnvironmentRunner, end, keep
 from servers.mcp.context import KEY, RequestSeat
+from servers.mcp.events import RETRY_MS, HeldEvents, RecentEvents
 from servers.mcp.handlers import Handlers, make_server
 from servers.mcp.hub import Hub, Peer
-from servers.mcp.replies import RETRY_MS, HeldEvents, RecentEvents, Replies
+from servers.mcp.replies import Replies
 from servers.mcp.requests import (
     DISCOVER,
     HANDLES,

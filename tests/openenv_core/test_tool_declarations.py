@@ -20,7 +20,7 @@ from openenv_core.tools import (
     resource,
     tool,
 )
-from openenv_core.tools.specs import AddressForm
+from openenv_core.tools.uri_template import UriTemplate
 
 
 class Base(ToolEnvironment[State]):
@@ -308,12 +308,12 @@ def test_one_method_is_several_things_and_an_override_is_described_as_what_it_ov
     ],
 )
 def test_an_address_is_of_a_form_or_not(form: str, uri: str, values: dict[str, str] | None) -> None:
-    assert AddressForm(form).match(uri) == values
+    assert UriTemplate(form).match(uri) == values
 
 
 def test_an_address_that_fits_in_too_many_ways_takes_no_longer() -> None:
     # A backtracking expression takes the fourth power of the length: years.
-    form = AddressForm("x://{+a}/{+b}/{+c}/{+d}z")
+    form = UriTemplate("x://{+a}/{+b}/{+c}/{+d}z")
     begun = time.process_time()
     assert form.match("x://" + "/" * 8000) is None
     assert time.process_time() - begun < 10
@@ -322,4 +322,4 @@ def test_an_address_that_fits_in_too_many_ways_takes_no_longer() -> None:
 @pytest.mark.parametrize("uri", ["x://{a}/{a}", "x://{?q}", "x://{a,b}", "x://{1}", "x://{a", "x://{}"])
 def test_a_form_of_another_kind_is_refused(uri: str) -> None:
     with pytest.raises(ConfigurationError, match="expected values"):
-        AddressForm(uri)
+        UriTemplate(uri)

@@ -14,7 +14,7 @@ from toolbox import ToolBox, boxes
 
 from openenv_core.tools import ToolAction, ToolContext, ToolObservation, tool
 from servers import create_app
-from servers.mcp.replies import MAX_WEIGHT
+from servers.mcp.events import MAX_WEIGHT
 
 VERSION = {"mcp-protocol-version": "2025-11-25"}
 

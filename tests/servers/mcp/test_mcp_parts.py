@@ -18,8 +18,9 @@ from mcp_types import (
 
 from openenv_core.tools import Elicit, Request, Sample
 from servers.mcp.context import _Rounds
+from servers.mcp.events import MAX_EVENTS, MAX_WEIGHT, HeldEvents, RecentEvents
 from servers.mcp.hub import MAX_WAITING, Outbox
-from servers.mcp.replies import MAX_EVENTS, MAX_WEIGHT, HeldEvents, RecentEvents, Replies
+from servers.mcp.replies import Replies
 from servers.mcp.stdio import MAX_READ_AHEAD, _Lines
 
 # Events that are kept for those who come back
@@ -71,7 +72,7 @@ async def test_who_waits_for_whatever_comes_is_known_as_long_as_it_has_missed_no
 
 
 async def test_what_is_kept_of_all_has_bounds(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("servers.mcp.replies.MAX_HELD", 102_000)
+    monkeypatch.setattr("servers.mcp.events.MAX_HELD", 102_000)
     held = HeldEvents()
     kept = [RecentEvents(held) for _ in range(4)]
     for one in (kept[0], kept[1], kept[2], kept[0], kept[3]):

@@ -1,0 +1,148 @@
+"""What each connection to /mcp was told last, played again to a client whose stream was cut."""
+
+from collections import deque
+from typing import Any, Final, NamedTuple
+
+from mcp.server.streamable_http import GET_STREAM_KEY, EventCallback, EventMessage, EventStore
+from mcp_types import INTERNAL_ERROR, ErrorData, JSONRPCError, JSONRPCMessage, JSONRPCResponse
+
+RETRY_MS: Final = 1000
+"""What a client whose stream was cut is asked to wait before it comes back."""
+
+MAX_EVENTS: Final = 256
+"""Of one connection; the oldest are forgotten."""
+
+MAX_WEIGHT: Final = 1 << 20
+"""Characters, roughly, of one connection. Of what is heavier by itself only its place is kept."""
+
+MAX_HELD: Final = 64 << 20
+"""Characters, roughly, of all connections together; those that were told nothing for longest are forgotten first."""
+
+
+class _Event(NamedTuple):
+    """One event of a stream; without a message it only gave the client a number to come back with."""
+
+    number: int
+    stream: str
+    message: JSONRPCMessage | None
+    weight: int
+
+    @property
+    def is_reply(self) -> bool:
+        return isinstance(self.message, JSONRPCResponse | JSONRPCError)
+
+
+class HeldEvents:
+    """The connections of which events are kept, the one that was told something last at the end."""
+
+    def __init__(self) -> None:
+        self._weights: dict[RecentEvents, int] = {}
+        self._weight = 0
+
+    def count(self, events: "RecentEvents") -> None:
+        """Take note of what a connection holds now, and make the others forget where all hold too much."""
+        self._weight += events.weight - self._weights.pop(events, 0)
+        self._weights[events] = events.weight
+        while self._weight > MAX_HELD:
+            next(iter(self._weights)).forget()
+
+    def drop(self, events: "RecentEvents") -> None:
+        """Count a connection no more."""
+        self._weight -= self._weights.pop(events, 0)
+
+
+class RecentEvents(EventStore):
+    """The last events of one connection.
+
+    Attributes:
+        weight: Of all of them.
+    """
+
+    def __init__(self, held: HeldEvents) -> None:
+        self.weight = 0
+        self._held = held
+        self._events: deque[_Event] = deque()
+        self._last = 0
+        self._standing: int | None = None  # the last event of the stream that waits for whatever comes
+
+    async def store_event(self, stream_id: str, message: JSONRPCMessage | None) -> str:
+        """Keep an event; return its id."""
+        self._last += 1
+        if stream_id == GET_STREAM_KEY:
+            self._standing = self._last
+        weight = len(stream_id) + _weigh(message)  # streams are named by clients
+        if weight > MAX_WEIGHT:
+            message = _in_place_of(message)
+            weight = len(stream_id) + _weigh(message)
+        if weight <= MAX_WEIGHT:
+            self._events.append(_Event(self._last, stream_id, message, weight))
+            self.weight += weight
+        while len(self._events) > MAX_EVENTS or self.weight > MAX_WEIGHT:
+            self.weight -= self._events.popleft().weight
+        self._held.count(self)
+        return str(self._last)
+
+    def forget(self) -> None:
+        """Forget all."""
+        self._events.clear()
+        self.weight = 0
+        self._held.drop(self)
+
+    def after(self, event_id: str) -> tuple[str, list[_Event]] | None:
+        """Return the stream of an event, and what followed it there; None where it is known no more."""
+        event = self._find(event_id)
+        if event is not None:
+            later = [one for one in self._events if one.stream == event.stream and one.number > event.number]
+            return event.stream, later
+        if event_id == str(self._standing):
+            return GET_STREAM_KEY, []  # what has been forgotten since was told on other streams
+        return None
+
+    async def replay_events_after(self, last_event_id: str, send_callback: EventCallback) -> str | None:
+        """Send what a stream has told since; return its name where more is to come."""
+        found = self.after(last_event_id)
+        if found is None:
+            return None
+        stream, later = found
+        for event in later:
+            if event.message is not None:
+                await send_callback(EventMessage(event.message, str(event.number)))
+                if event.is_reply:
+                    return None
+        return stream
+
+    def is_reply(self, event_id: str) -> bool:
+        """Whether an event that is kept is the reply to a request, which comes last on its stream."""
+        event = self._find(event_id)
+        return event is not None and event.is_reply
+
+    def _find(self, event_id: str) -> _Event | None:
+        return next((event for event in reversed(self._events) if str(event.number) == event_id), None)
+
+
+def _in_place_of(message: JSONRPCMessage | None) -> JSONRPCError | None:
+    """Return what is kept in the place of a message that is too heavy; for a reply an error, since somebody waits."""
+    if not isinstance(message, JSONRPCResponse | JSONRPCError):
+        return None
+    text = (
+        f"expected a reply of at most {MAX_WEIGHT} characters to a call whose stream was cut, got a longer one, "
+        "which is not kept; make the call again"
+    )
+    return JSONRPCError(jsonrpc="2.0", id=message.id, error=ErrorData(code=INTERNAL_ERROR, message=text))
+
+
+def _weigh(message: JSONRPCMessage | None) -> int:
+    """Return roughly how many characters a message has; looks no further than to MAX_WEIGHT."""
+    weight = 0
+    parts: list[Any] = [getattr(message, name, None) for name in ("result", "params", "error")]
+    while parts and weight <= MAX_WEIGHT:
+        part = parts.pop()
+        weight += len(part) if isinstance(part, str) else 8
+        if isinstance(part, dict):
+            weight += sum(map(len, part))
+            parts += part.values()
+        elif isinstance(part, list | tuple):
+            parts += part
+        elif isinstance(part, JSONRPCError) or hasattr(part, "model_fields_set"):
+            parts += vars(part).values()
+    return weight
