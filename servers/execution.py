@@ -246,9 +246,14 @@ class EnvironmentRunner:
         )
 
     async def step(
-        self, action: Action, options: Mapping[str, Any] | None = None, *, here: bool = False
+        self,
+        action: Action,
+        options: Mapping[str, Any] | None = None,
+        *,
+        here: bool = False,
+        resume: Callable[[Outcome], None] | None = None,
     ) -> Observation:
-        """Apply an action; `here`: where this is called."""
+        """Apply an action; `here`: where this is called. `resume`: as of `_run`."""
         plan = self.plan
         if here or (plan.inline and not options):
             seen = self._call(self._step, action)
@@ -258,6 +263,7 @@ class EnvironmentRunner:
             (action,),
             plan.step_options.accept(options) if options else {},
             on_loop=plan.on_loop or plan.step_async,
+            resume=resume,
         )
 
     async def state(self, *, here: bool = False) -> State:
@@ -297,7 +303,7 @@ class EnvironmentRunner:
 
     def submit(self, fn: Callable[[], Any], then: Callable[[Outcome], None]) -> ThreadCall:
         """Run a function where the environment's plain methods run; `then` is called on the loop, unless abandoned."""
-        return self._pool.submit(fn, then=then)
+        return self._pool.submit(fn, then=then, together=True)
 
     def drop(self, call: ThreadCall) -> bool:
         """Give up a call that no thread has taken up yet; return whether that is so."""
@@ -382,15 +388,17 @@ class EnvironmentRunner:
         on_loop: bool | None = None,
         whole: bool = True,
         here: bool = False,
+        resume: Callable[[Outcome], None] | None = None,
         then: Callable[[], None] | None = None,
         on_begin: Callable[[], None] | None = None,
         unclaimed: Callable[[Any], None] | None = None,
     ) -> Any:
         """Run a method, and await what it returns where that is awaitable and the `whole` is wanted.
 
-        `here`: where this is called, as far as `_settled` says. `then` follows an abandoned call, which by default
-        closes the environment. `on_begin` is called on the loop once the method begins, which is later where it has to
-        wait for a thread.
+        `here`: where this is called, as far as `_settled` says. `resume` is given where this runs outside of a task: it
+        is called on the loop once the call in a thread has ended, which is the first wait. `then` follows an abandoned
+        call, which by default closes the environment. `on_begin` is called on the loop once the method begins, which is
+        later where it has to wait for a thread.
         """
         if here:
             on_loop = True
@@ -401,10 +409,10 @@ class EnvironmentRunner:
                 on_begin()
             result = self._call(fn, *args, **options)
         else:
-            call = self._pool.submit(partial(fn, *args, **options), on_begin=on_begin)
+            call = self._pool.submit(partial(fn, *args, **options), on_begin=on_begin, then=resume)
             try:
-                succeeded, result = await call.waiter
-            except asyncio.CancelledError:
+                succeeded, result = await (call.waiter if resume is None else call)
+            except (asyncio.CancelledError, GeneratorExit):
                 if call.outcome is None:
                     self._abandon(call, then or self.discard, unclaimed)
                 else:
@@ -413,7 +421,7 @@ class EnvironmentRunner:
             self.spent_s = call.spent_s
             if not succeeded:
                 raise result
-        here = here or self.plan.inline
+        here = here or self.plan.inline or resume is not None
         return (
             result if not whole or isinstance(result, Observation) else await self._settled(result, here=here)
         )

@@ -11,7 +11,7 @@ import logging
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Generator, Iterable
 from contextlib import suppress
 from pathlib import Path
 from typing import Any, Final, TypeAlias
@@ -136,6 +136,7 @@ class ThreadCall:
         outcome: The outcome once it is in, whether or not anybody waits; changes on the loop alone.
         then: Called on the loop with the outcome, in the waiter's place. To be set only while there is no outcome:
             whoever is cancelled wakes up a little later, and the outcome may come in between.
+        together: It is one of many that came together, so that its outcome may wait for theirs.
         spent_s: Seconds that it ran, where there is an outcome.
         begun: A thread has taken it up; under the pool's lock, like the next two.
         thread: The thread that runs it.
@@ -144,7 +145,7 @@ class ThreadCall:
 
     __slots__ = (
         *("_fn", "_on_begin", "_result", "begun", "left", "mailbox", "outcome", "spent_s"),
-        *("then", "thread", "waiter"),
+        *("then", "thread", "together", "waiter"),
     )
 
     def __init__(
@@ -153,8 +154,10 @@ class ThreadCall:
         fn: Callable[[], Any],
         on_begin: Callable[[], None] | None,
         then: Callable[[Outcome], None] | None,
+        together: bool,
     ) -> None:
         self.mailbox = mailbox
+        self.together = together
         self._fn = fn
         self._on_begin = on_begin
         if then is None:
@@ -163,6 +166,12 @@ class ThreadCall:
         self.then = then
         self.thread: _Thread | None = None
         self.begun = self.left = False
+
+    def __await__(self) -> Generator[None, None, Outcome]:
+        """Wait for the outcome outside of a task: `then` resumes whoever waits."""
+        yield
+        assert self.outcome is not None
+        return self.outcome
 
     def run(self) -> None:
         """Run the call; for the pool's threads."""
@@ -247,17 +256,18 @@ class ThreadPool:
         fn: Callable[[], Any],
         on_begin: Callable[[], None] | None = None,
         then: Callable[[Outcome], None] | None = None,
+        together: bool = False,
     ) -> ThreadCall:
         """Queue a call from a running event loop.
 
-        On the loop `on_begin` is called once a thread has taken it up, and `then`, where nobody awaits it, with its
-        outcome.
+        On the loop `on_begin` is called once a thread has taken it up, and `then`, where no task awaits it, with its
+        outcome, which may wait for those of other calls where they come `together`.
         """
         loop = asyncio.get_running_loop()
         mailbox = self._mailbox
         if mailbox is None or mailbox.loop is not loop:
             mailbox = self._mailbox = _Mailbox(loop)
-        call = ThreadCall(mailbox, fn, on_begin, then)
+        call = ThreadCall(mailbox, fn, on_begin, then, together)
         self._closed = False
         self._queue.append(call)
         if mailbox.alone and not self._draining:
@@ -307,7 +317,7 @@ class ThreadPool:
         long = spent_s > _LONG_S
         if done is not None:
             done.post(spent_s)
-            held_s = _HELD_TOGETHER_S if done.then is not None else 0 if long else _HELD_S
+            held_s = _HELD_TOGETHER_S if done.together else 0 if long else _HELD_S
             if now - thread.notified > held_s:
                 thread.notified = now
                 done.mailbox.notify()

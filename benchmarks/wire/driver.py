@@ -57,6 +57,12 @@ class Run:
     latencies: list[float] = field(default_factory=list)
     failed: int = 0
 
+    def add(self, other: "Run") -> None:
+        """Add what another run of the load has seen."""
+        self.seconds += other.seconds
+        self.latencies += other.latencies
+        self.failed += other.failed
+
     @property
     def steps(self) -> int:
         """Steps that were answered rightly."""

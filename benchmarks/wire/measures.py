@@ -12,7 +12,7 @@ from typing import Final
 
 from benchmarks.wire import contestants
 from benchmarks.wire.contestants import Contestant
-from benchmarks.wire.driver import DriverError, Load, pin
+from benchmarks.wire.driver import DriverError, Load, Run, pin
 from benchmarks.wire.figures import Figures
 from benchmarks.wire.plan import BOTH_CORES, ONE_CORE, Plan
 from benchmarks.wire.processes import ROOT, Server, StartError, run, serving
@@ -32,7 +32,10 @@ _IMPORTS: Final = {
 
 
 def step(plan: Plan, figures: Figures, progress: Progress) -> None:
-    """Steps a second, latency, CPU a step and memory of each server, and how long it takes to start."""
+    """Steps a second, latency, CPU a step and memory of each server, and how long it takes to start.
+
+    The floor is up beside each of them and is driven in turn with it: what else the machine does meets both alike.
+    """
     for number in range(plan.rounds):
         for placement in plan.placements:
             for contestant in _steppers(plan):
@@ -47,6 +50,7 @@ def step(plan: Plan, figures: Figures, progress: Progress) -> None:
 
 def _step_one(plan: Plan, figures: Figures, contestant: Contestant, placement: str, server: Server) -> None:
     who = contestant.name
+    core = SERVER_CORE if placement == ONE_CORE else None
     if placement == ONE_CORE:
         figures.add("start s", who, "", server.started_s)
         figures.add("memory MB", who, "", server.memory_kb() / 1024)
@@ -55,20 +59,29 @@ def _step_one(plan: Plan, figures: Figures, contestant: Contestant, placement: s
         variants[f"{who}, no deflate"] = {"compress": False}
     elif who == "ours, inline":
         variants["ours, inline, v1"] = {"v1": True}
-    for name, options in variants.items():
-        for sessions in plan.sessions:
-            with Load(server.port, sessions, **options) as load:
-                load.steps_for(plan.warm_up_s)
-                before = server.cpu_ns()
-                seen = load.steps_for(plan.seconds)
-                cpu_us = (server.cpu_ns() - before) / 1e3 / max(1, seen.steps)
-            under = f"{sessions} sessions, {placement}"
+    for sessions in plan.sessions:
+        under = f"{sessions} sessions, {placement}"
+        with ExitStack() as stack:
+            driven = [
+                (name, server, stack.enter_context(Load(server.port, sessions, **options)))
+                for name, options in variants.items()
+            ]
+            if plan.echoes and who != "floor":
+                floor = stack.enter_context(serving(contestants.floor().start(core)))
+                driven.append(("", floor, stack.enter_context(Load(floor.port, sessions))))
+            turns = _in_turn(plan, [(server, load) for _, server, load in driven], plan.turns)
+        floor_us = turns[-1][0]
+        for (name, *_), (cpu_us, seen) in zip(driven, turns, strict=True):
             if seen.failed:
-                figures.notes.append(f"{name}, {under}: {seen.failed} steps failed")
+                figures.notes.append(f"{name or 'floor'}, {under}: {seen.failed} steps failed")
+            if not name:
+                continue
             figures.add("steps/s", name, under, seen.steps / seen.seconds)
             figures.add("p50 ms", name, under, 1e3 * seen.quantile(0.5))
             figures.add("p99 ms", name, under, 1e3 * seen.quantile(0.99))
             figures.add("server µs a step", name, under, cpu_us)
+            if plan.echoes:
+                figures.add("over the floor", name, under, cpu_us / floor_us)
     if placement == ONE_CORE:
         before_kb = server.memory_kb()
         with Load(server.port, plan.idle):
@@ -87,28 +100,31 @@ def metrics(plan: Plan, figures: Figures, progress: Progress) -> None:
                 with _driving(ONE_CORE), ExitStack() as stack:
                     servers = [stack.enter_context(serving(one.start(SERVER_CORE))) for one in both]
                     loads = [stack.enter_context(Load(server.port, _METRICS_SESSIONS)) for server in servers]
-                    spent = _in_turn(plan, servers, loads)
+                    turns = _in_turn(plan, list(zip(servers, loads, strict=True)), plan.slices)
             except (StartError, DriverError) as error:
                 figures.notes.append(f"metrics, {kind}: {error}")
                 continue
             load = f"{_METRICS_SESSIONS} sessions, in turn"
-            for one, cpu_us in zip(both, spent, strict=True):
+            for one, (cpu_us, _) in zip(both, turns, strict=True):
                 figures.add("server µs a step", one.name, load, cpu_us)
-            figures.add("metrics on / off", f"ours, {kind}", load, spent[0] / spent[1])
+            figures.add("metrics on / off", f"ours, {kind}", load, turns[0][0] / turns[1][0])
 
 
-def _in_turn(plan: Plan, servers: Sequence[Server], loads: Sequence[Load]) -> list[float]:
-    """Return each server's CPU a step in µs: the median of its turns."""
-    turns: list[list[float]] = [[] for _ in servers]
-    for load in loads:
+def _in_turn(plan: Plan, driven: Sequence[tuple[Server, Load]], turns: int) -> list[tuple[float, Run]]:
+    """Return of each server its CPU a step in µs, the median of its turns, and what all of them have seen."""
+    spent: list[list[float]] = [[] for _ in driven]
+    seen = [Run() for _ in driven]
+    for _, load in driven:
         load.steps_for(plan.warm_up_s)
-    for number in range(plan.slices):
-        order = range(len(servers)) if number % 2 else reversed(range(len(servers)))
+    for number in range(turns):
+        order = range(len(driven)) if number % 2 else reversed(range(len(driven)))
         for which in order:
-            before = servers[which].cpu_ns()
-            seen = loads[which].steps_for(plan.seconds / plan.slices)
-            turns[which].append((servers[which].cpu_ns() - before) / 1e3 / max(1, seen.steps))
-    return [statistics.median(of_one) for of_one in turns]
+            server, load = driven[which]
+            before = server.cpu_ns()
+            turn = load.steps_for(plan.seconds / turns)
+            spent[which].append((server.cpu_ns() - before) / 1e3 / max(1, turn.steps))
+            seen[which].add(turn)
+    return [(statistics.median(of_one), of_all) for of_one, of_all in zip(spent, seen, strict=True)]
 
 
 def clients(plan: Plan, figures: Figures, progress: Progress) -> None:

@@ -22,8 +22,9 @@ class Plan:
         seconds: How long one measurement of steps lasts.
         warm_up_s: How long the same goes on before, unmeasured.
         sessions: The loads of the step section.
-        slices: Into how many turns of each server a round of the metrics section is cut, so that what else the machine
-            does meets both alike.
+        turns: Into how many turns of each server a round of the step section is cut, so that what else the machine does
+            meets all alike.
+        slices: The same of the metrics section.
         sockets: The loads of the clients section.
         idle: Idle sessions whose memory is measured.
         concurrency: Numbers of sessions whose step waits for a second.
@@ -41,6 +42,7 @@ class Plan:
     seconds: float = 1.5
     warm_up_s: float = 0.3
     sessions: tuple[int, ...] = (1, 64, 256)
+    turns: int = 15
     slices: int = 40
     sockets: tuple[int, ...] = (1, 16, 64)
     idle: int = 1024
@@ -65,6 +67,7 @@ class Plan:
             seconds=0.1,
             warm_up_s=0.05,
             sessions=(8,),
+            turns=2,
             slices=2,
             sockets=(4,),
             idle=32,

@@ -6,7 +6,7 @@ from benchmarks.wire.bars import Bar
 from benchmarks.wire.figures import Figures
 
 _TABLES: Sequence[tuple[str, Sequence[str]]] = (
-    ("Steps", ("steps/s", "p50 ms", "p99 ms", "server µs a step")),
+    ("Steps", ("steps/s", "p50 ms", "p99 ms", "server µs a step", "over the floor")),
     ("What metrics cost: server CPU", ("metrics on / off",)),
     ("Clients: CPU of the client's process, against our server", ("client µs a step",)),
     ("Memory of idle sessions", ("kB a session",)),

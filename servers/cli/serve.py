@@ -1,6 +1,7 @@
 """`ropewalk serve`: an environment server with the best settings that the stack has."""
 
 import argparse
+import gc
 import os
 from collections.abc import MutableMapping
 from contextlib import ExitStack
@@ -19,6 +20,9 @@ from servers.security import refuse_strangers_without_token
 from servers.settings import MODES, ServePlan, ServerSettings, count, seconds, seconds_or_none, token_lines
 
 _FAILED: Final = 2
+
+_COLLECT_AFTER: Final = 50_000
+"""New objects between two looks for cycles while an app is loaded; `servers.hosting` has them while it is served."""
 
 _RELOAD_DRAIN_S: Final = 1.0
 """What sessions get when the source has changed, unless --drain says otherwise: its author waits for it."""
@@ -96,6 +100,8 @@ def _listeners(arguments: argparse.Namespace) -> list[socket]:
 
 def _run_here(arguments: argparse.Namespace, settings: ServerSettings, listener: socket) -> int:
     from openenv_core.tracebacks import show
+
+    gc.set_threshold(_COLLECT_AFTER)  # what is loaded is no garbage, and many looks for some delay the start
     from servers.target import load_app
 
     try:

@@ -32,6 +32,7 @@ from servers.sessions import (
     Ticket,
     UnknownSessionError,
 )
+from servers.threads import Outcome
 
 logger = logging.getLogger("servers")
 
@@ -96,11 +97,17 @@ class _Dialect(_Refusing, Protocol):
         """Return the reply to one frame; None to a close."""
 
     def answer_here(
-        self, session: EnvironmentSession, text: str
+        self, session: EnvironmentSession, text: str, resume: Callable[[Outcome], None] | None
     ) -> str | Coroutine[Any, Any, str | None] | None:
-        """Return the reply where an environment that never waits can give it at once.
+        """Return the reply where an environment that never waits can give it at once, or what goes on with it.
 
-        Otherwise None, or what goes on where such an environment waits all the same.
+        Args:
+            session: Whose alone the environment is.
+            text: The frame.
+            resume: Called once the environment's method has ended, where that runs in a thread.
+
+        Returns:
+            None: the frame is to be answered in its turn, in a task.
         """
 
 
@@ -324,8 +331,14 @@ class _SessionConversation(Conversation):
 
     _dialect: _Dialect
     _held: EnvironmentSession
-    _begun: Coroutine[Any, Any, str | None] | None = None
-    """Answers the frame that comes next, which has been read already."""
+    _begun: tuple[str, Coroutine[Any, Any, str | None]] | None = None
+    """A frame whose method runs in a thread, and what goes on with its answer after that."""
+    _rest: asyncio.Task[None] | None = None
+    """Goes on with an answer that has been begun where its frame was read, and then has had to wait."""
+    _answered: asyncio.Future[None] | None = None
+    """Awaited by the frame that comes after it."""
+    _resume: Callable[[Outcome], None] | None = None
+    """Goes on once a method has ended, where methods run in a thread."""
 
     async def _talk(self, held: EnvironmentSession) -> int:
         if not held.standing:
@@ -333,18 +346,33 @@ class _SessionConversation(Conversation):
             held.on_expiry = lambda: self.end(
                 NORMAL_CLOSURE, self._dialect.refusal(self._sessions.expire(held))
             )
+        self._held = held
+        if self._lane is not None and held.alone and (self._sessions.inline or held.runner.in_thread):
+            if held.runner.in_thread:
+                self._resume = self._go_on
+            self._lane.on_text = self.answer_here
+        try:
+            return await self._answer_in_turn(held)
+        finally:
+            if self._begun is not None:
+                self._begun[1].close()
+            if self._rest is not None:
+                await end(self._rest)
+
+    async def _answer_in_turn(self, held: EnvironmentSession) -> int:
         answer, long, lane = self._dialect.answer, self._long, self._lane
-        if lane is not None and held.alone and self._sessions.inline:
-            self._held = held
-            lane.on_text = self.answer_here
         while not self.leaving:
             self.busy = False
             frame = await self._next_frame()
-            self.busy = True
             if long is not None:
                 long.start()
-            begun, self._begun = self._begun, None
-            reply = await (asyncio.create_task(begun) if begun else answer(held, frame))
+            if self.busy:  # with one that was begun where it was read
+                self._answered = asyncio.get_running_loop().create_future()
+                await self._answered
+                if self.leaving or held.over:
+                    break
+            self.busy = True
+            reply = await answer(held, frame)
             if long is not None:
                 long.stop()
             if reply is None:
@@ -358,19 +386,70 @@ class _SessionConversation(Conversation):
         return GOING_AWAY
 
     def answer_here(self, text: str) -> bool:
-        """Answer a request where it has been read, if nothing has to be waited for; return whether it is answered."""
+        """Answer a request where it has been read, without waking the task; return whether it is taken."""
         session = self._held
-        if self.busy or self.leaving or self.over or session.shared or session.over:
+        if self.busy or self._ahead or self.leaving or self.over or session.shared or session.over:
             return False
-        answering = self._dialect.answer_here(session, text)
-        if not isinstance(answering, str):
-            self._begun = answering
+        answering = self._dialect.answer_here(session, text, self._resume)
+        if answering is None:
             return False
-        self._count(text, answering)
-        assert self._lane is not None
-        if not self._lane.send_frame(answering):
-            self._interrupt()  # the connection has gone while the environment was asked
+        if self._resume is None or isinstance(answering, str):
+            self._reply(text, answering)
+        else:
+            self._begun = text, answering
+            self.busy = True
+            assert session.on_expiry is not None
+            self._watch.expect(self._sessions.step_timeout_s, session.on_expiry)
         return True
+
+    def _go_on(self, _: Outcome) -> None:
+        """Go on with the answer to a request whose method has ended in its thread."""
+        assert self._begun is not None
+        (text, answering), self._begun = self._begun, None
+        reply = begin_here(answering)
+        assert reply is not None
+        if self._held.over:
+            return  # its time was over before, and the client is told so
+        self.busy = False
+        if isinstance(reply, str):
+            self._watch.stop()
+        self._reply(text, reply)
+        if not self.busy:
+            self._end_turn()
+
+    def _reply(self, text: str, answering: str | Coroutine[Any, Any, str | None]) -> None:
+        """Send a reply, at once where it is there and can be sent."""
+        assert self._lane is not None
+        if isinstance(answering, str) and self._lane.send_frame(answering):
+            self._count(text, answering)
+            return
+        self.busy = True
+        self._rest = asyncio.create_task(self._reply_later(text, answering))
+
+    async def _reply_later(self, text: str, answering: str | Coroutine[Any, Any, str | None]) -> None:
+        try:
+            # It goes on as a task's own: what has been begun cannot be awaited.
+            reply = answering if isinstance(answering, str) else await asyncio.create_task(answering)
+            assert reply is not None
+            self._watch.stop()
+            self._count(text, reply)
+            await self._say(reply)
+        except Exception as error:
+            if not isinstance(error, DisconnectedError | OSError):
+                logger.exception("a session ended by a fault of the server")
+            self._interrupt()
+        else:
+            self._end_turn()
+
+    def _end_turn(self) -> None:
+        """Let the next frame come, after one that was answered where it was read."""
+        self.busy = False
+        if self._answered is not None:
+            if not self._answered.done():
+                self._answered.set_result(None)
+            self._answered = None
+        elif self.leaving:
+            self.end(GOING_AWAY)
 
     def _count(self, frame: str | bytes, reply: str) -> None:
         if (metrics := self._sessions.metrics).enabled:
@@ -483,6 +562,7 @@ class FrameDialect:
         traceparent: str | None = None,
         *,
         here: bool = False,
+        resume: Callable[[Outcome], None] | None = None,
     ) -> str | None:
         """Return the reply to one frame, or to what has been read from it; None to a close.
 
@@ -492,7 +572,9 @@ class FrameDialect:
             request: What has been read from it.
             began: When it came, by `perf_counter`, where calls are timed; by default now.
             traceparent: The client's span that it belongs to, if it says so.
-            here: Nobody else may ask the session, which is not over, and its environment never waits.
+            here: Nobody else may ask the session, which is not over, and its environment never waits; or this runs
+                outside of a task.
+            resume: Resumes it there, once the environment's method has ended in a thread.
 
         Raises:
             RefusalError: The session is over.
@@ -523,7 +605,9 @@ class FrameDialect:
                 return replies.encode_mcp(await self._rpc.answer(request.request, caller, len(text)))
             else:
                 asking = (
-                    session.runner.step(request) if here else session.run(EnvironmentRunner.step, request)
+                    session.runner.step(request, resume=resume)
+                    if here
+                    else session.run(EnvironmentRunner.step, request)
                 )
                 observation = await asking
             reply = replies.encode_observation(observation)
@@ -549,16 +633,18 @@ class FrameDialect:
             return self._raised(error)
 
     def answer_here(
-        self, session: EnvironmentSession, text: str
+        self, session: EnvironmentSession, text: str, resume: Callable[[Outcome], None] | None
     ) -> str | Coroutine[Any, Any, str | None] | None:
-        """Answer where nothing has to be waited for, as `_Dialect` says."""
+        """Answer where the frame has been read, as `_Dialect` says."""
         try:
             request = self._decoder.frame(text)
         except FATAL:  # a validator of the author's may raise anything
             return None  # it is read again, and refused, in its turn
-        if isinstance(request, Close | Mcp):
+        if isinstance(request, Close | Mcp) or (
+            resume is not None and isinstance(request, Reset | ReadState)
+        ):
             return None
-        return begin_here(self.answer(session, text, request, here=True))
+        return begin_here(self.answer(session, text, request, here=True, resume=resume))
 
     async def _traced(self, traceparent: str, session: EnvironmentSession, *asked: Any) -> str | None:
         _, request, began = asked
@@ -594,7 +680,7 @@ class RpcDialect:
             return self._rpc.fault(None, fault).decode()
         return (await self._rpc.answer_text(text, Caller(session.owner, session))).decode()
 
-    def answer_here(self, session: EnvironmentSession, text: str) -> None:
+    def answer_here(self, session: EnvironmentSession, text: str, resume: Any) -> None:
         """Answer nothing: a tool may wait."""
 
     def refusal(self, refusal: RefusalError) -> str:

@@ -334,6 +334,27 @@ async def test_what_a_client_sends_ahead_is_bounded_in_number_and_size() -> None
             await eventually(lambda app=app: app.sessions.active == 0)
 
 
+@pytest.mark.parametrize("leaves", [False, True])
+async def test_what_is_sent_during_a_step_in_a_thread_comes_after_it(leaves: bool) -> None:
+    env = SlowBlocking.fresh()
+    app = app_of(env, cap=1)
+    async with serving(app) as address, socket_to(address) as ws:
+        await ws.send(json.dumps(step()))
+        await eventually(env.entered.is_set)
+        for frame in (STATE, RESET, step()):
+            await ws.send(json.dumps(frame))
+        if leaves:
+            ws.transport.abort()
+            await eventually(lambda: app.sessions.active == 0)
+            assert (env.stepping, env.closed, app.sessions.executor.abandoned) == (1, 0, 1)
+        env.release.set()
+        if not leaves:
+            kinds = [json.loads(await asyncio.wait_for(ws.recv(), PATIENCE_S))["type"] for _ in range(4)]
+            assert kinds == ["observation", "state", "observation", "observation"]
+            assert (await ask(ws, step()))["type"] == "observation"
+    await eventually(lambda: (env.stepping, env.closed, app.sessions.executor.abandoned) == (0, 1, 0))
+
+
 async def test_every_call_of_a_single_thread_environment_comes_from_one_thread() -> None:
     class Single(BlockingCounter):
         REQUIRES_SINGLE_THREAD_EXECUTOR = True
