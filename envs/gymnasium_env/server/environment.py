@@ -20,6 +20,7 @@ from ..models import GymnasiumAction, GymnasiumObservation, GymnasiumState, mode
 
 Wrapper = Callable[[gymnasium.Env[Any, Any]], gymnasium.Env[Any, Any]]
 
+_set: Final = object.__setattr__
 
 _COPIED: Final = ("gymnasium.envs.classic_control.", "gymnasium.envs.toy_text.", "gymnasium.wrappers.")
 """Modules of Gymnasium whose classes hold nothing but plain Python and numpy as long as they do not render."""
@@ -156,14 +157,15 @@ class GymnasiumEnvironment(Environment[GymnasiumAction, GymnasiumObservation, Gy
 
     def _observation(self, seen: Any, info: Mapping[str, Any], **fields: Any) -> GymnasiumObservation:
         fields["observation"] = seen
-        fields["info"] = {str(key): _json(value) for key, value in info.items() if _is_json(value)}
+        fields["info"] = (
+            {str(key): _json(value) for key, value in info.items() if _is_json(value)} if info else {}
+        )
         # There is nothing to validate, and `model_construct` takes longer than a step.
         made = self._model.__new__(self._model)
-        state = {
-            "__dict__": {**self._defaults, "metadata": {}, **fields},
-            "__pydantic_fields_set__": set(fields),
-        }
-        made.__setstate__({**state, "__pydantic_extra__": None, "__pydantic_private__": None})
+        _set(made, "__dict__", {**self._defaults, "metadata": {}, **fields})
+        _set(made, "__pydantic_fields_set__", set(fields))
+        _set(made, "__pydantic_extra__", None)
+        _set(made, "__pydantic_private__", None)
         return made
 
 
