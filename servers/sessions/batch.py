@@ -8,6 +8,7 @@ from functools import partial
 from types import CoroutineType
 from typing import Any, Final
 
+from openenv_core import Observation
 from openenv_core.protocol.errors import RefusalError
 from servers.execution import EnvironmentRunner, begin_here, keep
 from servers.sessions.queue import REQUEST_WAIT_S, Tell, Ticket
@@ -84,8 +85,13 @@ class MemberCall:
         """Whether a step is to be a reset, because the episode before it is over."""
         return self.autoreset is not None and self.member.ended
 
-    async def play(self, runner: EnvironmentRunner, *, here: bool = False) -> tuple[Any, Any]:
-        """Ask an environment: read its state, reset it, or step it and do what the autoreset says."""
+    async def play(
+        self, runner: EnvironmentRunner, *, here: bool = False, begun: Any = None
+    ) -> tuple[Any, Any]:
+        """Ask an environment: read its state, reset it, or step it and do what the autoreset says.
+
+        `begun` is what `EnvironmentRunner.step_here` has returned, where that was called already.
+        """
         last = None
         if self.reads:
             return await runner.state(here=here), None
@@ -93,7 +99,9 @@ class MemberCall:
             seen = await runner.reset(self.options or {}, here=here)
             self.spent_s = runner.spent_s
         else:
-            seen = await runner.step(self.action, here=here)
+            if begun is None:
+                begun = runner.step(self.action, here=here)
+            seen = begun if isinstance(begun, Observation) else await begun
             self.spent_s = runner.spent_s
             if self.autoreset == "same_step" and getattr(seen, "done", False) is True:
                 last, seen = seen, await runner.reset({}, here=here)
@@ -103,7 +111,15 @@ class MemberCall:
 
     def play_here(self) -> Any:
         """Do the same where this is called; return a coroutine to go on with on the loop where a method waits."""
-        return begin_here(self.play(self.member.session.runner, here=True))
+        member = self.member
+        runner, begun = member.session.runner, None
+        if self.action is not None and not (member.ended and self.autoreset is not None):
+            begun = runner.step_here(self.action)
+            if isinstance(begun, Observation) and not (begun.done is True and self.autoreset == "same_step"):
+                self.spent_s = runner.spent_s  # most steps: no coroutine is made for them
+                member.ended = begun.done is True
+                return begun, None
+        return begin_here(self.play(runner, here=True, begun=begun))
 
 
 class SessionBatch:
