@@ -435,9 +435,8 @@ class SocketProtocol(_Watched, WebSocketsSansIOProtocol):
         if size < _GATHERED_BYTES:
             self.transport.write(head + payload)
         else:  # perhaps megabytes of arrays, which are not copied again
-            self.transport.write(head)
             self.transport.flush()
-            self.transport.write(payload)
+            self.transport.writelines((head, payload))
         return True
 
     def abort(self) -> None:
