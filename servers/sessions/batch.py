@@ -47,7 +47,7 @@ class Member:
 
     def refusal(self) -> RefusalError | None:
         """Return why it cannot be asked now; None where it can."""
-        if self.in_use:
+        if self.busy or self.turn.locked():
             return SessionBusyError(1)
         if self.session.over:
             return UnknownSessionError(f"member {self.number}, which has ended")
@@ -255,7 +255,7 @@ class BatchRound:
                 self._go_on(call, call.play)
             elif session.runner.plan.inline:
                 self._take(call, outcome_of(call.play_here))
-                if number % _SPELL == 0:
+                if number % _SPELL == 0 and number < len(self._calls):
                     await asyncio.sleep(0)
             elif session.runner.in_thread:
                 self._in_threads[call] = session.runner.submit(call.play_here, partial(self._take, call))
@@ -305,7 +305,8 @@ class BatchRound:
 
     def _take(self, call: MemberCall, outcome: Outcome) -> None:
         """Take what came of a call, on the loop; where a plain method has returned an awaitable, go on."""
-        self._in_threads.pop(call, None)
+        if self._in_threads:
+            self._in_threads.pop(call, None)
         _, value = outcome
         if isinstance(value, CoroutineType):
             self._go_on(call, lambda _: asyncio.create_task(value))
@@ -313,7 +314,7 @@ class BatchRound:
         call.outcome = value
         call.member.busy = False
         self._finished.append(call)
-        if len(self._finished) >= self._wanted and self._waiter is not None and not self._waiter.done():
+        if self._waiter is not None and len(self._finished) >= self._wanted and not self._waiter.done():
             self._waiter.set_result(None)
 
     def _expire(self) -> None:
