@@ -52,10 +52,10 @@ class Lane(Protocol):
     """What the server's protocol has beside ASGI; `servers.protocols` says more.
 
     Attributes:
-        on_text: Answers a text at once, where that can be, and returns whether it has.
+        on_frame: Answers a frame at once, where that can be, and returns whether it has.
     """
 
-    on_text: Callable[[str], bool] | None
+    on_frame: Callable[[str | bytes], bool] | None
 
     def send_frame(self, frame: str | bytes) -> bool:
         """Send a frame at once; False where it has to go the general way, by `send`."""
@@ -336,7 +336,7 @@ class _SessionConversation(Conversation):
         answer, long, lane = self._dialect.answer, self._long, self._lane
         if lane is not None and held.alone and self._sessions.inline:
             self._held = held
-            lane.on_text = self.answer_here
+            lane.on_frame = self.answer_here
         while not self.leaving:
             self.busy = False
             frame = await self._next_frame()
@@ -357,11 +357,13 @@ class _SessionConversation(Conversation):
                 return NORMAL_CLOSURE  # the reply has told it: a call inside the frame outlasted its time
         return GOING_AWAY
 
-    def answer_here(self, text: str) -> bool:
+    def answer_here(self, text: str | bytes) -> bool:
         """Answer a request where it has been read, if nothing has to be waited for; return whether it is answered."""
         session = self._held
         if self.busy or self.leaving or self.over or session.shared or session.over:
             return False
+        if not isinstance(text, str):
+            return False  # it is refused in its turn
         answering = self._dialect.answer_here(session, text)
         if not isinstance(answering, str):
             self._begun = answering

@@ -268,6 +268,8 @@ class BatchRound:
         """Wait until so many calls are over, or all that are left; return them."""
         self._wanted = min(at_least, self._left)
         if len(self._finished) < self._wanted:
+            await asyncio.sleep(0)  # first, as `begin_here` needs it
+        if len(self._finished) < self._wanted:
             self._waiter = asyncio.get_running_loop().create_future()
             await self._waiter
         finished, self._finished = self._finished, []
