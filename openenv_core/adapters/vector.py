@@ -354,7 +354,7 @@ def _filled(tree: Any, arrays: Sequence[Array]) -> Any:
 
 
 def _numpy(array: Array) -> "NDArray[Any]":
-    return np.frombuffer(array.data, array.dtype).reshape(array.shape)
+    return np.ndarray(array.shape, array.dtype, array.data)
 
 
 def _info_of(row: Mapping[str, Any]) -> dict[str, Any]:
