@@ -245,6 +245,11 @@ class EnvironmentRunner:
             self._reset, options=self.plan.reset_options.accept(options), here=here
         )
 
+    def step_here(self, action: Action) -> Observation | Coroutine[Any, Any, Observation]:
+        """Apply an action where this is called; return what is to be awaited where the environment waits."""
+        seen = self._call(self._step, action)
+        return seen if isinstance(seen, Observation) else self._settled(seen, here=True)
+
     async def step(
         self,
         action: Action,
@@ -256,8 +261,8 @@ class EnvironmentRunner:
         """Apply an action; `here`: where this is called. `resume`: as of `_run`."""
         plan = self.plan
         if here or (plan.inline and not options):
-            seen = self._call(self._step, action)
-            return seen if isinstance(seen, Observation) else await self._settled(seen, here=True)
+            seen = self.step_here(action)
+            return seen if isinstance(seen, Observation) else await seen
         return await self._run(  # type: ignore[no-any-return]
             self._step,
             (action,),

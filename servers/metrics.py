@@ -226,16 +226,15 @@ class ServerMetrics:
             seconds: From the request to that frame.
             in_turn: The environments ran one after the other; else at once, and the longest counts for the request.
         """
-        done = [call for call in calls if not call.reads and not isinstance(call.outcome, BaseException)]
-        for kind in (RESET, STEP):
-            of_kind = [call.spent_s for call in done if (call.options is not None) is (kind == RESET)]
-            if of_kind:
-                counts, count, spent_s = self.counts.calls[kind], len(of_kind), sum(of_kind)
-                counts.buckets[bisect_left(BUCKETS_S, seconds)] += count
-                counts.seconds += count * seconds
-                counts.environment_s += spent_s
-                server_s = max(0.0, seconds - (spent_s if in_turn else max(of_kind)))
-                counts.together_s += count * seconds - spent_s - server_s
+        done = [call.spent_s for call in calls if not isinstance(call.outcome, BaseException)]
+        if done and not calls[0].reads:  # one frame asks all of them the same
+            counts = self.counts.calls[STEP if calls[0].options is None else RESET]
+            count, spent_s = len(done), sum(done)
+            counts.buckets[bisect_left(BUCKETS_S, seconds)] += count
+            counts.seconds += count * seconds
+            counts.environment_s += spent_s
+            server_s = max(0.0, seconds - (spent_s if in_turn else max(done)))
+            counts.together_s += count * seconds - spent_s - server_s
 
     def count_received(self, frame: str | bytes) -> None:
         """Count the bytes of a request."""

@@ -4,7 +4,7 @@ uvicorn waits for ever for a request that never ends and for a client that never
 limit, and keeps one object for every fragment of a message. Nothing here is done for a message that comes
 whole and is read: timers run while a request's head is incomplete or a reply lies unread.
 
-Nearly every frame of the OpenEnv wire is one unfragmented text frame that arrives in one piece while the
+Nearly every frame of the OpenEnv wire is one unfragmented frame that arrives in one piece while the
 application waits for it. The general way takes such a frame through a generator-based parser, two events, a queue
 and, before and after, a system call that stops and starts reading. The lane reads it where it lies, and has the
 application answer it there where nothing has to be waited for. Whatever is not that simple goes the general way, as if
@@ -198,6 +198,7 @@ class HttpProtocol(_Watched, H11Protocol):
 _WHOLE_TEXT: Final = 0x81
 """First byte of a frame: the last of its message, no extension, text."""
 _WHOLE_BINARY: Final = 0x82
+_WHOLE: Final = (_WHOLE_TEXT, _WHOLE_BINARY)
 _MASKED: Final = 0x80
 _SHORT: Final = 126
 _MASK_BYTES: Final = 4
@@ -336,10 +337,10 @@ class SocketProtocol(_Watched, WebSocketsSansIOProtocol):
     """WebSockets whose memory and patience are bounded, with the lane; the application can drop one at once.
 
     Attributes:
-        on_text: Set by the application: answers a text at once, where that can be, and returns whether it has.
+        on_frame: Set by the application: answers a frame at once, where that can be, and returns whether it has.
     """
 
-    on_text: Callable[[str], bool] | None = None
+    on_frame: Callable[[str | bytes], bool] | None = None
     _pong: bytes = b""
     _message: bytearray | None = None
     _plain: bool = False
@@ -364,10 +365,11 @@ class SocketProtocol(_Watched, WebSocketsSansIOProtocol):
 
     def data_received(self, data: bytes) -> None:
         """Take what came."""
-        if self._plain and (text := self._read_whole_frame(data)) is not None:
+        if self._plain and (frame := self._read_whole_frame(data)) is not None:
             # The application waits for it, so reading goes on.
-            if self.on_text is None or not self.writable.is_set() or not self.on_text(text):
-                self.queue.put_nowait({"type": "websocket.receive", "text": text})
+            if self.on_frame is None or not self.writable.is_set() or not self.on_frame(frame):
+                kind = "text" if isinstance(frame, str) else "bytes"
+                self.queue.put_nowait({"type": "websocket.receive", kind: frame})  # type: ignore[arg-type]
             return
         self._between_frames = False
         super().data_received(data)
@@ -376,11 +378,11 @@ class SocketProtocol(_Watched, WebSocketsSansIOProtocol):
             self.transport.write(b"".join(self.conn.data_to_send()))
             self.transport.close()
 
-    def _read_whole_frame(self, data: bytes) -> str | None:
-        """Return the text of a frame that is all there is, and that the application waits for; else None."""
+    def _read_whole_frame(self, data: bytes) -> str | bytes | None:
+        """Return what a frame holds that is all there is, and that the application waits for; else None."""
         waiter = self.queue.waiter  # type: ignore[attr-defined]  # it is ours
         length = len(data)
-        if waiter is None or waiter.done() or length < 2 + _MASK_BYTES or data[0] != _WHOLE_TEXT:
+        if waiter is None or waiter.done() or length < 2 + _MASK_BYTES or data[0] not in _WHOLE:
             return None
         size = data[1] - _MASKED
         start = 2
@@ -397,7 +399,8 @@ class SocketProtocol(_Watched, WebSocketsSansIOProtocol):
             return None
         body = start + _MASK_BYTES
         try:
-            return apply_mask(data[body:], data[start:body]).decode()
+            payload = apply_mask(data[body:], data[start:body])
+            return payload.decode() if data[0] == _WHOLE_TEXT else payload
         except UnicodeDecodeError:
             return None
 
@@ -435,9 +438,8 @@ class SocketProtocol(_Watched, WebSocketsSansIOProtocol):
         if size < _GATHERED_BYTES:
             self.transport.write(head + payload)
         else:  # perhaps megabytes of arrays, which are not copied again
-            self.transport.write(head)
             self.transport.flush()
-            self.transport.write(payload)
+            self.transport.writelines((head, payload))
         return True
 
     def abort(self) -> None:

@@ -50,7 +50,9 @@ def models_for(
     def annotate(space: Space[Any]) -> Any:
         return Field(json_schema_extra={"gymnasium_space": describe_space(space)})
 
-    taken = Annotated[JsonValue, annotate(action_space)]
+    taken = Annotated[
+        Any, annotate(action_space)
+    ]  # read from JSON: to look once more whether it is, takes time
     written = PlainSerializer(partial(write_value, observation_space))
     seen = Annotated[Any, annotate(observation_space), written]
     build: Any = create_model  # its overloads do not know types made at run time

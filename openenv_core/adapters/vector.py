@@ -244,7 +244,9 @@ class ServedVectorEnv(VectorEnv[Any, Any, Any]):
     def _write(self, actions: Any, members: list[int], arrays: list[Array]) -> dict[str, Any]:
         """Return the fields of a step: columns, where the actions are arrays."""
         fields, layouts = self._actions, self._actions.layouts
-        asked: dict[str, Any] = {"members": members, "autoreset": self._autoreset}
+        asked: dict[str, Any] = {"autoreset": self._autoreset}
+        if members is not self._everyone:  # whom a server asks by default
+            asked["members"] = members
         if layouts.keys() == fields.parts.keys():
             batches = {fields.bare: actions} if fields.bare else actions
             columns = {name: columns_of(layout, batches[name], arrays) for name, layout in layouts.items()}
@@ -352,7 +354,7 @@ def _filled(tree: Any, arrays: Sequence[Array]) -> Any:
 
 
 def _numpy(array: Array) -> "NDArray[Any]":
-    return np.frombuffer(array.data, array.dtype).reshape(array.shape)
+    return np.ndarray(array.shape, array.dtype, array.data)
 
 
 def _info_of(row: Mapping[str, Any]) -> dict[str, Any]:

@@ -6,8 +6,9 @@ header's length (uint32), the header, and the arrays one behind the other, each 
 
 import math
 import struct
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import lru_cache
+from operator import attrgetter
 from typing import Annotated, Any, Final, Literal, NamedTuple, TypeAlias
 
 from pydantic import ConfigDict, Field, StrictInt, TypeAdapter, ValidationError
@@ -427,12 +428,11 @@ _AT_TIMES: Final = ("metadata", "info", "infrastructure_error", "unscored")
 
 
 @lru_cache(maxsize=256)
-def _fields_of(model: type[Observation]) -> tuple[frozenset[str], tuple[str, ...]]:
-    """Return the fields that always say something, and those that do at times."""
+def _fields_of(model: type[Observation]) -> tuple[frozenset[str], Callable[[Observation], tuple[Any, ...]]]:
+    """Return the fields that always say something, and what gets those that do at times."""
     sent = {name for name, field in model.model_fields.items() if field.exclude is not True}
-    return frozenset(sent - _BESIDE - {*_AT_TIMES}), tuple(
-        name for name in _AT_TIMES if name in model.model_fields
-    )
+    at_times = [name for name in _AT_TIMES if name in model.model_fields]
+    return frozenset(sent - _BESIDE - {*_AT_TIMES}), attrgetter(*at_times)
 
 
 class ObservationEncoder:
@@ -460,7 +460,7 @@ class ObservationEncoder:
         for name, layout in self._layouts.items():
             begun = len(arrays)
             try:
-                batch = stack(layout, [getattr(one, name) for one in observations])
+                batch = stack(layout, list(map(attrgetter(name), observations)))
                 columns[name] = columns_of(layout, batch, arrays)
             except (ImportError, AttributeError, LookupError, TypeError, ValueError, OverflowError):
                 del arrays[begun:]  # it has other values than it says, which JSON can tell
@@ -468,8 +468,7 @@ class ObservationEncoder:
         exclude = {*_BESIDE, *columns}
         models = set(map(type, observations))
         told = any(_fields_of(model)[0] - exclude for model in models)
-        at_times = {name for model in models for name in _fields_of(model)[1]}
-        if told or any(getattr(one, name, None) for name in at_times for one in observations):
+        if told or any(any(_fields_of(type(one))[1](one)) for one in observations):
             rows = [encode_fields(one, exclude)[0] for one in observations]
             header["rows"] = b"[%b]" % b",".join(rows)
         return header

@@ -119,16 +119,16 @@ class BatchDialect:
             return {**told, "rows": b"[%b]" % b",".join(states)}
         outcomes: list[tuple[Observation, Observation | None]] = [call.outcome for call in calls]  # type: ignore[misc]
         seen = [observation for observation, _ in outcomes]
-        results = [observation if last is None else last for observation, last in outcomes]
+        final = [call for call, (_, last) in zip(calls, outcomes, strict=True) if last is not None]
+        results = [observation if last is None else last for observation, last in outcomes] if final else seen
         for kind in {*map(type, seen), *map(type, results)}:
             if not issubclass(kind, Observation):
                 raise TypeError(
                     f"expected reset() and step() to return an Observation, got {kind.__name__}; "
                     "return an instance of the environment's observation class"
                 )
-        final = [call for call, (_, last) in zip(calls, outcomes, strict=True) if last is not None]
         rewards = array("d", [math.nan if one.reward is None else one.reward for one in results])
-        ends = [wire.ends_of(one) for one in results]
+        ends = [wire.ends_of(one) if one.done else (False, False) for one in results]
         for name, dtype, data in (
             ("reward", "float64", rewards.tobytes()),
             ("terminated", "bool", bytes([terminated for terminated, _ in ends])),

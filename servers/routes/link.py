@@ -298,14 +298,20 @@ class Link:
         elif self._opening:
             self._deferred.append(request)
             return
-        task = self._begin(request)
         if self._inline and isinstance(head, wire.MembersRequest):
-            await asyncio.wait([task])
+            before = [
+                other.task for other in self.running if other.round is not None and other.task is not None
+            ]
+            if before:  # begun by `answer_here`
+                await asyncio.wait(before)
+            await asyncio.wait([self._begin(request)])
+        else:
+            self._begin(request)
 
-    def answer_here(self, frame: str) -> bool:
-        """Answer a request where it has been read, if nothing has to be waited for; return whether it is answered.
+    def answer_here(self, frame: str | bytes) -> bool:
+        """Answer a request where it has been read, as far as nothing has to be waited for; return whether it is taken.
 
-        It is about one session, whose environment never waits, and nothing else is under way.
+        It is about one session, whose environment never waits, or a step of many, and nothing else is under way.
         """
         socket = self.conversation
         if self.running or socket is None or socket.sending is not None or socket.leaving or socket.over:
@@ -313,6 +319,8 @@ class Link:
         counts, began = None, 0.0
         if self._metrics.enabled:
             counts, began = self._metrics.counts, perf_counter()
+        if not isinstance(frame, str):
+            return self._step_here(frame, socket, began)
         try:
             head, asked = self._links.decoder.numbered_frame(frame)
         except FATAL:  # a validator of the author's may raise anything
@@ -335,6 +343,26 @@ class Link:
             self.running.add(request)
             socket.busy = True
             self._begin(request)
+        return True
+
+    def _step_here(self, frame: bytes, socket: "LinkConversation", began: float) -> bool:
+        """Answer a step of many, or begin to; return whether it is one."""
+        try:
+            head, _, arrays = self._links.read(frame)
+        except RefusalError:
+            return False  # it is read again, and refused, in its turn
+        if not isinstance(head, wire.StepRequest) or head.id <= self.taken or head.deadline_s is not None:
+            return False
+        self.taken = head.id
+        if head.read is not None:
+            self.forget(head.read)
+        if began:
+            self._metrics.count_received(frame)
+        request = _Request(head, None, arrays, frame, began)
+        self.running.add(request)
+        socket.busy = True
+        if (rest := begin_here(self._answer(request))) is not None:
+            request.task = keep(asyncio.create_task(rest))
         return True
 
     def _resume(self, head: wire.ResumeRequest) -> None:
@@ -560,6 +588,7 @@ class Link:
     async def _flushed(self) -> None:
         """Wait until a client that is there has been sent everything."""
         if self.conversation is not None and (sending := self.conversation.sending) is not None:
+            await asyncio.sleep(0)  # first, as `begin_here` needs it
             await asyncio.wait([sending])
 
 
@@ -707,7 +736,7 @@ class LinkConversation(Conversation):
 
     def _listen(self) -> None:
         if self._lane is not None and self._sessions.inline:
-            self._lane.on_text = self._link.answer_here
+            self._lane.on_frame = self._link.answer_here
 
     def resume(self, link: Link, request: wire.ResumeRequest) -> None:
         """Speak for a link that has lost its socket, or is about to hear that it has."""

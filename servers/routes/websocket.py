@@ -53,10 +53,10 @@ class Lane(Protocol):
     """What the server's protocol has beside ASGI; `servers.protocols` says more.
 
     Attributes:
-        on_text: Answers a text at once, where that can be, and returns whether it has.
+        on_frame: Answers a frame at once, where that can be, and returns whether it has.
     """
 
-    on_text: Callable[[str], bool] | None
+    on_frame: Callable[[str | bytes], bool] | None
 
     def send_frame(self, frame: str | bytes) -> bool:
         """Send a frame at once; False where it has to go the general way, by `send`."""
@@ -350,7 +350,7 @@ class _SessionConversation(Conversation):
         if self._lane is not None and held.alone and (self._sessions.inline or held.runner.in_thread):
             if held.runner.in_thread:
                 self._resume = self._go_on
-            self._lane.on_text = self.answer_here
+            self._lane.on_frame = self.answer_here
         try:
             return await self._answer_in_turn(held)
         finally:
@@ -385,11 +385,13 @@ class _SessionConversation(Conversation):
                 return NORMAL_CLOSURE  # the reply has told it: a call inside the frame outlasted its time
         return GOING_AWAY
 
-    def answer_here(self, text: str) -> bool:
+    def answer_here(self, text: str | bytes) -> bool:
         """Answer a request where it has been read, without waking the task; return whether it is taken."""
         session = self._held
         if self.busy or self._ahead or self.leaving or self.over or session.shared or session.over:
             return False
+        if not isinstance(text, str):
+            return False  # it is refused in its turn
         answering = self._dialect.answer_here(session, text, self._resume)
         if answering is None:
             return False

@@ -8,6 +8,7 @@ from functools import partial
 from types import CoroutineType
 from typing import Any, Final
 
+from openenv_core import Observation
 from openenv_core.protocol.errors import RefusalError
 from servers.execution import EnvironmentRunner, begin_here, keep
 from servers.sessions.queue import REQUEST_WAIT_S, Tell, Ticket
@@ -46,7 +47,7 @@ class Member:
 
     def refusal(self) -> RefusalError | None:
         """Return why it cannot be asked now; None where it can."""
-        if self.in_use:
+        if self.busy or self.turn.locked():
             return SessionBusyError(1)
         if self.session.over:
             return UnknownSessionError(f"member {self.number}, which has ended")
@@ -84,8 +85,13 @@ class MemberCall:
         """Whether a step is to be a reset, because the episode before it is over."""
         return self.autoreset is not None and self.member.ended
 
-    async def play(self, runner: EnvironmentRunner, *, here: bool = False) -> tuple[Any, Any]:
-        """Ask an environment: read its state, reset it, or step it and do what the autoreset says."""
+    async def play(
+        self, runner: EnvironmentRunner, *, here: bool = False, begun: Any = None
+    ) -> tuple[Any, Any]:
+        """Ask an environment: read its state, reset it, or step it and do what the autoreset says.
+
+        `begun` is what `EnvironmentRunner.step_here` has returned, where that was called already.
+        """
         last = None
         if self.reads:
             return await runner.state(here=here), None
@@ -93,7 +99,9 @@ class MemberCall:
             seen = await runner.reset(self.options or {}, here=here)
             self.spent_s = runner.spent_s
         else:
-            seen = await runner.step(self.action, here=here)
+            if begun is None:
+                begun = runner.step(self.action, here=here)
+            seen = begun if isinstance(begun, Observation) else await begun
             self.spent_s = runner.spent_s
             if self.autoreset == "same_step" and getattr(seen, "done", False) is True:
                 last, seen = seen, await runner.reset({}, here=here)
@@ -103,7 +111,15 @@ class MemberCall:
 
     def play_here(self) -> Any:
         """Do the same where this is called; return a coroutine to go on with on the loop where a method waits."""
-        return begin_here(self.play(self.member.session.runner, here=True))
+        member = self.member
+        runner, begun = member.session.runner, None
+        if self.action is not None and not (member.ended and self.autoreset is not None):
+            begun = runner.step_here(self.action)
+            if isinstance(begun, Observation) and not (begun.done is True and self.autoreset == "same_step"):
+                self.spent_s = runner.spent_s  # most steps: no coroutine is made for them
+                member.ended = begun.done is True
+                return begun, None
+        return begin_here(self.play(runner, here=True, begun=begun))
 
 
 class SessionBatch:
@@ -239,7 +255,7 @@ class BatchRound:
                 self._go_on(call, call.play)
             elif session.runner.plan.inline:
                 self._take(call, outcome_of(call.play_here))
-                if number % _SPELL == 0:
+                if number % _SPELL == 0 and number < len(self._calls):
                     await asyncio.sleep(0)
             elif session.runner.in_thread:
                 self._in_threads[call] = session.runner.submit(call.play_here, partial(self._take, call))
@@ -251,6 +267,8 @@ class BatchRound:
     async def next(self, at_least: int) -> list[MemberCall]:
         """Wait until so many calls are over, or all that are left; return them."""
         self._wanted = min(at_least, self._left)
+        if len(self._finished) < self._wanted:
+            await asyncio.sleep(0)  # first, as `begin_here` needs it
         if len(self._finished) < self._wanted:
             self._waiter = asyncio.get_running_loop().create_future()
             await self._waiter
@@ -289,7 +307,8 @@ class BatchRound:
 
     def _take(self, call: MemberCall, outcome: Outcome) -> None:
         """Take what came of a call, on the loop; where a plain method has returned an awaitable, go on."""
-        self._in_threads.pop(call, None)
+        if self._in_threads:
+            self._in_threads.pop(call, None)
         _, value = outcome
         if isinstance(value, CoroutineType):
             self._go_on(call, lambda _: asyncio.create_task(value))
@@ -297,7 +316,7 @@ class BatchRound:
         call.outcome = value
         call.member.busy = False
         self._finished.append(call)
-        if len(self._finished) >= self._wanted and self._waiter is not None and not self._waiter.done():
+        if self._waiter is not None and len(self._finished) >= self._wanted and not self._waiter.done():
             self._waiter.set_result(None)
 
     def _expire(self) -> None:

@@ -336,7 +336,8 @@ async def test_what_the_application_answers_at_once_is_not_received() -> None:
         await receive()
         await send({"type": "websocket.accept"})
         protocol = scope["extensions"][LANE]
-        protocol.on_text = lambda text: "now" in text and protocol.send_frame(text.upper())
+        answered = ("now", "now" * 100, "now, twice", b"soon")
+        protocol.on_frame = lambda frame: frame in answered and protocol.send_frame(frame.upper())
         while (message := await receive())["type"] == "websocket.receive":
             received.append(message.get("text") or message.get("bytes"))
             await send({**message, "type": "websocket.send"})
@@ -347,6 +348,7 @@ async def test_what_the_application_answers_at_once_is_not_received() -> None:
             (TEXT, b"now", b"NOW"),
             (TEXT, b"later", b"later"),
             (BINARY, b"now", b"now"),
+            (BINARY, b"soon", b"SOON"),
             (TEXT, b"now" * 100, b"NOW" * 100),
         ):
             await asyncio.sleep(PAUSE_S)  # until the application waits for it

@@ -20,6 +20,7 @@ from ..models import GymnasiumAction, GymnasiumObservation, GymnasiumState, mode
 
 Wrapper = Callable[[gymnasium.Env[Any, Any]], gymnasium.Env[Any, Any]]
 
+_set: Final = object.__setattr__
 
 _COPIED: Final = ("gymnasium.envs.classic_control.", "gymnasium.envs.toy_text.", "gymnasium.wrappers.")
 """Modules of Gymnasium whose classes hold nothing but plain Python and numpy as long as they do not render."""
@@ -48,6 +49,7 @@ class GymnasiumEnvironment(Environment[GymnasiumAction, GymnasiumObservation, Gy
     """
 
     SUPPORTS_CONCURRENT_SESSIONS = True
+    _MADE_WITH: Mapping[str, Any] = {}
 
     def __init__(
         self,
@@ -56,7 +58,7 @@ class GymnasiumEnvironment(Environment[GymnasiumAction, GymnasiumObservation, Gy
         options: Mapping[str, Any] | None = None,
         observation_type: type[GymnasiumObservation] | None = None,
     ) -> None:
-        env: gymnasium.Env[Any, Any] = gymnasium.make(env_id, **(options or {}))
+        env: gymnasium.Env[Any, Any] = gymnasium.make(env_id, **{**self._MADE_WITH, **(options or {})})
         for wrap in wrappers:
             env = wrap(env)
         self.inner = env
@@ -156,14 +158,15 @@ class GymnasiumEnvironment(Environment[GymnasiumAction, GymnasiumObservation, Gy
 
     def _observation(self, seen: Any, info: Mapping[str, Any], **fields: Any) -> GymnasiumObservation:
         fields["observation"] = seen
-        fields["info"] = {str(key): _json(value) for key, value in info.items() if _is_json(value)}
+        fields["info"] = (
+            {str(key): _json(value) for key, value in info.items() if _is_json(value)} if info else {}
+        )
         # There is nothing to validate, and `model_construct` takes longer than a step.
         made = self._model.__new__(self._model)
-        state = {
-            "__dict__": {**self._defaults, "metadata": {}, **fields},
-            "__pydantic_fields_set__": set(fields),
-        }
-        made.__setstate__({**state, "__pydantic_extra__": None, "__pydantic_private__": None})
+        _set(made, "__dict__", {**self._defaults, "metadata": {}, **fields})
+        _set(made, "__pydantic_fields_set__", set(fields))
+        _set(made, "__pydantic_extra__", None)
+        _set(made, "__pydantic_private__", None)
         return made
 
 
@@ -171,6 +174,7 @@ class QuickGymnasiumEnvironment(GymnasiumEnvironment):
     """One of those that `is_quick` is about: a server steps it on its event loop."""
 
     BLOCKING = False
+    _MADE_WITH = {"disable_env_checker": True}  # noqa: RUF012 - it would look for faults in Gymnasium's own
 
 
 def is_quick(env: gymnasium.Env[Any, Any]) -> bool:
