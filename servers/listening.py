@@ -6,6 +6,7 @@ import socket
 from typing import Final, TypeAlias
 
 from openenv_core.errors import ConfigurationError
+from servers.settings import MAKE_TOKEN, ServerSettings
 
 Address: TypeAlias = ipaddress.IPv4Address | ipaddress.IPv6Address
 
@@ -77,6 +78,24 @@ def inherit_socket(fd: int) -> socket.socket:
 def is_exposed(listener: socket.socket) -> bool:
     """Say whether callers beyond this machine reach a listening socket, as far as its address tells."""
     return listener.family != socket.AF_UNIX and not is_loopback(listener.getsockname()[0])
+
+
+def refuse_strangers_without_token(
+    listener: socket.socket, settings: ServerSettings, *, insecure: bool
+) -> None:
+    """Let a server without tokens be reached from this machine only, unless it was said otherwise.
+
+    Raises:
+        ConfigurationError: It can be reached from elsewhere.
+    """
+    if settings.tokens or insecure or not is_exposed(listener):
+        return
+    host, port = listener.getsockname()[:2]
+    raise ConfigurationError(
+        f"expected a token to listen beyond loopback, got none for {url_host(host)}:{port}; give "
+        f"--token-file or ROPEWALK_TOKENS (make one with: {MAKE_TOKEN}), or --host 127.0.0.1, or, where "
+        "the network keeps strangers out, --insecure"
+    )
 
 
 def url_host(host: str) -> str:

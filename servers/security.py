@@ -13,7 +13,6 @@ import hashlib
 import hmac
 import json
 import re
-import socket
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from typing import Any, Final, NamedTuple, TypeAlias
@@ -21,8 +20,8 @@ from typing import Any, Final, NamedTuple, TypeAlias
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from openenv_core.errors import ConfigurationError
-from servers.listening import ip_address, is_exposed, is_loopback, url_host
-from servers.settings import MAKE_TOKEN, ServerSettings
+from servers.listening import ip_address, is_loopback
+from servers.settings import ServerSettings
 
 _PRINCIPAL: Final = "ropewalk.principal"
 """The key of the scope under which the name of the caller's token stands."""
@@ -91,24 +90,6 @@ async def turn_away(turned: TurnedAwayError, scope: Scope, send: Send, *, closin
 def owner_of(scope: Mapping[str, Any]) -> str:
     """Return the name of the caller's token; an empty one where there are no tokens, or no guard."""
     return str(scope.get(_PRINCIPAL, ""))
-
-
-def refuse_strangers_without_token(
-    listener: socket.socket, settings: ServerSettings, *, insecure: bool
-) -> None:
-    """Let a server without tokens be reached from this machine only, unless it was said otherwise.
-
-    Raises:
-        ConfigurationError: It can be reached from elsewhere.
-    """
-    if settings.tokens or insecure or not is_exposed(listener):
-        return
-    host, port = listener.getsockname()[:2]
-    raise ConfigurationError(
-        f"expected a token to listen beyond loopback, got none for {url_host(host)}:{port}; give "
-        f"--token-file or ROPEWALK_TOKENS (make one with: {MAKE_TOKEN}), or --host 127.0.0.1, or, where "
-        "the network keeps strangers out, --insecure"
-    )
 
 
 class Guard:

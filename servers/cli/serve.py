@@ -14,9 +14,15 @@ from typing import Any, Final
 from openenv_core.cli import Command
 from openenv_core.errors import ConfigurationError, OpenEnvError, installed_with
 from openenv_core.targets import variables_for
-from servers.listening import inherit_socket, is_exposed, listen, listen_often, url_host
+from servers.listening import (
+    inherit_socket,
+    is_exposed,
+    listen,
+    listen_often,
+    refuse_strangers_without_token,
+    url_host,
+)
 from servers.logs import LEVELS
-from servers.security import refuse_strangers_without_token
 from servers.settings import MODES, ServePlan, ServerSettings, count, seconds, seconds_or_none, token_lines
 
 _FAILED: Final = 2
