@@ -53,7 +53,7 @@ class Lane(Protocol):
     """What the server's protocol has beside ASGI; `servers.protocols` says more.
 
     Attributes:
-        on_text: Answers a text at once, where that can be, and returns whether it has.
+        on_text: Takes a text to answer where it has been read, where that can be, and returns whether it has.
     """
 
     on_text: Callable[[str], bool] | None
