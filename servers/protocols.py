@@ -7,8 +7,8 @@ whole and is read: timers run while a request's head is incomplete or a reply li
 Nearly every frame of the OpenEnv wire is one unfragmented frame that arrives in one piece while the
 application waits for it. The general way takes such a frame through a generator-based parser, two events, a queue
 and, before and after, a system call that stops and starts reading. The lane reads it where it lies, and has the
-application answer it there where nothing has to be waited for. Whatever is not that simple goes the general way, as if
-there were no lane.
+application answer it there where nothing, or a thread alone, has to be waited for. Whatever is not that simple goes the
+general way, as if there were no lane.
 """
 
 import asyncio
@@ -337,7 +337,8 @@ class SocketProtocol(_Watched, WebSocketsSansIOProtocol):
     """WebSockets whose memory and patience are bounded, with the lane; the application can drop one at once.
 
     Attributes:
-        on_frame: Set by the application: answers a frame at once, where that can be, and returns whether it has.
+        on_frame: Set by the application: takes a frame to answer where it has been read, where that can be, and returns
+            whether it has.
     """
 
     on_frame: Callable[[str | bytes], bool] | None = None

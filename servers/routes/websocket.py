@@ -53,7 +53,7 @@ class Lane(Protocol):
     """What the server's protocol has beside ASGI; `servers.protocols` says more.
 
     Attributes:
-        on_frame: Answers a frame at once, where that can be, and returns whether it has.
+        on_frame: Takes a frame to answer where it has been read, where that can be, and returns whether it has.
     """
 
     on_frame: Callable[[str | bytes], bool] | None
