@@ -105,6 +105,7 @@ async def test_steps_of_many_that_come_one_behind_the_other_are_taken_in_their_o
     size = 200
     async with serving(app_of(Counter, size)) as address, batch_of(address, size) as connection:
         await request(connection, op="reset", seeds=[0] * size)
+        await asyncio.sleep(0.05)  # until the server waits for a frame
         ones = Array("int64", (size,), (1).to_bytes(INT64, "little") * size)
         for number in (8, 9, 10):
             members = [*range(size)] if number == 8 else [*reversed(range(size))]
@@ -112,7 +113,7 @@ async def test_steps_of_many_that_come_one_behind_the_other_are_taken_in_their_o
             await connection.send(
                 encode_frame({name: json.dumps(value).encode() for name, value in header.items()}, [ones])
             )
-            await asyncio.sleep(0)
+            await asyncio.sleep(0.0005)  # in which the server reads it
         for number in (8, 9, 10):
             told = await answer(connection)
             assert (told["id"], totals(told)) == (number, [number - 7] * size)
