@@ -97,6 +97,28 @@ async def test_members_are_reset_and_stepped_together_by_rows_and_by_columns(env
         assert (told["rows"][0]["step_count"], told["rows"][0]["total"]) == (1, 7)
 
 
+async def test_steps_of_many_that_come_one_behind_the_other_are_taken_in_their_order(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The first is begun where it is read, and lets others have their turn before it is through."""
+    monkeypatch.setattr("servers.sessions.batch._SPELL", 1)
+    size = 200
+    async with serving(app_of(Counter, size)) as address, batch_of(address, size) as connection:
+        await request(connection, op="reset", seeds=[0] * size)
+        await asyncio.sleep(0.05)  # until the server waits for a frame
+        ones = Array("int64", (size,), (1).to_bytes(INT64, "little") * size)
+        for number in (8, 9, 10):
+            members = [*range(size)] if number == 8 else [*reversed(range(size))]
+            header = {"id": number, "op": "step", "members": members, "actions": {"amount": 0}}
+            await connection.send(
+                encode_frame({name: json.dumps(value).encode() for name, value in header.items()}, [ones])
+            )
+            await asyncio.sleep(0.0005)  # in which the server reads it
+        for number in (8, 9, 10):
+            told = await answer(connection)
+            assert (told["id"], totals(told)) == (number, [number - 7] * size)
+
+
 @EVERY_WAY
 async def test_what_fails_of_one_is_its_own_and_typed(env: Any) -> None:
     async with serving(app_of(env)) as address, batch_of(address, 4) as connection:
