@@ -1,13 +1,16 @@
 """Checks of the generator's side, and of a whole run."""
 
+import contextlib
 import json
 import os
 import random
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 from collections import deque
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +22,10 @@ from benchmarks.gpu.shapes import SHAPES, random_weights, shape_of, write_checkp
 NARROW = ["model.dtype=bfloat16"]
 LOAD_TIMEOUT_S, ANSWER_TIMEOUT_S = 200.0, 120.0
 LINES_KEPT = 10
+LOG_LOOK_INTERVAL_S = 1.0
+ITERATIONS = 3
+STARTED = "everything has started"
+"""How the line of a run begins that tells that all its roles serve."""
 
 
 def _engine(path: Path, telling: Telling, *, share: float, max_length: int, at_once: int) -> Any:
@@ -135,17 +142,26 @@ def blackjack(telling: Telling) -> None:
     with tempfile.TemporaryDirectory() as folder:
         command = [
             *(sys.executable, "-m", "rl_bridge.train", "--config", "examples/grpo_blackjack/config.yaml"),
-            *("--name", "check", f"output_dir={folder}", "trainer.iterations=3"),
+            *("--name", "check", f"output_dir={folder}", f"trainer.iterations={ITERATIONS}"),
             *("trainer.checkpoint_interval=0", "evaluation.interval=0", "evaluation.episodes=64", *words),
         ]
-        with subprocess.Popen(
-            command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
-        ) as training:
+        began = time.perf_counter()
+        with (
+            subprocess.Popen(
+                command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
+            ) as training,
+            _passing_on(Path(folder) / "check" / "logs"),
+        ):
             assert training.stdout is not None
             printed = deque[str](maxlen=LINES_KEPT)
             for line in training.stdout:  # passed on at once: a check that is ended tells how far it came
-                print(line, end="", flush=True)
+                after = time.perf_counter() - began
+                print(f"{after:6.1f} s  {line}", end="", flush=True)
                 printed.append(line)
+                if line.startswith(STARTED):
+                    telling.figure("start, until everything serves", after, "s")
+                elif f"/{ITERATIONS}  " in line:
+                    telling.figure(f"iteration {line.split('/')[0].strip()} was over after", after, "s")
         if training.returncode:
             logs = "\n".join(
                 log.read_text(errors="replace")[-600:] for log in Path(folder).glob("check/logs/*.log")
@@ -154,10 +170,46 @@ def blackjack(telling: Telling) -> None:
         rows = [
             json.loads(line) for line in (Path(folder) / "check" / "metrics.jsonl").read_text().splitlines()
         ]
-    if len(rows) != 3:
+    if len(rows) != ITERATIONS:
         raise RuntimeError(f"expected three iterations, got {len(rows)}")
     apart = max(row["mismatch/logprob_max"] for row in rows)
     bound = 1e-4 if device == "cpu" else 0.2
     telling.figure("mismatch/logprob_max, most of three iterations", apart, at_most=bound)
-    for name in ("time/rollout_s", "time/train_s", "time/sync_s", "train/tokens_per_s"):
-        telling.figure(f"{name}, the last iteration", rows[-1][name])
+    last = rows[-1]
+    for name in (*(f"time/{part}_s" for part in ("rollout", "train", "sync")), "train/tokens_per_s"):
+        telling.figure(f"{name}, the last iteration", last[name])
+    for part in ("push_s", "transport_s", "pause_s", "load_s"):
+        telling.figure(f"sync/{part}, the last iteration", last[f"sync/{part}"], "s")
+    # What turns cost stands in the log as shares of the time since the iteration before was logged.
+    wall_s = last["time/elapsed_s"] - rows[-2]["time/elapsed_s"]
+    for role, part in (("policy", "sleep"), ("trainer", "onload"), ("trainer", "offload")):
+        if (share := last.get(f"span/{role}/work/{part}")) is not None:
+            telling.figure(f"{part}, the last iteration", share * wall_s, "s")
+
+
+@contextlib.contextmanager
+def _passing_on(logs: Path) -> Iterator[None]:
+    """Print what the processes of a run write to their logs, while they do: how far one came that hangs."""
+    over = threading.Event()
+    read: dict[Path, int] = {}
+
+    def pass_on() -> None:
+        for log in sorted(logs.glob("*.log")):
+            with log.open(errors="replace") as file:
+                file.seek(read.get(log, 0))
+                for line in file:
+                    print(f"          {log.stem}: {line.rstrip()}", flush=True)
+                read[log] = file.tell()
+
+    def go_on() -> None:
+        while not over.wait(LOG_LOOK_INTERVAL_S):
+            pass_on()
+
+    reader = threading.Thread(target=go_on, daemon=True)
+    reader.start()
+    try:
+        yield
+    finally:
+        over.set()
+        reader.join()
+        pass_on()

@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 
 from rl_bridge.buffer.batch import TrainBatch
 from rl_bridge.errors import BridgeError, RankLostError, TrainingError
-from rl_bridge.metrics.spans import PROCESS_SPANS, span
+from rl_bridge.metrics.spans import PROCESS_SPANS, log_phase, span
 from rl_bridge.services.actor import ServiceActor
 from rl_bridge.services.options import Turn
 from rl_bridge.titan.ranks import ALONE, Rank
@@ -66,9 +66,13 @@ class TrainerActor(ServiceActor):
             timeout_s=self._settings.trainer.collective_timeout_s,
         )
         if self._turn is not None:
-            await self._turn.take(self._settings.trainer.timeout_s)
-        await self._work("start", self._start)
-        await self._end_turn()
+            with log_phase("waiting for a turn on the GPU"):
+                await self._turn.take(self._settings.trainer.timeout_s)
+        with log_phase("loading the model"):
+            await self._work("start", self._start)
+        if self._turn is not None:
+            with log_phase("leaving the GPU to the generators"):
+                await self._end_turn()
         PROCESS_SPANS.rest("batches")
 
     @concurrent_endpoint
