@@ -197,7 +197,7 @@ def _passing_on(logs: Path) -> Iterator[None]:
         for log in sorted(logs.glob("*.log")):
             with log.open(errors="replace") as file:
                 file.seek(read.get(log, 0))
-                for line in file:
+                for line in filter(str.strip, file):
                     print(f"          {log.stem}: {line.rstrip()}", flush=True)
                 read[log] = file.tell()
 
