@@ -28,16 +28,19 @@ STARTED = "everything has started"
 """How the line of a run begins that tells that all its roles serve."""
 
 
-def _engine(path: Path, telling: Telling, *, share: float, max_length: int, at_once: int) -> Any:
-    """A generator's engine, ready to answer."""
+def _engine(
+    path: Path, telling: Telling, *, share: float, max_length: int, at_once: int, sleeps: bool = False
+) -> Any:
+    """A generator's engine as a run has it, on a GPU in a process of its own; ready to answer."""
     from rl_bridge.config import Config
-    from rl_bridge.generator.engine import VllmEngine
+    from rl_bridge.generator.replica import make_engine
     from rl_bridge.generator.vllm_api import engine_environment
 
     os.environ.update(engine_environment(on_gpu=not telling.dry))
     config = Config.model_validate(
         {
             "model": {"dtype": "float32" if telling.dry else "bfloat16"},
+            "monarch": {"colocate": sleeps},
             "rollout": {
                 "max_length": max_length,
                 "max_num_seqs": at_once,
@@ -46,7 +49,7 @@ def _engine(path: Path, telling: Telling, *, share: float, max_length: int, at_o
             },
         }
     )
-    engine = VllmEngine(config, str(path), seed=0)
+    engine = make_engine(config, path, seed=0)
     engine.start().result(LOAD_TIMEOUT_S)
     return engine
 
@@ -64,7 +67,7 @@ def _prompts(count: int, length: int, vocabulary: int) -> list[list[int]]:
 
 
 def reload(telling: Telling) -> None:
-    """The engine of one model is given another's weights, and then answers as that one's own engine."""
+    """The engine of one model is given another's weights, awake and asleep; then it answers as that one's own."""
     telling.device()
     dtype = torch.float32 if telling.dry else torch.bfloat16
     prompts = _prompts(4, 8, SHAPES["tiny"]["vocab_size"])
@@ -75,12 +78,19 @@ def reload(telling: Telling) -> None:
         ]
         state = random_weights(shape_of("tiny"), device="cpu", dtype=dtype, seed=2)
         began = time.perf_counter()
-        engine = _engine(paths[0], telling, share=0.25, max_length=64, at_once=8)
+        engine = _engine(paths[0], telling, share=0.25, max_length=64, at_once=8, sleeps=True)
         telling.figure("start", time.perf_counter() - began, "s")
         before = _answers(engine, prompts, temperature=0, tokens=16)
-        for _ in range(3):  # over again, as in a run
-            load = engine.load(1, state).result(ANSWER_TIMEOUT_S)
+        for version in (1, 2, 3):  # over again, as in a run
+            load = engine.load(version, state).result(ANSWER_TIMEOUT_S)
         telling.figure("load", 1000 * load.load_s, "ms")
+        for version in (4, 5):  # and as in one whose trainer shares the GPU
+            began, awake = time.perf_counter(), _free_gb(telling)
+            engine.sleep().result(ANSWER_TIMEOUT_S)
+            telling.figure(f"falling asleep, time {version - 3}", 1000 * (time.perf_counter() - began), "ms")
+            telling.figure("memory that it leaves to others asleep", _free_gb(telling) - awake, "GB")
+            load = engine.load(version, state).result(ANSWER_TIMEOUT_S)
+            telling.figure(f"waking and load, time {version - 3}", 1000 * load.load_s, "ms")
         after = _answers(engine, prompts, temperature=0, tokens=16)
         engine.close()
         fresh = _engine(paths[1], telling, share=0.25, max_length=64, at_once=8)
@@ -93,6 +103,10 @@ def reload(telling: Telling) -> None:
     given, wanted = ([at for one in some for at in one.logprobs] for some in (after, expected))
     apart = max(abs(one - other) for one, other in zip(given, wanted, strict=True))
     telling.figure("log-probabilities, from a fresh engine's", apart, at_most=1e-5 if telling.dry else 0.02)
+
+
+def _free_gb(telling: Telling) -> float:
+    return 0.0 if telling.dry else torch.cuda.mem_get_info()[0] / 1e9
 
 
 def decode(telling: Telling) -> None:
