@@ -24,7 +24,10 @@ CHECKS = {
     "attention": (120, "attention by document, beside one document at a time on a CPU"),
     "loss": (120, "peak memory of the last layer and its gradient, beside the chunk's arithmetic"),
     "train-0.6B": (150, "tokens/s, MFU and memory of a training step at the shapes of Qwen3-0.6B"),
-    "reload": (300, "vLLM takes new weights after it has captured its graphs, and is as a fresh engine"),
+    "reload": (
+        300,
+        "vLLM takes new weights after it has captured its graphs, awake and asleep, and is as a fresh engine",
+    ),
     "decode-0.6B": (200, "vLLM's tokens/s at the shapes of Qwen3-0.6B"),
     "blackjack": (420, "a run of a few iterations with one card"),
     "weights-0.6B": (

@@ -1,13 +1,16 @@
 """Checks of the generator's side, and of a whole run."""
 
+import contextlib
 import json
 import os
 import random
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 from collections import deque
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -19,18 +22,25 @@ from benchmarks.gpu.shapes import SHAPES, random_weights, shape_of, write_checkp
 NARROW = ["model.dtype=bfloat16"]
 LOAD_TIMEOUT_S, ANSWER_TIMEOUT_S = 200.0, 120.0
 LINES_KEPT = 10
+LOG_LOOK_INTERVAL_S = 1.0
+ITERATIONS = 3
+STARTED = "everything has started"
+"""How the line of a run begins that tells that all its roles serve."""
 
 
-def _engine(path: Path, telling: Telling, *, share: float, max_length: int, at_once: int) -> Any:
-    """A generator's engine, ready to answer."""
+def _engine(
+    path: Path, telling: Telling, *, share: float, max_length: int, at_once: int, sleeps: bool = False
+) -> Any:
+    """A generator's engine as a run has it, on a GPU in a process of its own; ready to answer."""
     from rl_bridge.config import Config
-    from rl_bridge.generator.engine import VllmEngine
+    from rl_bridge.generator.replica import make_engine
     from rl_bridge.generator.vllm_api import engine_environment
 
     os.environ.update(engine_environment(on_gpu=not telling.dry))
     config = Config.model_validate(
         {
             "model": {"dtype": "float32" if telling.dry else "bfloat16"},
+            "monarch": {"colocate": sleeps},
             "rollout": {
                 "max_length": max_length,
                 "max_num_seqs": at_once,
@@ -39,7 +49,7 @@ def _engine(path: Path, telling: Telling, *, share: float, max_length: int, at_o
             },
         }
     )
-    engine = VllmEngine(config, str(path), seed=0)
+    engine = make_engine(config, path, seed=0)
     engine.start().result(LOAD_TIMEOUT_S)
     return engine
 
@@ -57,7 +67,7 @@ def _prompts(count: int, length: int, vocabulary: int) -> list[list[int]]:
 
 
 def reload(telling: Telling) -> None:
-    """The engine of one model is given another's weights, and then answers as that one's own engine."""
+    """The engine of one model is given another's weights, awake and asleep; then it answers as that one's own."""
     telling.device()
     dtype = torch.float32 if telling.dry else torch.bfloat16
     prompts = _prompts(4, 8, SHAPES["tiny"]["vocab_size"])
@@ -68,12 +78,19 @@ def reload(telling: Telling) -> None:
         ]
         state = random_weights(shape_of("tiny"), device="cpu", dtype=dtype, seed=2)
         began = time.perf_counter()
-        engine = _engine(paths[0], telling, share=0.25, max_length=64, at_once=8)
+        engine = _engine(paths[0], telling, share=0.25, max_length=64, at_once=8, sleeps=True)
         telling.figure("start", time.perf_counter() - began, "s")
         before = _answers(engine, prompts, temperature=0, tokens=16)
-        for _ in range(3):  # over again, as in a run
-            load = engine.load(1, state).result(ANSWER_TIMEOUT_S)
+        for version in (1, 2, 3):  # over again, as in a run
+            load = engine.load(version, state).result(ANSWER_TIMEOUT_S)
         telling.figure("load", 1000 * load.load_s, "ms")
+        for version in (4, 5):  # and as in one whose trainer shares the GPU
+            began, awake = time.perf_counter(), _free_gb(telling)
+            engine.sleep().result(ANSWER_TIMEOUT_S)
+            telling.figure(f"falling asleep, time {version - 3}", 1000 * (time.perf_counter() - began), "ms")
+            telling.figure("memory that it leaves to others asleep", _free_gb(telling) - awake, "GB")
+            load = engine.load(version, state).result(ANSWER_TIMEOUT_S)
+            telling.figure(f"waking and load, time {version - 3}", 1000 * load.load_s, "ms")
         after = _answers(engine, prompts, temperature=0, tokens=16)
         engine.close()
         fresh = _engine(paths[1], telling, share=0.25, max_length=64, at_once=8)
@@ -86,6 +103,10 @@ def reload(telling: Telling) -> None:
     given, wanted = ([at for one in some for at in one.logprobs] for some in (after, expected))
     apart = max(abs(one - other) for one, other in zip(given, wanted, strict=True))
     telling.figure("log-probabilities, from a fresh engine's", apart, at_most=1e-5 if telling.dry else 0.02)
+
+
+def _free_gb(telling: Telling) -> float:
+    return 0.0 if telling.dry else torch.cuda.mem_get_info()[0] / 1e9
 
 
 def decode(telling: Telling) -> None:
@@ -135,17 +156,26 @@ def blackjack(telling: Telling) -> None:
     with tempfile.TemporaryDirectory() as folder:
         command = [
             *(sys.executable, "-m", "rl_bridge.train", "--config", "examples/grpo_blackjack/config.yaml"),
-            *("--name", "check", f"output_dir={folder}", "trainer.iterations=3"),
+            *("--name", "check", f"output_dir={folder}", f"trainer.iterations={ITERATIONS}"),
             *("trainer.checkpoint_interval=0", "evaluation.interval=0", "evaluation.episodes=64", *words),
         ]
-        with subprocess.Popen(
-            command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
-        ) as training:
+        began = time.perf_counter()
+        with (
+            subprocess.Popen(
+                command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
+            ) as training,
+            _passing_on(Path(folder) / "check" / "logs"),
+        ):
             assert training.stdout is not None
             printed = deque[str](maxlen=LINES_KEPT)
             for line in training.stdout:  # passed on at once: a check that is ended tells how far it came
-                print(line, end="", flush=True)
+                after = time.perf_counter() - began
+                print(f"{after:6.1f} s  {line}", end="", flush=True)
                 printed.append(line)
+                if line.startswith(STARTED):
+                    telling.figure("start, until everything serves", after, "s")
+                elif f"/{ITERATIONS}  " in line:
+                    telling.figure(f"iteration {line.split('/')[0].strip()} was over after", after, "s")
         if training.returncode:
             logs = "\n".join(
                 log.read_text(errors="replace")[-600:] for log in Path(folder).glob("check/logs/*.log")
@@ -154,10 +184,46 @@ def blackjack(telling: Telling) -> None:
         rows = [
             json.loads(line) for line in (Path(folder) / "check" / "metrics.jsonl").read_text().splitlines()
         ]
-    if len(rows) != 3:
+    if len(rows) != ITERATIONS:
         raise RuntimeError(f"expected three iterations, got {len(rows)}")
     apart = max(row["mismatch/logprob_max"] for row in rows)
     bound = 1e-4 if device == "cpu" else 0.2
     telling.figure("mismatch/logprob_max, most of three iterations", apart, at_most=bound)
-    for name in ("time/rollout_s", "time/train_s", "time/sync_s", "train/tokens_per_s"):
-        telling.figure(f"{name}, the last iteration", rows[-1][name])
+    last = rows[-1]
+    for name in (*(f"time/{part}_s" for part in ("rollout", "train", "sync")), "train/tokens_per_s"):
+        telling.figure(f"{name}, the last iteration", last[name])
+    for part in ("push_s", "transport_s", "pause_s", "load_s"):
+        telling.figure(f"sync/{part}, the last iteration", last[f"sync/{part}"], "s")
+    # What turns cost stands in the log as shares of the time since the iteration before was logged.
+    wall_s = last["time/elapsed_s"] - rows[-2]["time/elapsed_s"]
+    for role, part in (("policy", "sleep"), ("trainer", "onload"), ("trainer", "offload")):
+        if (share := last.get(f"span/{role}/work/{part}")) is not None:
+            telling.figure(f"{part}, the last iteration", share * wall_s, "s")
+
+
+@contextlib.contextmanager
+def _passing_on(logs: Path) -> Iterator[None]:
+    """Print what the processes of a run write to their logs, while they do: how far one came that hangs."""
+    over = threading.Event()
+    read: dict[Path, int] = {}
+
+    def pass_on() -> None:
+        for log in sorted(logs.glob("*.log")):
+            with log.open(errors="replace") as file:
+                file.seek(read.get(log, 0))
+                for line in filter(str.strip, file):
+                    print(f"          {log.stem}: {line.rstrip()}", flush=True)
+                read[log] = file.tell()
+
+    def go_on() -> None:
+        while not over.wait(LOG_LOOK_INTERVAL_S):
+            pass_on()
+
+    reader = threading.Thread(target=go_on, daemon=True)
+    reader.start()
+    try:
+        yield
+    finally:
+        over.set()
+        reader.join()
+        pass_on()

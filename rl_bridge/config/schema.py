@@ -221,7 +221,7 @@ class RolloutConfig(Section):
     kv_cache_mb: Count = 256
     """Memory for the engine's key-value cache, in MiB, on a CPU."""
     gpu_memory_utilization: Annotated[float, Field(gt=0.0, le=1.0)] = 0.85
-    """Share of its GPU's memory for the engine, which has it to itself."""
+    """Share of its GPU's memory for the engine, which has it to itself; a toy model's takes less (docs/gpus.md)."""
 
     @model_validator(mode="after")
     def _check_groups(self) -> Self:

@@ -92,9 +92,10 @@ class VllmEngine(Engine):
         return self._submit(self._sleep())
 
     def check(self) -> None:
-        """See `Engine.check`; no sign of life for longer than answers may take is no working either."""
+        """See `Engine.check`; no sign of life for longer than what it does may take is no working either."""
         super().check()
-        limit_s = self._rollout.generate_timeout_s
+        slow = self._doing["load weights"] or self._doing["sleep"]
+        limit_s = self._rollout.generate_timeout_s * (LOAD_FACTOR if slow else 1.0)
         if self._sign is None or self._sign.done():
             self._asked, self._sign = time.monotonic(), self._submit(self._llm.is_paused())
         elif (silent_s := time.monotonic() - self._asked) > limit_s:
@@ -218,7 +219,8 @@ class VllmEngine(Engine):
             asked = time.monotonic()
             async with self._hold_requests(f"load version {version}"):
                 if asleep:  # first the weights alone: vLLM goes on with what is under way when all is awake
-                    await self._llm.wake_up(["weights"])
+                    with self._at("load weights"):
+                        await self._llm.wake_up(["weights"])
                 elif state is not None:
                     keep = self._rollout.weight_update == "keep_cache"
                     await self._llm.pause_generation(mode="keep", clear_cache=not keep)

@@ -18,7 +18,8 @@ from rl_bridge.errors import ModelError, WeightsError
 from rl_bridge.generator.base import Engine
 from rl_bridge.generator.endpoint import EndpointEngine
 from rl_bridge.generator.engine import VllmEngine
-from rl_bridge.generator.vllm_api import EngineTotals
+from rl_bridge.generator.vllm_api import EngineTotals, import_engine
+from rl_bridge.metrics.spans import log_phase
 from rl_bridge.services.options import Turn
 from rl_bridge.titan.architecture import read_hf_config
 from rl_bridge.types import Completion, PolicyVersion, SamplingSettings
@@ -90,10 +91,16 @@ class PolicyReplica:
     async def setup(self) -> None:
         """Load the engine; returns when it can answer."""
         if self._turn is not None:
-            await self._turn.take(self._config.trainer.timeout_s)
-        await asyncio.wrap_future(self._engine.start())
+            # Others compute meanwhile: of the engine's start this much needs no GPU.
+            with log_phase("importing vLLM"):
+                await asyncio.to_thread(import_engine)
+            with log_phase("waiting for a turn on the GPU"):
+                await self._turn.take(self._config.trainer.timeout_s)
+        with log_phase("starting the engine"):
+            await asyncio.wrap_future(self._engine.start())
         if self._turn is not None:
-            await self.sleep()
+            with log_phase("putting the engine to sleep"):
+                await self.sleep()
 
     async def sleep(self) -> None:
         """Leave the GPU to the trainer, until the next `update_weights`."""

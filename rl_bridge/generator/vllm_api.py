@@ -15,8 +15,9 @@ from types import ModuleType
 from typing import TYPE_CHECKING, Any, get_args
 
 from rl_bridge.config import Config, LoraConfig, RolloutConfig
-from rl_bridge.errors import GeneratorError, MissingDependencyError
+from rl_bridge.errors import GeneratorError, MissingDependencyError, ModelError
 from rl_bridge.generator.local_engine import LocalEngine
+from rl_bridge.titan.architecture import Architecture, read_architecture
 from rl_bridge.types import Completion, PolicyVersion, SamplingSettings
 from rl_bridge.weights.peft import write_adapter
 
@@ -27,6 +28,12 @@ OWNER_VARIABLE = "ROPEWALK_ENGINE_OWNER"
 """Tells an engine's own process whose it is, by number."""
 SEED_LIMIT = 2**63
 """Seeds are from 0 to below this: what PyTorch's generators take, less the negative ones; vLLM takes -1 for none."""
+KV_BLOCK_TOKENS = 16
+"""Tokens of a block of the key-value cache, as vLLM divides it on a GPU."""
+MOST_KV_BLOCKS = 2**19
+"""Blocks of a GPU's key-value cache, 8 million tokens, where the prompts at once need no more. vLLM makes an object of
+each when it starts, in 1 to 3 microseconds and 100 bytes, and goes through all of them whenever the cache is cleared. A
+policy of two layers would have thirty million on a large card: a minute of its start, and seconds of every sleep."""
 
 
 @dataclass(slots=True)
@@ -93,6 +100,18 @@ class EngineStatistics:
         return 0.0 if self.asleep else time.monotonic() - max(since, self.last_token_at)
 
 
+def import_engine() -> None:
+    """Import what `build_engine` needs, which takes long and no GPU; MissingDependencyError where it is not there."""
+    # In this process nothing waits for another; and apart, on a CPU, the executor "uni" is overruled otherwise, and a
+    # worker has yet another process, which would outlive its owner.
+    os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"
+    try:
+        import vllm
+        import vllm.v1.engine.async_llm  # noqa: F401
+    except ImportError as error:
+        raise MissingDependencyError("vllm") from error
+
+
 def build_engine(
     config: Config, model_path: str, *, seed: int, statistics: EngineStatistics, apart: bool
 ) -> Any:
@@ -101,14 +120,10 @@ def build_engine(
     Blocks until it is loaded. It belongs to the event loop that runs here, and a process of its own to this thread,
     with which it ends. GeneratorError where it cannot start.
     """
-    # In this process nothing waits for another; and apart, on a CPU, the executor "uni" is overruled otherwise, and a
-    # worker has yet another process, which would outlive its owner.
-    os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"
-    try:
-        import vllm
-        from vllm.v1.engine.async_llm import AsyncLLM
-    except ImportError as error:
-        raise MissingDependencyError("vllm") from error
+    import_engine()
+    import vllm
+    from vllm.v1.engine.async_llm import AsyncLLM
+
     kind: Any = AsyncLLM if apart else vllm.LLMEngine
     arguments: Any = vllm.AsyncEngineArgs if apart else vllm.EngineArgs
     options, loader = _options(config, model_path, seed), "WeightLoader"
@@ -213,6 +228,8 @@ def _options(config: Config, model_path: str, seed: int) -> dict[str, Any]:
     if on_gpu:
         options["gpu_memory_utilization"] = rollout.gpu_memory_utilization
         options["enable_sleep_mode"] = bool(config.monarch.colocate)
+        if (kv_bytes := _small_kv_cache_bytes(config, model_path)) is not None:
+            options["kv_cache_memory_bytes"] = kv_bytes
     else:
         options["kv_cache_memory_bytes"] = rollout.kv_cache_mb << 20
         # A seeded request whose prompt is split over steps crashes the engine on a CPU: vLLM turns back the
@@ -228,6 +245,34 @@ def _options(config: Config, model_path: str, seed: int) -> dict[str, Any]:
         # Kernels are chosen by shape: a row's result may depend on how many rows there are.
         options["enable_prefix_caching"] = False
     return options
+
+
+def _small_kv_cache_bytes(config: Config, model_path: str) -> int | None:
+    """The key-value cache of a model so small that its share of the GPU would be too many blocks; None of others."""
+    from vllm.platforms import current_platform
+
+    if os.environ.get("CUDA_VISIBLE_DEVICES", "").startswith("MIG-"):
+        return None  # the driver tells the memory of the whole GPU, not of the part
+    try:
+        model = read_architecture(Path(model_path))
+    except ModelError:
+        return None  # vLLM knows more of them than we do
+    share = config.rollout.gpu_memory_utilization * current_platform.get_device_total_memory()
+    return small_kv_cache_bytes(config, model, round(share))
+
+
+def small_kv_cache_bytes(config: Config, model: Architecture, share: int) -> int | None:
+    """Bytes for `MOST_KV_BLOCKS` blocks, or for twice the prompts at once; None where that is not far below `share`.
+
+    Far below, so that weights and activations of such a model have their room beside it.
+    """
+    rollout = config.rollout
+    width = 4 if config.model.dtype == "float32" else 2
+    heads = max(1, model.kv_heads // config.generator.tensor_parallel)
+    block = KV_BLOCK_TOKENS * 2 * model.layers * heads * model.head_dim * width
+    at_once = rollout.max_num_seqs * -(-rollout.max_length // KV_BLOCK_TOKENS)
+    wanted = max(MOST_KV_BLOCKS, 2 * at_once) * block
+    return wanted if 2 * wanted <= share else None
 
 
 @contextmanager
@@ -319,7 +364,9 @@ ONE_THREAD = {"OMP_NUM_THREADS": "1"}
 
 def engine_environment(*, on_gpu: bool) -> dict[str, str]:
     """The variables that the engine's process begins with; vLLM reads them when it is imported."""
-    environment = {**ONE_THREAD, "VLLM_LOGGING_LEVEL": "WARNING", "VLLM_NO_USAGE_STATS": "1"}
+    # On a GPU a start takes minutes, and vLLM's own lines are all that tells how far it is, and what a turn takes.
+    level = os.environ.get("VLLM_LOGGING_LEVEL") or ("INFO" if on_gpu else "WARNING")
+    environment = {**ONE_THREAD, "VLLM_LOGGING_LEVEL": level, "VLLM_NO_USAGE_STATS": "1"}
     if not on_gpu:
         # Compilation takes longer than it saves on models that fit a CPU.
         environment |= {"VLLM_CPU_OMP_THREADS_BIND": "nobind", "TORCHDYNAMO_DISABLE": "1"}

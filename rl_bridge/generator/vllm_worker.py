@@ -33,6 +33,7 @@ class WeightLoader:
 
     model_runner: Any
     device: Any
+    reload_weights: Any
 
     def load_policy(self, state: Mapping[str, Tensor]) -> None:
         """Replace the weights in place.
@@ -43,7 +44,9 @@ class WeightLoader:
         """
         # Moved first, so that a GPU converts them to its own type: vLLM gives the process one thread.
         moved = ((name, value.to(self.device)) for name, value in state.items())
-        self.model_runner.reload_weights(weights_iterator=moved)
+        self.reload_weights(
+            weights_iterator=moved
+        )  # the worker's own: layers may ask for vLLM's configuration
         head = getattr(self.model_runner.get_model(), "lm_head", None)
         if head is not None and "lm_head.weight" not in state:
             head.quant_method.process_weights_after_loading(head)

@@ -59,6 +59,8 @@ TRANSFER_SHARE = 0.25
 """How much of a synchronisation's time one transfer may take. A push waits for readers, transfers and is fetched within
 the whole of it, and a generator whose link hangs is noticed, and let go, before that is over."""
 INTRODUCTION_TIMEOUT_S = 60.0
+START_TOLD_INTERVAL_S = 20.0
+"""How often it is told who is still starting."""
 
 
 class Introductions:
@@ -115,9 +117,15 @@ class Introductions:
 
 
 async def start_roles(
-    config: Config, folder: Path, model_path: Path, store: WeightStore | None
+    config: Config,
+    folder: Path,
+    model_path: Path,
+    store: WeightStore | None,
+    tell: Callable[[str], None] = lambda _: None,
 ) -> dict[str, Service]:
     """Start all services at once, in an open fleet; returns when all of them serve, by their names.
+
+    `tell` is told now and then which of them are still starting, and at last what each has taken.
 
     Without a store, where the trainer leaves weights for the generators, there is no trainer either. A run on a dataset
     has no rollout workers, one on an environment no dataset.
@@ -157,12 +165,27 @@ async def start_roles(
         length = config.rollout.max_length
         add("reward", RewardModelActor, table.reward, ONE_THREAD, config.reward.model, length)
     tasks: dict[str, asyncio.Task[Service]] = {}
+    taken: dict[str, float] = {}
+    began = time.monotonic()
+
+    async def start(name: str) -> Service:
+        bound, args = starting[name]
+        service = await bound.as_service(*args)
+        taken[name] = time.monotonic() - began
+        return service
+
+    async def tell_of_slow_ones() -> None:
+        while True:
+            await asyncio.sleep(START_TOLD_INTERVAL_S)
+            slow = ", ".join(name for name in starting if name not in taken)
+            tell(f"{slow} still starting after {time.monotonic() - began:.0f} s; how far: {folder / LOGS}")
+
+    telling = asyncio.create_task(tell_of_slow_ones())
     try:
         async with asyncio.timeout(longest_s), asyncio.TaskGroup() as group:
             # They are given room in the order in which their tasks begin.
             for name in by_need({name: bound.options for name, (bound, _) in starting.items()}):
-                bound, args = starting[name]
-                tasks[name] = group.create_task(bound.as_service(*args))
+                tasks[name] = group.create_task(start(name))
     except TimeoutError:
         raise RoleError(
             f"expected {', '.join(starting)} to be ready within {longest_s:g} s, they are not; "
@@ -170,6 +193,10 @@ async def start_roles(
         ) from None
     except BaseExceptionGroup as several:
         raise several.exceptions[0] from several
+    finally:
+        telling.cancel()
+    slowest_first = sorted(taken, key=taken.__getitem__, reverse=True)
+    tell("started: " + ", ".join(f"{name} after {taken[name]:.0f} s" for name in slowest_first))
     return {name: task.result() for name, task in tasks.items()}
 
 
@@ -258,7 +285,7 @@ async def open_players(
         if store is not None:
             stack.push_async_callback(store.close)
         with span("start", waits_for="processes"):
-            roles = await fleet.guard(start_roles(config, folder, model_path, store))
+            roles = await fleet.guard(start_roles(config, folder, model_path, store, tell))
         policy = roles["policy"]
         client = GeneratorClient(
             policy.generate_many.route,
@@ -363,7 +390,8 @@ async def open_run(
                 f"resuming after iteration {version}" if version else "no checkpoint: starting anew"
             )
         elif config.monarch.colocate:
-            await fleet.guard(policy.update_weights.fanout(0))
+            async with run.deadline("a turn of the generators on the GPU"):
+                await fleet.guard(policy.update_weights.fanout(0))
         await stack.enter_async_context(
             StatusServer(
                 host_to_serve_on(config.monarch.master_addr, alone=config.monarch.alone),

@@ -2,6 +2,7 @@
 
 import asyncio
 import re
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -333,3 +334,19 @@ PROCESS_SPANS = Spans()
 def span(name: str, waits_for: str | None = None) -> _Span:
     """Account for what happens within its block, among the spans of this process; see `Spans.span`."""
     return PROCESS_SPANS.span(name, waits_for)
+
+
+@contextmanager
+def log_phase(what: str) -> Iterator[None]:
+    """Tell this process's log when something long begins and when it is over: what hangs is what began last."""
+    began, how = time.monotonic(), "failed"
+    _log_line(f"{what} ...")
+    try:
+        yield
+        how = "done"
+    finally:
+        _log_line(f"{what}: {how} after {time.monotonic() - began:.1f} s")
+
+
+def _log_line(text: str) -> None:
+    print(f"{time.strftime('%H:%M:%S')} {text}", file=sys.stderr, flush=True)  # noqa: T201 - it is the log

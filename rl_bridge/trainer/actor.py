@@ -9,8 +9,9 @@ from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from functools import partial
+from importlib import import_module
 from pathlib import Path
-from typing import Any, NoReturn, TypeVar
+from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
 
 import numpy as np
 import torch
@@ -18,23 +19,32 @@ from monarch.actor import concurrent_endpoint, context
 from numpy.typing import NDArray
 
 from rl_bridge.buffer.batch import TrainBatch
-from rl_bridge.errors import BridgeError, RankLostError, TrainingError
-from rl_bridge.metrics.spans import PROCESS_SPANS, span
+from rl_bridge.errors import BridgeError, MissingDependencyError, RankLostError, TrainingError
+from rl_bridge.metrics.spans import PROCESS_SPANS, log_phase, span
 from rl_bridge.services.actor import ServiceActor
 from rl_bridge.services.options import Turn
 from rl_bridge.titan.ranks import ALONE, Rank
 from rl_bridge.trainer.passes import RankBatch
-from rl_bridge.trainer.reference import Reference
 from rl_bridge.trainer.settings import ResumeState, TrainerSettings
-from rl_bridge.trainer.trainer import Trainer
 from rl_bridge.types import PolicyVersion
 from rl_bridge.weights import WeightStore
+
+# TorchTitan is for the processes of these actors: the controller, which names them, would import it before they begin.
+if TYPE_CHECKING:
+    from rl_bridge.trainer.reference import Reference
 
 T = TypeVar("T")
 
 OUT_OF_STEP = 3
 """Exit status of a rank that cannot go on with its siblings."""
 _MEETING = ".meeting-"
+
+
+async def _import(module: str) -> None:
+    try:
+        await asyncio.to_thread(import_module, module)
+    except ModuleNotFoundError as error:
+        raise MissingDependencyError(str(error.name)) from error
 
 
 class TrainerActor(ServiceActor):
@@ -65,10 +75,16 @@ class TrainerActor(ServiceActor):
             meeting=Path(self._settings.folder) / f"{_MEETING}{own.name}",
             timeout_s=self._settings.trainer.collective_timeout_s,
         )
+        with log_phase("importing the trainer"):
+            await _import("rl_bridge.trainer.trainer")
         if self._turn is not None:
-            await self._turn.take(self._settings.trainer.timeout_s)
-        await self._work("start", self._start)
-        await self._end_turn()
+            with log_phase("waiting for a turn on the GPU"):
+                await self._turn.take(self._settings.trainer.timeout_s)
+        with log_phase("loading the model"):
+            await self._work("start", self._start)
+        if self._turn is not None:
+            with log_phase("leaving the GPU to the generators"):
+                await self._end_turn()
         PROCESS_SPANS.rest("batches")
 
     @concurrent_endpoint
@@ -173,6 +189,8 @@ class TrainerActor(ServiceActor):
         os._exit(OUT_OF_STEP)
 
     def _start(self) -> None:
+        from rl_bridge.trainer.trainer import Trainer
+
         assert self._rank.meeting is not None
         folder = self._rank.meeting.parent
         folder.mkdir(parents=True, exist_ok=True)
@@ -203,6 +221,7 @@ class ReferenceActor(ServiceActor):
     @concurrent_endpoint
     async def setup(self) -> None:
         """Load the model, unless that takes a turn."""
+        await _import("rl_bridge.trainer.reference")
         if self._turn is None:
             await asyncio.get_running_loop().run_in_executor(self._thread, self._load)
         PROCESS_SPANS.rest("batches")
@@ -224,7 +243,9 @@ class ReferenceActor(ServiceActor):
         """End the thread, after what is under way."""
         await asyncio.to_thread(self._thread.shutdown)
 
-    def _load(self) -> Reference:
+    def _load(self) -> "Reference":
+        from rl_bridge.trainer.reference import Reference
+
         with span("start"):
             self._reference = Reference(self._settings)
             return self._reference

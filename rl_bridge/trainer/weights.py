@@ -10,6 +10,10 @@ from torch import Tensor
 
 from rl_bridge.errors import TrainingError
 
+MEMORY_TIMEOUT_S = 30.0
+"""How long a GPU's memory may take to be there after its lock is."""
+MEMORY_POLL_INTERVAL_S = 0.2
+
 
 class Readers:
     """Counts readers; what would change the weights waits until there is none.
@@ -81,10 +85,21 @@ class Offload:
             torch.cuda.empty_cache()
 
     def restore(self) -> None:
-        """Put back what is away; nothing where it is."""
+        """Put back what is away; nothing where it is.
+
+        Where there is no room it is waited for: the lock of a GPU ends with the process that holds it, and memory of
+        its children, such as an engine's, a little later.
+        """
+        ends = time.monotonic() + MEMORY_TIMEOUT_S
         for key, storage in list(self._away.items()):
             kept = self._kept[key]
-            storage.resize_(len(kept))
+            while storage.nbytes() < len(kept):
+                try:
+                    storage.resize_(len(kept))
+                except torch.OutOfMemoryError:
+                    if time.monotonic() > ends:
+                        raise
+                    time.sleep(MEMORY_POLL_INTERVAL_S)
             _bytes_of(storage).copy_(kept)
             del self._away[key]  # not before: whoever runs out of memory here may come again
 

@@ -101,7 +101,10 @@ def test_colocated_run_is_the_run_of_who_is_not_to_the_bit_and_killed_ones_too(t
 
 
 def test_rollouts_under_way_at_the_turn_are_neither_lost_nor_trained_twice(tmp_path: Path) -> None:
-    more = ("rollout.max_staleness=1", "rollout.weight_update=continue", f"trainer.iterations={ITERATIONS}")
+    more = (
+        *("rollout.max_staleness=1", "rollout.weight_update=continue", f"trainer.iterations={ITERATIONS}"),
+        "generator.engine=vllm_async",  # in a process of its own, as on a GPU
+    )
     job = Job(ROOT, tmp_path / "run", *COLOCATED, *more)
     try:
         reached(job, 2)

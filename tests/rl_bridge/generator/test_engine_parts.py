@@ -8,12 +8,15 @@ from typing import Any
 
 import pytest
 import torch
-from generator_fixtures import WAIT_S
+from generator_fixtures import WAIT_S, be_patient, engine_config, wait_until
 from torch import Tensor
 
+from rl_bridge.errors import GeneratorError
 from rl_bridge.generator.base import Engine
-from rl_bridge.generator.vllm_api import completion_of, prompt_of
+from rl_bridge.generator.engine import VllmEngine
+from rl_bridge.generator.vllm_api import MOST_KV_BLOCKS, completion_of, prompt_of, small_kv_cache_bytes
 from rl_bridge.generator.vllm_worker import WeightReceiver, WeightSender
+from rl_bridge.titan.architecture import architecture_of
 from rl_bridge.types import Completion, SamplingSettings
 
 
@@ -105,3 +108,66 @@ def test_answer_with_keys_and_values_that_were_kept_is_no_younger_than_they(
     assert completion_of(answer, kept_from=kept_from).versions == told
     # Nor does a prompt meet what older weights have computed of another one.
     assert prompt_of([1], kept_from).get("cache_salt") == (None if kept_from is None else str(kept_from))
+
+
+class Busy(VllmEngine):
+    """One whose engine gives no sign of life while it loads weights, or makes a step that does not end."""
+
+    async def _start(self) -> None:
+        self.free = asyncio.Event()
+        self._llm = SimpleNamespace(is_paused=self.free.wait, wake_up=self._wait, sleep=self._wait)
+
+    async def _wait(self, *_: Any, **__: Any) -> None:
+        await self.free.wait()
+
+    async def _clean_up(self) -> None:
+        pass
+
+
+def test_engine_may_load_for_longer_than_it_may_make_a_step(monkeypatch: pytest.MonkeyPatch) -> None:
+    engine = Busy(engine_config(), "nowhere", seed=0)
+    be_patient(engine, monkeypatch, 10.0)
+    engine.start().result(WAIT_S)
+    engine.check()
+    engine._asked -= 15.0  # it has been silent for so long
+    with pytest.raises(GeneratorError, match=r"a step within 10 s, it has been at one for 15 s"):
+        engine.check()
+    sleeping = engine.sleep()
+    wait_until(lambda: engine._doing["sleep"])
+    engine.check()
+    engine._asked -= 10.0
+    with pytest.raises(GeneratorError, match=r"a step within 20 s, it has been at one for 25 s"):
+        engine.check()
+    engine._loop.call_soon_threadsafe(engine.free.set)  # type: ignore[union-attr]
+    sleeping.result(WAIT_S)
+    engine.close()
+
+
+def tiny(**other: Any) -> Any:
+    shape = {
+        "model_type": "qwen3",
+        "hidden_size": 64,
+        "intermediate_size": 256,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 2,
+        "num_key_value_heads": 1,
+        "head_dim": 32,
+        "vocab_size": 100,
+        "rms_norm_eps": 1e-6,
+        "max_position_embeddings": 64,
+    }
+    return architecture_of(shape | other, where="here")
+
+
+def test_small_model_gets_no_more_blocks_than_are_soon_made() -> None:
+    share = 119 << 30
+    config = engine_config(max_length=32, max_num_seqs=256)
+    config = config.model_copy(update={"model": config.model.model_copy(update={"dtype": "bfloat16"})})
+    # 16 tokens x 2 layers x (32 + 32) numbers of 2 bytes: of those there would be 31 million.
+    assert small_kv_cache_bytes(config, tiny(), share) == MOST_KV_BLOCKS * 4096
+    assert small_kv_cache_bytes(config, tiny(), MOST_KV_BLOCKS * 4096) is None  # not beside all the rest
+    large = tiny(num_hidden_layers=28, num_key_value_heads=8, head_dim=128)
+    assert small_kv_cache_bytes(config, large, share) is None  # what there is room for is less
+    long = engine_config(max_length=16 * MOST_KV_BLOCKS // 64, max_num_seqs=128)
+    long = long.model_copy(update={"model": config.model})
+    assert small_kv_cache_bytes(long, tiny(), share) == 4 * MOST_KV_BLOCKS * 4096  # twice those at once

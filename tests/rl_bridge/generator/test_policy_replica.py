@@ -158,3 +158,36 @@ async def test_who_sleeps_on_without_weights_leaves_the_turn_to_others(
         await stage.update(10)
     assert stage.replica._turn.held  # it answers on, with the weights that it has
     stage.replica._turn.give_back()
+
+
+async def test_turn_is_not_waited_for_before_what_needs_none_is_done(
+    monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest
+) -> None:
+    monkeypatch.setenv(RUN_VARIABLE, request.node.name)
+    done: list[str] = []
+
+    def finished(what: str) -> Any:
+        def do() -> "Future[None]":
+            done.append(what)
+            future: Future[None] = Future()
+            future.set_result(None)
+            return future
+
+        return do
+
+    monkeypatch.setattr("rl_bridge.generator.replica.import_engine", lambda: done.append("import"))
+    stage, trainer = Stage(Turn()), Turn()
+    monkeypatch.setattr(stage.engine, "start", finished("start"), raising=False)
+    monkeypatch.setattr(stage.engine, "sleep", finished("sleep"), raising=False)
+    await trainer.take(0.0)
+    setting_up = asyncio.ensure_future(stage.replica.setup())
+    async with asyncio.timeout(60):
+        while not done:  # noqa: ASYNC110
+            await asyncio.sleep(0.001)
+    await asyncio.sleep(0.1)
+    assert done == ["import"]
+    trainer.give_back()
+    await setting_up
+    assert done == ["import", "start", "sleep"]
+    await trainer.take(0.0)  # it is left to others
+    trainer.give_back()

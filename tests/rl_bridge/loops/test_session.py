@@ -232,6 +232,33 @@ def test_start_may_wait_for_another_s_turn(colocate: bool, expected: float) -> N
 
 
 @pytest.mark.heavy
+async def test_start_tells_who_is_slow_and_what_each_has_taken(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from rl_bridge.loops import assembly
+    from rl_bridge.services.actor import BoundOptions
+
+    policy_may, told = asyncio.Event(), list[str]()
+
+    async def as_service(bound: Any, *_: Any) -> str:
+        if bound.options.name == "policy":
+            await policy_may.wait()
+        return str(bound.options.name)
+
+    def tell(text: str) -> None:
+        told.append(text)
+        if "still starting" in text:
+            policy_may.set()
+
+    monkeypatch.setattr(assembly, "START_TOLD_INTERVAL_S", 0.01)
+    monkeypatch.setattr(BoundOptions, "as_service", as_service)
+    roles: Any = await assembly.start_roles(CONFIG, tmp_path, tmp_path, None, tell)
+    assert roles == {"policy": "policy", "rollout": "rollout"}
+    assert told[0].startswith("policy still starting after 0 s; how far: ")
+    assert told[-1] == "started: policy after 0 s, rollout after 0 s"
+
+
+@pytest.mark.heavy
 async def test_a_run_keeps_its_held_out_episodes_and_their_figures(tmp_path: Path) -> None:
     from rl_bridge.loops.session import _report
 

@@ -15,6 +15,7 @@ from rl_bridge.config import AlgorithmConfig
 from rl_bridge.trainer.metrics import LossMetrics, StepMeter, peak_flops
 from rl_bridge.trainer.passes import Passes, rank_batches
 from rl_bridge.trainer.policy import loss_settings, with_advantages
+from rl_bridge.trainer.weights import Offload
 from rl_bridge.types import NO_VERSION, TrainSample
 
 
@@ -293,3 +294,29 @@ def test_on_a_cpu_neither_peak_nor_memory_is_told(monkeypatch: pytest.MonkeyPatc
         "train/tokens_per_s_per_rank",
         "train/flops_per_token",
     }
+
+
+def test_room_for_what_was_away_is_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Who died in its turn has left its lock; its memory is there a little later."""
+    monkeypatch.setattr("rl_bridge.trainer.weights.MEMORY_POLL_INTERVAL_S", 0.001)
+    tensors, offload = [torch.arange(3.0), torch.ones(2)], Offload()
+    offload.release(tensors)
+    refusals, resize = [torch.OutOfMemoryError("none yet")] * 3, torch.UntypedStorage.resize_
+
+    def short_of_memory(storage: torch.UntypedStorage, size: int) -> Any:
+        if refusals:
+            raise refusals.pop()
+        return resize(storage, size)
+
+    monkeypatch.setattr(torch.UntypedStorage, "resize_", short_of_memory)
+    offload.restore()
+    assert [tensor.tolist() for tensor in tensors] == [[0.0, 1.0, 2.0], [1.0, 1.0]]
+    assert not refusals
+    offload.release(tensors)
+    monkeypatch.setattr("rl_bridge.trainer.weights.MEMORY_TIMEOUT_S", 0.0)
+    refusals.extend([torch.OutOfMemoryError("none at all")] * 9)
+    with pytest.raises(torch.OutOfMemoryError, match="none at all"):
+        offload.restore()
+    refusals.clear()
+    offload.restore()  # who ran out of memory may come again
+    assert tensors[1].tolist() == [1.0, 1.0]
