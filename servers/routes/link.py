@@ -10,9 +10,8 @@ import logging
 import math
 import secrets
 from collections import deque
-from collections.abc import Awaitable, Callable, Coroutine, Iterable
+from collections.abc import Awaitable, Callable, Iterable
 from contextlib import AsyncExitStack
-from dataclasses import dataclass
 from functools import partial
 from time import perf_counter
 from typing import Any, Final
@@ -35,6 +34,7 @@ from servers.execution import CLOSE_TIMEOUT_S, FATAL, begin_here, keep
 from servers.metrics import size_of
 from servers.routes.batch import BatchDialect, data_of
 from servers.routes.http import reported
+from servers.routes.link_request import LinkRequest, id_in, numbered
 from servers.routes.websocket import (
     GOING_AWAY,
     NORMAL_CLOSURE,
@@ -67,48 +67,6 @@ MAX_KEPT_FRAMES: Final = 2048
 """What is kept of answers for a client that breaks off and comes back."""
 
 
-def numbered(request_id: int, reply: str) -> str:
-    """Return a reply of the released dialect with the id of what it answers."""
-    return f'{{"id":{request_id},{reply[1:]}'
-
-
-@dataclass(slots=True, eq=False)
-class _Request:
-    """A request under way.
-
-    Attributes:
-        head: What it says.
-        came: When its frame came, by `perf_counter`, where calls are timed.
-        parsed: What of the released dialect it holds.
-        arrays: Those of its frame.
-        frame: As it came.
-        begun: The environment is asked, or was.
-        started: Its task runs.
-        refusal: Why it is not to be begun.
-        asks: The session that it is asking.
-        expired: It has been answered, because its time is over.
-        answering: Goes on with its answer, where that was begun.
-        round: Its calls, where it is about many sessions.
-        task: What it runs in, once it does.
-        timer: Of its deadline.
-    """
-
-    head: RequestHead
-    parsed: Any
-    arrays: list[Array]
-    frame: str | bytes
-    came: float
-    begun: bool = False
-    started: bool = False
-    refusal: RefusalError | None = None
-    asks: Member | None = None
-    expired: bool = False
-    answering: Coroutine[Any, Any, str | None] | None = None
-    round: BatchRound | None = None
-    task: asyncio.Task[None] | None = None
-    timer: asyncio.TimerHandle | None = None
-
-
 class Link:
     """What one client has here.
 
@@ -134,7 +92,7 @@ class Link:
         self.lease_s = 0.0
         self.taken = -1
         self.count = 0
-        self.running: set[_Request] = set()
+        self.running: set[LinkRequest] = set()
         self.conversation: LinkConversation | None = None
         self.over = False
         self.batch = SessionBatch(links.sessions, owner)
@@ -148,7 +106,7 @@ class Link:
         self._kept: deque[str | bytes] = deque()
         self._kept_bytes = 0
         self._opening = 0  # sessions
-        self._deferred: deque[_Request] = deque()
+        self._deferred: deque[LinkRequest] = deque()
         self._timer: asyncio.TimerHandle | None = None
 
     @property
@@ -262,7 +220,7 @@ class Link:
                     self._resume(head)
                     return
             except RefusalError:
-                request_id, single = _id_in(frame)
+                request_id, single = id_in(frame)
                 self.taken = max(self.taken, -1 if request_id is None else request_id)
                 raise
             if head.id <= self.taken and self.id:
@@ -284,7 +242,7 @@ class Link:
             self.put(self._links.refusal(refusal, request_id, single))
             await self._flushed()
             return
-        request = _Request(head, parsed, arrays, frame, began)
+        request = LinkRequest(head, parsed, arrays, frame, began)
         self.running.add(request)
         if head.deadline_s is not None:
             text = (
@@ -339,7 +297,7 @@ class Link:
         if isinstance(reply, str):
             self.put(numbered(head.id, reply))
         else:  # the environment waits all the same
-            request = _Request(head, asked, [], frame, began, begun=True, answering=reply)
+            request = LinkRequest(head, asked, [], frame, began, begun=True, answering=reply)
             self.running.add(request)
             socket.busy = True
             self._begin(request)
@@ -358,7 +316,7 @@ class Link:
             self.forget(head.read)
         if began:
             self._metrics.count_received(frame)
-        request = _Request(head, None, arrays, frame, began)
+        request = LinkRequest(head, None, arrays, frame, began)
         self.running.add(request)
         socket.busy = True
         if (rest := begin_here(self._answer(request))) is not None:
@@ -373,11 +331,11 @@ class Link:
         conversation, self.conversation = self.conversation, None
         conversation.resume(link, head)
 
-    def _begin(self, request: _Request) -> asyncio.Task[None]:
+    def _begin(self, request: LinkRequest) -> asyncio.Task[None]:
         request.task = keep(asyncio.create_task(self._answer(request)))
         return request.task
 
-    async def _answer(self, request: _Request) -> None:
+    async def _answer(self, request: LinkRequest) -> None:
         head = request.head
         request.started = True
         try:
@@ -419,11 +377,11 @@ class Link:
                 if self.conversation is not None:
                     self.conversation.note(bool(self.running))
 
-    def _refuse(self, request: _Request, refusal: RefusalError) -> None:
+    def _refuse(self, request: LinkRequest, refusal: RefusalError) -> None:
         if not request.expired:
             self.put(self._links.refusal(refusal, request.head.id, request.parsed is not None))
 
-    async def _ask_one(self, request: _Request) -> None:
+    async def _ask_one(self, request: LinkRequest) -> None:
         head = request.head
         assert isinstance(head, NumberedFrame)
         (member,) = self._members([head.member])
@@ -443,7 +401,7 @@ class Link:
         elif not request.expired:
             self.put(numbered(head.id, reply))
 
-    async def _ask_many(self, request: _Request) -> None:
+    async def _ask_many(self, request: LinkRequest) -> None:
         head, batches = request.head, self._links.batches
         assert isinstance(head, wire.ResetRequest | wire.StepRequest | wire.StateRequest)
         calls = batches.calls(head, request.arrays, self._members(head.members), len(request.frame))
@@ -563,7 +521,7 @@ class Link:
             self._give_up(request, RefusalError(NOT_EXECUTED, text))
         self.put(wire.encode_frame({"id": dumps(head.id), "last": b"true"}, []))
 
-    def _give_up(self, request: _Request, refusal: RefusalError) -> None:
+    def _give_up(self, request: LinkRequest, refusal: RefusalError) -> None:
         """Do not begin a request, if it has not begun."""
         if request.round is not None:
             request.round.cancel(refusal)
@@ -811,13 +769,3 @@ class LinkConversation(Conversation):
         if self.sending is not None:
             await asyncio.wait([self.sending])
         await super()._close(code, last)
-
-
-def _id_in(frame: str | bytes) -> tuple[int | None, bool]:
-    """Return the id of a request that is refused, and whether it is one of the released dialect."""
-    try:
-        header, _ = wire.decode_frame(frame)
-    except FrameError:
-        return None, False
-    known = header.get("id")
-    return (known, "type" in header) if type(known) is int and 0 <= known < 2**53 else (None, False)
