@@ -147,6 +147,8 @@ class Sandbox:
         self._closed = True
         await asyncio.gather(*(session.close() for session in list(self._sessions)))
         await self._unboot()
+        async with self._booting:  # another zygote may have been on its way, for a session that was to begin
+            await self._unboot()
 
     async def __aenter__(self) -> Self:
         await self.start()
@@ -172,20 +174,28 @@ class Sandbox:
                 removed=give_back,
                 timeout_s=self._config.start_timeout_s,
             )
+        except OSError as error:
+            give_back()
+            if self._closed:  # and with it the folder of all sessions has gone
+                raise SandboxClosedError(
+                    "expected an open sandbox, got one that was closed meanwhile"
+                ) from error
+            raise
         except BaseException:
             give_back()
             raise
 
     async def _living_zygote(self) -> Zygote:
         async with self._booting:
-            if self._zygote is None or self._zygote.ended:
+            if not self._closed and (self._zygote is None or self._zygote.ended):
                 await self._unboot_zygote()
                 if asyncio.get_running_loop().time() - self._began > _HEALTHY_UPTIME_S:
                     self._deaths = 0
                 await asyncio.sleep(_BACKOFF_S[min(self._deaths, len(_BACKOFF_S) - 1)])
                 self._deaths += 1
                 await self._boot_zygote()
-        assert self._zygote is not None
+        if self._zygote is None:
+            raise SandboxClosedError("expected an open sandbox, got one that was closed; make another")
         return self._zygote
 
     async def _boot_zygote(self) -> None:
@@ -558,9 +568,11 @@ class SandboxSession:
                 f"{why}; variables and files are gone, the next request begins anew"
             )
         if self._worker is None or self._workspace is None:
-            self._worker, self._workspace = await self._sandbox._fork_interpreter(
-                self.limits, snapshot=self._snapshot
-            )
+            forked = await self._sandbox._fork_interpreter(self.limits, snapshot=self._snapshot)
+            if self._closed:  # meanwhile
+                await asyncio.shield(_give_back(*forked))
+                raise SandboxClosedError("expected an open session, got one that was closed while it began")
+            self._worker, self._workspace = forked
         return self._workspace
 
     async def _open_workspace(self, path: str) -> Workspace:

@@ -8,6 +8,7 @@ import socket
 import sys
 import time
 from pathlib import Path
+from typing import Any
 
 import pytest
 from living import DEADLINE_S, descendants, until, zygote_of
@@ -18,10 +19,13 @@ from openenv_core.sandbox import (
     Isolation,
     Limits,
     Sandbox,
+    SandboxClosedError,
     SandboxConfig,
     SandboxSession,
     SandboxUnavailableError,
 )
+from openenv_core.sandbox.worker import Worker
+from openenv_core.sandbox.zygote import Zygote
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 
@@ -235,3 +239,30 @@ async def test_a_death_that_is_told_late_is_told_as_it_was(sandbox: Sandbox) -> 
     done = await session.execute("import os; os._exit(5)")
     await session.close()
     assert (done.status, done.exit_code, done.signal) == ("killed", 5, None)
+
+
+async def test_an_interpreter_that_comes_while_its_session_is_closed_is_given_back(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    forked, may_go_on = asyncio.Event(), asyncio.Event()
+    fork = Zygote.fork_interpreter
+    given: list[Worker] = []
+
+    async def fork_and_wait(*args: Any, **options: Any) -> Any:
+        found = await fork(*args, **options)
+        given.append(found[0])
+        forked.set()
+        await may_go_on.wait()
+        return found
+
+    async with Sandbox(SandboxConfig(strongest=Isolation.PROCESS, minimum=Isolation.PROCESS)) as sandbox:
+        monkeypatch.setattr(Zygote, "fork_interpreter", fork_and_wait)
+        opening = asyncio.create_task(sandbox.open())
+        await forked.wait()
+        closing = asyncio.create_task(sandbox.close())
+        await asyncio.sleep(0.05)
+        may_go_on.set()
+        with pytest.raises(SandboxClosedError):
+            await opening
+        await closing
+    assert given[0].control.fileno() == -1
