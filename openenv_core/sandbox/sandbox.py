@@ -569,8 +569,8 @@ class SandboxSession:
             )
         if self._worker is None or self._workspace is None:
             forked = await self._sandbox._fork_interpreter(self.limits, snapshot=self._snapshot)
-            if self._closed:  # meanwhile
-                await asyncio.shield(_give_back(*forked))
+            if self._closed:
+                await asyncio.shield(_give_back(*forked))  # type: ignore[unreachable]  # another task has closed it
                 raise SandboxClosedError("expected an open session, got one that was closed while it began")
             self._worker, self._workspace = forked
         return self._workspace
