@@ -47,7 +47,7 @@ class Member:
 
     def refusal(self) -> RefusalError | None:
         """Return why it cannot be asked now; None where it can."""
-        if self.busy or self.turn.locked():
+        if self.in_use:
             return SessionBusyError(1)
         if self.session.over:
             return UnknownSessionError(f"member {self.number}, which has ended")
@@ -113,7 +113,7 @@ class MemberCall:
         """Do the same where this is called; return a coroutine to go on with on the loop where a method waits."""
         member = self.member
         runner, begun = member.session.runner, None
-        if self.action is not None and not (member.ended and self.autoreset is not None):
+        if self.action is not None and not self.resets:
             begun = runner.step_here(self.action)
             if isinstance(begun, Observation) and not (begun.done is True and self.autoreset == "same_step"):
                 self.spent_s = runner.spent_s  # most steps: no coroutine is made for them
