@@ -90,10 +90,7 @@ def main(name: str, file: str, *, dry: bool) -> int:
     ctypes.CDLL(None).prctl(SET_DEATH_SIGNAL, int(signal.SIGKILL), 0, 0, 0)
     check, _, size = name.partition("-")
     telling = Telling(Path(file), dry, "tiny" if dry else size)
-    if check in (
-        "train",
-        "weights",
-    ):  # as the trainer's processes are told (rl_bridge.devices), before torch is there
+    if check in ("train", "weights"):  # as the trainer's processes are told, before torch is there
         os.environ.setdefault("PYTORCH_ALLOC_CONF", "expandable_segments:True")
     try:
         getattr(import_module(f"benchmarks.gpu.{MODULES[check]}"), check)(telling)

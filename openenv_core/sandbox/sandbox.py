@@ -158,8 +158,6 @@ class Sandbox:
         await self.close()
 
     async def _fork_interpreter(self, limits: Limits, *, snapshot: bool) -> tuple[Worker, Workspace]:
-        if self._closed:
-            raise SandboxClosedError("expected an open sandbox, got one that was closed; make another")
         zygote = await self._living_zygote()
         slot, uid = self._users.take()
         # Not with the session: branches of it are the same user, and may live on.
@@ -174,15 +172,12 @@ class Sandbox:
                 removed=give_back,
                 timeout_s=self._config.start_timeout_s,
             )
-        except OSError as error:
+        except BaseException as error:
             give_back()
-            if self._closed:  # and with it the folder of all sessions has gone
+            if self._closed and isinstance(error, OSError):  # the folder of all sessions has gone with it
                 raise SandboxClosedError(
                     "expected an open sandbox, got one that was closed meanwhile"
                 ) from error
-            raise
-        except BaseException:
-            give_back()
             raise
 
     async def _living_zygote(self) -> Zygote:
@@ -194,7 +189,7 @@ class Sandbox:
                 await asyncio.sleep(_BACKOFF_S[min(self._deaths, len(_BACKOFF_S) - 1)])
                 self._deaths += 1
                 await self._boot_zygote()
-        if self._zygote is None:
+        if self._closed or self._zygote is None:
             raise SandboxClosedError("expected an open sandbox, got one that was closed; make another")
         return self._zygote
 

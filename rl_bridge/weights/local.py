@@ -186,9 +186,8 @@ async def _reserve(ring: SegmentRing, nbytes: int) -> Segment | None:
     try:
         return await asyncio.shield(reserving)
     except asyncio.CancelledError:
-        reserving.add_done_callback(
-            partial(_put_back, ring)
-        )  # also where the wait below is cancelled in its turn
+        # By a callback, since the wait that follows may be cancelled in its turn.
+        reserving.add_done_callback(partial(_put_back, ring))
         await asyncio.wait({reserving})
         raise
 
