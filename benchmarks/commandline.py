@@ -1,4 +1,4 @@
-"""What the commands of all benchmarks share: options, progress, the file of figures."""
+"""Shared by the commands of all benchmarks: options, progress, the result file."""
 
 import argparse
 import json
@@ -11,54 +11,58 @@ from pathlib import Path
 from types import FrameType
 
 from benchmarks.wire.bars import Bar
-from benchmarks.wire.figures import Figures
+from benchmarks.wire.measurements import Measurements
 
 INTERRUPTED = 130
 """As a shell has it of a program that Ctrl-C ended."""
 FAILED = 2
 
 
-def parser(name: str, description: str, examples: str) -> argparse.ArgumentParser:
+def create_parser(name: str, description: str, examples: str) -> argparse.ArgumentParser:
     """Return the parser of `python -m benchmarks.NAME`, with the options that all of them have."""
-    made = argparse.ArgumentParser(
+    argument_parser = argparse.ArgumentParser(
         prog=f"python -m benchmarks.{name}",
         description=description,
         epilog=examples,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    made.add_argument("--quick", action="store_true", help="tiny numbers: shows that it runs, no more")
-    made.add_argument("--json", type=Path, metavar="FILE", help="write every round's figures there")
-    return made
+    argument_parser.add_argument(
+        "--quick", action="store_true", help="tiny numbers: shows that it runs, no more"
+    )
+    argument_parser.add_argument(
+        "--json", type=Path, metavar="FILE", help="write every round's figures there"
+    )
+    return argument_parser
 
 
-def measured(
-    measure: Callable[[Figures], None],
+def run_measurement(
+    measure: Callable[[Measurements], None],
     *failures: type[Exception],
     interrupted: str = "every process that was started is stopped",
-) -> tuple[Figures, int]:
-    """Measure, and keep what was measured whatever happens.
+) -> tuple[Measurements, int]:
+    """Run a benchmark, and keep its measurements where it fails or is interrupted.
 
     Args:
-        measure: Adds to the figures.
-        failures: What may end it; anything else is a mistake of the benchmark's.
-        interrupted: What is said to be true after Ctrl-C.
+        measure: Adds to the measurements.
+        failures: Expected errors; any other is a bug of the benchmark and is raised.
+        interrupted: Noted after Ctrl-C.
 
     Returns:
-        The figures, with a note where they are not all, and the exit status.
+        The measurements, with a note where they are incomplete, and the exit status.
     """
-    figures = Figures()
+    measurements = Measurements()
     signal.signal(signal.SIGTERM, interrupt)
     status = 0
     try:
-        measure(figures)
+        measure(measurements)
     except KeyboardInterrupt:
         status = INTERRUPTED
-        figures.notes.append(f"the rest: interrupted; {interrupted}")
+        measurements.notes.append(f"the rest: interrupted; {interrupted}")
     except failures as error:
         status = FAILED
-        figures.notes.append(f"the rest: {error}")
+        measurements.notes.append(f"the rest: {error}")
     progress("")
-    return figures, status
+    return measurements, status
 
 
 def heading(about: str) -> str:
@@ -67,43 +71,43 @@ def heading(about: str) -> str:
 
 
 def count(text: str) -> int:
-    """Read an option that is a number of at least 1."""
+    """Parse an option that is a number of at least 1."""
     if not text.isdecimal() or int(text) < 1:
         raise argparse.ArgumentTypeError(f"expected a number of at least 1, got {text!r}")
     return int(text)
 
 
-def some(known: Sequence[str]) -> Callable[[str], tuple[str, ...]]:
-    """Return what reads an option that is some of a few names."""
+def choices(allowed: Sequence[str]) -> Callable[[str], tuple[str, ...]]:
+    """Return an argparse type: a comma-separated list of allowed names."""
 
     def read(text: str) -> tuple[str, ...]:
         names = tuple(text.replace(",", " ").split())
-        if not names or not set(names) <= set(known):
-            raise argparse.ArgumentTypeError(f"expected some of {', '.join(known)}, got {text!r}")
+        if not names or not set(names) <= set(allowed):
+            raise argparse.ArgumentTypeError(f"expected some of {', '.join(allowed)}, got {text!r}")
         return names
 
     return read
 
 
 def interrupt(_signal: int, _frame: FrameType | None) -> None:
-    """Let a signal end a benchmark as Ctrl-C does."""
+    """Handle a signal as Ctrl-C."""
     raise KeyboardInterrupt
 
 
 def progress(text: str) -> None:
-    """Say what is measured: on one line that is written over, or a line each where that is no terminal."""
+    """Show what is being measured: on a terminal in one line, elsewhere in a line each."""
     if sys.stderr.isatty():
         print(f"\r\x1b[K{text}", end="", file=sys.stderr, flush=True)
     elif text:
         print(text, file=sys.stderr, flush=True)
 
 
-def write(path: Path | None, figures: Figures, held: Iterable[Bar] = ()) -> None:
-    """Write every round's figures into a file, where one is named."""
+def write(path: Path | None, measurements: Measurements, all_bars: Iterable[Bar] = ()) -> None:
+    """Write the measurements of every round into a file, where one is given."""
     if path is not None:
-        found = {
-            **figures.as_json(),
-            "bars": [{"what": bar.what, "value": bar.value, "met": bar.met} for bar in held],
+        document = {
+            **measurements.as_json(),
+            "bars": [{"what": bar.label, "value": bar.value, "met": bar.met} for bar in all_bars],
         }
         path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(json.dumps(found, indent=1, ensure_ascii=False) + "\n")
+        path.write_text(json.dumps(document, indent=1, ensure_ascii=False) + "\n")

@@ -7,9 +7,9 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final
 
-from benchmarks.commandline import count, heading, measured, parser, progress, write
+from benchmarks.commandline import count, create_parser, heading, progress, run_measurement, write
 from benchmarks.wire.bars import Bar
-from benchmarks.wire.figures import Figures
+from benchmarks.wire.measurements import Measurements
 from benchmarks.wire.processes import ROOT, Server, StartError, free_port, serving
 from benchmarks.wire.report import table, verdicts
 from openenv_core import GenericEnvClient
@@ -32,7 +32,7 @@ examples:
 
 @dataclass(frozen=True)
 class _Load:
-    """An environment, and what is played in it."""
+    """An environment, its options and its actions."""
 
     name: str
     app: str
@@ -57,26 +57,28 @@ _LOADS: Final = (
 )
 
 
-def main(words: Sequence[str] | None = None) -> int:
-    """Measure, print what there is, and return the exit status."""
-    options = parser("forks", _DESCRIPTION, _EXAMPLES)
+def main(argv: Sequence[str] | None = None) -> int:
+    """Measure, print the report, and return the exit status."""
+    options = create_parser("forks", _DESCRIPTION, _EXAMPLES)
     options.add_argument("--rounds", type=count, default=30, metavar="N", help="rounds; 30 by default")
-    arguments = options.parse_args(words)
+    arguments = options.parse_args(argv)
     rounds, steps = (2, 3) if arguments.quick else (arguments.rounds, STEPS)
-    figures, status = measured(lambda found: _measure(found, rounds, steps), StartError)
-    held = list(_bars(figures))
+    measurements, status = run_measurement(
+        lambda measurements: _measure(measurements, rounds, steps), StartError
+    )
+    all_bars = list(_bars(measurements))
     print(heading("medians of rounds"))
     rows = [
-        (load, who, *(f"{figures.median(name, who, load) or 0:,.1f}" for name in (FORK, CPU)))
-        for figure, who, load in figures.values
-        if figure == FORK
+        (load, subject, *(f"{measurements.median(name, subject, load) or 0:,.1f}" for name in (FORK, CPU)))
+        for metric, subject, load in measurements.values
+        if metric == FORK
     ]
-    print("\n\n".join([table(("load", "by", FORK, CPU), rows), *verdicts(figures, held)]))
-    write(arguments.json, figures, held)
+    print("\n\n".join([table(("load", "by", FORK, CPU), rows), *verdicts(measurements, all_bars)]))
+    write(arguments.json, measurements, all_bars)
     return status
 
 
-def _measure(figures: Figures, rounds: int, steps: int) -> None:
+def _measure(measurements: Measurements, rounds: int, steps: int) -> None:
     for load in _LOADS:
         port = free_port()
         command = [sys.executable, "-m", "openenv_core.cli", "serve", load.app, "--port", str(port)]
@@ -84,43 +86,43 @@ def _measure(figures: Figures, rounds: int, steps: int) -> None:
         with serving(
             Server([*command, "--log-level", "warning"], port, environ, None, health=True)
         ) as server:
-            asyncio.run(_forks(figures, load, server, rounds, steps))
+            asyncio.run(_forks(measurements, load, server, rounds, steps))
 
 
-async def _forks(figures: Figures, load: _Load, server: Server, rounds: int, steps: int) -> None:
+async def _forks(measurements: Measurements, load: _Load, server: Server, rounds: int, steps: int) -> None:
     client = await GenericEnvClient(f"http://127.0.0.1:{server.port}").vector(1)
     try:
         await _play(client, load, [0], steps)
         for number in range(rounds):
             progress(f"{load.name}: round {number + 1} of {rounds}")
-            for who in ("fork", "playing again"):
+            for subject in ("fork", "playing again"):
                 began, cpu_ns = time.perf_counter(), server.cpu_ns()
-                if who == "fork":
+                if subject == "fork":
                     members = await client.fork(0, CHILDREN)
                 else:
                     members = (await client.ask("open", count=CHILDREN))[0].fields["members"]
                     await _play(client, load, members, steps)
-                figures.add(FORK, who, load.name, 1e3 * (time.perf_counter() - began))
-                figures.add(CPU, who, load.name, (server.cpu_ns() - cpu_ns) / 1e6)
+                measurements.add(FORK, subject, load.name, 1e3 * (time.perf_counter() - began))
+                measurements.add(CPU, subject, load.name, (server.cpu_ns() - cpu_ns) / 1e6)
                 await client.end(members)
     finally:
         await client.close()
 
 
 async def _play(client: VectorClient, load: _Load, members: list[int], steps: int) -> None:
-    told = await client.ask("reset", members=members, options=load.options)
-    assert not any("errors" in reply.fields for reply in told), told
+    replies = await client.ask("reset", members=members, options=load.options)
+    assert not any("errors" in reply.fields for reply in replies), replies
     for number in range(steps):
         action = load.then if number else load.first
-        told = await client.ask(
+        replies = await client.ask(
             "step", members=members, actions=[action] * len(members), autoreset="next_step"
         )
-        assert not any("errors" in reply.fields for reply in told), told
+        assert not any("errors" in reply.fields for reply in replies), replies
 
 
-def _bars(figures: Figures) -> Iterator[Bar]:
+def _bars(measurements: Measurements) -> Iterator[Bar]:
     for load in _LOADS:
-        fork, again = (figures.median(FORK, who, load.name) for who in ("fork", "playing again"))
+        fork, again = (measurements.median(FORK, subject, load.name) for subject in ("fork", "playing again"))
         if fork and again:
             yield Bar(f"{load.name}: {FORK}", fork, load.bound_ms, "at most")
             yield Bar(f"{load.name}: playing again / fork", again / fork, 1.0, "at least")

@@ -33,9 +33,9 @@ def peak(tokens: int, *, vocabulary: int, chunk: int) -> int:
     process = context.Process(target=_measure, args=(tokens, vocabulary, chunk, theirs))
     process.start()
     theirs.close()
-    found: int = ours.recv()
+    peak_bytes: int = ours.recv()
     process.join()
-    return found
+    return peak_bytes
 
 
 def _measure(
@@ -100,9 +100,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     print(f"vocabulary {vocabulary:,}, {chunk} tokens a chunk: by arithmetic {expected / 1e9:.2f} GB\n")
     print("| loss tokens | peak GB | / arithmetic |\n|---|---|---|")
     for tokens in TOKENS[: 2 if quick else None]:
-        found = peak(tokens, vocabulary=vocabulary, chunk=chunk)
-        met = met and found <= MOST * expected
-        print(f"| {tokens:,} | {found / 1e9:.2f} | {found / expected:.2f} |", flush=True)
+        peak_bytes = peak(tokens, vocabulary=vocabulary, chunk=chunk)
+        met = met and peak_bytes <= MOST * expected
+        print(f"| {tokens:,} | {peak_bytes / 1e9:.2f} | {peak_bytes / expected:.2f} |", flush=True)
     print(f"\nat most {MOST}: {'met' if met else 'NOT MET'}")
     return 0 if met else 1
 

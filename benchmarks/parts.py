@@ -1,4 +1,4 @@
-"""Benchmarks of hours, in parts: what a part has found is kept at once, so that what was interrupted can go on."""
+"""Benchmarks of hours, in parts: each part's results are saved at once, so that an interrupted run can be resumed."""
 
 import argparse
 import contextlib
@@ -13,7 +13,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, Final
 
-from benchmarks.wire.figures import Figures
+from benchmarks.wire.measurements import Measurements
 from rl_bridge.errors import RunInUseError
 from rl_bridge.loops.folder_lock import LOCK_FILE, folder_of_ones_own
 
@@ -23,78 +23,84 @@ FILES: Final = "files"
 
 
 class Parts:
-    """The parts of one benchmark, measured one after another, or taken from where they were kept.
+    """The parts of one benchmark, measured one after another, or loaded from their result files.
 
     Args:
-        folder: Where they are kept.
-        seconds: How long each takes, about, by its name; all of them, in order.
-        figures: What is found is added to.
-        progress: Told what is under way.
+        folder: Holds the result files.
+        seconds: The estimated duration of each part by its name, in order.
+        measurements: Each part's results are added to it.
+        progress: Called with a line about the part that is measured.
     """
 
     def __init__(
-        self, folder: Path, seconds: Mapping[str, float], figures: Figures, progress: Callable[[str], None]
+        self,
+        folder: Path,
+        seconds: Mapping[str, float],
+        measurements: Measurements,
+        progress: Callable[[str], None],
     ) -> None:
         self.folder = folder
         self._seconds = seconds
-        self._figures = figures
+        self._measurements = measurements
         self._progress = progress
 
-    def measure(self, name: str, measure: Callable[[Path, Figures], None]) -> bool:
-        """Measure a part, unless it is kept already. A part that fails is noted, and the others go on.
+    def measure(self, name: str, measure: Callable[[Path, Measurements], None]) -> bool:
+        """Measure a part, unless its result file exists. A failed part is noted, and the others go on.
 
         Args:
-            name: One of those that there are.
-            measure: Told a folder of its own, which is not there yet, and what to add figures to. What it prints
-                goes to a log beside the folder.
+            name: The part's.
+            measure: Called with the part's folder, which does not exist yet, and the measurements to add to. What it
+                prints goes to a log beside the folder.
 
         Returns:
-            Whether there are figures of it.
+            Whether the part has results.
         """
-        kept = kept_at(self.folder, name)
-        if kept.is_file():
-            self._progress(f"{name}: kept in {kept}")
+        path = result_file(self.folder, name)
+        if path.is_file():
+            self._progress(f"{name}: kept in {path}")
         else:
             try:
-                found = self._measured(name, measure)
+                measurements = self._measure_part(name, measure)
             except Exception as error:
                 log = self._log(name)
                 with log.open("a", encoding="utf-8") as file:
                     traceback.print_exc(file=file)
-                self._figures.notes.append(f"{name}: {type(error).__name__}: {error} ({log})")
+                self._measurements.notes.append(f"{name}: {type(error).__name__}: {error} ({log})")
                 return False
-            whole = kept.with_name(f"{kept.name}.partial")
-            whole.write_text(json.dumps(found.as_json(), indent=1) + "\n", encoding="utf-8")
-            whole.replace(kept)
-        self._figures.take(json.loads(kept.read_text(encoding="utf-8")))
+            partial = path.with_name(f"{path.name}.partial")
+            partial.write_text(json.dumps(measurements.as_json(), indent=1) + "\n", encoding="utf-8")
+            partial.replace(path)
+        self._measurements.add_json(json.loads(path.read_text(encoding="utf-8")))
         return True
 
-    def _measured(self, name: str, measure: Callable[[Path, Figures], None]) -> Figures:
+    def _measure_part(self, name: str, measure: Callable[[Path, Measurements], None]) -> Measurements:
         names = list(self._seconds)
-        place = names.index(name)
-        left = sum(self._seconds[one] for one in names[place:] if not kept_at(self.folder, one).is_file())
+        index = names.index(name)
+        remaining_s = sum(
+            self._seconds[part] for part in names[index:] if not result_file(self.folder, part).is_file()
+        )
         log = self._log(name)
         self._progress(
-            f"{name}: part {place + 1} of {len(names)}, {datetime.now(UTC):%H:%M:%S} UTC, about {_told(left)} left for "
-            f"all; {log}"
+            f"{name}: part {index + 1} of {len(names)}, {datetime.now(UTC):%H:%M:%S} UTC, "
+            f"about {_format_duration(remaining_s)} left for all; {log}"
         )
         shutil.rmtree(self.folder / name, ignore_errors=True)  # of an attempt that was interrupted
-        found = Figures()
+        measurements = Measurements()
         with log.open("w", encoding="utf-8", buffering=1) as file, contextlib.redirect_stdout(file):
-            measure(self.folder / name, found)
-        return found
+            measure(self.folder / name, measurements)
+        return measurements
 
     def _log(self, name: str) -> Path:
         return self.folder / f"{name}.log"
 
 
-def kept_at(folder: Path, name: str) -> Path:
-    """Return where the figures of a part are, once it is done: what is there of others may be half of it."""
+def result_file(folder: Path, name: str) -> Path:
+    """Return the file of a part's results, which exists once the part is complete."""
     return folder / f"{name}.json"
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
-    """Add the options that say where parts are kept."""
+    """Add the options for the folder of the parts."""
     where = parser.add_mutually_exclusive_group()
     where.add_argument(
         "--folder",
@@ -110,7 +116,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 
 
 @contextlib.contextmanager
-def begun(
+def open_folder(
     parser: argparse.ArgumentParser,
     arguments: argparse.Namespace,
     plan: Mapping[str, Any],
@@ -121,64 +127,66 @@ def begun(
 ) -> Iterator[tuple[Path, Mapping[str, Any]]]:
     """Open the folder of a benchmark's parts, for this process alone.
 
-    What cannot be opened ends the command as options do that make no sense.
+    A folder that cannot be opened ends the command with a usage error.
 
     Args:
-        parser: Of the command.
-        arguments: What it was given.
-        plan: What is measured, as JSON has it.
+        parser: The command's.
+        arguments: The parsed command line.
+        plan: The plan as JSON values.
         name: The benchmark's.
-        options: Those of the command that change the plan.
-        files: Those that say what is measured beside the plan. A folder is resumed only while they are as they were.
+        options: The command's options that change the plan; they cannot be combined with --resume.
+        files: Configuration files that are measured. A folder is resumed only while they are unchanged.
 
     Yields:
-        The folder, and the plan: where it is resumed, the one that it was begun with.
+        The folder, and the plan: of a resumed folder, the plan that it was started with.
     """
     with contextlib.ExitStack() as stack:
         if arguments.resume is not None:
             folder = arguments.resume
-            if given := [one for one in options if getattr(arguments, one) not in (None, False)]:
-                parser.error(f"expected --resume without --{given[0]}: the plan is that of {folder}")
+            if conflicting := [
+                option for option in options if getattr(arguments, option) not in (None, False)
+            ]:
+                parser.error(f"expected --resume without --{conflicting[0]}: the plan is that of {folder}")
             plan, digests = _read(parser, folder, name)
-            stack.enter_context(_alone(parser, folder))
-            _require_the_same(parser, folder, digests)
+            stack.enter_context(_lock_folder(parser, folder))
+            _require_unchanged(parser, folder, digests)
         else:
             digests = {path: _digest(parser, path) for path in files}
             folder = stack.enter_context(_new_folder(parser, arguments, name))
-            stack.enter_context(_alone(parser, folder))
-            told = json.dumps({**plan, FILES: digests}, indent=1)
-            (folder / PLAN).write_text(f"{told}\n", encoding="utf-8")
+            stack.enter_context(_lock_folder(parser, folder))
+            content = json.dumps({**plan, FILES: digests}, indent=1)
+            (folder / PLAN).write_text(f"{content}\n", encoding="utf-8")
         yield folder, plan
 
 
 @contextlib.contextmanager
 def _new_folder(parser: argparse.ArgumentParser, arguments: argparse.Namespace, name: str) -> Iterator[Path]:
     if arguments.quick and arguments.folder is None:
-        with tempfile.TemporaryDirectory(prefix=f"{name}-") as made:
-            yield Path(made)
+        with tempfile.TemporaryDirectory(prefix=f"{name}-") as temporary:
+            yield Path(temporary)
         return
     folder = arguments.folder or Path("runs") / f"{name}-{datetime.now(UTC):%Y%m%d-%H%M%S}"
     if folder.exists() and any(folder.iterdir()):
         parser.error(f"expected a new folder, {str(folder)!r} has something in it; --resume goes on in it")
     folder.mkdir(parents=True, exist_ok=True)
-    print(f"{folder}: {resuming(name, folder)}", file=sys.stderr)
+    print(f"{folder}: {resume_hint(name, folder)}", file=sys.stderr)
     yield folder
 
 
 def _read(
     parser: argparse.ArgumentParser, folder: Path, name: str
 ) -> tuple[Mapping[str, Any], Mapping[str, str] | None]:
-    """The plan that a folder was begun with, and the digests of its files."""
+    """Return the plan that a folder was started with, and the digests of its files."""
     try:
-        found = {**json.loads((folder / PLAN).read_text(encoding="utf-8"))}
+        plan = {**json.loads((folder / PLAN).read_text(encoding="utf-8"))}
     except (OSError, ValueError, TypeError) as error:
         parser.error(f"expected a folder that python -m benchmarks.{name} has begun, got another: {error}")
-    return found, found.pop(FILES, None)
+    return plan, plan.pop(FILES, None)
 
 
 @contextlib.contextmanager
-def _alone(parser: argparse.ArgumentParser, folder: Path) -> Iterator[None]:
-    """Nobody else measures there: a part that is under way would be taken for one that was interrupted, and removed."""
+def _lock_folder(parser: argparse.ArgumentParser, folder: Path) -> Iterator[None]:
+    """Lock the folder: another process would take a part in progress for an interrupted one, and remove it."""
     with contextlib.ExitStack() as stack:
         try:
             stack.enter_context(folder_of_ones_own(folder))
@@ -192,7 +200,7 @@ def _alone(parser: argparse.ArgumentParser, folder: Path) -> Iterator[None]:
         yield
 
 
-def _require_the_same(
+def _require_unchanged(
     parser: argparse.ArgumentParser, folder: Path, digests: Mapping[str, str] | None
 ) -> None:
     if digests is None:
@@ -202,9 +210,9 @@ def _require_the_same(
             file=sys.stderr,
         )
         return
-    if other := [path for path, digest in digests.items() if _digest(parser, path) != digest]:
+    if changed := [path for path, digest in digests.items() if _digest(parser, path) != digest]:
         parser.error(
-            f"expected {', '.join(other)} as when {str(folder)!r} was begun, got something else: parts of both would "
+            f"expected {', '.join(changed)} as when {str(folder)!r} was begun, got something else: parts of both would "
             "be told as one; put back what was there, or begin a new folder"
         )
 
@@ -216,11 +224,11 @@ def _digest(parser: argparse.ArgumentParser, path: str) -> str:
         parser.error(f"expected {path!r}, which says what is measured, below the working directory: {error}")
 
 
-def resuming(name: str, folder: Path) -> str:
-    """Return what is said of a folder of parts."""
+def resume_hint(name: str, folder: Path) -> str:
+    """Return the line that says how to resume a folder."""
     return f"parts are kept as they end; go on by: python -m benchmarks.{name} --resume {folder}"
 
 
-def _told(seconds: float) -> str:
+def _format_duration(seconds: float) -> str:
     hours, minutes = divmod(round(seconds / 60), 60)
     return f"{hours}:{minutes:02d} h"

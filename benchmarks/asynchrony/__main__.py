@@ -7,7 +7,7 @@ from dataclasses import replace
 from benchmarks import commandline
 from benchmarks.asynchrony.measures import Plan, measure
 from benchmarks.asynchrony.report import bars, report
-from benchmarks.commandline import count, heading, measured, progress, write
+from benchmarks.commandline import count, heading, progress, run_measurement, write
 from rl_bridge.errors import BridgeError
 
 _DESCRIPTION = """\
@@ -22,23 +22,25 @@ examples:
   python -m benchmarks.asynchrony --rounds 1 --json out.json"""
 
 
-def main(words: Sequence[str] | None = None) -> int:
-    """Measure, print what there is, and return the exit status: 0, or 2 where something did not work."""
-    parser = commandline.parser("asynchrony", _DESCRIPTION, _EXAMPLES)
+def main(argv: Sequence[str] | None = None) -> int:
+    """Measure, print the report, and return the exit status: 0, or 2 where a measurement failed."""
+    parser = commandline.create_parser("asynchrony", _DESCRIPTION, _EXAMPLES)
     parser.add_argument("--rounds", type=count, metavar="N", help="3 by default")
-    arguments = parser.parse_args(words)
+    arguments = parser.parse_args(argv)
     plan = Plan().quick() if arguments.quick else Plan()
     if arguments.rounds is not None:
         plan = replace(plan, rounds=arguments.rounds)
-    figures, status = measured(lambda figures: measure(plan, figures, progress), BridgeError)
+    measurements, status = run_measurement(
+        lambda measurements: measure(plan, measurements, progress), BridgeError
+    )
     job = plan.job
     about = (
         f"{plan.rounds} rounds of {job.iterations} steps, {job.groups_per_batch} groups of {job.group_size} "
         f"a step, {job.sessions * job.workers} sessions"
     )
     print(heading(about))
-    print(report(figures))
-    write(arguments.json, figures, bars(figures))
+    print(report(measurements))
+    write(arguments.json, measurements, bars(measurements))
     return status
 
 

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Final
 
-from benchmarks.wire.figures import Figures
+from benchmarks.wire.measurements import Measurements
 from rl_bridge.synthetic.job import SyntheticSettings
 
 if TYPE_CHECKING:
@@ -37,18 +37,18 @@ class Plan:
     bounds: tuple[int, ...] = BOUNDS
 
     def quick(self) -> "Plan":
-        """Return the same with numbers that show whether it works, and nothing else."""
+        """Return the plan with tiny numbers, which only shows that it runs."""
         tiny = replace(self.job, iterations=3, groups_per_batch=2, group_size=2, episode_s=0.02, train_s=0.02)
         return replace(self, rounds=1, job=tiny)
 
 
-def who(bound: int) -> str:
+def job_name(bound: int) -> str:
     """What a job is called in tables."""
     return "synchronous" if bound == SYNCHRONOUS else f"max_staleness {bound}"
 
 
-def measure(plan: Plan, figures: Figures, progress: Callable[[str], None]) -> None:
-    """Run every job of a plan, and add its figures.
+def measure(plan: Plan, measurements: Measurements, progress: Callable[[str], None]) -> None:
+    """Run every job of a plan, and add its measurements.
 
     Raises:
         rl_bridge.errors.BridgeError: A job failed, or Monarch is not installed.
@@ -57,20 +57,20 @@ def measure(plan: Plan, figures: Figures, progress: Callable[[str], None]) -> No
 
     for number in range(1, plan.rounds + 1):
         for bound in plan.bounds:
-            progress(f"round {number} of {plan.rounds}: {who(bound)}")
+            progress(f"round {number} of {plan.rounds}: {job_name(bound)}")
             # Every round has sleeps of its own, which its jobs share.
             job = replace(plan.job, max_staleness=bound, seed=number)
-            _add(figures, who(bound), asyncio.run(run_synthetic(job)))
+            _add(measurements, job_name(bound), asyncio.run(run_synthetic(job)))
 
 
-def _add(figures: Figures, name: str, run: "SyntheticRun") -> None:
+def _add(measurements: Measurements, name: str, run: "SyntheticRun") -> None:
     # The first step, for which nothing was begun in time, counts in full.
-    figures.add(GROUPS, name, "", (run.throughput.groups or 0) / run.throughput.seconds)
-    figures.add(ROLL, name, "", statistics.mean(step.roll_s for step in run.steps))
-    figures.add(TRAIN, name, "", statistics.mean(step.train_s for step in run.steps))
-    figures.add(SYNC, name, "", statistics.mean(step.sync_s for step in run.steps))
-    figures.add(STALEST, name, "", max(step.staleness for step in run.steps))
+    measurements.add(GROUPS, name, "", (run.throughput.groups or 0) / run.throughput.seconds)
+    measurements.add(ROLL, name, "", statistics.mean(step.roll_s for step in run.steps))
+    measurements.add(TRAIN, name, "", statistics.mean(step.train_s for step in run.steps))
+    measurements.add(SYNC, name, "", statistics.mean(step.sync_s for step in run.steps))
+    measurements.add(STALEST, name, "", max(step.staleness for step in run.steps))
     for role in ROLES:
         totals = run.throughput.roles[role]
-        figures.add(UNACCOUNTED, name, role, totals.unaccounted_s / totals.wall_s)
-        figures.add("busy", name, role, run.throughput.utilisation(role) or 0.0)
+        measurements.add(UNACCOUNTED, name, role, totals.unaccounted_s / totals.wall_s)
+        measurements.add("busy", name, role, run.throughput.utilisation(role) or 0.0)

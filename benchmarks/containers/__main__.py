@@ -5,12 +5,12 @@ import sys
 from collections.abc import Sequence
 
 from benchmarks import commandline
-from benchmarks.commandline import count, heading, measured, progress, write
+from benchmarks.commandline import count, heading, progress, run_measurement, write
 from benchmarks.containers import measures
 from benchmarks.containers.contestants import BenchError
 from benchmarks.containers.report import bars, report
 from benchmarks.containers.servers import PLAIN, PLAIN_SUBJECT, PORT, Subject
-from benchmarks.wire.figures import Figures
+from benchmarks.wire.measurements import Measurements
 from openenv_core.errors import OpenEnvError
 from openenv_core.providers.docker import DockerEngine
 
@@ -26,39 +26,39 @@ examples:
   python -m benchmarks.containers --json out.json                every round's figures into a file"""
 
 
-def main(words: Sequence[str] | None = None) -> int:
-    """Measure, print what there is, and return the exit status: 0, or 2 where something did not work."""
-    arguments = _parser().parse_args(words)
+def main(argv: Sequence[str] | None = None) -> int:
+    """Measure, print the report, and return the exit status: 0, or 2 where a measurement failed."""
+    arguments = _parser().parse_args(argv)
     rounds, leases = (1, 2) if arguments.quick else (arguments.rounds, arguments.leases)
 
-    def measure(figures: Figures) -> None:
-        for subject in _subjects(arguments, figures):
-            measures.cold(subject, rounds, figures, progress)
-            measures.pool(subject, leases, arguments.size, figures, progress)
+    def measure(measurements: Measurements) -> None:
+        for subject in _subjects(arguments, measurements):
+            measures.cold(subject, rounds, measurements, progress)
+            measures.pool(subject, leases, arguments.size, measurements, progress)
 
-    figures, status = measured(
+    measurements, status = run_measurement(
         measure, BenchError, OpenEnvError, interrupted="every container that was started is removed"
     )
-    held = list(bars(figures))
+    all_bars = list(bars(measurements))
     print(heading(f"{rounds} rounds"))
-    print(report(figures, held))
-    write(arguments.json, figures, held)
+    print(report(measurements, all_bars))
+    write(arguments.json, measurements, all_bars)
     return status
 
 
-def _subjects(arguments: argparse.Namespace, figures: Figures) -> list[Subject]:
+def _subjects(arguments: argparse.Namespace, measurements: Measurements) -> list[Subject]:
     """Return what can be measured, and note what cannot."""
     engine = DockerEngine.find()
     engine.ping()
     wanted = [PLAIN_SUBJECT, *(Subject(image, port=arguments.port) for image in arguments.image)]
     missing = [subject for subject in wanted if not engine.has_image(subject.image)]
     for subject in missing:
-        figures.notes.append(f"{subject.image}: the engine has no such image; build or pull it first")
+        measurements.notes.append(f"{subject.image}: the engine has no such image; build or pull it first")
     return [subject for subject in wanted if subject not in missing]
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = commandline.parser("containers", _DESCRIPTION, _EXAMPLES)
+    parser = commandline.create_parser("containers", _DESCRIPTION, _EXAMPLES)
     add = parser.add_argument
     add("--image", action="append", default=[], metavar="NAME", help=f"an image to measure beside {PLAIN}")
     add("--port", type=count, default=PORT, metavar="N", help="where those listen inside (%(default)s)")

@@ -16,16 +16,20 @@ class BenchError(Exception):
     """Something that is measured did not work."""
 
 
-def docker(*words: str) -> str:
+def docker(*arguments: str) -> str:
     """Run the engine's command line and return what it printed.
 
     Raises:
         BenchError: It failed.
     """
-    done = subprocess.run(["docker", *words], capture_output=True, text=True, timeout=DEADLINE_S, check=False)
-    if done.returncode != 0:
-        raise BenchError(f"expected `docker {words[0]}` to succeed, got: {done.stderr.strip()[-1000:]}")
-    return done.stdout.strip()
+    process = subprocess.run(
+        ["docker", *arguments], capture_output=True, text=True, timeout=DEADLINE_S, check=False
+    )
+    if process.returncode != 0:
+        raise BenchError(
+            f"expected `docker {arguments[0]}` to succeed, got: {process.stderr.strip()[-1000:]}"
+        )
+    return process.stdout.strip()
 
 
 def options_of(subject: Subject) -> ContainerOptions:

@@ -30,7 +30,7 @@ examples:
   python -m benchmarks.faults --seed 7 --keep runs/faults --max-staleness 4"""
 
 
-def main(words: Sequence[str] | None = None) -> int:
+def main(argv: Sequence[str] | None = None) -> int:
     """Run, kill, print; returns 0 where every bar is met, 1 where one is not, 130 on Ctrl-C."""
     parser = argparse.ArgumentParser(
         prog="python -m benchmarks.faults",
@@ -47,7 +47,7 @@ def main(words: Sequence[str] | None = None) -> int:
     )
     parser.add_argument("--max-staleness", type=int, default=1, metavar="N", help="of the run; 1 by default")
     parser.add_argument("--keep", type=Path, metavar="FOLDER", help="keep the run there")
-    arguments = parser.parse_args(words)
+    arguments = parser.parse_args(argv)
     signal.signal(signal.SIGTERM, interrupt)
     with tempfile.TemporaryDirectory(prefix="ropewalk-faults-") as scratch:
         folder = (arguments.keep or Path(scratch) / "run").absolute()

@@ -49,11 +49,11 @@ class Job:
     Args:
         root: A checkout.
         folder: Where the run writes.
-        words: Overrides beside `SMALL`.
-        resume: Go on with the run in the folder; without words.
+        overrides: Configuration overrides beside `SMALL`.
+        resume: Resume the run in the folder; without overrides.
     """
 
-    def __init__(self, root: Path, folder: Path, *words: str, resume: bool = False) -> None:
+    def __init__(self, root: Path, folder: Path, *overrides: str, resume: bool = False) -> None:
         self.folder = folder
         self._mark = uuid.uuid4().hex
         folder.parent.mkdir(parents=True, exist_ok=True)
@@ -61,7 +61,7 @@ class Job:
         command = [sys.executable, "-m", "openenv_core.cli", "train"]
         anew = ["--config", CONFIG, "--name", folder.name, f"output_dir={folder.parent}", *SMALL]
         self.process = subprocess.Popen(
-            [*command, *(["--resume", str(folder)] if resume else anew), *words],
+            [*command, *(["--resume", str(folder)] if resume else anew), *overrides],
             cwd=root,
             stdin=subprocess.DEVNULL,
             stdout=self._log,
@@ -71,11 +71,11 @@ class Job:
         )
 
     def output(self) -> str:
-        """What the command has printed."""
+        """Return what the command has printed."""
         return Path(self._log.name).read_text(errors="replace")
 
     def status(self) -> StatusSnapshot | None:
-        """How the run stands; None before it says so, and after."""
+        """Return the status of the run; None before its first and after its end."""
         try:
             address = served_address(self.folder)
             return None if address is None else asyncio.run(ask_status(address))
@@ -83,25 +83,25 @@ class Job:
             return None
 
     def wait(self, timeout_s: float) -> int | None:
-        """The exit status; None where it still runs."""
+        """Wait for the run; returns its exit status, or None where it still runs."""
         try:
             return self.process.wait(timeout_s)
         except subprocess.TimeoutExpired:
             return None
 
     def alive(self) -> list[psutil.Process]:
-        """Every process of the run, wherever it stands in the tree by now."""
-        found = []
+        """Return every living process of the run, reparented ones included."""
+        processes = []
         for process in psutil.process_iter():
             try:
                 if process.environ().get(MARK) == self._mark and process.status() != psutil.STATUS_ZOMBIE:
-                    found.append(process)
+                    processes.append(process)
             except psutil.Error:
                 continue
-        return found
+        return processes
 
     def left_behind(self) -> list[psutil.Process]:
-        """What is still there when it had time to go."""
+        """Return the processes that are left after a grace period."""
         deadline = time.monotonic() + GONE_WITHIN_S
         while (left := self.alive()) and time.monotonic() < deadline:
             time.sleep(0.1)
@@ -121,7 +121,7 @@ class Job:
         return {name: last[name] for name in LOST}
 
     def close(self) -> None:
-        """Leave nothing running."""
+        """Kill every process of the run."""
         for process in self.alive():
             process.kill()
         self.process.wait()

@@ -87,7 +87,7 @@ class Killer:
         def again(status: StatusSnapshot | None) -> bool:
             if status is None:
                 return self.job.process.poll() is not None
-            (now,) = [one for one in _replicas(status, kill.kind) if one.id == kill.replica]
+            (now,) = [row for row in _replicas(status, kill.kind) if row.id == kill.replica]
             if kill.noticed_s is None and (now.state != SERVING or now.restarts > restarts):
                 kill.noticed_s = _event(status, kill, "lost", began) or time.time() - began
             if now.restarts > restarts and now.state == SERVING:
@@ -111,17 +111,17 @@ class Killer:
 
 def _serving(status: StatusSnapshot | None, kind: str) -> list[ReplicaRow]:
     rows = () if status is None else _replicas(status, kind)
-    return [one for one in rows if one.state == SERVING and one.pids]
+    return [row for row in rows if row.state == SERVING and row.pids]
 
 
 def _replicas(status: StatusSnapshot, kind: str) -> Sequence[ReplicaRow]:
     return next((service.replicas for service in status.services if service.name == kind), ())
 
 
-def _event(status: StatusSnapshot, kill: Kill, what: str, began: float) -> float | None:
+def _event(status: StatusSnapshot, kill: Kill, kind: str, began: float) -> float | None:
     """Seconds from the kill to the first event of a kind, as the run dates it."""
     for event in status.events:
-        ours = (event.service, event.replica, event.what.partition(":")[0]) == (kill.kind, kill.replica, what)
+        ours = (event.service, event.replica, event.what.partition(":")[0]) == (kill.kind, kill.replica, kind)
         if ours and event.at >= began:
             return event.at - began
     return None

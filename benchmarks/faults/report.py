@@ -1,11 +1,11 @@
-"""What must show of a run that lost processes."""
+"""The report of a run that lost processes, and the bounds that it is checked against."""
 
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 
 from benchmarks.faults.kills import Killer
 from benchmarks.wire.bars import Bar
-from benchmarks.wire.figures import Figures
+from benchmarks.wire.measurements import Figures
 from benchmarks.wire.report import table, verdicts
 
 NOTICED_S = 10.0

@@ -38,12 +38,12 @@ CHECKS = {
     "weights-8B": (240, "the same weights at the shapes of Qwen3-8B"),
     "decode-8B": (360, "vLLM's tokens/s at the shapes of Qwen3-8B"),
 }
-"""What there is, in order: seconds that it may take, and what it tells."""
+"""The checks in order: time limit in seconds, and what each measures."""
 
 
 @dataclass(kw_only=True, slots=True)
 class Outcome:
-    """What came of a check.
+    """The result of a check.
 
     Attributes:
         check: Its name.
@@ -65,14 +65,21 @@ def run_check(name: str, *, dry: bool, seconds: float, logs: Path | None = None)
     outcome = Outcome(check=name)
     began = time.monotonic()
     with tempfile.TemporaryDirectory(prefix="gpu-check-") as folder:
-        told, log = Path(folder) / "told.jsonl", (logs or Path(folder)) / f"{name}.log"
-        command = [sys.executable, "-m", "benchmarks.gpu.child", name, str(told), *(["--dry"] if dry else [])]
+        results, log = Path(folder) / "told.jsonl", (logs or Path(folder)) / f"{name}.log"
+        command = [
+            sys.executable,
+            "-m",
+            "benchmarks.gpu.child",
+            name,
+            str(results),
+            *(["--dry"] if dry else []),
+        ]
         environment = {**os.environ, "TMPDIR": folder}
         if dry:
             environment["CUDA_VISIBLE_DEVICES"] = ""
         with log.open("w", encoding="utf-8") as output:
             status = _run(command, environment, output, seconds)
-        rows = [json.loads(line) for line in told.read_text().splitlines()] if told.exists() else []
+        rows = [json.loads(line) for line in results.read_text().splitlines()] if results.exists() else []
         tail = log.read_text(encoding="utf-8", errors="replace").splitlines()[-TAIL_LINES:]
     outcome.seconds = round(time.monotonic() - began, 1)
     ends = [row for row in rows if "status" in row]
@@ -90,7 +97,7 @@ def run_check(name: str, *, dry: bool, seconds: float, logs: Path | None = None)
 
 
 def _run(command: Sequence[str], environment: dict[str, str], output: IO[str], seconds: float) -> int | None:
-    """Its exit status; None where it was not over in time."""
+    """Run a command and return its exit status; None where it timed out."""
     process = subprocess.Popen(
         command,
         cwd=ROOT,
@@ -110,8 +117,8 @@ def _run(command: Sequence[str], environment: dict[str, str], output: IO[str], s
         process.wait()
 
 
-def figure_line(row: dict[str, Any]) -> str:
-    """A figure as a person reads it."""
+def format_result(row: dict[str, Any]) -> str:
+    """Return a result as a line of text."""
     value = row["value"]
     if not isinstance(value, str):
         value = f"{value:,.4g}" if abs(value) < 1e4 else f"{value:,.0f}"
@@ -120,12 +127,11 @@ def figure_line(row: dict[str, Any]) -> str:
 
 
 def table(outcomes: Sequence[Outcome]) -> str:
-    """A line a check."""
+    """Return a table with one line for each check."""
     lines = [f"{'check':<12} {'outcome':<10} {'s':>6}  why"]
-    lines += [
-        f"{one.check:<12} {one.status:<10} {one.seconds:>6.1f}  {one.why.splitlines()[0] if one.why else ''}".rstrip()
-        for one in outcomes
-    ]
+    for outcome in outcomes:
+        why = outcome.why.partition("\n")[0]
+        lines.append(f"{outcome.check:<12} {outcome.status:<10} {outcome.seconds:>6.1f}  {why}".rstrip())
     return "\n".join(lines)
 
 
@@ -160,7 +166,7 @@ def _interrupt(_signal: int, _frame: FrameType | None) -> None:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run them; returns 0, 1 where one did not pass for another reason than that it was skipped, 2 if asked wrongly."""
+    """Run the checks; returns 0, 1 where one failed, crashed or timed out, 2 for a bad command line."""
     parser = _parser()
     arguments = parser.parse_args(argv)
     if arguments.list:
@@ -195,23 +201,25 @@ def main(argv: Sequence[str] | None = None) -> int:
             print(f"{name}: interrupted; its processes are ended", flush=True)
             status = INTERRUPTED
             break
-        found = outcomes[-1]
+        outcome = outcomes[-1]
         print(
-            "\n".join([*map(figure_line, found.figures), f"  {found.status}. {found.why}".rstrip(". ")]),
+            "\n".join(
+                [*map(format_result, outcome.figures), f"  {outcome.status}. {outcome.why}".rstrip(". ")]
+            ),
             flush=True,
         )
         _write(arguments.json, outcomes, dry=arguments.dry)
     print(f"\n{table(outcomes)}")
     _write(arguments.json, outcomes, dry=arguments.dry)
-    bad = any(one.status not in ("passed", "skipped") for one in outcomes)
-    return status or int(bad or not any(one.status == "passed" for one in outcomes))
+    bad = any(outcome.status not in ("passed", "skipped") for outcome in outcomes)
+    return status or int(bad or not any(outcome.status == "passed" for outcome in outcomes))
 
 
 def _write(path: Path | None, outcomes: Sequence[Outcome], *, dry: bool) -> None:
     if path is not None:
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(
-            json.dumps({"dry": dry, "checks": [asdict(one) for one in outcomes]}, indent=1) + "\n"
+            json.dumps({"dry": dry, "checks": [asdict(outcome) for outcome in outcomes]}, indent=1) + "\n"
         )
 
 

@@ -1,4 +1,4 @@
-"""`python -m benchmarks.gpu.child NAME FILE [--dry]`: one check; what it finds goes to the file as it finds it."""
+"""`python -m benchmarks.gpu.child NAME FILE [--dry]`: one check, which writes its results to the file at once."""
 
 import ctypes
 import json
@@ -21,7 +21,7 @@ MODULES = {
     "train": "training",
 }
 MODULES |= {"weights": "training", "reload": "engines", "decode": "engines", "blackjack": "engines"}
-"""Where each check is: one is not to want for what another needs."""
+"""The module of each check: a check imports only the packages that it needs."""
 
 
 class SkipError(Exception):
@@ -29,8 +29,8 @@ class SkipError(Exception):
 
 
 @dataclass(slots=True)
-class Telling:
-    """Takes what a check finds.
+class Reporter:
+    """Writes the results of a check to a file.
 
     Attributes:
         file: Lines of JSON.
@@ -44,8 +44,8 @@ class Telling:
     size: str
     met: bool = True
 
-    def figure(self, what: str, value: float | str, unit: str = "", *, at_most: float | None = None) -> None:
-        """Tell a figure, and whether it is within its bound."""
+    def record(self, what: str, value: float | str, unit: str = "", *, at_most: float | None = None) -> None:
+        """Write a result, and whether it is within its bound."""
         row: dict[str, object] = {"what": what, "value": value, "unit": unit}
         if at_most is not None:
             assert not isinstance(value, str)
@@ -55,7 +55,7 @@ class Telling:
         self._write(row)
 
     def end(self, status: str, why: str = "") -> None:
-        """Tell what came of it."""
+        """Write the status of the check."""
         self._write({"status": status, "why": why})
 
     def _write(self, row: dict[str, object]) -> None:
@@ -63,7 +63,7 @@ class Telling:
             file.write(json.dumps(row) + "\n")
 
     def device(self) -> str:
-        """Where the check computes.
+        """Return the device that the check computes on.
 
         Raises:
             SkipError: There is no GPU.
@@ -78,7 +78,7 @@ class Telling:
 
 
 def missing_package(error: BaseException) -> str | None:
-    """The package of others that an error says is not installed, or was raised for."""
+    """Return the third-party package whose absence an error reports; None where it is a module of ours."""
     while error.__cause__ is not None:
         error = error.__cause__
     name = error.name if isinstance(error, ModuleNotFoundError) and error.name is not None else "benchmarks"
@@ -86,26 +86,26 @@ def missing_package(error: BaseException) -> str | None:
 
 
 def main(name: str, file: str, *, dry: bool) -> int:
-    """Make the check."""
+    """Run the check."""
     ctypes.CDLL(None).prctl(SET_DEATH_SIGNAL, int(signal.SIGKILL), 0, 0, 0)
     check, _, size = name.partition("-")
-    telling = Telling(Path(file), dry, "tiny" if dry else size)
+    reporter = Reporter(Path(file), dry, "tiny" if dry else size)
     if check in ("train", "weights"):  # as the trainer's processes are told, before torch is there
         os.environ.setdefault("PYTORCH_ALLOC_CONF", "expandable_segments:True")
     try:
-        getattr(import_module(f"benchmarks.gpu.{MODULES[check]}"), check)(telling)
+        getattr(import_module(f"benchmarks.gpu.{MODULES[check]}"), check)(reporter)
     except SkipError as error:
-        telling.end("skipped", str(error))
+        reporter.end("skipped", str(error))
     except Exception as error:
         if (missing := missing_package(error)) is not None:
-            telling.end("skipped", f"{missing} is not installed here")
+            reporter.end("skipped", f"{missing} is not installed here")
         else:
             traceback.print_exc()
             where = traceback.extract_tb(error.__traceback__)[-1]
             place = f"{Path(where.filename).name}:{where.lineno}"
-            telling.end("failed", f"{type(error).__name__}: {error} ({place})"[:MOST_CHARACTERS])
+            reporter.end("failed", f"{type(error).__name__}: {error} ({place})"[:MOST_CHARACTERS])
     else:
-        telling.end(*(("passed",) if telling.met else ("failed", "a figure is out of its bounds")))
+        reporter.end(*(("passed",) if reporter.met else ("failed", "a figure is out of its bounds")))
     return 0
 
 

@@ -16,7 +16,7 @@ from typing import Any
 
 import torch
 
-from benchmarks.gpu.child import SkipError, Telling
+from benchmarks.gpu.child import Reporter, SkipError
 from benchmarks.gpu.shapes import SHAPES, random_weights, shape_of, write_checkpoint
 
 NARROW = ["model.dtype=bfloat16"]
@@ -29,17 +29,17 @@ STARTED = "everything has started"
 
 
 def _engine(
-    path: Path, telling: Telling, *, share: float, max_length: int, at_once: int, sleeps: bool = False
+    path: Path, reporter: Reporter, *, share: float, max_length: int, at_once: int, sleeps: bool = False
 ) -> Any:
     """A generator's engine as a run has it, on a GPU in a process of its own; ready to answer."""
     from rl_bridge.config import Config
     from rl_bridge.generator.replica import make_engine
     from rl_bridge.generator.vllm_api import engine_environment
 
-    os.environ.update(engine_environment(on_gpu=not telling.dry))
+    os.environ.update(engine_environment(on_gpu=not reporter.dry))
     config = Config.model_validate(
         {
-            "model": {"dtype": "float32" if telling.dry else "bfloat16"},
+            "model": {"dtype": "float32" if reporter.dry else "bfloat16"},
             "monarch": {"colocate": sleeps},
             "rollout": {
                 "max_length": max_length,
@@ -66,10 +66,10 @@ def _prompts(count: int, length: int, vocabulary: int) -> list[list[int]]:
     return [[draw.randrange(vocabulary) for _ in range(length)] for _ in range(count)]
 
 
-def reload(telling: Telling) -> None:
+def reload(reporter: Reporter) -> None:
     """The engine of one model is given another's weights, awake and asleep; then it answers as that one's own."""
-    telling.device()
-    dtype = torch.float32 if telling.dry else torch.bfloat16
+    reporter.device()
+    dtype = torch.float32 if reporter.dry else torch.bfloat16
     prompts = _prompts(4, 8, SHAPES["tiny"]["vocab_size"])
     with tempfile.TemporaryDirectory() as folder:
         paths = [
@@ -78,86 +78,86 @@ def reload(telling: Telling) -> None:
         ]
         state = random_weights(shape_of("tiny"), device="cpu", dtype=dtype, seed=2)
         began = time.perf_counter()
-        engine = _engine(paths[0], telling, share=0.25, max_length=64, at_once=8, sleeps=True)
-        telling.figure("start", time.perf_counter() - began, "s")
+        engine = _engine(paths[0], reporter, share=0.25, max_length=64, at_once=8, sleeps=True)
+        reporter.record("start", time.perf_counter() - began, "s")
         before = _answers(engine, prompts, temperature=0, tokens=16)
         for version in (1, 2, 3):  # over again, as in a run
             load = engine.load(version, state).result(ANSWER_TIMEOUT_S)
-        telling.figure("load", 1000 * load.load_s, "ms")
+        reporter.record("load", 1000 * load.load_s, "ms")
         for version in (4, 5):  # and as in one whose trainer shares the GPU
-            began, awake = time.perf_counter(), _free_gb(telling)
+            began, awake = time.perf_counter(), _free_gb(reporter)
             engine.sleep().result(ANSWER_TIMEOUT_S)
-            telling.figure(f"falling asleep, time {version - 3}", 1000 * (time.perf_counter() - began), "ms")
-            telling.figure("memory that it leaves to others asleep", _free_gb(telling) - awake, "GB")
+            reporter.record(f"falling asleep, time {version - 3}", 1000 * (time.perf_counter() - began), "ms")
+            reporter.record("memory that it leaves to others asleep", _free_gb(reporter) - awake, "GB")
             load = engine.load(version, state).result(ANSWER_TIMEOUT_S)
-            telling.figure(f"waking and load, time {version - 3}", 1000 * load.load_s, "ms")
+            reporter.record(f"waking and load, time {version - 3}", 1000 * load.load_s, "ms")
         after = _answers(engine, prompts, temperature=0, tokens=16)
         engine.close()
-        fresh = _engine(paths[1], telling, share=0.25, max_length=64, at_once=8)
+        fresh = _engine(paths[1], reporter, share=0.25, max_length=64, at_once=8)
         expected = _answers(fresh, prompts, temperature=0, tokens=16)
         fresh.close()
-    same = [one.tokens == other.tokens for one, other in zip(before, after, strict=True)]
-    telling.figure("answers that the new weights left alone, of 4", sum(same), at_most=0)
-    same = [one.tokens == other.tokens for one, other in zip(after, expected, strict=True)]
-    telling.figure("answers that a fresh engine gives otherwise, of 4", 4 - sum(same), at_most=0)
-    given, wanted = ([at for one in some for at in one.logprobs] for some in (after, expected))
-    apart = max(abs(one - other) for one, other in zip(given, wanted, strict=True))
-    telling.figure("log-probabilities, from a fresh engine's", apart, at_most=1e-5 if telling.dry else 0.02)
+    same = [a.tokens == b.tokens for a, b in zip(before, after, strict=True)]
+    reporter.record("answers that the new weights left alone, of 4", sum(same), at_most=0)
+    same = [a.tokens == b.tokens for a, b in zip(after, expected, strict=True)]
+    reporter.record("answers that a fresh engine gives otherwise, of 4", 4 - sum(same), at_most=0)
+    actual, wanted = ([at for answer in answers for at in answer.logprobs] for answers in (after, expected))
+    apart = max(abs(a - b) for a, b in zip(actual, wanted, strict=True))
+    reporter.record("log-probabilities, from a fresh engine's", apart, at_most=1e-5 if reporter.dry else 0.02)
 
 
-def _free_gb(telling: Telling) -> float:
-    return 0.0 if telling.dry else torch.cuda.mem_get_info()[0] / 1e9
+def _free_gb(reporter: Reporter) -> float:
+    return 0.0 if reporter.dry else torch.cuda.mem_get_info()[0] / 1e9
 
 
-def decode(telling: Telling) -> None:
+def decode(reporter: Reporter) -> None:
     """All answers at once, as long as each may be: what a generator does at most."""
-    device, size, one = telling.device(), telling.size, shape_of(telling.size)
-    count, before, tokens = (8, 8, 16) if telling.dry else (256, 128, 512)
-    if device == "cuda" and 2.4 * one.parameters > torch.cuda.mem_get_info()[0]:
-        raise SkipError(f"{2.4 * one.parameters / 1e9:.0f} GB have no room on this card")
+    device, size, architecture = reporter.device(), reporter.size, shape_of(reporter.size)
+    count, before, tokens = (8, 8, 16) if reporter.dry else (256, 128, 512)
+    if device == "cuda" and 2.4 * architecture.parameters > torch.cuda.mem_get_info()[0]:
+        raise SkipError(f"{2.4 * architecture.parameters / 1e9:.0f} GB have no room on this card")
     with tempfile.TemporaryDirectory() as folder:
         path = write_checkpoint(Path(folder) / "policy", size, device=device, dtype=torch.bfloat16)
         torch.cuda.empty_cache()  # of which the engine counts what is free
         began = time.perf_counter()
-        engine = _engine(path, telling, share=0.85, max_length=before + tokens, at_once=count)
-        telling.figure("start", time.perf_counter() - began, "s")
-        prompts = _prompts(count, before, one.vocabulary)
+        engine = _engine(path, reporter, share=0.85, max_length=before + tokens, at_once=count)
+        reporter.record("start", time.perf_counter() - began, "s")
+        prompts = _prompts(count, before, architecture.vocabulary)
         _answers(engine, prompts[:4], temperature=1.0, tokens=8)
         began = time.perf_counter()
         answers = _answers(engine, prompts, temperature=1.0, tokens=tokens)
         taken = time.perf_counter() - began
         engine.close()
     made = sum(len(answer.tokens) for answer in answers)
-    telling.figure(f"answers to {count} prompts of {before} tokens", made / taken, "tokens/s")
-    forward = one.train_flops([before + len(answer.tokens) for answer in answers], made) / 3
-    telling.figure("the model's operations", forward / taken / 1e12, "TFLOP/s")
+    reporter.record(f"answers to {count} prompts of {before} tokens", made / taken, "tokens/s")
+    forward = architecture.train_flops([before + len(answer.tokens) for answer in answers], made) / 3
+    reporter.record("the model's operations", forward / taken / 1e12, "TFLOP/s")
 
 
-def blackjack(telling: Telling) -> None:
+def blackjack(reporter: Reporter) -> None:
     """`ropewalk train` on BlackJack for three iterations, with what one card is enough for."""
-    device = telling.device()
+    device = reporter.device()
     from rl_bridge.config import MonarchConfig
 
     if device == "cpu":
-        how, words = "on the CPU", ["rollout.batch_size=64"]
+        how, overrides = "on the CPU", ["rollout.batch_size=64"]
     elif torch.cuda.device_count() > 1:
-        how, words = "a card each for trainer and generator", ["trainer.num_gpus=1", *NARROW]
+        how, overrides = "a card each for trainer and generator", ["trainer.num_gpus=1", *NARROW]
     elif "colocate" in MonarchConfig.model_fields:
-        how, words = (
+        how, overrides = (
             "trainer and generator share the card",
             ["monarch.colocate=true", "trainer.num_gpus=1", *NARROW],
         )
     else:
-        how, words = (
+        how, overrides = (
             "the generator has the card, the trainer the CPU",
             ["monarch.roles.policy={gpus: 1}", *NARROW],
         )
-    telling.figure("how", how)
+    reporter.record("how", how)
     with tempfile.TemporaryDirectory() as folder:
         command = [
             *(sys.executable, "-m", "rl_bridge.train", "--config", "examples/grpo_blackjack/config.yaml"),
             *("--name", "check", f"output_dir={folder}", f"trainer.iterations={ITERATIONS}"),
-            *("trainer.checkpoint_interval=0", "evaluation.interval=0", "evaluation.episodes=64", *words),
+            *("trainer.checkpoint_interval=0", "evaluation.interval=0", "evaluation.episodes=64", *overrides),
         ]
         began = time.perf_counter()
         with (
@@ -173,9 +173,9 @@ def blackjack(telling: Telling) -> None:
                 print(f"{after:6.1f} s  {line}", end="", flush=True)
                 printed.append(line)
                 if line.startswith(STARTED):
-                    telling.figure("start, until everything serves", after, "s")
+                    reporter.record("start, until everything serves", after, "s")
                 elif f"/{ITERATIONS}  " in line:
-                    telling.figure(f"iteration {line.split('/')[0].strip()} was over after", after, "s")
+                    reporter.record(f"iteration {line.split('/')[0].strip()} was over after", after, "s")
         if training.returncode:
             logs = "\n".join(
                 log.read_text(errors="replace")[-600:] for log in Path(folder).glob("check/logs/*.log")
@@ -188,17 +188,17 @@ def blackjack(telling: Telling) -> None:
         raise RuntimeError(f"expected three iterations, got {len(rows)}")
     apart = max(row["mismatch/logprob_max"] for row in rows)
     bound = 1e-4 if device == "cpu" else 0.2
-    telling.figure("mismatch/logprob_max, most of three iterations", apart, at_most=bound)
+    reporter.record("mismatch/logprob_max, most of three iterations", apart, at_most=bound)
     last = rows[-1]
     for name in (*(f"time/{part}_s" for part in ("rollout", "train", "sync")), "train/tokens_per_s"):
-        telling.figure(f"{name}, the last iteration", last[name])
+        reporter.record(f"{name}, the last iteration", last[name])
     for part in ("push_s", "transport_s", "pause_s", "load_s"):
-        telling.figure(f"sync/{part}, the last iteration", last[f"sync/{part}"], "s")
+        reporter.record(f"sync/{part}, the last iteration", last[f"sync/{part}"], "s")
     # What turns cost stands in the log as shares of the time since the iteration before was logged.
     wall_s = last["time/elapsed_s"] - rows[-2]["time/elapsed_s"]
     for role, part in (("policy", "sleep"), ("trainer", "onload"), ("trainer", "offload")):
         if (share := last.get(f"span/{role}/work/{part}")) is not None:
-            telling.figure(f"{part}, the last iteration", share * wall_s, "s")
+            reporter.record(f"{part}, the last iteration", share * wall_s, "s")
 
 
 @contextlib.contextmanager

@@ -58,42 +58,44 @@ SHAPES: Final[dict[str, dict[str, Any]]] = {
 
 def shape_of(size: str, layers: int | None = None) -> Architecture:
     """A size, with fewer layers where a number is given."""
-    one = architecture_of(SHAPES[size], where=size)
-    return replace(one, layers=layers or one.layers)
+    architecture = architecture_of(SHAPES[size], where=size)
+    return replace(architecture, layers=layers or architecture.layers)
 
 
-def tensors(one: Architecture) -> Iterator[tuple[str, tuple[int, ...]]]:
+def tensors(architecture: Architecture) -> Iterator[tuple[str, tuple[int, ...]]]:
     """The names and shapes of a checkpoint."""
-    queries, keys = one.heads * one.head_dim, one.kv_heads * one.head_dim
-    yield "model.embed_tokens.weight", (one.vocabulary, one.dim)
-    for layer in range(one.layers):
+    queries, keys = architecture.heads * architecture.head_dim, architecture.kv_heads * architecture.head_dim
+    yield "model.embed_tokens.weight", (architecture.vocabulary, architecture.dim)
+    for layer in range(architecture.layers):
         for name, shape in (
-            ("input_layernorm", (one.dim,)),
-            ("self_attn.q_proj", (queries, one.dim)),
-            ("self_attn.k_proj", (keys, one.dim)),
-            ("self_attn.v_proj", (keys, one.dim)),
-            ("self_attn.o_proj", (one.dim, queries)),
-            ("self_attn.q_norm", (one.head_dim,)),
-            ("self_attn.k_norm", (one.head_dim,)),
-            ("post_attention_layernorm", (one.dim,)),
-            ("mlp.gate_proj", (one.hidden_dim, one.dim)),
-            ("mlp.up_proj", (one.hidden_dim, one.dim)),
-            ("mlp.down_proj", (one.dim, one.hidden_dim)),
+            ("input_layernorm", (architecture.dim,)),
+            ("self_attn.q_proj", (queries, architecture.dim)),
+            ("self_attn.k_proj", (keys, architecture.dim)),
+            ("self_attn.v_proj", (keys, architecture.dim)),
+            ("self_attn.o_proj", (architecture.dim, queries)),
+            ("self_attn.q_norm", (architecture.head_dim,)),
+            ("self_attn.k_norm", (architecture.head_dim,)),
+            ("post_attention_layernorm", (architecture.dim,)),
+            ("mlp.gate_proj", (architecture.hidden_dim, architecture.dim)),
+            ("mlp.up_proj", (architecture.hidden_dim, architecture.dim)),
+            ("mlp.down_proj", (architecture.dim, architecture.hidden_dim)),
         ):
             yield f"model.layers.{layer}.{name}.weight", shape
-    yield "model.norm.weight", (one.dim,)
-    if not one.tied:
-        yield "lm_head.weight", (one.vocabulary, one.dim)
+    yield "model.norm.weight", (architecture.dim,)
+    if not architecture.tied:
+        yield "lm_head.weight", (architecture.vocabulary, architecture.dim)
 
 
-def random_weights(one: Architecture, *, device: str, dtype: torch.dtype, seed: int = 0) -> dict[str, Tensor]:
-    """As small as a model begins with, the norms 1."""
+def random_weights(
+    architecture: Architecture, *, device: str, dtype: torch.dtype, seed: int = 0
+) -> dict[str, Tensor]:
+    """Return random weights as small as at initialization; norms are 1."""
     draw = torch.Generator(device).manual_seed(seed)
     made: dict[str, Tensor] = {}
-    for name, shape in tensors(one):
+    for name, shape in tensors(architecture):
         made[name] = torch.ones(shape, device=device, dtype=dtype)
         if len(shape) > 1:
-            made[name].normal_(0.0, 0.02 if one.dim > 64 else 0.2, generator=draw)
+            made[name].normal_(0.0, 0.02 if architecture.dim > 64 else 0.2, generator=draw)
     return made
 
 
@@ -103,11 +105,14 @@ def write_checkpoint(
     """Write a model of random weights in the Hugging Face layout; without a tokenizer."""
     from safetensors.torch import save_file
 
-    one = shape_of(size, layers)
+    architecture = shape_of(size, layers)
     folder.mkdir(parents=True)
-    config = SHAPES[size] | {"num_hidden_layers": one.layers, "dtype": str(dtype).removeprefix("torch.")}
+    config = SHAPES[size] | {
+        "num_hidden_layers": architecture.layers,
+        "dtype": str(dtype).removeprefix("torch."),
+    }
     (folder / "config.json").write_text(json.dumps(config))
-    weights = random_weights(one, device=device, dtype=dtype, seed=seed)
+    weights = random_weights(architecture, device=device, dtype=dtype, seed=seed)
     save_file({name: tensor.cpu() for name, tensor in weights.items()}, folder / "model.safetensors")
     return folder
 
@@ -125,8 +130,8 @@ def documents(lengths: list[int], *, vocabulary: int) -> Any:
             TrainSample(
                 tokens=[draw.randrange(vocabulary) for _ in mask],
                 loss_mask=mask,
-                logprobs=[-5.0 if one else 0.0 for one in mask],
-                versions=[0 if one else NO_VERSION for one in mask],
+                logprobs=[-5.0 if is_loss_token else 0.0 for is_loss_token in mask],
+                versions=[0 if is_loss_token else NO_VERSION for is_loss_token in mask],
                 advantage=draw.gauss(0.0, 1.0),
                 trajectory=number,
                 group=number // 4,

@@ -17,7 +17,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from benchmarks.gpu.child import SkipError, Telling
+from benchmarks.gpu.child import Reporter, SkipError
 from benchmarks.gpu.shapes import documents, random_weights, shape_of, write_checkpoint
 from benchmarks.gpu.stack import seconds
 from rl_bridge.titan.architecture import Architecture
@@ -32,9 +32,9 @@ ROOM = 0.92
 STEP_FILE = "GPU_CHECK_STEP"
 
 
-def step(telling: Telling) -> None:
+def step(reporter: Reporter) -> None:
     """Loss and gradients of a tiny model, here and in a process that sees no GPU."""
-    telling.device()
+    reporter.device()
     if file := os.environ.get(STEP_FILE):
         torch.save(_step_values(), file)
         return
@@ -45,33 +45,33 @@ def step(telling: Telling) -> None:
         subprocess.run(child, env=hidden, check=True, timeout=120)
         if not values.exists():
             raise SkipError(f"on the CPU: {Path(folder, 'told').read_text()[-300:]}")
-        there = torch.load(values)
-    compare(telling, _step_values(), there)
+        reference = torch.load(values)
+    compare(reporter, _step_values(), reference)
 
 
-def compare(telling: Telling, here: dict[str, Any], there: dict[str, Any]) -> None:
-    """Tell how far apart the values of two machines are."""
-    telling.figure("parameters", len(here["gradients"]))
-    for what in ("loss", "the trainer's loss", "its gradient's norm"):
-        apart = abs(here[what] - there[what]) / max(1e-3, abs(there[what]))
-        telling.figure(f"{what}, relative to the CPU's", apart, at_most=1e-4)
+def compare(reporter: Reporter, ours: dict[str, Any], reference: dict[str, Any]) -> None:
+    """Record how far the values of two machines differ."""
+    reporter.record("parameters", len(ours["gradients"]))
+    for name in ("loss", "the trainer's loss", "its gradient's norm"):
+        apart = abs(ours[name] - reference[name]) / max(1e-3, abs(reference[name]))
+        reporter.record(f"{name}, relative to the CPU's", apart, at_most=1e-4)
     apart = max(
-        float((here["gradients"][name] - of_cpu).abs().max() / of_cpu.abs().max())
-        for name, of_cpu in there["gradients"].items()
+        float((ours["gradients"][name] - of_cpu).abs().max() / of_cpu.abs().max())
+        for name, of_cpu in reference["gradients"].items()
     )
-    telling.figure("gradients, the largest difference over the largest entry", apart, at_most=1e-3)
+    reporter.record("gradients, the largest difference over the largest entry", apart, at_most=1e-3)
     for kind, bound in (("float32", 1e-3), ("bfloat16", 0.15)):
-        apart = float((here[kind] - there["float32"]).abs().max())
-        telling.figure(f"log-probabilities in {kind}, from the CPU's in float32", apart, at_most=bound)
+        apart = float((ours[kind] - reference["float32"]).abs().max())
+        reporter.record(f"log-probabilities in {kind}, from the CPU's in float32", apart, at_most=bound)
 
 
 def _step_values() -> dict[str, Any]:
-    """Of a model that is the same everywhere; in bfloat16 a GPU has all documents in one row (`RowAttention`)."""
+    """Return loss, gradients and log-probabilities of a fixed model; in bfloat16 a GPU uses `RowAttention`."""
     from rl_bridge.devices import own_device
     from rl_bridge.titan.model import TitanModel
 
     torch.set_float32_matmul_precision("highest")
-    found: dict[str, Any] = {}
+    values: dict[str, Any] = {}
     batch = documents([3, 40, 17, 40, 64, 9], vocabulary=512)
     with tempfile.TemporaryDirectory() as folder:
         policy = write_checkpoint(Path(folder) / "policy", "tiny", device="cpu", dtype=torch.float32)
@@ -82,13 +82,15 @@ def _step_values() -> dict[str, Any]:
                 assert outputs.entropy is not None
                 loss = -(outputs.logprobs.mean() + 0.1 * outputs.entropy.mean())
                 loss.backward()  # type: ignore[no-untyped-call]  # torch's stubs
-            found[dtype] = outputs.logprobs.detach().cpu()
-        told = _trainer(policy, dtype="float32", max_length=64).step(batch)
-    found["gradients"] = {name: _whole(one.grad) for name, one in model.module.named_parameters()}
-    return found | {
+            values[dtype] = outputs.logprobs.detach().cpu()
+        metrics = _trainer(policy, dtype="float32", max_length=64).step(batch)
+    values["gradients"] = {
+        name: _whole(parameter.grad) for name, parameter in model.module.named_parameters()
+    }
+    return values | {
         "loss": float(loss),
-        "the trainer's loss": told["loss/total"],
-        "its gradient's norm": told["train/grad_norm"],
+        "the trainer's loss": metrics["loss/total"],
+        "its gradient's norm": metrics["train/grad_norm"],
     }
 
 
@@ -98,7 +100,7 @@ def _whole(tensor: Any) -> Tensor:
 
 
 def _trainer(policy: Path, *, dtype: str, max_length: int) -> Any:
-    """Of one rank, which keeps no checkpoints."""
+    """Return a trainer of one rank, which keeps no checkpoints."""
     from rl_bridge.config import AlgorithmConfig, TrainerConfig
     from rl_bridge.trainer.settings import TrainerSettings
     from rl_bridge.trainer.trainer import Trainer
@@ -118,7 +120,7 @@ def _trainer(policy: Path, *, dtype: str, max_length: int) -> Any:
     )
 
 
-def attention(telling: Telling) -> None:
+def attention(reporter: Reporter) -> None:
     """Each kernel over documents that share a row, beside one document at a time."""
     from rl_bridge.titan.layers import DocumentAttention, RowAttention, document_mask
 
@@ -126,8 +128,8 @@ def attention(telling: Telling) -> None:
     from torch.nn.attention import current_flash_attention_impl  # isort: skip
     from torchtitan.models.common.attention import create_varlen_metadata_for_document  # isort: skip
 
-    device, heads, shared, width = telling.device(), 8, 2, 64
-    lengths = [5, 64, 1, 30] if telling.dry else [777, 1, 2048, 64, 1206]
+    device, heads, shared, width = reporter.device(), 8, 2, 64
+    lengths = [5, 64, 1, 30] if reporter.dry else [777, 1, 2048, 64, 1206]
     total = sum(lengths)
     draw = torch.Generator().manual_seed(0)
     exact = [
@@ -140,13 +142,13 @@ def attention(telling: Telling) -> None:
 
     def varlen(q: Tensor, k: Tensor, v: Tensor, places: Tensor = positions) -> Tensor:
         metadata = create_varlen_metadata_for_document(places.to(device))
-        found: Tensor = row(q, k, v, attention_masks=metadata, enable_gqa=True)
-        return found
+        output: Tensor = row(q, k, v, attention_masks=metadata, enable_gqa=True)
+        return output
 
     def masked(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         mask = document_mask(document.to(device))
-        found: Tensor = DocumentAttention.Config().build()(q, k, v, attention_masks=mask)
-        return found
+        output: Tensor = DocumentAttention.Config().build()(q, k, v, attention_masks=mask)
+        return output
 
     kernels = [
         ("mask, float32", masked, torch.float32, 1e-3),
@@ -155,31 +157,31 @@ def attention(telling: Telling) -> None:
     if device == "cuda":
         kernels.append(("one row, bfloat16", varlen, torch.bfloat16, 0.02))
     for name, kernel, dtype, bound in kernels:
-        rounded = [one.to(dtype) for one in exact]
-        wanted = _apart([one.float() for one in rounded], lengths, shared)
-        found = _with_gradients(kernel, [one.to(device) for one in rounded])
-        for what, one, other in zip(("output", "d q", "d k", "d v"), found, wanted, strict=True):
-            apart = float((one - other).norm() / other.norm())
-            telling.figure(f"{name}: {what}, relative error", apart, at_most=bound)
+        rounded = [tensor.to(dtype) for tensor in exact]
+        reference = _apart([tensor.float() for tensor in rounded], lengths, shared)
+        results = _with_gradients(kernel, [tensor.to(device) for tensor in rounded])
+        for label, tensor, expected in zip(("output", "d q", "d k", "d v"), results, reference, strict=True):
+            apart = float((tensor - expected).norm() / expected.norm())
+            reporter.record(f"{name}: {label}, relative error", apart, at_most=bound)
     if device == "cpu":
-        telling.figure("one row, bfloat16", "not on a CPU, which has no kernel for it")
+        reporter.record("one row, bfloat16", "not on a CPU, which has no kernel for it")
         return
-    telling.figure("one row computed by", current_flash_attention_impl() or "FA2, torch's own")
+    reporter.record("one row computed by", current_flash_attention_impl() or "FA2, torch's own")
     rows = [torch.randn(1, 16_384, n, 128, device=device, dtype=torch.bfloat16) for n in (32, 8, 8)]
-    q, k, v = (one.requires_grad_() for one in rows)
+    q, k, v = (tensor.requires_grad_() for tensor in rows)
     places = torch.arange(4096).repeat(4).unsqueeze(0)
     taken = seconds(lambda: torch.autograd.grad(varlen(q, k, v, places).sum(), (q, k, v)))
-    telling.figure("16,384 tokens in 4 documents, 32 heads of 128, forward and backward", 1000 * taken, "ms")
-    telling.figure("which is, causal", 3.5 * 4 * 32 * 128 * 16_384 * 4096 / 2 / taken / 1e12, "TFLOP/s")
+    reporter.record("16,384 tokens in 4 documents, 32 heads of 128, forward and backward", 1000 * taken, "ms")
+    reporter.record("which is, causal", 3.5 * 4 * 32 * 128 * 16_384 * 4096 / 2 / taken / 1e12, "TFLOP/s")
 
 
 def _with_gradients(kernel: Callable[..., Tensor], inputs: list[Tensor]) -> list[Tensor]:
-    """What comes out, and the gradients of what goes in, in float32 on the CPU."""
-    inputs = [one.detach().requires_grad_() for one in inputs]
+    """Return the output and the gradients of the inputs, in float32 on the CPU."""
+    inputs = [tensor.detach().requires_grad_() for tensor in inputs]
     output = kernel(*inputs)
     weighed = output.float() * torch.linspace(-1, 1, output.shape[-1], device=output.device)
-    found = (output, *torch.autograd.grad(weighed.sum(), inputs))
-    return [one.detach().float().cpu() for one in found]
+    results = (output, *torch.autograd.grad(weighed.sum(), inputs))
+    return [tensor.detach().float().cpu() for tensor in results]
 
 
 def _apart(inputs: list[Tensor], lengths: list[int], shared: int) -> list[Tensor]:
@@ -187,7 +189,7 @@ def _apart(inputs: list[Tensor], lengths: list[int], shared: int) -> list[Tensor
 
     def kernel(*qkv: Tensor) -> Tensor:
         outputs = []
-        for q, k, v in zip(*(torch.split(one.transpose(1, 2), lengths, 2) for one in qkv), strict=True):
+        for q, k, v in zip(*(torch.split(tensor.transpose(1, 2), lengths, 2) for tensor in qkv), strict=True):
             scores = q @ k.repeat_interleave(shared, 1).mT / q.shape[-1] ** 0.5
             ahead = torch.ones(scores.shape[-2:], dtype=torch.bool).triu(1)
             weights = scores.masked_fill(ahead, -torch.inf).softmax(-1)
@@ -197,84 +199,86 @@ def _apart(inputs: list[Tensor], lengths: list[int], shared: int) -> list[Tensor
     return _with_gradients(kernel, inputs)
 
 
-def train(telling: Telling) -> None:
+def train(reporter: Reporter) -> None:
     """A step of the trainer in bfloat16, with as many layers as the card has room for."""
-    device, size = telling.device(), telling.size
-    lengths = [32, 20, 32, 7] if telling.dry else [2048] * 16
+    device, size = reporter.device(), reporter.size
+    lengths = [32, 20, 32, 7] if reporter.dry else [2048] * 16
     free = ROOM * torch.cuda.mem_get_info()[0] if device == "cuda" else float("inf")
-    one = whole = shape_of(size)
-    while _planned(one, max(lengths)) > free and one.layers > 1:
-        one = replace(one, layers=one.layers - 1)
-    telling.figure("layers", f"{one.layers} of {whole.layers}, {one.parameters / 1e9:.3g}e9 parameters")
-    telling.figure("memory by ropewalk plan", _planned(one, max(lengths)) / 1e9, "GB")
+    architecture = full = shape_of(size)
+    while _planned(architecture, max(lengths)) > free and architecture.layers > 1:
+        architecture = replace(architecture, layers=architecture.layers - 1)
+    reporter.record(
+        "layers", f"{architecture.layers} of {full.layers}, {architecture.parameters / 1e9:.3g}e9 parameters"
+    )
+    reporter.record("memory by ropewalk plan", _planned(architecture, max(lengths)) / 1e9, "GB")
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "policy"
-        write_checkpoint(path, size, device=device, dtype=torch.bfloat16, layers=one.layers)
+        write_checkpoint(path, size, device=device, dtype=torch.bfloat16, layers=architecture.layers)
         trainer = _trainer(path, dtype="bfloat16", max_length=max(lengths))
-    batch = documents(lengths, vocabulary=one.vocabulary)
-    found = []
-    for _ in range(2 if telling.dry else 4):
+    batch = documents(lengths, vocabulary=architecture.vocabulary)
+    metrics = []
+    for _ in range(2 if reporter.dry else 4):
         trainer.step(batch)
-        found.append(trainer.measured)
-    for name, value in max(found[1:], key=lambda figures: figures["train/tokens_per_s"]).items():
-        telling.figure(name, value)
+        metrics.append(trainer.measured)
+    for name, value in max(metrics[1:], key=lambda step_metrics: step_metrics["train/tokens_per_s"]).items():
+        reporter.record(name, value)
 
 
-def _planned(one: Architecture, max_length: int) -> int:
+def _planned(architecture: Architecture, max_length: int) -> int:
     """Bytes that `ropewalk plan` says of a trainer of one rank on a GPU."""
     from rl_bridge.config import Config
     from rl_bridge.planning import ModelSize, memory_of_roles
 
     keys = {"model": {"dtype": "bfloat16"}, "rollout": {"max_length": max_length}, "trainer": {"num_gpus": 1}}
-    size = ModelSize(parameters=one.parameters, architecture=one)
+    size = ModelSize(parameters=architecture.parameters, architecture=architecture)
     return memory_of_roles(Config.model_validate(keys), size)[0].process_bytes
 
 
-def weights(telling: Telling) -> None:
+def weights(reporter: Reporter) -> None:
     """Master weights in float32 on the card, by each transport in bfloat16, onto the card in another process."""
-    device = telling.device()
-    one = whole = shape_of(telling.size)
+    device = reporter.device()
+    architecture = full = shape_of(reporter.size)
     # Beside the masters three versions that are kept, and a tensor that is taken.
-    while device == "cuda" and 11.5 * one.parameters > torch.cuda.mem_get_info()[0]:
-        one = replace(one, layers=one.layers - 1)
-    telling.figure("layers", f"{one.layers} of {whole.layers}")
-    state = random_weights(one, device=device, dtype=torch.float32)
+    while device == "cuda" and 11.5 * architecture.parameters > torch.cuda.mem_get_info()[0]:
+        architecture = replace(architecture, layers=architecture.layers - 1)
+    reporter.record("layers", f"{architecture.layers} of {full.layers}")
+    state = random_weights(architecture, device=device, dtype=torch.float32)
     sent = sum(2 * tensor.numel() for tensor in state.values())
-    telling.figure("sent", sent / 1e9, "GB")
+    reporter.record("sent", sent / 1e9, "GB")
     expected = {name: _digest(tensor.to(torch.bfloat16)) for name, tensor in state.items()}
     transports: list[Transport] = ["shared_memory"]
     if device == "cuda":
         transports.append("cuda_ipc")
     else:
-        telling.figure("cuda_ipc", "not measured: it wants a GPU")
+        reporter.record("cuda_ipc", "not measured: it wants a GPU")
     for transport in transports:
-        asyncio.run(_through_the_store(telling, transport, state, sent, expected))
+        asyncio.run(_through_the_store(reporter, transport, state, sent, expected))
 
 
 async def _through_the_store(
-    telling: Telling, transport: Transport, state: dict[str, Tensor], sent: int, expected: dict[str, str]
+    reporter: Reporter, transport: Transport, state: dict[str, Tensor], sent: int, expected: dict[str, str]
 ) -> None:
     directory = WeightDirectory()
     store = WeightStore(directory, transport=transport)
     device = str(next(iter(state.values())).device)
-    here, there = multiprocessing.Pipe()
+    connection, reader_connection = multiprocessing.Pipe()
     context = multiprocessing.get_context("spawn")
-    reader = context.Process(target=_read, args=(there, transport, device), daemon=True)
+    reader = context.Process(target=_read, args=(reader_connection, transport, device), daemon=True)
     reader.start()
-    there.close()
+    reader_connection.close()
     before = _shared_memory()
 
     async def ask(question: object) -> tuple[float, dict[str, str]]:
-        here.send(question)
-        answer = await asyncio.to_thread(here.recv)
+        connection.send(question)
+        answer = await asyncio.to_thread(connection.recv)
         if isinstance(answer, str):
             raise RuntimeError(f"the reader failed: {answer}")
         took, digests = answer
         return took, digests
 
-    def tell_difference(what: str, digests: dict[str, str]) -> None:
+    def tell_difference(label: str, digests: dict[str, str]) -> None:
         wrong = [name for name, digest in expected.items() if digests.get(name) != digest]
-        telling.figure(f"{transport}: {what}", len(wrong), at_most=0)
+        reporter.record(f"{transport}: {label}", len(wrong), at_most=0)
 
     try:
         for version in range(6):
@@ -282,7 +286,7 @@ async def _through_the_store(
             await store.put(version, state, dtype=torch.bfloat16)
             pushed = time.perf_counter() - began
             if version == 0:
-                telling.figure(f"{transport}: first push", pushed, "s")
+                reporter.record(f"{transport}: first push", pushed, "s")
                 _, digests = await ask((await directory.find(0, 0), True))
                 tell_difference("tensors that came otherwise", digests)
             if version in (0, 2):  # what comes while the reader holds the first is told apart from it
@@ -293,20 +297,20 @@ async def _through_the_store(
                 tell_difference("tensors that changed while they were held", digests)
             if version > 2:
                 taken, _ = await ask((await directory.find(version, 0), False))
-        for what, took in (("push", pushed), ("take, onto the device", taken)):
-            telling.figure(f"{transport}: {what}", took, "s")
-            telling.figure(f"{transport}: {what}", sent / 1e9 / took, "GB/s")
+        for label, took in (("push", pushed), ("take, onto the device", taken)):
+            reporter.record(f"{transport}: {label}", took, "s")
+            reporter.record(f"{transport}: {label}", sent / 1e9 / took, "GB/s")
         # Two versions, and a third because one of them was held.
         held, bound = (_shared_memory() - before) / sent, 3.1 if transport == "shared_memory" else 0.1
-        telling.figure(f"{transport}: host memory of the publisher, over what is sent", held, at_most=bound)
+        reporter.record(f"{transport}: host memory of the publisher, over what is sent", held, at_most=bound)
     finally:
-        here.close()  # which ends the reader
+        connection.close()  # which ends the reader
         await asyncio.to_thread(reader.join, 10.0)
         await store.close()
 
 
 def _read(pipe: Connection, transport: Transport, device: str) -> None:
-    """The generator's side: in a process of its own it takes what it is told of, until nobody tells it any more."""
+    """Run the reader in a process of its own: it loads each snapshot that it is sent, until the pipe is closed."""
     try:
         asyncio.run(_take(pipe, transport, device))
     except EOFError:
@@ -320,18 +324,18 @@ async def _take(pipe: Connection, transport: Transport, device: str) -> None:
     store = WeightStore(directory, transport=transport)
     while True:
         snapshot, compare = pipe.recv()
-        (one,) = snapshot.contributions
-        await directory.announce(snapshot.key, snapshot.publication, one.origin, 1, None)
-        await directory.complete(snapshot.key, snapshot.publication, one)
+        (contribution,) = snapshot.contributions
+        await directory.announce(snapshot.key, snapshot.publication, contribution.origin, 1, None)
+        await directory.complete(snapshot.key, snapshot.publication, contribution)
         began = time.perf_counter()
-        async with store.open(snapshot.key, device=device) as there:
+        async with store.open(snapshot.key, device=device) as tensors:
             if compare:
-                pipe.send((0.0, {name: _digest(tensor) for name, tensor in there.items()}))
+                pipe.send((0.0, {name: _digest(tensor) for name, tensor in tensors.items()}))
                 pipe.recv()  # the publisher has gone on meanwhile
-                digests = {name: _digest(tensor) for name, tensor in there.items()}
+                digests = {name: _digest(tensor) for name, tensor in tensors.items()}
             else:
                 digests = {}
-                for tensor in there.values():
+                for tensor in tensors.values():
                     tensor.to(device, copy=True)
             if device != "cpu":
                 torch.cuda.synchronize()
@@ -344,6 +348,6 @@ def _digest(tensor: Tensor) -> str:
 
 
 def _shared_memory() -> int:
-    """Bytes that this process has mapped of it."""
+    """Return the shared memory that this process has mapped, in bytes."""
     line = next(x for x in Path("/proc/self/status").read_text().splitlines() if x.startswith("RssShmem:"))
     return int(line.split()[1]) * 1024

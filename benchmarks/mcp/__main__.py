@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from benchmarks import commandline
-from benchmarks.commandline import count, heading, measured, progress, write
+from benchmarks.commandline import count, heading, progress, run_measurement, write
 from benchmarks.mcp.measures import Plan, measure
 from benchmarks.mcp.report import report
 from benchmarks.wire.processes import StartError
@@ -22,18 +22,20 @@ examples:
   python -m benchmarks.mcp --rounds 3 --json out.json"""
 
 
-def main(words: Sequence[str] | None = None) -> int:
-    """Measure, print what there is, and return the exit status: 0, or 2 where something did not work."""
-    parser = commandline.parser("mcp", _DESCRIPTION, _EXAMPLES)
+def main(argv: Sequence[str] | None = None) -> int:
+    """Measure, print the report, and return the exit status: 0, or 2 where a measurement failed."""
+    parser = commandline.create_parser("mcp", _DESCRIPTION, _EXAMPLES)
     parser.add_argument("--rounds", type=count, metavar="N", help="5 by default")
-    arguments = parser.parse_args(words)
+    arguments = parser.parse_args(argv)
     plan = Plan().quick() if arguments.quick else Plan()
     if arguments.rounds is not None:
         plan = replace(plan, rounds=arguments.rounds)
-    figures, status = measured(lambda figures: measure(plan, figures, progress), StartError)
+    measurements, status = run_measurement(
+        lambda measurements: measure(plan, measurements, progress), StartError
+    )
     print(heading(f"{plan.rounds} rounds"))
-    print(report(figures))
-    write(arguments.json, figures)
+    print(report(measurements))
+    write(arguments.json, measurements)
     return status
 
 

@@ -66,7 +66,7 @@ async def json_rpc(url: str) -> AsyncIterator[Call]:
 
         async def call() -> None:
             reply = (await http.post(f"{url}/mcp", json=body)).json()
-            _hold(reply["result"]["data"])
+            _require_sum(reply["result"]["data"])
 
         yield call
 
@@ -80,7 +80,7 @@ async def step(url: str) -> AsyncIterator[Call]:
         await client.reset()
 
         async def call() -> None:
-            _hold(await client.call_tool("add", **ARGUMENTS))
+            _require_sum(await client.call_tool("add", **ARGUMENTS))
 
         yield call
 
@@ -103,14 +103,14 @@ async def _standard(url: str, mode: Literal["legacy", "2026-07-28"]) -> AsyncIte
         yield _checked(lambda: client.call_tool("add", dict(ARGUMENTS)))
 
 
-def _checked(ask: Callable[[], Awaitable[Any]]) -> Call:
+def _checked(send: Callable[[], Awaitable[Any]]) -> Call:
     async def call() -> None:
-        _hold((await ask()).structured_content["result"])
+        _require_sum((await send()).structured_content["result"])
 
     return call
 
 
-def _hold(value: Any) -> None:
+def _require_sum(value: Any) -> None:
     if value != SUM:
         raise SystemExit(f"expected {SUM} from the tool, got {value!r}")
 
@@ -130,15 +130,15 @@ async def measure(kind: str, url: str, clients: int, seconds: float, warm_up_s: 
                 await call()
                 took.append(time.perf_counter() - began)
 
-        async def spell(length: float) -> None:
+        async def run_for(length: float) -> None:
             end = time.perf_counter() + length
             await asyncio.gather(*(work(call, end) for call in calls))
 
-        await spell(warm_up_s)
+        await run_for(warm_up_s)
         warm_up = len(took)
         took.clear()
         cpu, began = time.process_time(), time.perf_counter()
-        await spell(seconds)
+        await run_for(seconds)
         return {
             "calls": len(took),
             "warm_up": warm_up,
@@ -152,8 +152,8 @@ def main() -> None:
     """Measure what the command line asks for."""
     kind, port, clients, *times = sys.argv[1:]
     seconds, warm_up_s = map(float, times)
-    found = asyncio.run(measure(kind, f"http://127.0.0.1:{port}", int(clients), seconds, warm_up_s))
-    print(json.dumps(found))
+    result = asyncio.run(measure(kind, f"http://127.0.0.1:{port}", int(clients), seconds, warm_up_s))
+    print(json.dumps(result))
 
 
 if __name__ == "__main__":

@@ -7,7 +7,7 @@ from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from typing import Final
 
-from benchmarks.wire.figures import Figures
+from benchmarks.wire.measurements import Measurements
 from benchmarks.wire.processes import Server, free_port, run, serving
 
 IN_PROCESS: Final = "SDK, in-process"
@@ -19,7 +19,7 @@ SDK: Final = ("uvicorn", "benchmarks.mcp.apps.sdk:app", "--log-level", "warning"
 
 
 @dataclass(frozen=True, slots=True)
-class Way:
+class CallMethod:
     """One way to call.
 
     Attributes:
@@ -35,14 +35,14 @@ class Way:
     health: bool = True
 
 
-WAYS: Final = (
-    Way(IN_PROCESS, "in_process"),
-    Way("SDK's server, handshake", "handshake", SDK, health=False),
-    Way("SDK's server, stateless", "stateless_sdk", SDK, health=False),
-    Way("ours, /mcp, handshake", "handshake", OURS),
-    Way("ours, /mcp, stateless", "stateless", OURS),
-    Way("ours, JSON-RPC as released", "json_rpc", OURS),
-    Way("ours, step()", "step", OURS),
+CALL_METHODS: Final = (
+    CallMethod(IN_PROCESS, "in_process"),
+    CallMethod("SDK's server, handshake", "handshake", SDK, health=False),
+    CallMethod("SDK's server, stateless", "stateless_sdk", SDK, health=False),
+    CallMethod("ours, /mcp, handshake", "handshake", OURS),
+    CallMethod("ours, /mcp, stateless", "stateless", OURS),
+    CallMethod("ours, JSON-RPC as released", "json_rpc", OURS),
+    CallMethod("ours, step()", "step", OURS),
 )
 
 
@@ -67,7 +67,7 @@ class Plan:
         return replace(self, rounds=1, clients=(1,), seconds=0.3, warm_up_s=0.1)
 
 
-def measure(plan: Plan, figures: Figures, progress: Callable[[str], None]) -> None:
+def measure(plan: Plan, measurements: Measurements, progress: Callable[[str], None]) -> None:
     """Measure every way in turn, round after round.
 
     Raises:
@@ -75,32 +75,34 @@ def measure(plan: Plan, figures: Figures, progress: Callable[[str], None]) -> No
     """
     for number in range(plan.rounds):
         for clients in plan.clients:
-            for way in WAYS:
-                progress(f"round {number + 1} of {plan.rounds}: {way.name}, {_load(clients)}")
-                _measure(way, clients, plan, figures)
+            for method in CALL_METHODS:
+                progress(f"round {number + 1} of {plan.rounds}: {method.name}, {_load(clients)}")
+                _measure(method, clients, plan, measurements)
 
 
-def _measure(way: Way, clients: int, plan: Plan, figures: Figures) -> None:
+def _measure(method: CallMethod, clients: int, plan: Plan, measurements: Measurements) -> None:
     with ExitStack() as stack:
         port = free_port()
         server = None
-        if way.server is not None:
-            command = [sys.executable, "-m", *_module(way.server), "--port", str(port)]
-            server = stack.enter_context(serving(Server(command, port, {}, SERVER_CORE, health=way.health)))
-        ask = [sys.executable, "-m", "benchmarks.mcp.calls", way.kind, str(port), str(clients)]
+        if method.server is not None:
+            server_command = [sys.executable, "-m", *_module(method.server), "--port", str(port)]
+            server = stack.enter_context(
+                serving(Server(server_command, port, {}, SERVER_CORE, health=method.health))
+            )
+        client_command = [sys.executable, "-m", "benchmarks.mcp.calls", method.kind, str(port), str(clients)]
         if server is not None:
             # What is loaded at the first request, as the SDK is by ours, is no part of a call.
-            run([*ask, "0", "0.1"], {}, CLIENT_CORE)
+            run([*client_command, "0", "0.1"], {}, CLIENT_CORE)
         before = 0 if server is None else server.cpu_ns()
-        found = json.loads(run([*ask, str(plan.seconds), str(plan.warm_up_s)], {}, CLIENT_CORE))
+        result = json.loads(run([*client_command, str(plan.seconds), str(plan.warm_up_s)], {}, CLIENT_CORE))
         load = _load(clients)
-        figures.add("p50 µs", way.name, load, found["p50_us"])
-        figures.add("calls/s", way.name, load, found["calls"] / found["seconds"])
-        figures.add("client µs a call", way.name, load, found["cpu_us"])
+        measurements.add("p50 µs", method.name, load, result["p50_us"])
+        measurements.add("calls/s", method.name, load, result["calls"] / result["seconds"])
+        measurements.add("client µs a call", method.name, load, result["cpu_us"])
         if server is not None:
             # Of the whole run, the opening of sessions included.
-            calls = found["calls"] + found["warm_up"]
-            figures.add("server µs a call", way.name, load, (server.cpu_ns() - before) / 1e3 / calls)
+            calls = result["calls"] + result["warm_up"]
+            measurements.add("server µs a call", method.name, load, (server.cpu_ns() - before) / 1e3 / calls)
 
 
 def _module(command: tuple[str, ...]) -> tuple[str, ...]:

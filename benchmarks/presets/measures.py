@@ -8,8 +8,8 @@ from typing import Final
 from rich.console import Console
 
 from benchmarks.parts import Parts
-from benchmarks.presets.plan import CONFIG, Plan, part
-from benchmarks.wire.figures import Figures
+from benchmarks.presets.plan import CONFIG, Plan, part_name
+from benchmarks.wire.measurements import Measurements
 from examples.grpo_blackjack.hands import hands_played, logged
 from rl_bridge.config import AlgorithmConfig, Config, load_config
 
@@ -29,45 +29,45 @@ def measure(plan: Plan, parts: Parts) -> None:
     """Measure every preset of a plan. Figures are added for each iteration."""
     for name in plan.presets:
         for seed in plan.seeds:
-            parts.measure(part(name, seed), partial(_trained, plan, name, seed))
+            parts.measure(part_name(name, seed), partial(_train_and_record, plan, name, seed))
 
 
-def configured(plan: Plan, name: str, seed: int) -> Config:
-    """The example under a preset, of whose keys the example has a say in those of the entropy bonus alone."""
-    words = [f"seed={seed}", "trainer.checkpoint_interval=0", *plan.own.get(name, ()), *plan.words]
-    config = load_config(CONFIG, words)
+def build_config(plan: Plan, name: str, seed: int) -> Config:
+    """Return the example's configuration with a preset, which keeps only the example's entropy bonus."""
+    overrides = [f"seed={seed}", "trainer.checkpoint_interval=0", *plan.own.get(name, ()), *plan.words]
+    config = load_config(CONFIG, overrides)
     entropy = {
         key: value for key, value in config.algorithm.model_dump().items() if key.startswith("entropy")
     }
     return config.model_copy(update={"algorithm": AlgorithmConfig.model_validate({"name": name, **entropy})})
 
 
-def _trained(plan: Plan, name: str, seed: int, folder: Path, figures: Figures) -> None:
+def _train_and_record(plan: Plan, name: str, seed: int, folder: Path, measurements: Measurements) -> None:
     folder.mkdir()
-    iterations, exact = asyncio.run(_train(configured(plan, name, seed), folder, plan.seconds))
+    iterations, exact = asyncio.run(_train(build_config(plan, name, seed), folder, plan.seconds))
     load = f"seed {seed}"
-    read(folder, figures, name, load)
-    if figures.values.get((ITERATION, name, load), [0.0])[-1] != iterations:
+    add_run(folder, measurements, name, load)
+    if measurements.values.get((ITERATION, name, load), [0.0])[-1] != iterations:
         # It was told to go: the last look that is logged was some iterations before.
-        figures.add(EXACT, name, load, exact)
-        figures.add(ITERATION, name, load, iterations)
+        measurements.add(EXACT, name, load, exact)
+        measurements.add(ITERATION, name, load, iterations)
 
 
-def read(run: Path, figures: Figures, name: str, load: str) -> None:
-    """Add what a run has logged of each iteration, and the curve of its exact returns."""
+def add_run(run: Path, measurements: Measurements, name: str, load: str) -> None:
+    """Add the logged metrics of each iteration of a run, and its exact returns."""
     rows = logged(run / _METRICS)
     for row, hands in zip(rows, hands_played(rows).tolist(), strict=True):
-        for figure in (RATIO, SECONDS):
-            figures.add(figure, name, load, row[figure])
-        figures.add(CLIPPED, name, load, row[LOW] + row[HIGH])
-        figures.add(HANDS, name, load, hands)
+        for metric in (RATIO, SECONDS):
+            measurements.add(metric, name, load, row[metric])
+        measurements.add(CLIPPED, name, load, row[LOW] + row[HIGH])
+        measurements.add(HANDS, name, load, hands)
         if EXACT in row:
-            figures.add(EXACT, name, load, row[EXACT])
-            figures.add(ITERATION, name, load, row[ITERATION])
+            measurements.add(EXACT, name, load, row[EXACT])
+            measurements.add(ITERATION, name, load, row[ITERATION])
 
 
 async def _train(config: Config, folder: Path, seconds: float) -> tuple[int, float]:
-    """How many iterations it came to, and the exact return after them."""
+    """Train; returns the number of iterations and the exact return after them."""
     from rl_bridge.loops.assembly import open_run
     from rl_bridge.loops.recovery import train_to_the_end
 

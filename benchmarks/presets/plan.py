@@ -43,7 +43,7 @@ class Plan:
     words: tuple[str, ...] = ()
 
     def quick(self) -> "Plan":
-        """Return the same with numbers that show whether it works, and nothing else."""
+        """Return the plan with tiny numbers, which only shows that it runs."""
         return Plan(
             presets=self.presets,
             own={},
@@ -56,20 +56,24 @@ class Plan:
         )
 
     def as_json(self) -> dict[str, Any]:
-        """Return it for a file."""
+        """Return the plan as JSON values."""
         return asdict(self)
 
     @classmethod
-    def of(cls, found: Mapping[str, Any]) -> Self:
-        """Return what `as_json` has told."""
-        told = {key: tuple(one) if isinstance(one, list) else one for key, one in found.items()}
-        return cls(**told | {"own": {name: tuple(words) for name, words in found["own"].items()}})
+    def from_json(cls, document: Mapping[str, Any]) -> Self:
+        """Return the plan of `as_json`."""
+        values = {key: tuple(value) if isinstance(value, list) else value for key, value in document.items()}
+        return cls(
+            **values | {"own": {name: tuple(overrides) for name, overrides in document["own"].items()}}
+        )
 
     def parts(self) -> dict[str, float]:
         """Return the parts by name, with about how long each takes, in seconds."""
-        return {part(name, seed): self.seconds + STARTING_S for name in self.presets for seed in self.seeds}
+        return {
+            part_name(name, seed): self.seconds + STARTING_S for name in self.presets for seed in self.seeds
+        }
 
 
-def part(name: str, seed: int) -> str:
-    """Return the part that trains with a preset."""
+def part_name(name: str, seed: int) -> str:
+    """Return the name of the part that trains with a preset."""
     return f"{name}-{seed}"

@@ -5,8 +5,8 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from benchmarks import commandline
-from benchmarks.commandline import FAILED, count, heading, measured, progress, some, write
-from benchmarks.parts import Parts, add_options, begun, resuming
+from benchmarks.commandline import FAILED, choices, count, heading, progress, run_measurement, write
+from benchmarks.parts import Parts, add_options, open_folder, resume_hint
 from benchmarks.recipes.measures import measure
 from benchmarks.recipes.pictures import draw
 from benchmarks.recipes.plan import RECIPES, SAMPLED_TASKS, Plan
@@ -27,15 +27,17 @@ examples:
   python -m benchmarks.recipes --recipes tools --seeds 1 --minutes 15 --json out.json"""
 
 
-def main(words: Sequence[str] | None = None) -> int:
-    """Measure, print what there is, and return the exit status: 0, or 2 where something did not work."""
-    parser = commandline.parser("recipes", _DESCRIPTION, _EXAMPLES)
-    parser.add_argument("--recipes", type=some(RECIPES), help=f"some of {', '.join(RECIPES)}; by default all")
+def main(argv: Sequence[str] | None = None) -> int:
+    """Measure, print the report, and return the exit status: 0, or 2 where a measurement failed."""
+    parser = commandline.create_parser("recipes", _DESCRIPTION, _EXAMPLES)
+    parser.add_argument(
+        "--recipes", type=choices(RECIPES), help=f"some of {', '.join(RECIPES)}; by default all"
+    )
     parser.add_argument("--seeds", type=count, metavar="N", help="3 by default")
     parser.add_argument("--minutes", type=count, metavar="N", help="of each way to go on; 15 by default")
     parser.add_argument("--sampling", action="store_true", help="compare tasks by signal with uniform ones")
     add_options(parser)
-    arguments = parser.parse_args(words)
+    arguments = parser.parse_args(argv)
     plan = Plan(sampling=arguments.sampling)
     if arguments.sampling:
         plan = replace(plan, tasks=SAMPLED_TASKS)
@@ -48,23 +50,25 @@ def main(words: Sequence[str] | None = None) -> int:
     if arguments.minutes is not None:
         plan = replace(plan, seconds=60.0 * arguments.minutes)
     options = ("quick", "recipes", "seeds", "minutes", "sampling")
-    with begun(parser, arguments, plan.as_json(), name="recipes", options=options, files=plan.files()) as (
+    with open_folder(
+        parser, arguments, plan.as_json(), name="recipes", options=options, files=plan.files()
+    ) as (
         folder,
-        found,
+        plan_json,
     ):
-        plan = Plan.of(found)
-        figures, status = measured(
-            lambda figures: measure(plan, Parts(folder, plan.parts(), figures, progress)),
+        plan = Plan.from_json(plan_json)
+        measurements, status = run_measurement(
+            lambda measurements: measure(plan, Parts(folder, plan.parts(), measurements, progress)),
             BridgeError,
-            interrupted=resuming("recipes", folder),
+            interrupted=resume_hint("recipes", folder),
         )
         for picture in draw(plan, folder):
             progress(f"{picture}: drawn")
     length = f"{plan.groups} groups" if plan.sampling else f"{plan.seconds / 60:g} minutes"
     print(heading(f"{len(plan.seeds)} runs of {length}, {plan.tasks} held-out tasks"))
-    print(report(figures))
-    write(arguments.json, figures, bars(figures))
-    return status or (FAILED if figures.notes else 0)
+    print(report(measurements))
+    write(arguments.json, measurements, bars(measurements))
+    return status or (FAILED if measurements.notes else 0)
 
 
 if __name__ == "__main__":

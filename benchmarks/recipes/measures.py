@@ -10,8 +10,16 @@ from typing import Any, Final
 from rich.console import Console
 
 from benchmarks.parts import Parts
-from benchmarks.recipes.plan import SAMPLINGS, Plan, imitated, recipe_file, reinforced, sampled, taught
-from benchmarks.wire.figures import Figures
+from benchmarks.recipes.plan import (
+    SAMPLINGS,
+    Plan,
+    imitation_part,
+    recipe_file,
+    reinforcement_part,
+    sampling_part,
+    teaching_part,
+)
+from benchmarks.wire.measurements import Measurements
 from examples.sft.__main__ import POLICY, TRACES, VALIDATION, imitate, teach
 from examples.sft.recipe import RecipeConfig
 from examples.sft.report import summarize
@@ -28,7 +36,7 @@ SEED: Final = "seed"
 SETTLED: Final = "settled"
 """Whether teaching ended since the validation loss had stopped falling (1), or at a limit (0). Of the taught policy."""
 GROUPS: Final = "groups"
-DULL: Final = "without gradient"
+WITHOUT_GRADIENT: Final = "without gradient"
 """Of those groups, how many had rewards without variance. Both of a way to draw tasks."""
 TAUGHT, REINFORCED = "taught", "reinforced"
 IMITATED, IMITATED_TO_THE_END = "taught for longer, best validation", "taught for longer, last validation"
@@ -41,35 +49,50 @@ def measure(plan: Plan, parts: Parts) -> None:
     """Measure every recipe of a plan. What is solved is added for each seed."""
     for name in plan.recipes:
         recipe = load_section(recipe_file(name), plan.teaching, RecipeConfig)
-        folder = parts.folder / taught(name)
-        if not parts.measure(taught(name), partial(_teach, plan, recipe, name)):
+        folder = parts.folder / teaching_part(name)
+        if not parts.measure(teaching_part(name), partial(_teach, plan, recipe, name)):
             continue  # there is nothing to go on from
         for seed in plan.seeds:
             for sampling in SAMPLINGS if plan.sampling else ():
-                draw = partial(_draw, plan, recipe, name, seed, sampling, folder)
-                parts.measure(sampled(name, seed, sampling), draw)
+                draw = partial(_train_with_sampling, plan, recipe, name, seed, sampling, folder)
+                parts.measure(sampling_part(name, seed, sampling), draw)
             if not plan.sampling:
-                parts.measure(reinforced(name, seed), partial(_reinforce, plan, recipe, name, seed, folder))
-                parts.measure(imitated(name, seed), partial(_imitate, plan, recipe, name, seed, folder))
+                parts.measure(
+                    reinforcement_part(name, seed), partial(_reinforce, plan, recipe, name, seed, folder)
+                )
+                parts.measure(imitation_part(name, seed), partial(_imitate, plan, recipe, name, seed, folder))
 
 
-def _teach(plan: Plan, recipe: RecipeConfig, name: str, folder: Path, figures: Figures) -> None:
+def _teach(plan: Plan, recipe: RecipeConfig, name: str, folder: Path, measurements: Measurements) -> None:
     result = teach(recipe, folder)
-    played = _play(_config(recipe, plan, folder / POLICY), folder / "played")
-    _add(figures, TAUGHT, name, played, steps=result.kept.update, seconds=result.validations[-1].seconds)
-    figures.add(SETTLED, TAUGHT, name, float(result.settled))
+    evaluation = _evaluate_policy(_config(recipe, plan, folder / POLICY), folder / "played")
+    _add(
+        measurements,
+        TAUGHT,
+        name,
+        evaluation,
+        steps=result.kept.update,
+        seconds=result.validations[-1].seconds,
+    )
+    measurements.add(SETTLED, TAUGHT, name, float(result.settled))
 
 
 def _reinforce(
-    plan: Plan, recipe: RecipeConfig, name: str, seed: int, origin: Path, folder: Path, figures: Figures
+    plan: Plan,
+    recipe: RecipeConfig,
+    name: str,
+    seed: int,
+    origin: Path,
+    folder: Path,
+    measurements: Measurements,
 ) -> None:
     config = _config(recipe, plan, origin / POLICY).model_copy(update={"seed": seed})
     folder.mkdir()
-    result, iterations = asyncio.run(_reinforced(config, folder, asyncio.sleep(plan.seconds)))
-    _add(figures, REINFORCED, name, result, steps=iterations, seconds=result.train_seconds, seed=seed)
+    result, iterations = asyncio.run(_train_and_evaluate(config, folder, asyncio.sleep(plan.seconds)))
+    _add(measurements, REINFORCED, name, result, steps=iterations, seconds=result.train_seconds, seed=seed)
 
 
-def _draw(
+def _train_with_sampling(
     plan: Plan,
     recipe: RecipeConfig,
     name: str,
@@ -77,65 +100,86 @@ def _draw(
     sampling: str,
     origin: Path,
     folder: Path,
-    figures: Figures,
+    measurements: Measurements,
 ) -> None:
-    drawn = (f"seed={seed}", f"env.tasks={plan.train_tasks}", f"env.sampling={sampling}")
-    config = _config(recipe, plan, origin / POLICY, *drawn)
+    overrides = (f"seed={seed}", f"env.tasks={plan.train_tasks}", f"env.sampling={sampling}")
+    config = _config(recipe, plan, origin / POLICY, *overrides)
     folder.mkdir()
 
-    async def enough() -> None:
-        while _groups(folder, plan.groups)[0] < plan.groups:  # noqa: ASYNC110 - the run's log is a file
+    async def wait_for_groups() -> None:
+        while _count_groups(folder, plan.groups)[0] < plan.groups:  # noqa: ASYNC110 - the run's log is a file
             await asyncio.sleep(0.5)
 
-    result, iterations = asyncio.run(_reinforced(config, folder, enough()))
-    _add(figures, sampling, name, result, steps=iterations, seconds=result.train_seconds, seed=seed)
-    groups, dull = _groups(folder, plan.groups)
-    figures.add(GROUPS, sampling, name, groups)
-    figures.add(DULL, sampling, name, dull)
+    result, iterations = asyncio.run(_train_and_evaluate(config, folder, wait_for_groups()))
+    _add(measurements, sampling, name, result, steps=iterations, seconds=result.train_seconds, seed=seed)
+    groups, without_gradient = _count_groups(folder, plan.groups)
+    measurements.add(GROUPS, sampling, name, groups)
+    measurements.add(WITHOUT_GRADIENT, sampling, name, without_gradient)
 
 
-def _groups(folder: Path, enough: int) -> tuple[float, float]:
-    """How many were played until an iteration after which there were enough, and how many had no gradient."""
-    groups = dull = 0.0
+def _count_groups(folder: Path, at_least: int) -> tuple[float, float]:
+    """Return the groups played up to the iteration that reached `at_least`, and how many of them had no gradient."""
+    groups = without_gradient = 0.0
     metrics = folder / "metrics.jsonl"
     for line in metrics.read_text(encoding="utf-8").splitlines() if metrics.is_file() else ():
         row = json.loads(line)
-        played = row["rollout/groups"] + row["rollout/refused_groups"]
-        if groups < enough and played:
-            groups, dull = groups + played, dull + played * row["rollout/zero_variance_share"]
-    return groups, dull
+        new_groups = row["rollout/groups"] + row["rollout/refused_groups"]
+        if groups < at_least and new_groups:
+            groups, without_gradient = (
+                groups + new_groups,
+                without_gradient + new_groups * row["rollout/zero_variance_share"],
+            )
+    return groups, without_gradient
 
 
 def _imitate(
-    plan: Plan, recipe: RecipeConfig, name: str, seed: int, origin: Path, folder: Path, figures: Figures
+    plan: Plan,
+    recipe: RecipeConfig,
+    name: str,
+    seed: int,
+    origin: Path,
+    folder: Path,
+    measurements: Measurements,
 ) -> None:
     folder.mkdir()
     for file in (TRACES, VALIDATION):
         (folder / file).write_bytes((origin / file).read_bytes())
     result = imitate(for_longer(recipe, seed, plan.seconds), folder, origin / POLICY, last=folder / _LAST)
     newest = result.validations[-1]
-    for who, validation, policy in ((IMITATED, result.kept, POLICY), (IMITATED_TO_THE_END, newest, _LAST)):
-        played = _play(_config(recipe, plan, folder / policy), folder / f"{policy}-played")
-        _add(figures, who, name, played, steps=validation.update, seconds=newest.seconds, seed=seed)
+    for subject, validation, policy in (
+        (IMITATED, result.kept, POLICY),
+        (IMITATED_TO_THE_END, newest, _LAST),
+    ):
+        evaluation = _evaluate_policy(_config(recipe, plan, folder / policy), folder / f"{policy}-played")
+        _add(
+            measurements,
+            subject,
+            name,
+            evaluation,
+            steps=validation.update,
+            seconds=newest.seconds,
+            seed=seed,
+        )
 
 
 def for_longer(recipe: RecipeConfig, seed: int, seconds: float) -> RecipeConfig:
-    """The recipe going on for a time, whatever the validation loss says."""
+    """Return the recipe with a time limit instead of early stopping by the validation loss."""
     sft = recipe.sft.model_copy(
         update={"seed": seed, "patience": None, "max_seconds": seconds, "max_updates": _ENDLESS}
     )
     return recipe.model_copy(update={"sft": sft})
 
 
-def _config(recipe: RecipeConfig, plan: Plan, policy: Path, *others: str) -> Config:
+def _config(recipe: RecipeConfig, plan: Plan, policy: Path, *overrides: str) -> Config:
     return load_config(
-        recipe.world, [f"model.path={policy}", f"evaluation.episodes={plan.tasks}", *plan.learning, *others]
+        recipe.world,
+        [f"model.path={policy}", f"evaluation.episodes={plan.tasks}", *plan.learning, *overrides],
     )
 
 
 def _add(
-    figures: Figures,
-    who: str,
+    measurements: Measurements,
+    subject: str,
     name: str,
     result: EvaluationResult,
     *,
@@ -144,18 +188,18 @@ def _add(
     seed: int = 0,
 ) -> None:
     report = summarize(result)
-    found = {SEED: seed, SOLVED: report["solved"], TASKS: report["tasks"], STEPS: steps, SECONDS: seconds}
-    for figure, value in found.items():
-        figures.add(figure, who, name, value)
+    row = {SEED: seed, SOLVED: report["solved"], TASKS: report["tasks"], STEPS: steps, SECONDS: seconds}
+    for metric, value in row.items():
+        measurements.add(metric, subject, name, value)
 
 
-def _play(config: Config, folder: Path) -> EvaluationResult:
+def _evaluate_policy(config: Config, folder: Path) -> EvaluationResult:
     folder.mkdir()
-    return asyncio.run(_played(config, folder))
+    return asyncio.run(_evaluate_in_run(config, folder))
 
 
-async def _played(config: Config, folder: Path) -> EvaluationResult:
-    """The held-out tasks, by a policy as it is."""
+async def _evaluate_in_run(config: Config, folder: Path) -> EvaluationResult:
+    """Play the held-out tasks with a policy, without training it."""
     from rl_bridge.loops.assembly import open_run
     from rl_bridge.loops.evaluation import evaluate, result_of
 
@@ -164,10 +208,10 @@ async def _played(config: Config, folder: Path) -> EvaluationResult:
     return result_of(records, train_seconds=run.train_seconds)
 
 
-async def _reinforced(
-    config: Config, folder: Path, enough: Coroutine[Any, Any, None]
+async def _train_and_evaluate(
+    config: Config, folder: Path, until: Coroutine[Any, Any, None]
 ) -> tuple[EvaluationResult, int]:
-    """The held-out tasks after training until there is enough of it, and the iterations that it took."""
+    """Train until `until` ends, then play the held-out tasks; returns their result and the iterations trained."""
     from rl_bridge.loops.assembly import open_run
     from rl_bridge.loops.evaluation import evaluate, result_of
     from rl_bridge.loops.recovery import train_to_the_end
@@ -175,7 +219,7 @@ async def _reinforced(
     trainer = config.trainer.model_copy(update={"iterations": _ENDLESS, "checkpoint_interval": 0})
     config = config.model_copy(update={"trainer": trainer})
     async with open_run(config, folder, console=_console()) as (run, fleet):
-        ending = asyncio.create_task(enough)
+        ending = asyncio.create_task(until)
         # As for a run whose machine is taken away: the iteration that it is in is its last.
         ending.add_done_callback(lambda _: run.preempt())
         try:
@@ -188,5 +232,5 @@ async def _reinforced(
 
 
 def _console() -> Console:
-    """Where the part's log is."""
+    """Return a console that prints to stdout, which is the part's log."""
     return Console(width=160)

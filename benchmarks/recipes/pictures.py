@@ -3,8 +3,8 @@
 from collections.abc import Iterator
 from pathlib import Path
 
-from benchmarks.parts import kept_at
-from benchmarks.recipes.plan import Plan, reinforced
+from benchmarks.parts import result_file
+from benchmarks.recipes.plan import Plan, reinforcement_part
 
 
 def draw(plan: Plan, folder: Path) -> Iterator[Path]:
@@ -20,11 +20,12 @@ def draw(plan: Plan, folder: Path) -> Iterator[Path]:
     from examples.sft.pictures import draw_success_curves
 
     for name in plan.recipes:
-        parts = {f"seed {seed}": reinforced(name, seed) for seed in plan.seeds}
+        parts = {f"seed {seed}": reinforcement_part(name, seed) for seed in plan.seeds}
         runs = {
-            who: folder / part
-            for who, part in parts.items()
-            if kept_at(folder, part).is_file() and (folder / part / "metrics.jsonl").is_file()
+            subject: folder / part_folder
+            for subject, part_folder in parts.items()
+            if result_file(folder, part_folder).is_file()
+            and (folder / part_folder / "metrics.jsonl").is_file()
         }
         if runs:
             picture = folder / f"{name}.png"

@@ -44,7 +44,7 @@ class Plan:
     learning: tuple[str, ...] = ()
 
     def quick(self) -> "Plan":
-        """Return the same with numbers that show whether it works, and nothing else."""
+        """Return the plan with tiny numbers, which only shows that it runs."""
         return Plan(
             recipes=self.recipes,
             seeds=(0,),
@@ -67,19 +67,19 @@ class Plan:
         )
 
     def as_json(self) -> dict[str, Any]:
-        """Return it for a file."""
+        """Return the plan as JSON values."""
         return asdict(self)
 
     @classmethod
-    def of(cls, found: Mapping[str, Any]) -> Self:
-        """Return what `as_json` has told."""
-        told: dict[str, Any] = {
-            key: tuple(one) if isinstance(one, list) else one for key, one in found.items()
+    def from_json(cls, document: Mapping[str, Any]) -> Self:
+        """Return the plan of `as_json`."""
+        values: dict[str, Any] = {
+            key: tuple(value) if isinstance(value, list) else value for key, value in document.items()
         }
-        return cls(**told)
+        return cls(**values)
 
     def files(self) -> Iterator[str]:
-        """Yield the files that say what is measured beside the plan."""
+        """Yield the configuration files that are measured."""
         for name in self.recipes:
             yield recipe_file(name)
             yield f"examples/grpo_{name}/config.yaml"
@@ -90,14 +90,14 @@ class Plan:
 
     def _parts(self) -> Iterator[tuple[str, float]]:
         for name in self.recipes:
-            yield taught(name), TEACHING_S + PLAYING_S
+            yield teaching_part(name), TEACHING_S + PLAYING_S
             for seed in self.seeds:
                 if self.sampling:
                     for sampling in SAMPLINGS:
-                        yield sampled(name, seed, sampling), self.groups * GROUP_S + PLAYING_S
+                        yield sampling_part(name, seed, sampling), self.groups * GROUP_S + PLAYING_S
                 else:
-                    yield reinforced(name, seed), self.seconds + PLAYING_S
-                    yield imitated(name, seed), self.seconds + 2 * PLAYING_S
+                    yield reinforcement_part(name, seed), self.seconds + PLAYING_S
+                    yield imitation_part(name, seed), self.seconds + 2 * PLAYING_S
 
 
 def recipe_file(name: str) -> str:
@@ -105,21 +105,21 @@ def recipe_file(name: str) -> str:
     return f"examples/sft/{name}.yaml"
 
 
-def taught(name: str) -> str:
-    """Return the part that teaches a recipe's policy, and has it play."""
+def teaching_part(name: str) -> str:
+    """Return the name of the part that teaches a recipe's policy and evaluates it."""
     return f"{name}-taught"
 
 
-def reinforced(name: str, seed: int) -> str:
-    """Return the part that goes on from it by reinforcement learning."""
+def reinforcement_part(name: str, seed: int) -> str:
+    """Return the name of the part that continues from it by reinforcement learning."""
     return f"{name}-{seed}-reinforced"
 
 
-def sampled(name: str, seed: int, sampling: str) -> str:
-    """Return the part that goes on by reinforcement learning on few tasks, drawn in one of the ways."""
+def sampling_part(name: str, seed: int, sampling: str) -> str:
+    """Return the name of the part that continues by reinforcement learning on few tasks, with one kind of sampling."""
     return f"{name}-{seed}-{sampling}"
 
 
-def imitated(name: str, seed: int) -> str:
-    """Return the part that goes on from it by more of the same traces."""
+def imitation_part(name: str, seed: int) -> str:
+    """Return the name of the part that continues from it with more of the same traces."""
     return f"{name}-{seed}-longer"

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from benchmarks import commandline
-from benchmarks.commandline import count, heading, measured, progress, write
+from benchmarks.commandline import count, heading, progress, run_measurement, write
 from benchmarks.rollouts.measures import Plan, measure
 from benchmarks.rollouts.report import bars, report
 from openenv_core.errors import ProviderError
@@ -23,18 +23,20 @@ examples:
   python -m benchmarks.rollouts --rounds 1 --json out.json"""
 
 
-def main(words: Sequence[str] | None = None) -> int:
-    """Measure, print what there is, and return the exit status: 0, or 2 where something did not work."""
-    parser = commandline.parser("rollouts", _DESCRIPTION, _EXAMPLES)
+def main(argv: Sequence[str] | None = None) -> int:
+    """Measure, print the report, and return the exit status: 0, or 2 where a measurement failed."""
+    parser = commandline.create_parser("rollouts", _DESCRIPTION, _EXAMPLES)
     parser.add_argument("--rounds", type=count, metavar="N", help="3 by default")
-    arguments = parser.parse_args(words)
+    arguments = parser.parse_args(argv)
     plan = Plan().quick() if arguments.quick else Plan()
     if arguments.rounds is not None:
         plan = replace(plan, rounds=arguments.rounds)
-    figures, status = measured(lambda figures: measure(plan, figures, progress), BridgeError, ProviderError)
+    measurements, status = run_measurement(
+        lambda measurements: measure(plan, measurements, progress), BridgeError, ProviderError
+    )
     print(heading(f"{plan.rounds} rounds"))
-    print(report(figures))
-    write(arguments.json, figures, bars(figures))
+    print(report(measurements))
+    write(arguments.json, measurements, bars(measurements))
     return status
 
 

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from benchmarks.rollouts.app import Go, WaitingClient
-from benchmarks.wire.figures import Figures
+from benchmarks.wire.measurements import Measurements
 from envs.blackjack_env import BlackjackAction, BlackjackEnv
 from openenv_core import EnvClient, LocalProcessProvider
 from rl_bridge.environments.leases import SessionLeases
@@ -81,7 +81,7 @@ class Plan:
     games: tuple[Game, ...] = GAMES
 
     def quick(self) -> "Plan":
-        """Return the same with numbers that show whether it works, and nothing else."""
+        """Return the plan with tiny numbers, which only shows that it runs."""
         return replace(
             self,
             rounds=1,
@@ -95,8 +95,8 @@ def load(sessions: int) -> str:
     return f"{sessions} session{'s' if sessions > 1 else ''}"
 
 
-def measure(plan: Plan, figures: Figures, progress: Callable[[str], None]) -> None:
-    """Play everything of a plan, and add its figures.
+def measure(plan: Plan, measurements: Measurements, progress: Callable[[str], None]) -> None:
+    """Play everything of a plan, and add its measurements.
 
     Raises:
         openenv_core.ProviderError: A server could not be started.
@@ -107,10 +107,10 @@ def measure(plan: Plan, figures: Figures, progress: Callable[[str], None]) -> No
             for number in range(1, plan.rounds + 1):
                 for sessions in plan.sessions:
                     progress(f"{game.name}, round {number} of {plan.rounds}: {load(sessions)}")
-                    asyncio.run(_measure(game, sessions, url, figures))
+                    asyncio.run(_measure(game, sessions, url, measurements))
 
 
-async def _measure(game: Game, sessions: int, url: str, figures: Figures) -> None:
+async def _measure(game: Game, sessions: int, url: str, measurements: Measurements) -> None:
     leases = SessionLeases(
         lambda address: game.client(address, message_timeout_s=MESSAGE_TIMEOUT_S),
         sessions=sessions,
@@ -130,10 +130,10 @@ async def _measure(game: Game, sessions: int, url: str, figures: Figures) -> Non
     left_out = [outcome for outcome in outcomes if isinstance(outcome, NoTrajectory)]
     # A hand of 21 is over when it is dealt: the policy has no turn, and nothing went wrong.
     lost = [outcome for outcome in left_out if outcome.absence is not Absence.NO_TURN]
-    figures.add(RATE, game.name, load(sessions), len(outcomes) / seconds)
-    figures.add(IN_FLIGHT, game.name, load(sessions), max(most))
-    figures.add(FAILED, game.name, load(sessions), sum(result.retried for result in results))
-    figures.add(LEFT_OUT, game.name, load(sessions), len(lost))
+    measurements.add(RATE, game.name, load(sessions), len(outcomes) / seconds)
+    measurements.add(IN_FLIGHT, game.name, load(sessions), max(most))
+    measurements.add(FAILED, game.name, load(sessions), sum(result.retried for result in results))
+    measurements.add(LEFT_OUT, game.name, load(sessions), len(lost))
 
 
 async def _play(worker: RolloutWorker, episodes: int) -> list[AssignmentResult]:

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from benchmarks import commandline
-from benchmarks.commandline import count, heading, measured, progress, write
+from benchmarks.commandline import count, heading, progress, run_measurement, write
 from benchmarks.routing.measures import Plan, measure
 from benchmarks.routing.report import bars, report
 from rl_bridge.errors import BridgeError
@@ -22,19 +22,21 @@ examples:
   python -m benchmarks.routing --seeds 3 --json out.json"""
 
 
-def main(words: Sequence[str] | None = None) -> int:
-    """Measure, print what there is, and return the exit status: 0, or 2 where something did not work."""
-    parser = commandline.parser("routing", _DESCRIPTION, _EXAMPLES)
+def main(argv: Sequence[str] | None = None) -> int:
+    """Measure, print the report, and return the exit status: 0, or 2 where a measurement failed."""
+    parser = commandline.create_parser("routing", _DESCRIPTION, _EXAMPLES)
     parser.add_argument("--seeds", type=count, metavar="N", help="10 by default")
-    arguments = parser.parse_args(words)
+    arguments = parser.parse_args(argv)
     plan = Plan().quick() if arguments.quick else Plan()
     if arguments.seeds is not None:
         plan = replace(plan, seeds=arguments.seeds)
-    figures, status = measured(lambda figures: measure(plan, figures, progress), BridgeError)
+    measurements, status = run_measurement(
+        lambda measurements: measure(plan, measurements, progress), BridgeError
+    )
     about = f"{plan.seeds} seeds of {plan.jobs} jobs, {plan.callers} callers, {plan.replicas} replicas"
     print(heading(about))
-    print(report(figures))
-    write(arguments.json, figures, bars(figures))
+    print(report(measurements))
+    write(arguments.json, measurements, bars(measurements))
     return status
 
 

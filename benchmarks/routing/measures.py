@@ -11,14 +11,14 @@ from itertools import cycle
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
-from benchmarks.wire.figures import Figures
+from benchmarks.wire.measurements import Measurements
 
 if TYPE_CHECKING:
     from rl_bridge.services.service import Service
 
 LEAST_LOADED: Final = "least loaded"
 ROUND_ROBIN: Final = "round robin"
-WAYS: Final = (ROUND_ROBIN, LEAST_LOADED)
+STRATEGIES: Final = (ROUND_ROBIN, LEAST_LOADED)
 EVEN: Final = "all alike"
 UNEVEN: Final = "one slowed three times"
 LOADS: Final = {EVEN: 1.0, UNEVEN: 3.0}
@@ -57,32 +57,34 @@ class Plan:
     rounds: int = 5
 
     def quick(self) -> "Plan":
-        """Return the same with numbers that show whether it works, and nothing else."""
+        """Return the plan with tiny numbers, which only shows that it runs."""
         return replace(self, seeds=1, jobs=24, callers=6, replicas=2, calls=20, rounds=1)
 
 
-def measure(plan: Plan, figures: Figures, progress: Callable[[str], None]) -> None:
-    """Run a plan, and add its figures.
+def measure(plan: Plan, measurements: Measurements, progress: Callable[[str], None]) -> None:
+    """Run a plan, and add its measurements.
 
     Raises:
         rl_bridge.errors.BridgeError: The services did not work, or Monarch is not installed.
     """
-    asyncio.run(_measure(plan, figures, progress))
+    asyncio.run(_measure(plan, measurements, progress))
 
 
-async def _measure(plan: Plan, figures: Figures, progress: Callable[[str], None]) -> None:
+async def _measure(plan: Plan, measurements: Measurements, progress: Callable[[str], None]) -> None:
     from benchmarks.routing.roles import Worker
     from rl_bridge.services.fleet import Fleet
 
     with tempfile.TemporaryDirectory() as logs:
         async with Fleet(Path(logs)) as fleet:
             workers = await Worker.options(num_replicas=plan.replicas).as_service()
-            await fleet.guard(_jobs(plan, workers, figures, progress))
+            await fleet.guard(_jobs(plan, workers, measurements, progress))
             progress("empty calls")
-            await fleet.guard(_calls(plan, workers, figures))
+            await fleet.guard(_calls(plan, workers, measurements))
 
 
-async def _jobs(plan: Plan, workers: "Service", figures: Figures, progress: Callable[[str], None]) -> None:
+async def _jobs(
+    plan: Plan, workers: "Service", measurements: Measurements, progress: Callable[[str], None]
+) -> None:
     slowed = workers.replicas[0].pids[0]
     for seed in range(plan.seeds):
         lengths = [
@@ -91,13 +93,13 @@ async def _jobs(plan: Plan, workers: "Service", figures: Figures, progress: Call
         ]
         for load, slowness in LOADS.items():
             await workers.slow_down.fanout(slowed, slowness)
-            for way in WAYS:
-                progress(f"seed {seed + 1} of {plan.seeds}: {way}, {load}")
-                send = workers.work.route if way == LEAST_LOADED else _in_turns(workers)
+            for strategy in STRATEGIES:
+                progress(f"seed {seed + 1} of {plan.seeds}: {strategy}, {load}")
+                send = workers.work.route if strategy == LEAST_LOADED else _in_turns(workers)
                 makespan, took = await _spread(lengths, plan.callers, send)
-                figures.add(MAKESPAN, way, load, makespan)
-                figures.add(P99, way, load, statistics.quantiles(took, n=100)[98])
-                figures.add(MEAN, way, load, statistics.fmean(took))
+                measurements.add(MAKESPAN, strategy, load, makespan)
+                measurements.add(P99, strategy, load, statistics.quantiles(took, n=100)[98])
+                measurements.add(MEAN, strategy, load, statistics.fmean(took))
 
 
 def _in_turns(workers: "Service") -> Send:
@@ -125,7 +127,7 @@ async def _spread(lengths: list[float], callers: int, send: Send) -> tuple[float
     return time.perf_counter() - begin, took
 
 
-async def _calls(plan: Plan, workers: "Service", figures: Figures) -> None:
+async def _calls(plan: Plan, workers: "Service", measurements: Measurements) -> None:
     bare = workers.roster.targets[0].ranks[0].nothing.call_one  # type: ignore[attr-defined]
     ways: dict[str, Callable[[], Awaitable[None]]] = {ROUTED: workers.nothing.route, BARE: bare}
     for _ in range(plan.rounds):
@@ -135,4 +137,4 @@ async def _calls(plan: Plan, workers: "Service", figures: Figures) -> None:
                 begin = time.perf_counter()
                 await call()
                 took.append(time.perf_counter() - begin)
-            figures.add(CALL, name, "", statistics.median(took) * 1e6)
+            measurements.add(CALL, name, "", statistics.median(took) * 1e6)

@@ -9,11 +9,11 @@ from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
 
-from benchmarks.commandline import INTERRUPTED, count, interrupt, progress, some, write
+from benchmarks.commandline import INTERRUPTED, choices, count, interrupt, progress, write
 from benchmarks.sandbox import measures, peers
 from benchmarks.sandbox.plan import PRELOADS, SECTIONS, Plan
 from benchmarks.sandbox.report import bars, report
-from benchmarks.wire.figures import Figures
+from benchmarks.wire.measurements import Measurements
 from benchmarks.wire.processes import StartError
 from openenv_core.sandbox.config import LADDER
 
@@ -47,36 +47,36 @@ sections:
 A level that does not hold here is left out and said to be. Containers need an engine: scripts/docker-engine start."""
 
 
-def main(words: Sequence[str] | None = None) -> int:
+def main(argv: Sequence[str] | None = None) -> int:
     """Measure, print what there is, and return the exit status: 0, 2 where something did not work, 1 as asked for."""
-    arguments = _parser().parse_args(words)
-    figures = Figures()
+    arguments = _parser().parse_args(argv)
+    measurements = Measurements()
     signal.signal(signal.SIGTERM, interrupt)
     status = 0
-    plan = _plan(arguments, figures)
+    plan = _plan(arguments, measurements)
     try:
-        plan = measures.holding(plan, figures, progress)
+        plan = measures.with_available_levels(plan, measurements, progress)
         for section in plan.sections:
             try:
-                getattr(measures, section)(plan, figures, progress)
+                getattr(measures, section)(plan, measurements, progress)
             except StartError as error:
                 status = FAILED
-                figures.notes.append(f"the rest of {section}: {error}")
+                measurements.notes.append(f"the rest of {section}: {error}")
     except KeyboardInterrupt:
         status = INTERRUPTED
-        figures.notes.append("the rest: interrupted; everything that was started is stopped")
+        measurements.notes.append("the rest: interrupted; everything that was started is stopped")
     progress("")
-    held = list(bars(figures))
+    all_bars = list(bars(measurements))
     about = f"Python {platform.python_version()}, {platform.release()}, {plan.rounds} rounds"
     print(f"{datetime.now(UTC):%Y-%m-%d %H:%M} UTC, {about}\n")
-    print(report(figures, held))
-    write(arguments.json, figures, held)
-    if arguments.check and not all(bar.met for bar in held):
+    print(report(measurements, all_bars))
+    write(arguments.json, measurements, all_bars)
+    if arguments.check and not all(bar.met for bar in all_bars):
         status = status or MISSED
     return status
 
 
-def _plan(arguments: argparse.Namespace, figures: Figures) -> Plan:
+def _plan(arguments: argparse.Namespace, measurements: Measurements) -> Plan:
     """Return what to measure here, and note what cannot be."""
     plan = Plan(sections=arguments.only or SECTIONS)
     if arguments.quick:
@@ -92,7 +92,7 @@ def _plan(arguments: argparse.Namespace, figures: Figures) -> Plan:
     python = peers.jupyter_python(arguments.jupyter_python)
     for why in (no_jupyter := peers.no_jupyter(python), no_engine := peers.no_engine(arguments.image)):
         if why is not None:
-            figures.notes.append(why)
+            measurements.notes.append(why)
             print(f"benchmarks.sandbox: going on without {why}", file=sys.stderr)
     return replace(plan, jupyter=None if no_jupyter else python, image=None if no_engine else arguments.image)
 
@@ -105,13 +105,13 @@ def _parser() -> argparse.ArgumentParser:
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     add = parser.add_argument
-    add("--only", type=some(SECTIONS), metavar="SECTION,...", help=f"of {', '.join(SECTIONS)}")
+    add("--only", type=choices(SECTIONS), metavar="SECTION,...", help=f"of {', '.join(SECTIONS)}")
     levels = tuple(map(str, LADDER))
-    add("--levels", type=some(levels), metavar="LEVEL,...", help=f"of {', '.join(levels)}")
+    add("--levels", type=choices(levels), metavar="LEVEL,...", help=f"of {', '.join(levels)}")
     add(
         "--preload",
         dest="preloads",
-        type=_words,
+        type=_module_names,
         metavar="MODULE+...,...",
         help=f"sets of modules that interpreters have imported ({','.join(PRELOADS)})",
     )
@@ -133,10 +133,10 @@ def _parser() -> argparse.ArgumentParser:
     return parser
 
 
-def _words(text: str) -> tuple[str, ...]:
+def _module_names(text: str) -> tuple[str, ...]:
     names = tuple(text.replace(",", " ").split())
     if not names or not all(
-        part.replace(".", "a").isidentifier() for name in names for part in name.split("+")
+        component.replace(".", "a").isidentifier() for name in names for component in name.split("+")
     ):
         raise argparse.ArgumentTypeError(f"expected names of modules, got {text!r}")
     return names

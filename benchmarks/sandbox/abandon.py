@@ -14,12 +14,12 @@ from benchmarks.sandbox.served import server
 from benchmarks.wire.processes import ROOT, StartError, tree
 
 READY: Final = "abandon them now"
-PATIENCE_S: Final = 60.0
-LOOK_S: Final = 0.02
+RECLAIM_TIMEOUT_S: Final = 60.0
+POLL_INTERVAL_S: Final = 0.02
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Left:
+class Leftovers:
     """What became of abandoned sessions.
 
     Attributes:
@@ -39,7 +39,7 @@ class Left:
     descriptors: int
 
 
-def abandon(level: str, count: int, wave: int, progress: Callable[[str], None]) -> Left:
+def abandon(level: str, count: int, wave: int, progress: Callable[[str], None]) -> Leftovers:
     """Abandon sessions of a real server, wave after wave.
 
     The server takes little more than one wave at once, so a slot that does not come back fails the next one.
@@ -61,11 +61,11 @@ def abandon(level: str, count: int, wave: int, progress: Callable[[str], None]) 
         opened, done = 0.0, 0
         while done < count:
             progress(f"abandon: {level}, {done} of {count}")
-            part = min(wave, count - done)
+            batch = min(wave, count - done)
             began = time.perf_counter()
-            _wave(running.port, part)
+            _wave(running.port, batch)
             opened += time.perf_counter() - began
-            done += part
+            done += batch
         began = time.perf_counter()
 
         def left() -> tuple[int, int, int]:
@@ -75,9 +75,9 @@ def abandon(level: str, count: int, wave: int, progress: Callable[[str], None]) 
                 descriptors(running.pid) - open_files,
             )
 
-        while max(seen := left()) > 0 and time.perf_counter() - began < PATIENCE_S:
-            time.sleep(LOOK_S)
-        return Left(
+        while max(seen := left()) > 0 and time.perf_counter() - began < RECLAIM_TIMEOUT_S:
+            time.sleep(POLL_INTERVAL_S)
+        return Leftovers(
             sessions=count,
             opened_s=opened,
             reclaimed_s=time.perf_counter() - began if max(seen) <= 0 else None,
@@ -90,7 +90,7 @@ def abandon(level: str, count: int, wave: int, progress: Callable[[str], None]) 
 def _wave(port: int, count: int) -> None:
     """Have a client open and use sessions, and kill it."""
     client = subprocess.Popen(
-        [sys.executable, "-m", "benchmarks.sandbox.deserter", str(port), str(count)],
+        [sys.executable, "-m", "benchmarks.sandbox.abandoning_client", str(port), str(count)],
         cwd=ROOT,
         stdin=subprocess.DEVNULL,
         stdout=subprocess.PIPE,
@@ -112,7 +112,7 @@ def _settle(pid: int) -> None:
     while time.perf_counter() - since < 0.5:
         if (now := len(tree(pid))) != seen:
             seen, since = now, time.perf_counter()
-        time.sleep(LOOK_S)
+        time.sleep(POLL_INTERVAL_S)
 
 
 def _entries(folder: str) -> int:

@@ -1,4 +1,4 @@
-"""The sandbox without a server, in a process of its own: `python -m benchmarks.sandbox.engine WHAT LEVEL PRELOAD N`.
+"""The sandbox without a server, in a process of its own: `python -m benchmarks.sandbox.engine KIND LEVEL PRELOAD N`.
 
 Prints one JSON object; {"refused": why} where the level does not hold here.
 """
@@ -68,13 +68,13 @@ async def burst(sandbox: Sandbox, count: int) -> dict[str, Any]:
     await (await sandbox.open()).close()
     before, began, sessions = _cpu(sandbox), time.perf_counter(), []
 
-    async def one() -> float:
+    async def start_and_run() -> float:
         sessions.append(session := await sandbox.open())
         done = await session.execute(CODE)
         assert done.result == "2", done
         return (time.perf_counter() - began) * 1e3
 
-    took = await asyncio.gather(*(one() for _ in range(count)))
+    took = await asyncio.gather(*(start_and_run() for _ in range(count)))
     cpu = _cpu(sandbox) - before
     await asyncio.gather(*(session.close() for session in sessions))
     return {"ms": took, "cpu": cpu * 1e3 / count}
@@ -134,7 +134,7 @@ def _cpu(sandbox: Sandbox) -> float:
     return time.process_time() + cpu_s(_roots(sandbox))
 
 
-WHAT: Final[dict[str, Callable[[Sandbox, int], Awaitable[dict[str, Any]]]]] = {
+MEASURES: Final[dict[str, Callable[[Sandbox, int], Awaitable[dict[str, Any]]]]] = {
     "start": start,
     "burst": burst,
     "execute": execute,
@@ -143,21 +143,21 @@ WHAT: Final[dict[str, Callable[[Sandbox, int], Awaitable[dict[str, Any]]]]] = {
 }
 
 
-async def measure(what: str, level: Isolation, preload: tuple[str, ...], count: int) -> dict[str, Any]:
+async def measure(kind: str, level: Isolation, preload: tuple[str, ...], count: int) -> dict[str, Any]:
     """Start a sandbox at one level, and measure one thing."""
     config = SandboxConfig(preload=preload, strongest=level, minimum=level)
     try:
         async with Sandbox(config) as sandbox:
-            return await WHAT[what](sandbox, count)
+            return await MEASURES[kind](sandbox, count)
     except SandboxUnavailableError as error:
         return {"refused": str(error)}
 
 
 def main() -> None:
     """Measure what the command line asks for."""
-    what, level, preload, count = sys.argv[1:]
+    kind, level, preload, count = sys.argv[1:]
     modules = () if preload == "none" else tuple(preload.split("+"))
-    print(json.dumps(asyncio.run(measure(what, Isolation(level), modules, int(count)))))
+    print(json.dumps(asyncio.run(measure(kind, Isolation(level), modules, int(count)))))
 
 
 if __name__ == "__main__":

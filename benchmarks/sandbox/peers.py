@@ -69,15 +69,15 @@ def kernel(python: Path, starts: int, executions: int) -> dict[str, Any]:
     Raises:
         StartError: It did not work.
     """
-    said = run([str(python), KERNEL, str(starts), str(executions)], {"PYTHONPATH": ""}, None, 180.0)
-    found: dict[str, Any] = json.loads(said)
-    return found
+    output = run([str(python), KERNEL, str(starts), str(executions)], {"PYTHONPATH": ""}, None, 180.0)
+    result: dict[str, Any] = json.loads(output)
+    return result
 
 
 def docker_run(image: str) -> float:
     """Return the milliseconds of one execution in a container of its own."""
     began = time.perf_counter()
-    _said("run", "--rm", "--network", "none", image, "python", "-c", _PRINT)
+    _docker("run", "--rm", "--network", "none", image, "python", "-c", _PRINT)
     return (time.perf_counter() - began) * 1e3
 
 
@@ -86,7 +86,7 @@ def container(image: str) -> Iterator[str]:
     """Have a container that waits; give its name."""
     name = f"ropewalk-bench-{uuid4().hex[:8]}"
     try:
-        _said("run", "-d", "--name", name, "--network", "none", image, "sleep", "600")
+        _docker("run", "-d", "--name", name, "--network", "none", image, "sleep", "600")
         yield name
     finally:
         subprocess.run(["docker", "rm", "-f", name], capture_output=True, timeout=_DEADLINE_S, check=False)
@@ -120,7 +120,7 @@ def burst(command: Sequence[str], count: int) -> list[float]:
     """
     began = time.perf_counter()
 
-    def one(_: int) -> float:
+    def run_one(_: int) -> float:
         done = subprocess.run(command, capture_output=True, text=True, timeout=_BURST_S, check=False)
         if done.returncode != 0:
             raise StartError(f"expected {command[0]} to succeed, got: {done.stderr.strip()[-500:]}")
@@ -128,7 +128,7 @@ def burst(command: Sequence[str], count: int) -> list[float]:
 
     try:
         with ThreadPoolExecutor(count) as threads:
-            return list(threads.map(one, range(count)))
+            return list(threads.map(run_one, range(count)))
     except subprocess.TimeoutExpired as error:
         raise StartError(f"expected {count} of {command[0]} within {_BURST_S:g} s, got fewer") from error
 
@@ -141,13 +141,13 @@ def docker_burst(image: str, count: int) -> list[float]:
 def docker_exec(name: str) -> float:
     """Return the milliseconds of one execution in a container that is there."""
     began = time.perf_counter()
-    _said("exec", name, "python", "-c", _PRINT)
+    _docker("exec", name, "python", "-c", _PRINT)
     return (time.perf_counter() - began) * 1e3
 
 
-def _said(*words: str) -> None:
-    done = subprocess.run(
-        ["docker", *words], capture_output=True, text=True, timeout=_DEADLINE_S, check=False
+def _docker(*arguments: str) -> None:
+    process = subprocess.run(
+        ["docker", *arguments], capture_output=True, text=True, timeout=_DEADLINE_S, check=False
     )
-    if done.returncode != 0:
-        raise StartError(f"expected `docker {words[0]}` to succeed, got: {done.stderr.strip()[-500:]}")
+    if process.returncode != 0:
+        raise StartError(f"expected `docker {arguments[0]}` to succeed, got: {process.stderr.strip()[-500:]}")

@@ -54,7 +54,7 @@ class Plan:
     image: str | None = None
 
     def quick(self) -> "Plan":
-        """Return the same with numbers that show whether it works, and nothing else."""
+        """Return the plan with tiny numbers, which only shows that it runs."""
         return replace(
             self,
             preloads=("none",),

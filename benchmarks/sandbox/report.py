@@ -1,11 +1,11 @@
-"""The figures as Markdown tables, and the bars that they are held against."""
+"""Reports as Markdown tables, and the bounds that results are checked against."""
 
 from collections.abc import Iterator, Sequence
 from typing import Final
 
 from benchmarks.sandbox.measures import EXEC, JUPYTER, RUN
 from benchmarks.wire.bars import Bar
-from benchmarks.wire.figures import Figures
+from benchmarks.wire.measurements import Measurements
 from benchmarks.wire.report import table, verdicts
 
 START_MS: Final = {"namespaces": 30.0, "lsm": 15.0}
@@ -34,75 +34,83 @@ TABLES: Sequence[tuple[str, Sequence[str]]] = (
 )
 
 
-def bars(figures: Figures) -> Iterator[Bar]:
-    """Yield every bar that this run has the figures for."""
+def bars(measurements: Measurements) -> Iterator[Bar]:
+    """Yield every bar that this run has measurements for."""
     for level, bound in START_MS.items():
-        for load in figures.loads("start p50 ms"):
-            if (value := figures.median("start p50 ms", level, load)) is not None:
+        for load in measurements.loads("start p50 ms"):
+            if (value := measurements.median("start p50 ms", level, load)) is not None:
                 yield Bar(f"start of a session, {level}, {load}: p50, ms", value, bound, "at most")
-    docker = next((figures.median(*key) for key in _of(figures, "burst p99 ms") if key[1] == RUN), None)
-    for _, who, load in _of(figures, "burst p99 ms"):
-        value = figures.median("burst p99 ms", who, load)
-        if who in START_MS and value is not None:
-            yield Bar(f"{load}, {who}: p99, ms", value, BURST_MS, "at most")
+    docker = next(
+        (measurements.median(*key) for key in _of(measurements, "burst p99 ms") if key[1] == RUN), None
+    )
+    for _, subject, load in _of(measurements, "burst p99 ms"):
+        value = measurements.median("burst p99 ms", subject, load)
+        if subject in START_MS and value is not None:
+            yield Bar(f"{load}, {subject}: p99, ms", value, BURST_MS, "at most")
             if docker is not None:
-                yield Bar(f"{load}, {who}: p99 / {RUN}", value / docker, BURST_RATIO, "at most")
-    for _, who, load in _of(figures, "execute p50 ms"):
+                yield Bar(f"{load}, {subject}: p99 / {RUN}", value / docker, BURST_RATIO, "at most")
+    for _, subject, load in _of(measurements, "execute p50 ms"):
         if load == "through the WebSocket":
-            value = figures.median("execute p50 ms", who, load)
+            value = measurements.median("execute p50 ms", subject, load)
             assert value is not None
-            yield Bar(f"warm execute {load}, {who}: p50, ms", value, EXECUTE_MS, "at most")
-    for _, who, load in _of(figures, "server kB a session"):
-        value = figures.median("MB a session", who, load)
+            yield Bar(f"warm execute {load}, {subject}: p50, ms", value, EXECUTE_MS, "at most")
+    for _, subject, load in _of(measurements, "server kB a session"):
+        value = measurements.median("MB a session", subject, load)
         assert value is not None
-        yield Bar(f"memory, {who}, {load}: MB a session", value, MEMORY_MB, "at most")
-    for _, who, load in _of(figures, "inside / plain"):
-        value = figures.median("inside / plain", who, load)
+        yield Bar(f"memory, {subject}, {load}: MB a session", value, MEMORY_MB, "at most")
+    for _, subject, load in _of(measurements, "inside / plain"):
+        value = measurements.median("inside / plain", subject, load)
         assert value is not None
-        yield Bar(f"loops in pure Python, {who}: inside / plain", value, LOOPS, "at most")
-    for _, who, load in _of(figures, "processes left"):
+        yield Bar(f"loops in pure Python, {subject}: inside / plain", value, LOOPS, "at most")
+    for _, subject, load in _of(measurements, "processes left"):
         left = sum(
-            figures.median(name, who, load) or 0
+            measurements.median(name, subject, load) or 0
             for name in ("processes left", "files left", "descriptors left")
         )
-        yield Bar(f"{load}, {who}: processes, files, descriptors left", left, 0, "at most")
+        yield Bar(f"{load}, {subject}: processes, files, descriptors left", left, 0, "at most")
 
 
-def ratios(figures: Figures) -> Iterator[tuple[str, str]]:
+def ratios(measurements: Measurements) -> Iterator[tuple[str, str]]:
     """Yield how many times longer others take than each of our levels."""
-    for figure, peers in (("start p50 ms", (JUPYTER, RUN)), ("execute p50 ms", (JUPYTER, EXEC, RUN))):
-        for _, who, load in _of(figures, figure):
-            if who in (JUPYTER, EXEC, RUN):
+    for metric, peers in (("start p50 ms", (JUPYTER, RUN)), ("execute p50 ms", (JUPYTER, EXEC, RUN))):
+        for _, subject, load in _of(measurements, metric):
+            if subject in (JUPYTER, EXEC, RUN):
                 continue
-            mine = figures.median(figure, who, load)
+            mine = measurements.median(metric, subject, load)
             for peer in peers:
                 theirs = next(
-                    (figures.median(figure, p, at) for _, p, at in _of(figures, figure) if p == peer), None
+                    (
+                        measurements.median(metric, p, at)
+                        for _, p, at in _of(measurements, metric)
+                        if p == peer
+                    ),
+                    None,
                 )
                 if mine and theirs:
-                    yield f"{figure.partition(' ')[0]}: {peer} / {who}, {load}", f"{theirs / mine:.0f}"
+                    yield f"{metric.partition(' ')[0]}: {peer} / {subject}, {load}", f"{theirs / mine:.0f}"
 
 
-def report(figures: Figures, held: Sequence[Bar]) -> str:
+def report(measurements: Measurements, all_bars: Sequence[Bar]) -> str:
     """Return the tables, the bars, and what could not be measured."""
     parts = []
     for title, names in TABLES:
-        keys = dict.fromkeys((who, load) for name, who, load in figures.values if name in names)
+        keys = dict.fromkeys((subject, load) for name, subject, load in measurements.values if name in names)
         rows = [
-            (who, load, *(_number(figures.median(name, who, load)) for name in names)) for who, load in keys
+            (subject, load, *(_number(measurements.median(name, subject, load)) for name in names))
+            for subject, load in keys
         ]
         if title.startswith("Warm"):
             rows.sort(key=lambda row: row[1])
         if rows:
             parts.append(f"### {title}\n\n" + table(("of", "", *names), rows))
-    if many := list(ratios(figures)):
-        parts.append("### How many times longer others take\n\n" + table(("what", "times"), many))
-    parts += verdicts(figures, held)
+    if rows := list(ratios(measurements)):
+        parts.append("### How many times longer others take\n\n" + table(("what", "times"), rows))
+    parts += verdicts(measurements, all_bars)
     return "\n\n".join(parts)
 
 
-def _of(figures: Figures, figure: str) -> list[tuple[str, str, str]]:
-    return [key for key in figures.values if key[0] == figure]
+def _of(measurements: Measurements, metric: str) -> list[tuple[str, str, str]]:
+    return [key for key in measurements.values if key[0] == metric]
 
 
 def _number(value: float | None) -> str:

@@ -6,10 +6,10 @@ import sys
 from collections.abc import Sequence
 
 from benchmarks import commandline
-from benchmarks.commandline import count, heading, measured, progress, write
+from benchmarks.commandline import count, heading, progress, run_measurement, write
 from benchmarks.sync.measures import BUSY, IDLE, WHOLE, synchronisations
 from benchmarks.wire.bars import Bar
-from benchmarks.wire.figures import Figures
+from benchmarks.wire.measurements import Measurements
 from benchmarks.wire.report import table, verdicts
 from rl_bridge.errors import BridgeError
 
@@ -27,34 +27,40 @@ examples:
   python -m benchmarks.sync --json out.json     every round's figures into a file"""
 
 
-def main(words: Sequence[str] | None = None) -> int:
-    """Measure, print what there is, and return the exit status: 0, or 2 where something did not work."""
-    arguments = _parser().parse_args(words)
+def main(argv: Sequence[str] | None = None) -> int:
+    """Measure, print the report, and return the exit status: 0, or 2 where a measurement failed."""
+    arguments = _parser().parse_args(argv)
     parameters, rounds = (45_000_000, 2) if arguments.quick else (arguments.parameters, arguments.rounds)
-    figures, status = measured(
-        lambda figures: asyncio.run(synchronisations(parameters, rounds, figures, progress)), BridgeError
+    measurements, status = run_measurement(
+        lambda measurements: asyncio.run(synchronisations(parameters, rounds, measurements, progress)),
+        BridgeError,
     )
-    held = _bars(figures)
+    all_bars = _bars(measurements)
     print(heading(f"{rounds} rounds"))
-    print(_report(figures, held))
-    write(arguments.json, figures, held)
+    print(_report(measurements, all_bars))
+    write(arguments.json, measurements, all_bars)
     return status
 
 
-def _bars(figures: Figures) -> list[Bar]:
-    found = ((state, figures.median(WHOLE, state)) for state in (IDLE, BUSY))
-    return [Bar(f"{WHOLE}, {state}", value, BOUND, "at most") for state, value in found if value is not None]
+def _bars(measurements: Measurements) -> list[Bar]:
+    medians = ((state, measurements.median(WHOLE, state)) for state in (IDLE, BUSY))
+    return [
+        Bar(f"{WHOLE}, {state}", value, BOUND, "at most") for state, value in medians if value is not None
+    ]
 
 
-def _report(figures: Figures, held: Sequence[Bar]) -> str:
-    rows = [(name, who, f"{figures.median(name, who):.4g}") for name, who, _ in figures.values]
+def _report(measurements: Measurements, all_bars: Sequence[Bar]) -> str:
+    rows = [
+        (name, subject, f"{measurements.median(name, subject):.4g}")
+        for name, subject, _ in measurements.values
+    ]
     parts = [table(("median of", "", ""), rows)] if rows else []
-    parts += verdicts(figures, held)
+    parts += verdicts(measurements, all_bars)
     return "\n\n".join(parts)
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = commandline.parser("sync", _DESCRIPTION, _EXAMPLES)
+    parser = commandline.create_parser("sync", _DESCRIPTION, _EXAMPLES)
     add = parser.add_argument
     add("--parameters", type=count, default=100_000_000, metavar="N", help="of the model (%(default)s)")
     add("--rounds", type=count, default=10, metavar="N", help="synchronisations of each kind (%(default)s)")

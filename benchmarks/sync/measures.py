@@ -10,7 +10,7 @@ from typing import Any, Final
 import torch
 from monarch.actor import concurrent_endpoint
 
-from benchmarks.wire.figures import Figures
+from benchmarks.wire.measurements import Measurements
 from rl_bridge.config import Config, RolloutConfig
 from rl_bridge.generator.actor import PolicyActor
 from rl_bridge.generator.replica import Checkpoint
@@ -40,8 +40,8 @@ class MeasuredPolicy(PolicyActor):
     async def reload(self, version: int) -> float:
         """Load a version from memory of this process alone; returns the seconds it took."""
         state = await self._store.get(version)
-        figures = await asyncio.wrap_future(self._replica._engine.load(version, state))
-        return float(figures.load_s)
+        result = await asyncio.wrap_future(self._replica._engine.load(version, state))
+        return float(result.load_s)
 
 
 def make_checkpoint(folder: Path, parameters: int) -> None:
@@ -66,7 +66,7 @@ def make_checkpoint(folder: Path, parameters: int) -> None:
 
 
 async def synchronisations(
-    parameters: int, rounds: int, figures: Figures, progress: Callable[[str], None]
+    parameters: int, rounds: int, measurements: Measurements, progress: Callable[[str], None]
 ) -> None:
     """Synchronise `rounds` times with an idle engine and as often with one at work, and add the figures.
 
@@ -78,7 +78,9 @@ async def synchronisations(
         progress("writing the model")
         make_checkpoint(checkpoint, parameters)
         weights = Checkpoint(checkpoint).tensors()
-        figures.add("million parameters", "the model", "", sum(t.numel() for t in weights.values()) / 1e6)
+        measurements.add(
+            "million parameters", "the model", "", sum(t.numel() for t in weights.values()) / 1e6
+        )
         store = WeightStore.create()
         async with Fleet(Path(scratch) / "logs"):
             progress("starting the engine")
@@ -88,10 +90,10 @@ async def synchronisations(
                 for number in range(WARM_UP + rounds):
                     progress(f"{state}: {number + 1} of {WARM_UP + rounds}")
                     version += 1
-                    found = await _synchronise(policy, store, weights, version, busy=state == BUSY)
-                    for figure, value in found.items():
+                    timings = await _synchronise(policy, store, weights, version, busy=state == BUSY)
+                    for metric, value in timings.items():
                         if number >= WARM_UP:
-                            figures.add(figure, state, "", value)
+                            measurements.add(metric, state, "", value)
         await store.close()
 
 

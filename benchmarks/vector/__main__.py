@@ -13,10 +13,10 @@ from typing import Any, Final
 import gymnasium
 import numpy as np
 
-from benchmarks.commandline import count, heading, measured, parser, progress, write
+from benchmarks.commandline import count, create_parser, heading, progress, run_measurement, write
 from benchmarks.wire.bars import Bar
 from benchmarks.wire.contestants import DEFAULT_RELEASED_PYTHON
-from benchmarks.wire.figures import Figures
+from benchmarks.wire.measurements import Measurements
 from benchmarks.wire.processes import ROOT, Server, StartError, free_port, run, serving
 from benchmarks.wire.report import table, verdicts
 from openenv_core.adapters.vector import ServedVectorEnv
@@ -44,9 +44,9 @@ examples:
   python -m benchmarks.vector --rounds 9      on a machine that does other things too"""
 
 
-def main(words: Sequence[str] | None = None) -> int:
-    """Measure, print what there is, and return the exit status."""
-    options = parser("vector", _DESCRIPTION, _EXAMPLES)
+def main(argv: Sequence[str] | None = None) -> int:
+    """Measure, print the report, and return the exit status."""
+    options = create_parser("vector", _DESCRIPTION, _EXAMPLES)
     options.add_argument("--rounds", type=count, default=5, metavar="N", help="rounds; 5 by default")
     options.add_argument(
         "--released-python",
@@ -55,20 +55,21 @@ def main(words: Sequence[str] | None = None) -> int:
         metavar="PATH",
         help="interpreter of an installation of the released package (.venvs/released-0.10.0/bin/python)",
     )
-    arguments = options.parse_args(words)
+    arguments = options.parse_args(argv)
     rounds, seconds, share = (1, 0.1, 16) if arguments.quick else (arguments.rounds, 2.0, 1)
-    figures, status = measured(
-        lambda figures: _measure(figures, arguments.released_python, rounds, seconds, share), StartError
+    measurements, status = run_measurement(
+        lambda measurements: _measure(measurements, arguments.released_python, rounds, seconds, share),
+        StartError,
     )
-    held = list(_bars(figures))
+    all_bars = list(_bars(measurements))
     print(heading("medians of rounds"))
     rows = [
-        (load, who, *(f"{figures.median(name, who, load) or 0:,.0f}" for name in (STEPS, CPU)))
-        for figure, who, load in figures.values
-        if figure == STEPS
+        (load, subject, *(f"{measurements.median(name, subject, load) or 0:,.0f}" for name in (STEPS, CPU)))
+        for metric, subject, load in measurements.values
+        if metric == STEPS
     ]
-    print("\n\n".join([table(("load", "of", STEPS, CPU), rows), *verdicts(figures, held)]))
-    write(arguments.json, figures, held)
+    print("\n\n".join([table(("load", "of", STEPS, CPU), rows), *verdicts(measurements, all_bars)]))
+    write(arguments.json, measurements, all_bars)
     return status
 
 
@@ -76,7 +77,7 @@ Measure = Callable[[], tuple[float, float]]
 """Returns steps a second, and the µs of CPU that a step costs all processes together."""
 
 
-def _measure(figures: Figures, released: Path, rounds: int, seconds: float, share: int) -> None:
+def _measure(measurements: Measurements, released: Path, rounds: int, seconds: float, share: int) -> None:
     members, pictures, processes = MEMBERS // share, PICTURES // share, max(2, PROCESSES // share)
     plain, shown = f"cart, {members}", f"pictures, {pictures}"
     contestants: list[tuple[str, str, Measure]] = [
@@ -100,16 +101,16 @@ def _measure(figures: Figures, released: Path, rounds: int, seconds: float, shar
     if released.exists():
         contestants.insert(0, ("released", plain, partial(_released, released, members, seconds)))
     else:
-        figures.notes.append(f"the released package: expected an interpreter at {released}, got none")
+        measurements.notes.append(f"the released package: expected an interpreter at {released}, got none")
     for number in range(rounds):
-        for who, load, measure in contestants:
-            progress(f"round {number + 1} of {rounds}: {who}, {load}")
+        for subject, load, measure in contestants:
+            progress(f"round {number + 1} of {rounds}: {subject}, {load}")
             rate, cpu_us = measure()
-            figures.add(STEPS, who, load, rate)
-            figures.add(CPU, who, load, cpu_us)
+            measurements.add(STEPS, subject, load, rate)
+            measurements.add(CPU, subject, load, cpu_us)
 
 
-def _bars(figures: Figures) -> Iterator[Bar]:
+def _bars(measurements: Measurements) -> Iterator[Bar]:
     for load, against, bound in (
         ("cart", "released", 30.0),
         *((env_id, "SyncVectorEnv", 0.5) for env_id in ENV_IDS),
@@ -119,11 +120,11 @@ def _bars(figures: Figures) -> Iterator[Bar]:
         for name in (STEPS, CPU):
             mine, theirs = (
                 [
-                    figures.median(*key)
-                    for key in figures.values
-                    if key[:2] == (name, who) and key[2].startswith(load)
+                    measurements.median(*key)
+                    for key in measurements.values
+                    if key[:2] == (name, subject) and key[2].startswith(load)
                 ]
-                for who in ("ours", against)
+                for subject in ("ours", against)
             )
             if not (mine and theirs and mine[0] and theirs[0]):
                 continue
@@ -142,7 +143,7 @@ def _rate(envs: Any, seconds: float, server: Server | None = None) -> tuple[floa
         while clock.s() < length:
             envs.step(next(actions))
             steps += envs.num_envs
-    return clock.figures(steps)
+    return clock.rates(steps)
 
 
 class _Clock:
@@ -155,7 +156,7 @@ class _Clock:
     def s(self) -> float:
         return time.perf_counter() - self._began
 
-    def figures(self, steps: int) -> tuple[float, float]:
+    def rates(self, steps: int) -> tuple[float, float]:
         return steps / self.s(), 1e6 * (self._all_cpu_s() - self._cpu_s) / steps
 
     def _all_cpu_s(self) -> float:
@@ -165,8 +166,8 @@ class _Clock:
 @contextmanager
 def _serve(command: Sequence[str], env: dict[str, str], *, health: bool = True) -> Iterator[Server]:
     port = free_port()
-    words = [word.format(port=port) for word in command]
-    with serving(Server(words, port, env, None, health=health)) as server:
+    arguments = [word.format(port=port) for word in command]
+    with serving(Server(arguments, port, env, None, health=health)) as server:
         yield server
 
 
@@ -216,14 +217,14 @@ def _released(python: Path, members: int, seconds: float) -> tuple[float, float]
     )
     with _serve((*command, "--log-level", "warning"), {"PYTHONPATH": ""}) as server:
         before = server.cpu_ns()
-        words = [
+        client_command = [
             str(python),
             str(folder / "released_client.py"),
             str(server.port),
             str(members),
             str(seconds),
         ]
-        rate, cpu_us = map(float, run(words, {"PYTHONPATH": ""}, None).splitlines()[-1].split())
+        rate, cpu_us = map(float, run(client_command, {"PYTHONPATH": ""}, None).splitlines()[-1].split())
         # Its warm-up took a quarter of the time; connecting is counted too, and is little.
         return rate, cpu_us + (server.cpu_ns() - before) / 1e3 / (1.25 * rate * seconds)
 
@@ -260,7 +261,7 @@ async def _ask_bare(server: Server, pictures: int, size: int, seconds: float) ->
             assert np.frombuffer(await frames.get(), np.uint8).size == size
             steps += pictures
     await carrier.close()
-    return clock.figures(steps)
+    return clock.rates(steps)
 
 
 if __name__ == "__main__":

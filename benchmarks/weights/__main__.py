@@ -6,10 +6,10 @@ import sys
 from collections.abc import Sequence
 
 from benchmarks import commandline
-from benchmarks.commandline import count, heading, measured, progress, some, write
+from benchmarks.commandline import choices, count, heading, progress, run_measurement, write
 from benchmarks.weights.measures import BenchError, transfers
 from benchmarks.weights.report import bars, report
-from benchmarks.wire.figures import Figures
+from benchmarks.wire.measurements import Measurements
 from rl_bridge.errors import BridgeError
 
 TRANSPORTS = ("shared_memory", "rdma")
@@ -27,30 +27,34 @@ examples:
   python -m benchmarks.weights --json out.json                   every round's figures into a file"""
 
 
-def main(words: Sequence[str] | None = None) -> int:
-    """Measure, print what there is, and return the exit status: 0, or 2 where something did not work."""
-    arguments = _parser().parse_args(words)
+def main(argv: Sequence[str] | None = None) -> int:
+    """Measure, print the report, and return the exit status: 0, or 2 where a measurement failed."""
+    arguments = _parser().parse_args(argv)
     parameters, rounds = (22_000_000, 2) if arguments.quick else (arguments.parameters, arguments.rounds)
 
-    def measure(figures: Figures) -> None:
+    def measure(measurements: Measurements) -> None:
         for transport in arguments.transport:
             for ranks in map(int, arguments.ranks):
-                asyncio.run(transfers(transport, ranks, parameters, rounds, figures, progress))
+                asyncio.run(transfers(transport, ranks, parameters, rounds, measurements, progress))
 
-    figures, status = measured(measure, BenchError, BridgeError)
-    held = list(bars(figures))
+    measurements, status = run_measurement(measure, BenchError, BridgeError)
+    all_bars = list(bars(measurements))
     print(heading(f"{parameters / 1e6:g} million parameters in float32, {rounds} rounds"))
-    print(report(figures, held))
-    write(arguments.json, figures, held)
+    print(report(measurements, all_bars))
+    write(arguments.json, measurements, all_bars)
     return status
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = commandline.parser("weights", _DESCRIPTION, _EXAMPLES)
+    parser = commandline.create_parser("weights", _DESCRIPTION, _EXAMPLES)
     add = parser.add_argument
-    add("--transport", type=some(TRANSPORTS), default=TRANSPORTS, metavar="NAMES", help="%(default)s")
+    add("--transport", type=choices(TRANSPORTS), default=TRANSPORTS, metavar="NAMES", help="%(default)s")
     add(
-        "--ranks", type=some(("1", "2")), default=("1", "2"), metavar="N", help="of the trainer (%(default)s)"
+        "--ranks",
+        type=choices(("1", "2")),
+        default=("1", "2"),
+        metavar="N",
+        help="of the trainer (%(default)s)",
     )
     add("--parameters", type=count, default=100_000_000, metavar="N", help="of the model (%(default)s)")
     add("--rounds", type=count, default=20, metavar="N", help="transfers beyond the first (%(default)s)")

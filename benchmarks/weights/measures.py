@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.weights.roles import MEBIBYTE, GeneratorRole, Put, TrainerRole
-from benchmarks.wire.figures import Figures
+from benchmarks.wire.measurements import Measurements
 from rl_bridge.weights import WeightStore
 
 FIRST = "the first transfer"
@@ -25,7 +25,7 @@ async def transfers(
     ranks: int,
     parameters: int,
     rounds: int,
-    figures: Figures,
+    measurements: Measurements,
     progress: Callable[[str], None],
 ) -> None:
     """Transfer a model `rounds` times beyond the first, and add the figures.
@@ -36,7 +36,7 @@ async def transfers(
     from monarch.actor import this_host
 
     store = WeightStore.create(transport=transport)  # type: ignore[arg-type]
-    who = f"{transport}, {ranks} rank{'s' if ranks > 1 else ''}"
+    subject = f"{transport}, {ranks} rank{'s' if ranks > 1 else ''}"
     with tempfile.TemporaryDirectory() as folder:
         trainers = this_host().spawn_procs(per_host={"ranks": ranks})
         generators = this_host().spawn_procs(per_host={"replicas": 1})
@@ -46,10 +46,10 @@ async def transfers(
         try:
             await generator.ready.call_one()
             for version in range(rounds + 3):
-                progress(f"{who}: transfer {version} of {rounds + 2}")
+                progress(f"{subject}: transfer {version} of {rounds + 2}")
                 # The ring's second segment is written for the first time by the second transfer.
                 load = FIRST if version == 0 else "" if version < 3 else STEADY
-                await _transfer(trainer, generator, version, _adder(figures, who, load))
+                await _transfer(trainer, generator, version, _adder(measurements, subject, load))
         finally:
             await store.close()
             await generators.stop()
@@ -75,9 +75,9 @@ async def _transfer(trainer: Any, generator: Any, version: int, add: Callable[[s
     add("get, into fresh memory ms", 1000 * (await generator.get.call_one(version) - began))
 
 
-def _adder(figures: Figures, who: str, load: str) -> Callable[[str, float], None]:
-    def add(figure: str, value: float) -> None:
+def _adder(measurements: Measurements, subject: str, load: str) -> Callable[[str, float], None]:
+    def add(metric: str, value: float) -> None:
         if load:
-            figures.add(figure, who, load, value)
+            measurements.add(metric, subject, load, value)
 
     return add

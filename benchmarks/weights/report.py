@@ -1,11 +1,11 @@
-"""The figures as Markdown tables, and the bars that they are held against."""
+"""Reports as Markdown tables, and the bounds that results are checked against."""
 
 from collections.abc import Iterator, Sequence
 from typing import Final
 
 from benchmarks.weights.measures import MEMORY, STEADY
 from benchmarks.wire.bars import Bar
-from benchmarks.wire.figures import Figures
+from benchmarks.wire.measurements import Measurements
 from benchmarks.wire.report import table, verdicts
 
 TABLES: Sequence[tuple[str, Sequence[str]]] = (
@@ -25,28 +25,31 @@ BOUNDS: Final = {"shared_memory, 1 rank": 3.0, "shared_memory, 2 ranks": 5.0}
 MEMORY_BOUND: Final = 0.6
 
 
-def bars(figures: Figures) -> Iterator[Bar]:
-    """Yield every bar that this run has the figures for."""
-    for who, bound in BOUNDS.items():
-        ratio = figures.median("to tensors / memcpy", who, STEADY)
+def bars(measurements: Measurements) -> Iterator[Bar]:
+    """Yield every bar that this run has measurements for."""
+    for subject, bound in BOUNDS.items():
+        ratio = measurements.median("to tensors / memcpy", subject, STEADY)
         if ratio is not None:
-            yield Bar(f"to tensors / memcpy, {who}, {STEADY}", ratio, bound, "at most")
-    for (figure, who, load), values in figures.values.items():
-        if figure == MEMORY and "2 ranks" in who:
-            yield Bar(f"{MEMORY}, {who}, {load}: most of all rounds", max(values), MEMORY_BOUND, "at most")
+            yield Bar(f"to tensors / memcpy, {subject}, {STEADY}", ratio, bound, "at most")
+    for (metric, subject, load), values in measurements.values.items():
+        if metric == MEMORY and "2 ranks" in subject:
+            yield Bar(
+                f"{MEMORY}, {subject}, {load}: most of all rounds", max(values), MEMORY_BOUND, "at most"
+            )
 
 
-def report(figures: Figures, held: Sequence[Bar]) -> str:
+def report(measurements: Measurements, all_bars: Sequence[Bar]) -> str:
     """Return the tables, the bars, and what could not be measured."""
     parts = []
     for title, names in TABLES:
-        keys = dict.fromkeys((who, load) for name, who, load in figures.values if name in names)
+        keys = dict.fromkeys((subject, load) for name, subject, load in measurements.values if name in names)
         rows = [
-            (who, load, *(_number(figures.median(name, who, load)) for name in names)) for who, load in keys
+            (subject, load, *(_number(measurements.median(name, subject, load)) for name in names))
+            for subject, load in keys
         ]
         if rows:
             parts.append(f"### {title}\n\n" + table(("by", "", *names), rows))
-    parts += verdicts(figures, held)
+    parts += verdicts(measurements, all_bars)
     return "\n\n".join(parts)
 
 

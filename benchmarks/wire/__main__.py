@@ -10,12 +10,12 @@ from datetime import UTC, datetime
 from importlib.util import find_spec
 from pathlib import Path
 
-from benchmarks.commandline import INTERRUPTED, count, interrupt, progress, some, write
+from benchmarks.commandline import INTERRUPTED, choices, count, interrupt, progress, write
 from benchmarks.wire import measures
 from benchmarks.wire.bars import bars
 from benchmarks.wire.contestants import DEFAULT_RELEASED_PYTHON
 from benchmarks.wire.driver import DriverError
-from benchmarks.wire.figures import Figures
+from benchmarks.wire.measurements import Measurements
 from benchmarks.wire.plan import SECTIONS, Plan
 from benchmarks.wire.processes import StartError
 from benchmarks.wire.report import report
@@ -42,33 +42,33 @@ sections:
   concurrency  thousands of sessions whose step waits for a second"""
 
 
-def main(words: Sequence[str] | None = None) -> int:
-    """Measure, print what there is, and return the exit status."""
-    arguments = _parser().parse_args(words)
-    figures = Figures()
-    plan = _plan(arguments, figures)
+def main(argv: Sequence[str] | None = None) -> int:
+    """Measure, print the report, and return the exit status."""
+    arguments = _parser().parse_args(argv)
+    measurements = Measurements()
+    plan = _plan(arguments, measurements)
     _raise_descriptor_limit()
     signal.signal(signal.SIGTERM, interrupt)
     status = 0
     try:
-        _measure(plan, figures, progress)
+        _measure(plan, measurements, progress)
     except KeyboardInterrupt:
         status = INTERRUPTED
-        figures.notes.append("the rest: interrupted; every server that was started is stopped")
+        measurements.notes.append("the rest: interrupted; every server that was started is stopped")
     progress("")
-    held = bars(figures)
+    all_bars = bars(measurements)
     print(f"{datetime.now(UTC):%Y-%m-%d %H:%M} UTC, Python {platform.python_version()}, medians of rounds\n")
-    print(report(figures, held))
-    write(arguments.json, figures, held)
+    print(report(measurements, all_bars))
+    write(arguments.json, measurements, all_bars)
     return status
 
 
-def _measure(plan: Plan, figures: Figures, progress: Callable[[str], None]) -> None:
+def _measure(plan: Plan, measurements: Measurements, progress: Callable[[str], None]) -> None:
     for section in plan.sections:
         try:
-            getattr(measures, section)(plan, figures, progress)
+            getattr(measures, section)(plan, measurements, progress)
         except (StartError, DriverError) as error:
-            figures.notes.append(f"the rest of {section}: {error}")
+            measurements.notes.append(f"the rest of {section}: {error}")
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -81,7 +81,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--rounds", type=count, metavar="N", help="rounds; 5 by default, 3 for concurrency")
     parser.add_argument("--quick", action="store_true", help="tiny numbers: shows that it runs, no more")
     parser.add_argument(
-        "--only", type=some(SECTIONS), metavar="SECTION,...", help=f"of {', '.join(SECTIONS)}"
+        "--only", type=choices(SECTIONS), metavar="SECTION,...", help=f"of {', '.join(SECTIONS)}"
     )
     parser.add_argument("--json", type=Path, metavar="FILE", help="write every round's figures there")
     parser.add_argument(
@@ -95,18 +95,18 @@ def _parser() -> argparse.ArgumentParser:
     return parser
 
 
-def _plan(arguments: argparse.Namespace, figures: Figures) -> Plan:
+def _plan(arguments: argparse.Namespace, measurements: Measurements) -> Plan:
     """Return what to measure here, and note what cannot be."""
     released = arguments.released_python.absolute()
     echoes = find_spec("orjson") is not None
     if not echoes:
-        figures.notes.append("the floor: expected orjson, got none; pip install 'ropewalk[bench]'")
+        measurements.notes.append("the floor: expected orjson, got none; pip install 'ropewalk[bench]'")
     if not released.exists() and not arguments.no_released:
-        figures.notes.append(
+        measurements.notes.append(
             f"the released package: expected an interpreter at {released}, got none; make one with "
             "python scripts/bootstrap.py released-0.10.0, or name another with --released-python"
         )
-    for note in figures.notes:
+    for note in measurements.notes:
         print(f"benchmarks.wire: going on without {note}", file=sys.stderr)
     plan = Plan(
         sections=arguments.only or SECTIONS,

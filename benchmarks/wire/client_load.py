@@ -64,10 +64,10 @@ async def measure(kind: str, url: str, sockets: int, seconds: float, warm_up_s: 
     await spell(warm_up_s)
     cpu, began = time.process_time(), time.perf_counter()
     steps = await spell(seconds)
-    figures = figures_of(steps, time.perf_counter() - began, time.process_time() - cpu)
+    result = figures_of(steps, time.perf_counter() - began, time.process_time() - cpu)
     for client, _ in clients:
         await client.close()
-    return figures
+    return result
 
 
 def measure_sync(kind: str, url: str, seconds: float, warm_up_s: float) -> dict[str, float]:
@@ -94,10 +94,10 @@ def main() -> None:
     url = f"http://127.0.0.1:{port}"
     seconds, warm_up_s = map(float, times)
     if "--sync" in sys.argv:
-        figures = measure_sync(kind, url, seconds, warm_up_s)
+        result = measure_sync(kind, url, seconds, warm_up_s)
     else:
-        figures = asyncio.run(measure(kind, url, int(sockets), seconds, warm_up_s))
-    print(json.dumps(figures))
+        result = asyncio.run(measure(kind, url, int(sockets), seconds, warm_up_s))
+    print(json.dumps(result))
 
 
 if __name__ == "__main__":

@@ -45,7 +45,7 @@ class DriverError(Exception):
 
 @dataclass(slots=True)
 class Run:
-    """What one run of a load has seen.
+    """The result of one run of a load.
 
     Attributes:
         seconds: How long it took.
@@ -58,14 +58,14 @@ class Run:
     failed: int = 0
 
     def add(self, other: "Run") -> None:
-        """Add what another run of the load has seen."""
+        """Add the result of another run of the load."""
         self.seconds += other.seconds
         self.latencies += other.latencies
         self.failed += other.failed
 
     @property
     def steps(self) -> int:
-        """Steps that were answered rightly."""
+        """The number of successful steps."""
         return len(self.latencies)
 
     def quantile(self, q: float) -> float:
@@ -131,7 +131,7 @@ class Load:
         self._source = f"127.{random.randrange(1, 255)}.{random.randrange(255)}"
         self._poll = select.epoll()
         self._sessions: dict[int, _Session] = {}
-        self.asked = sessions
+        self.requested = sessions
         try:
             self._open(sessions, time.monotonic() + deadline_s, partial)
         except BaseException:
@@ -172,7 +172,7 @@ class Load:
 
         starts = [i * spread_s / max(1, self.open) for i in range(self.open)]
         run = self._run(more, starts, time.perf_counter() + deadline_s)
-        run.failed = self.asked * count - run.steps
+        run.failed = self.requested * count - run.steps
         return run
 
     def _run(self, more: Callable[[_Session, float], bool], starts: Sequence[float], deadline: float) -> Run:
@@ -250,17 +250,17 @@ class Load:
 
     def _open(self, count: int, deadline: float, partial: bool) -> None:
         """Connect, upgrade and reset, with a bounded number under way."""
-        begun = 0
+        started = 0
         ready: set[int] = set()
         upgraded: set[int] = set()
         while len(ready) < count:
-            if time.monotonic() > deadline or (begun == count and len(self._sessions) == len(ready)):
+            if time.monotonic() > deadline or (started == count and len(self._sessions) == len(ready)):
                 if partial:
                     break
                 raise DriverError(f"expected {count} sessions on port {self._port}, got {len(ready)}")
-            while begun < count and len(self._sessions) - len(ready) < PENDING:
-                self._connect(begun)
-                begun += 1
+            while started < count and len(self._sessions) - len(ready) < PENDING:
+                self._connect(started)
+                started += 1
             for fd, _ in self._poll.poll(1.0):
                 session = self._sessions[fd]
                 if fd in upgraded:

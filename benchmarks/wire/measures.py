@@ -13,7 +13,7 @@ from typing import Final
 from benchmarks.wire import contestants
 from benchmarks.wire.contestants import Contestant
 from benchmarks.wire.driver import DriverError, Load, Run, pin
-from benchmarks.wire.figures import Figures
+from benchmarks.wire.measurements import Measurements
 from benchmarks.wire.plan import BOTH_CORES, ONE_CORE, Plan
 from benchmarks.wire.processes import ROOT, Server, StartError, run, serving
 
@@ -31,7 +31,7 @@ _IMPORTS: Final = {
 }
 
 
-def step(plan: Plan, figures: Figures, progress: Progress) -> None:
+def step(plan: Plan, measurements: Measurements, progress: Progress) -> None:
     """Steps a second, latency, CPU a step and memory of each server, and how long it takes to start.
 
     The floor is up beside each of them and is driven in turn with it: what else the machine does meets both alike.
@@ -43,21 +43,23 @@ def step(plan: Plan, figures: Figures, progress: Progress) -> None:
                 core = SERVER_CORE if placement == ONE_CORE else None
                 try:
                     with _driving(placement), serving(contestant.start(core)) as server:
-                        _step_one(plan, figures, contestant, placement, server)
+                        _step_one(plan, measurements, contestant, placement, server)
                 except (StartError, DriverError) as error:
-                    figures.notes.append(f"{contestant.name}, {placement}: {error}")
+                    measurements.notes.append(f"{contestant.name}, {placement}: {error}")
 
 
-def _step_one(plan: Plan, figures: Figures, contestant: Contestant, placement: str, server: Server) -> None:
-    who = contestant.name
+def _step_one(
+    plan: Plan, measurements: Measurements, contestant: Contestant, placement: str, server: Server
+) -> None:
+    subject = contestant.name
     core = SERVER_CORE if placement == ONE_CORE else None
     if placement == ONE_CORE:
-        figures.add("start s", who, "", server.started_s)
-        figures.add("memory MB", who, "", server.memory_kb() / 1024)
-    variants: dict[str, dict[str, bool]] = {who: {}}
+        measurements.add("start s", subject, "", server.started_s)
+        measurements.add("memory MB", subject, "", server.memory_kb() / 1024)
+    variants: dict[str, dict[str, bool]] = {subject: {}}
     if not contestant.ours:
-        variants[f"{who}, no deflate"] = {"compress": False}
-    elif who == "ours, inline":
+        variants[f"{subject}, no deflate"] = {"compress": False}
+    elif subject == "ours, inline":
         variants["ours, inline, v1"] = {"v1": True}
     for sessions in plan.sessions:
         under = f"{sessions} sessions, {placement}"
@@ -66,31 +68,31 @@ def _step_one(plan: Plan, figures: Figures, contestant: Contestant, placement: s
                 (name, server, stack.enter_context(Load(server.port, sessions, **options)))
                 for name, options in variants.items()
             ]
-            if plan.echoes and who != "floor":
+            if plan.echoes and subject != "floor":
                 floor = stack.enter_context(serving(contestants.floor().start(core)))
                 driven.append(("", floor, stack.enter_context(Load(floor.port, sessions))))
             turns = _in_turn(plan, [(server, load) for _, server, load in driven], plan.turns)
         floor_us = turns[-1][0]
         for (name, *_), (cpu_us, seen) in zip(driven, turns, strict=True):
             if seen.failed:
-                figures.notes.append(f"{name or 'floor'}, {under}: {seen.failed} steps failed")
+                measurements.notes.append(f"{name or 'floor'}, {under}: {seen.failed} steps failed")
             if not name:
                 continue
-            figures.add("steps/s", name, under, seen.steps / seen.seconds)
-            figures.add("p50 ms", name, under, 1e3 * seen.quantile(0.5))
-            figures.add("p99 ms", name, under, 1e3 * seen.quantile(0.99))
-            figures.add("server µs a step", name, under, cpu_us)
+            measurements.add("steps/s", name, under, seen.steps / seen.seconds)
+            measurements.add("p50 ms", name, under, 1e3 * seen.quantile(0.5))
+            measurements.add("p99 ms", name, under, 1e3 * seen.quantile(0.99))
+            measurements.add("server µs a step", name, under, cpu_us)
             if plan.echoes:
-                figures.add("over the floor", name, under, cpu_us / floor_us)
+                measurements.add("over the floor", name, under, cpu_us / floor_us)
     if placement == ONE_CORE:
         before_kb = server.memory_kb()
         with Load(server.port, plan.idle):
-            figures.add(
-                "kB a session", who, f"{plan.idle} idle", (server.memory_kb() - before_kb) / plan.idle
+            measurements.add(
+                "kB a session", subject, f"{plan.idle} idle", (server.memory_kb() - before_kb) / plan.idle
             )
 
 
-def metrics(plan: Plan, figures: Figures, progress: Progress) -> None:
+def metrics(plan: Plan, measurements: Measurements, progress: Progress) -> None:
     """CPU a step with metrics and without: both servers are up at once, and are driven in turn."""
     for number in range(plan.rounds):
         for kind in ("inline", "blocking"):
@@ -98,16 +100,18 @@ def metrics(plan: Plan, figures: Figures, progress: Progress) -> None:
             both = [contestants.ours(kind), contestants.ours(kind, metrics=False)]
             try:
                 with _driving(ONE_CORE), ExitStack() as stack:
-                    servers = [stack.enter_context(serving(one.start(SERVER_CORE))) for one in both]
+                    servers = [
+                        stack.enter_context(serving(contestant.start(SERVER_CORE))) for contestant in both
+                    ]
                     loads = [stack.enter_context(Load(server.port, _METRICS_SESSIONS)) for server in servers]
                     turns = _in_turn(plan, list(zip(servers, loads, strict=True)), plan.slices)
             except (StartError, DriverError) as error:
-                figures.notes.append(f"metrics, {kind}: {error}")
+                measurements.notes.append(f"metrics, {kind}: {error}")
                 continue
             load = f"{_METRICS_SESSIONS} sessions, in turn"
-            for one, (cpu_us, _) in zip(both, turns, strict=True):
-                figures.add("server µs a step", one.name, load, cpu_us)
-            figures.add("metrics on / off", f"ours, {kind}", load, turns[0][0] / turns[1][0])
+            for contestant, (cpu_us, _) in zip(both, turns, strict=True):
+                measurements.add("server µs a step", contestant.name, load, cpu_us)
+            measurements.add("metrics on / off", f"ours, {kind}", load, turns[0][0] / turns[1][0])
 
 
 def _in_turn(plan: Plan, driven: Sequence[tuple[Server, Load]], turns: int) -> list[tuple[float, Run]]:
@@ -127,7 +131,7 @@ def _in_turn(plan: Plan, driven: Sequence[tuple[Server, Load]], turns: int) -> l
     return [(statistics.median(of_one), of_all) for of_one, of_all in zip(spent, seen, strict=True)]
 
 
-def clients(plan: Plan, figures: Figures, progress: Progress) -> None:
+def clients(plan: Plan, measurements: Measurements, progress: Progress) -> None:
     """CPU a step of each client's process, all against our server."""
     kinds = ["ours", "ours-typed", *(["released"] if plan.released else [])]
     with serving(contestants.ours("inline").start(SERVER_CORE)) as server:
@@ -136,9 +140,9 @@ def clients(plan: Plan, figures: Figures, progress: Progress) -> None:
                 progress(f"clients: round {number + 1} of {plan.rounds}, {kind}")
                 for sockets in plan.sockets:
                     cpu_us = _client_us(plan, server.port, kind, sockets)
-                    figures.add("client µs a step", kind, f"{sockets} sockets", cpu_us)
+                    measurements.add("client µs a step", kind, f"{sockets} sockets", cpu_us)
                 cpu_us = _client_us(plan, server.port, kind, 1, "--sync")
-                figures.add("client µs a step", kind, "1 socket, sync", cpu_us)
+                measurements.add("client µs a step", kind, "1 socket, sync", cpu_us)
 
 
 def _client_us(plan: Plan, port: int, kind: str, sockets: int, *more: str) -> float:
@@ -151,38 +155,38 @@ def _client_us(plan: Plan, port: int, kind: str, sockets: int, *more: str) -> fl
     return float(json.loads(printed.splitlines()[-1])["cpu_us"])
 
 
-def imports(plan: Plan, figures: Figures, progress: Progress) -> None:
+def imports(plan: Plan, measurements: Measurements, progress: Progress) -> None:
     """Seconds that importing a package and naming its client takes over a bare interpreter."""
-    asked: list[tuple[str, Path]] = [("ours", Path(sys.executable))]
+    packages: list[tuple[str, Path]] = [("ours", Path(sys.executable))]
     if plan.released:
-        asked.append(("released", plan.released))
-    for who, python in asked:
-        _import_s(who, python)  # once for the bytecode and the page cache
+        packages.append(("released", plan.released))
+    for subject, python in packages:
+        _import_s(subject, python)  # once for the bytecode and the page cache
     for number in range(plan.rounds):
-        for who, python in asked:
-            progress(f"imports: round {number + 1} of {plan.rounds}, {who}")
-            figures.add("import s", who, "", _import_s(who, python))
+        for subject, python in packages:
+            progress(f"imports: round {number + 1} of {plan.rounds}, {subject}")
+            measurements.add("import s", subject, "", _import_s(subject, python))
 
 
-def _import_s(who: str, python: Path) -> float:
-    env = {"PYTHONPATH": str(ROOT) if who == "ours" else ""}
+def _import_s(subject: str, python: Path) -> float:
+    env = {"PYTHONPATH": str(ROOT) if subject == "ours" else ""}
     took = []
-    for code in (_BARE, _IMPORTS[who]):
+    for code in (_BARE, _IMPORTS[subject]):
         began = time.perf_counter()
         run([str(python), "-c", code], env, DRIVER_CORE)
         took.append(time.perf_counter() - began)
     return took[1] - took[0]
 
 
-def concurrency(plan: Plan, figures: Figures, progress: Progress) -> None:
+def concurrency(plan: Plan, measurements: Measurements, progress: Progress) -> None:
     """Many sessions whose step waits for a second, on one server that shares its cores with the driver."""
-    asked: list[tuple[Contestant, tuple[int, ...]]] = [(contestants.ours("waiting"), plan.concurrency)]
+    plans: list[tuple[Contestant, tuple[int, ...]]] = [(contestants.ours("waiting"), plan.concurrency)]
     if plan.echoes:
-        asked.insert(0, (contestants.floor("waiting"), plan.concurrency))
+        plans.insert(0, (contestants.floor("waiting"), plan.concurrency))
     if plan.released:
-        asked.append((contestants.released(plan.released, "waiting"), plan.concurrency_released))
+        plans.append((contestants.released(plan.released, "waiting"), plan.concurrency_released))
     for number in range(plan.concurrency_rounds):
-        for contestant, counts in asked:
+        for contestant, counts in plans:
             for sessions in counts:
                 progress(
                     f"concurrency: round {number + 1} of {plan.concurrency_rounds}, "
@@ -190,24 +194,28 @@ def concurrency(plan: Plan, figures: Figures, progress: Progress) -> None:
                 )
                 try:
                     with _driving(BOTH_CORES), serving(contestant.start(None)) as server:
-                        _wait_one(plan, figures, contestant, server, sessions)
+                        _wait_one(plan, measurements, contestant, server, sessions)
                 except (StartError, DriverError) as error:
-                    figures.notes.append(f"{contestant.name}, {sessions} waiting: {error}")
+                    measurements.notes.append(f"{contestant.name}, {sessions} waiting: {error}")
 
 
-def _wait_one(plan: Plan, figures: Figures, contestant: Contestant, server: Server, sessions: int) -> None:
-    who, under = contestant.name, f"{sessions} waiting"
+def _wait_one(
+    plan: Plan, measurements: Measurements, contestant: Contestant, server: Server, sessions: int
+) -> None:
+    subject, under = contestant.name, f"{sessions} waiting"
     before_kb = server.memory_kb()
     with Load(server.port, sessions, partial=True) as load:
-        figures.add("kB a connection", who, under, (server.memory_kb() - before_kb) / max(1, load.open))
+        measurements.add(
+            "kB a connection", subject, under, (server.memory_kb() - before_kb) / max(1, load.open)
+        )
         for name, spread_s in (("", plan.spread_s), (" at once", 0.0)):
             before = server.cpu_ns()
             seen = load.steps_each(plan.waits, spread_s, deadline_s=60.0)
             cpu_us = (server.cpu_ns() - before) / 1e3 / max(1, seen.steps)
-            figures.add(f"% succeed{name}", who, under, 100 * seen.steps / (sessions * plan.waits))
-            figures.add(f"p50 s{name}", who, under, seen.quantile(0.5))
-            figures.add(f"p99 s{name}", who, under, seen.quantile(0.99))
-            figures.add(f"server µs a waiting step{name}", who, under, cpu_us)
+            measurements.add(f"% succeed{name}", subject, under, 100 * seen.steps / (sessions * plan.waits))
+            measurements.add(f"p50 s{name}", subject, under, seen.quantile(0.5))
+            measurements.add(f"p99 s{name}", subject, under, seen.quantile(0.99))
+            measurements.add(f"server µs a waiting step{name}", subject, under, cpu_us)
 
 
 def _steppers(plan: Plan) -> Iterator[Contestant]:

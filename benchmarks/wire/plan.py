@@ -59,7 +59,7 @@ class Plan:
         return replace(self, rounds=rounds, concurrency_rounds=rounds)
 
     def quick(self) -> "Plan":
-        """Return the same with numbers that show whether it works, and nothing else."""
+        """Return the plan with tiny numbers, which only shows that it runs."""
         return replace(
             self,
             placements=(ONE_CORE,),

@@ -86,8 +86,8 @@ class Server:
         while not _healthy(self.port, self._health):
             if self._process.poll() is not None or time.perf_counter() > deadline:
                 self._said.seek(0)
-                said = self._said.read().decode(errors="replace")[-2000:]
-                raise StartError(f"expected a healthy server on port {self.port}, got:\n{said}")
+                output = self._said.read().decode(errors="replace")[-2000:]
+                raise StartError(f"expected a healthy server on port {self.port}, got:\n{output}")
             time.sleep(0.005)
 
 
@@ -141,8 +141,8 @@ def run(command: Sequence[str], env: Mapping[str, str], core: int | None, timeou
         _, err = process.communicate()
         if not isinstance(error, subprocess.TimeoutExpired):
             raise
-        said = err.decode(errors="replace")[-2000:]
-        raise StartError(f"expected {command[-1]!r} to end within {timeout_s:g} s, got:\n{said}") from None
+        output = err.decode(errors="replace")[-2000:]
+        raise StartError(f"expected {command[-1]!r} to end within {timeout_s:g} s, got:\n{output}") from None
     if process.returncode:
         raise StartError(f"expected {command[-1]!r} to run, got:\n{err.decode(errors='replace')[-2000:]}")
     return out.decode()
@@ -166,12 +166,12 @@ def _healthy(port: int, health: bool) -> bool:
 
 def tree(pid: int) -> list[int]:
     """Return a process and its descendants."""
-    found = [pid]
-    for parent in found:
+    pids = [pid]
+    for parent in pids:
         with suppress(OSError):
             for task in Path(f"/proc/{parent}/task").iterdir():
-                found += [int(child) for child in (task / "children").read_text().split()]
-    return found
+                pids += [int(child) for child in (task / "children").read_text().split()]
+    return pids
 
 
 def _cpu_ns(pid: int) -> int:

@@ -3,7 +3,7 @@
 from collections.abc import Iterable, Sequence
 
 from benchmarks.wire.bars import Bar
-from benchmarks.wire.figures import Figures
+from benchmarks.wire.measurements import Measurements
 
 _TABLES: Sequence[tuple[str, Sequence[str]]] = (
     ("Steps", ("steps/s", "p50 ms", "p99 ms", "server µs a step", "over the floor")),
@@ -27,38 +27,38 @@ _TABLES: Sequence[tuple[str, Sequence[str]]] = (
 )
 
 
-def report(figures: Figures, held: Sequence[Bar]) -> str:
+def report(measurements: Measurements, all_bars: Sequence[Bar]) -> str:
     """Return the tables of a run, the bars, and what could not be measured."""
-    parts = [_table_of(figures, title, names) for title, names in _TABLES]
-    parts += verdicts(figures, held)
-    return "\n\n".join(part for part in parts if part)
+    sections = [_table_of(measurements, title, names) for title, names in _TABLES]
+    sections += verdicts(measurements, all_bars)
+    return "\n\n".join(section for section in sections if section)
 
 
-def verdicts(figures: Figures, held: Iterable[Bar], form: str = ".2f") -> list[str]:
+def verdicts(measurements: Measurements, all_bars: Iterable[Bar], form: str = ".2f") -> list[str]:
     """Return the end of every report: the bars, where there are any, and what could not be measured.
 
     Args:
-        figures: With their notes.
-        held: The bars.
+        measurements: With their notes.
+        all_bars: The bars.
         form: How measured values are written.
     """
     rows = [
-        (bar.what, f"{bar.value:{form}}", f"{bar.kind} {bar.bound:g}", "met" if bar.met else "NOT met")
-        for bar in held
+        (bar.label, f"{bar.value:{form}}", f"{bar.kind} {bar.bound:g}", "met" if bar.met else "NOT met")
+        for bar in all_bars
     ]
     parts = ["### It must show\n\n" + table(("what", "measured", "bar", ""), rows)] if rows else []
-    if figures.notes:
-        parts.append("### Not measured\n\n" + "\n".join(f"- {note}" for note in figures.notes))
+    if measurements.notes:
+        parts.append("### Not measured\n\n" + "\n".join(f"- {note}" for note in measurements.notes))
     return parts
 
 
-def _table_of(figures: Figures, title: str, names: Sequence[str]) -> str:
-    keys = dict.fromkeys((who, load) for name, who, load in figures.values if name in names)
+def _table_of(measurements: Measurements, title: str, names: Sequence[str]) -> str:
+    keys = dict.fromkeys((subject, load) for name, subject, load in measurements.values if name in names)
     loads = list(dict.fromkeys(load for _, load in keys))
     rows = [
-        (load, who, *(_number(figures.median(name, who, load)) for name in names))
+        (load, subject, *(_number(measurements.median(name, subject, load)) for name in names))
         for load in loads
-        for who, under in keys
+        for subject, under in keys
         if under == load
     ]
     return f"### {title}\n\n" + table(("load", "of", *names), rows) if rows else ""

@@ -15,14 +15,13 @@ import benchmarks.recipes.report as recipes
 import benchmarks.routing.report as routing
 import benchmarks.sandbox.report as sandbox
 import benchmarks.wire.bars as wire
-from benchmarks.commandline import parser
+from benchmarks.commandline import create_parser
 from benchmarks.mcp.__main__ import main as mcp_main
-from benchmarks.parts import FILES, PLAN, Parts, add_options, begun
+from benchmarks.parts import FILES, PLAN, Parts, add_options, open_folder
 from benchmarks.presets import __main__ as presets_command
-from benchmarks.presets.measures import EXACT, HANDS, read
+from benchmarks.presets.measures import EXACT, HANDS, add_run
 from benchmarks.recipes import __main__ as recipes_command
 from benchmarks.recipes.measures import (
-    DULL,
     GROUPS,
     IMITATED,
     REINFORCED,
@@ -33,45 +32,46 @@ from benchmarks.recipes.measures import (
     STEPS,
     TASKS,
     TAUGHT,
+    WITHOUT_GRADIENT,
 )
 from benchmarks.sandbox.__main__ import main as sandbox_main
-from benchmarks.wire.figures import Figures
+from benchmarks.wire.measurements import Measurements
 from benchmarks.wire.plan import ONE_CORE
 
 PLANNED = {"first": 1800.0, "second": 900.0, "third": 900.0}
 
 
 def test_asynchrony_bars_compare_with_the_synchronous_loop() -> None:
-    figures = Figures()
+    measurements = Measurements()
     for name, rate, roll, stalest in (
         ("synchronous", 4.0, 0.9, 0),
         ("max_staleness 1", 7.0, 0.1, 1),
         ("max_staleness 4", 6.0, 0.0, 5),
     ):
         values = {"groups/s": rate, "roll s": roll, "train s": 1.0, "sync s": 0.1, "most stale": stalest}
-        for figure, value in values.items():
-            figures.add(figure, name, "", value)
-    assert asynchrony.bound(figures) == pytest.approx(2.0)
-    held = {(bar.what, bar.kind): bar for bar in asynchrony.bars(figures)}
-    assert held["roll over a synchronous step", "at least"].value == pytest.approx(0.45)
-    assert held["max_staleness 1: groups/s over synchronous", "at least"].met
-    assert not held["max_staleness 4: groups/s over synchronous", "at least"].met
-    assert not held["max_staleness 4: staleness", "at most"].met
-    assert "| max_staleness 1 | 7.00     | 1.75" in asynchrony.report(figures)
+        for metric, value in values.items():
+            measurements.add(metric, name, "", value)
+    assert asynchrony.bound(measurements) == pytest.approx(2.0)
+    all_bars = {(bar.label, bar.kind): bar for bar in asynchrony.bars(measurements)}
+    assert all_bars["roll over a synchronous step", "at least"].value == pytest.approx(0.45)
+    assert all_bars["max_staleness 1: groups/s over synchronous", "at least"].met
+    assert not all_bars["max_staleness 4: groups/s over synchronous", "at least"].met
+    assert not all_bars["max_staleness 4: staleness", "at most"].met
+    assert "| max_staleness 1 | 7.00     | 1.75" in asynchrony.report(measurements)
 
 
 def test_routing_bars_compare_medians_of_the_same_load() -> None:
-    figures = Figures()
-    for way, makespans in (("round robin", [2.0, 4.0, 3.0]), ("least loaded", [1.0, 9.0, 1.5])):
+    measurements = Measurements()
+    for strategy, makespans in (("round robin", [2.0, 4.0, 3.0]), ("least loaded", [1.0, 9.0, 1.5])):
         for makespan in makespans:
-            figures.add("makespan s", way, "one slowed three times", makespan)
-    (bar,) = routing.bars(figures)
+            measurements.add("makespan s", strategy, "one slowed three times", makespan)
+    (bar,) = routing.bars(measurements)
     assert (bar.value, bar.met) == (pytest.approx(0.5), True)
 
 
 def test_sandbox_bars_take_the_worst_level_and_anything_left() -> None:
-    figures = Figures()
-    for figure, who, load, value in (
+    measurements = Measurements()
+    for metric, subject, load, value in (
         *(("start p50 ms", "lsm", "numpy preloaded", value) for value in (14, 900, 3)),
         ("start p50 ms", "namespaces", "numpy preloaded", 31),
         ("start p50 ms", "Jupyter kernel", "", 700),
@@ -83,16 +83,16 @@ def test_sandbox_bars_take_the_worst_level_and_anything_left() -> None:
         ("server kB a session", "lsm", "500 live", 4),
         ("MB a session", "Jupyter kernel", "one", 40),
         ("inside / plain", "lsm", "", 1.02),
-        *((f"{what} left", "lsm", "9 abandoned", left) for what, left in (("processes", 0), ("files", 2))),
+        *((f"{kind} left", "lsm", "9 abandoned", left) for kind, left in (("processes", 0), ("files", 2))),
         ("descriptors left", "lsm", "9 abandoned", 0),
     ):
-        figures.add(figure, who, load, value)
-    held = list(sandbox.bars(figures))
-    assert [(bar.value, bar.met) for bar in held] == [
+        measurements.add(metric, subject, load, value)
+    all_bars = list(sandbox.bars(measurements))
+    assert [(bar.value, bar.met) for bar in all_bars] == [
         (31, False), (14, True), (450, True), (0.05625, False), (0.5, True), (5.5, False), (1.02, True), (2, False),
     ]  # fmt: skip
-    assert dict(sandbox.ratios(figures))["start: Jupyter kernel / lsm, numpy preloaded"] == "50"
-    assert sandbox.report(figures, held).count("NOT met") == 4
+    assert dict(sandbox.ratios(measurements))["start: Jupyter kernel / lsm, numpy preloaded"] == "50"
+    assert sandbox.report(measurements, all_bars).count("NOT met") == 4
 
 
 @pytest.mark.heavy
@@ -100,11 +100,11 @@ def test_weights_bars_take_the_median_of_times_and_the_most_of_memory() -> None:
     from benchmarks.weights.measures import MEMORY, STEADY
     from benchmarks.weights.report import bars
 
-    figures = Figures()
+    measurements = Measurements()
     for ratio, share in ((2.0, 0.0), (9.0, 0.7), (3.5, 0.1)):
-        figures.add("to tensors / memcpy", "shared_memory, 2 ranks", STEADY, ratio)
-        figures.add(MEMORY, "shared_memory, 2 ranks", STEADY, share)
-    assert [(bar.value, bar.met) for bar in bars(figures)] == [(3.5, True), (0.7, False)]
+        measurements.add("to tensors / memcpy", "shared_memory, 2 ranks", STEADY, ratio)
+        measurements.add(MEMORY, "shared_memory, 2 ranks", STEADY, share)
+    assert [(bar.value, bar.met) for bar in bars(measurements)] == [(3.5, True), (0.7, False)]
 
 
 @pytest.mark.parametrize(
@@ -115,13 +115,13 @@ def test_weights_bars_take_the_median_of_times_and_the_most_of_memory() -> None:
     ],
 )
 def test_wire_bars_compare_medians(ours: float, expected: list[tuple[float, bool]]) -> None:
-    figures = Figures()
+    measurements = Measurements()
     values = {"ours, inline": ours, "ours, blocking": ours + 0.25, "released, sync": 5.0}
-    for who, value in values.items():
+    for subject, value in values.items():
         for noise in (0, -0.25, 20):
-            figures.add("over the floor", who, f"64 sessions, {ONE_CORE}", value + noise)
-    held = {(bar.value, bar.met) for bar in wire.bars(figures)}
-    assert held == set(expected)
+            measurements.add("over the floor", subject, f"64 sessions, {ONE_CORE}", value + noise)
+    all_bars = {(bar.value, bar.met) for bar in wire.bars(measurements)}
+    assert all_bars == set(expected)
 
 
 @pytest.mark.parametrize(
@@ -151,28 +151,30 @@ def test_presets_bars(tmp_path: Path, rows: list[tuple[float, float, float]], un
         for number, (ratio, clipped, exact) in enumerate(rows, 1)
     ]
     (tmp_path / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
-    figures = Figures()
-    read(tmp_path, figures, "dapo", "seed 0")
-    assert [bar.what.split(": ")[1] for bar in presets.bars(figures) if not bar.met] == unmet
+    measurements = Measurements()
+    add_run(tmp_path, measurements, "dapo", "seed 0")
+    assert [bar.label.split(": ")[1] for bar in presets.bars(measurements) if not bar.met] == unmet
     # 8 hands in 2 groups and one group that was dropped: 12 an iteration.
-    assert figures.values[HANDS, "dapo", "seed 0"] == [12.0 * number for number in range(1, len(rows) + 1)]
-    assert figures.values[EXACT, "dapo", "seed 0"] == [exact for *_, exact in rows]
+    assert measurements.values[HANDS, "dapo", "seed 0"] == [
+        12.0 * number for number in range(1, len(rows) + 1)
+    ]
+    assert measurements.values[EXACT, "dapo", "seed 0"] == [exact for *_, exact in rows]
 
 
-def recipe_figures(taught: int, *solved: int, tasks: int = 1000, settled: float = 1.0) -> Figures:
-    figures = Figures()
-    for who, counts in ((TAUGHT, (taught,)), (REINFORCED, solved), (IMITATED, (taught,))):
+def recipe_figures(taught: int, *solved: int, tasks: int = 1000, settled: float = 1.0) -> Measurements:
+    measurements = Measurements()
+    for subject, counts in ((TAUGHT, (taught,)), (REINFORCED, solved), (IMITATED, (taught,))):
         for seed, count in enumerate(counts):
             lost = count < 0  # a run whose tasks were all lost
             values = ((SEED, seed), (SOLVED, max(0, count)), (TASKS, 0 if lost else tasks))
-            for figure, value in (*values, (STEPS, 9), (SECONDS, 900)):
-                figures.add(figure, who, "tools", value)
-    figures.add(SETTLED, TAUGHT, "tools", settled)
-    return figures
+            for metric, value in (*values, (STEPS, 9), (SECONDS, 900)):
+                measurements.add(metric, subject, "tools", value)
+    measurements.add(SETTLED, TAUGHT, "tools", settled)
+    return measurements
 
 
 @pytest.mark.parametrize(
-    ("figures", "unmet"),
+    ("measurements", "unmet"),
     [
         (recipe_figures(300, 420, 500, 600), set()),
         (recipe_figures(300, 600, 390), {"seed 1: more solved"}),  # 9 points; the intervals are apart
@@ -185,32 +187,42 @@ def recipe_figures(taught: int, *solved: int, tasks: int = 1000, settled: float 
         (recipe_figures(300, 420, settled=0.0), {"validation loss stopped falling"}),
     ],
 )
-def test_recipes_bars(figures: Figures, unmet: set[str]) -> None:
-    told = {bar.what.removeprefix("tools").lstrip(":, ") for bar in recipes.bars(figures) if not bar.met}
-    assert told == unmet
-    assert recipes.report(figures)
+def test_recipes_bars(measurements: Measurements, unmet: set[str]) -> None:
+    labels = {
+        bar.label.removeprefix("tools").lstrip(":, ") for bar in recipes.bars(measurements) if not bar.met
+    }
+    assert labels == unmet
+    assert recipes.report(measurements)
 
 
 def test_ways_to_draw_tasks_are_compared_seed_by_seed() -> None:
-    figures = Figures()
-    for sampling, seed, groups, dull in (
+    measurements = Measurements()
+    for sampling, seed, groups, without_gradient in (
         ("uniform", 0, 640, 480), ("uniform", 1, 640, 320), ("signal", 1, 650, 260), ("signal", 0, 660, 264),
     ):  # fmt: skip
-        found = {GROUPS: groups, DULL: dull, SEED: seed, SOLVED: 9, TASKS: 10, STEPS: 9, SECONDS: 9}
-        for figure, value in found.items():
-            figures.add(figure, sampling, "code", value)
-    bars = {bar.what: (bar.value, bar.met) for bar in recipes.bars(figures)}
+        row = {
+            GROUPS: groups,
+            WITHOUT_GRADIENT: without_gradient,
+            SEED: seed,
+            SOLVED: 9,
+            TASKS: 10,
+            STEPS: 9,
+            SECONDS: 9,
+        }
+        for metric, value in row.items():
+            measurements.add(metric, sampling, "code", value)
+    bars = {bar.label: (bar.value, bar.met) for bar in recipes.bars(measurements)}
     assert bars == {
         "code, seed 0: fewer groups without gradient": (pytest.approx(1 - 0.4 / 0.75), True),
         "code, seed 1: fewer groups without gradient": (pytest.approx(0.2), False),
     }
-    assert [word.strip() for word in recipes.report(figures).split("| signal ")[-1].split("|")[1:4]] == [
+    assert [cell.strip() for cell in recipes.report(measurements).split("| signal ")[-1].split("|")[1:4]] == [
         "0", "660", "40.0%",
     ]  # fmt: skip
 
 
 @pytest.mark.parametrize(
-    ("main", "words", "expected"),
+    ("main", "argv", "expected"),
     [
         (mcp_main, ["--rounds", "0"], "expected a number of at least 1, got '0'"),
         (sandbox_main, ["--only", "starts"], "expected some of start, burst, execute"),
@@ -219,10 +231,10 @@ def test_ways_to_draw_tasks_are_compared_seed_by_seed() -> None:
     ],
 )
 def test_bad_options_are_refused(
-    main: Callable[[list[str]], int], words: list[str], expected: str, capsys: pytest.CaptureFixture[str]
+    main: Callable[[list[str]], int], argv: list[str], expected: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     with pytest.raises(SystemExit) as ended:
-        main(words)
+        main(argv)
     assert ended.value.code == 2
     assert expected in capsys.readouterr().err
 
@@ -231,24 +243,24 @@ class Scripted:
     """Measures the planned parts; those that are to fail do."""
 
     def __init__(self, folder: Path, *, failing: str = "", end: type[BaseException] = ValueError) -> None:
-        self.figures = Figures()
+        self.measurements = Measurements()
         self.said: list[str] = []
         self.measured: list[str] = []
         self._failing, self._end = failing, end
-        self.parts = Parts(folder, PLANNED, self.figures, self.said.append)
+        self.parts = Parts(folder, PLANNED, self.measurements, self.said.append)
 
     def run(self) -> list[bool]:
         return [self.parts.measure(name, self._part(name)) for name in PLANNED]
 
-    def _part(self, name: str) -> Callable[[Path, Figures], None]:
-        def measure(folder: Path, figures: Figures) -> None:
+    def _part(self, name: str) -> Callable[[Path, Measurements], None]:
+        def measure(folder: Path, measurements: Measurements) -> None:
             assert not folder.exists()
             folder.mkdir()
             self.measured.append(name)
-            figures.add("solved", "us", name, 1.0)
+            measurements.add("solved", "us", name, 1.0)
             if name == self._failing:
                 raise self._end("something broke")
-            figures.add("solved", "us", name, 2.0)
+            measurements.add("solved", "us", name, 2.0)
 
         return measure
 
@@ -257,19 +269,19 @@ def test_kept_parts_are_not_measured_again(tmp_path: Path) -> None:
     once, again = Scripted(tmp_path), Scripted(tmp_path)
     assert once.run() == again.run() == [True] * 3
     assert (once.measured, again.measured) == (list(PLANNED), [])
-    assert once.figures == again.figures
+    assert once.measurements == again.measurements
     assert ["1:00 h" in once.said[0], "0:30 h" in once.said[1], "0:15 h" in once.said[2]] == [True] * 3
 
 
 def test_failed_part_is_noted_without_figures_and_measured_next_time(tmp_path: Path) -> None:
     failed = Scripted(tmp_path, failing="second")
     assert failed.run() == [True, False, True]
-    assert failed.figures.notes == [f"second: ValueError: something broke ({tmp_path / 'second.log'})"]
-    assert ("solved", "us", "second") not in failed.figures.values
+    assert failed.measurements.notes == [f"second: ValueError: something broke ({tmp_path / 'second.log'})"]
+    assert ("solved", "us", "second") not in failed.measurements.values
     assert "Traceback" in (tmp_path / "second.log").read_text()
     again = Scripted(tmp_path)
     assert again.run() == [True] * 3
-    assert (again.measured, again.figures.notes) == (["second"], [])
+    assert (again.measured, again.measurements.notes) == (["second"], [])
 
 
 def test_interruption_keeps_finished_parts(tmp_path: Path) -> None:
@@ -281,17 +293,19 @@ def test_interruption_keeps_finished_parts(tmp_path: Path) -> None:
 
 
 @contextlib.contextmanager
-def opening(words: list[str], plan: dict[str, int], *files: str) -> Iterator[tuple[Path, object]]:
-    made = parser("thing", "", "")
-    made.add_argument("--seeds", type=int)
-    add_options(made)
+def opening(argv: list[str], plan: dict[str, int], *files: str) -> Iterator[tuple[Path, object]]:
+    argument_parser = create_parser("thing", "", "")
+    argument_parser.add_argument("--seeds", type=int)
+    add_options(argument_parser)
     options = ("quick", "seeds")
-    with begun(made, made.parse_args(words), plan, name="thing", options=options, files=files) as opened:
+    with open_folder(
+        argument_parser, argument_parser.parse_args(argv), plan, name="thing", options=options, files=files
+    ) as opened:
         yield opened
 
 
-def refused(words: list[str], *files: str) -> None:
-    with pytest.raises(SystemExit) as ended, opening(words, {}, *files):
+def refused(argv: list[str], *files: str) -> None:
+    with pytest.raises(SystemExit) as ended, opening(argv, {}, *files):
         pass
     assert ended.value.code == 2
 
@@ -303,12 +317,12 @@ def test_folder_is_resumed_with_its_plan_by_one_process_at_a_time(tmp_path: Path
         refused(["--resume", str(folder)])
     with opening(["--resume", str(folder)], {"seeds": 1}) as opened:
         assert opened == (folder, {"seeds": 3})
-    for words in (
+    for argv in (
         ["--folder", folder],
         ["--resume", folder, "--seeds", "2"],
         ["--resume", tmp_path / "missing"],
     ):
-        refused([str(word) for word in words])
+        refused([str(word) for word in argv])
     with pytest.raises(OSError, match="of the body"), opening(["--resume", str(folder)], {}):
         raise OSError("of the body")
 
@@ -327,7 +341,7 @@ def test_folder_is_not_resumed_after_its_files_changed(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("main", "words", "files"),
+    ("main", "argv", "files"),
     [
         (
             recipes_command,
@@ -338,12 +352,12 @@ def test_folder_is_not_resumed_after_its_files_changed(tmp_path: Path) -> None:
     ],
 )
 def test_long_commands_note_the_files_that_they_measure(
-    main: ModuleType, words: list[str], files: set[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    main: ModuleType, argv: list[str], files: set[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(ROOT)
     monkeypatch.setattr(main, "measure", lambda *_: None)
     monkeypatch.setattr("signal.signal", lambda *_: None)  # pytest has set its own
     folder = tmp_path / "kept"
-    assert main.main(["--folder", str(folder), *words]) == 0
+    assert main.main(["--folder", str(folder), *argv]) == 0
     assert set(json.loads((folder / PLAN).read_text())[FILES]) == files
     assert main.main(["--resume", str(folder)]) == 0

@@ -14,10 +14,10 @@ VLLM = "reload,decode-0.6B"
 
 
 def gpu_check(
-    *words: str, python: str = sys.executable, **environment: str
+    *argv: str, python: str = sys.executable, **environment: str
 ) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
-        [str(ROOT / "scripts" / "gpu-check"), *words],
+        [str(ROOT / "scripts" / "gpu-check"), *argv],
         capture_output=True,
         text=True,
         timeout=280,
@@ -45,13 +45,13 @@ def figures(check: dict[str, Any]) -> dict[str, Any]:
 )
 def test_checks_pass_on_a_cpu_with_tiny_shapes(names: str, tmp_path: Path) -> None:
     file = tmp_path / "found.json"
-    done = gpu_check("--dry", "--only", names, "--json", str(file))
-    assert done.returncode == 0, done.stdout + done.stderr
+    process = gpu_check("--dry", "--only", names, "--json", str(file))
+    assert process.returncode == 0, process.stdout + process.stderr
     checks = found(file)
     assert {name: check["status"] for name, check in checks.items()} == dict.fromkeys(
         names.split(","), "passed"
     )
-    assert all(f"{name} " in done.stdout.rpartition("\n\n")[2] for name in checks)
+    assert all(f"{name} " in process.stdout.rpartition("\n\n")[2] for name in checks)
     assert all(figures(check) for check in checks.values())
     if "train-0.6B" in checks:
         # Four rows of 91 tokens: 2 layers of 6 x their parameters, and attention.
@@ -64,15 +64,15 @@ def test_what_is_wrong_is_out_of_bounds(tmp_path: Path, monkeypatch: pytest.Monk
     import torch
 
     from benchmarks.gpu import training
-    from benchmarks.gpu.child import Telling
+    from benchmarks.gpu.child import Reporter
     from rl_bridge.titan import layers
 
     def missed(check: Any) -> set[str]:
-        telling = Telling(tmp_path / "told.jsonl", True, "tiny")
-        telling.file.unlink(missing_ok=True)
-        check(telling)
-        rows = [json.loads(line) for line in telling.file.read_text().splitlines()]
-        assert telling.met == all(row.get("met", True) for row in rows)
+        reporter = Reporter(tmp_path / "told.jsonl", True, "tiny")
+        reporter.file.unlink(missing_ok=True)
+        check(reporter)
+        rows = [json.loads(line) for line in reporter.file.read_text().splitlines()]
+        assert reporter.met == all(row.get("met", True) for row in rows)
         return {row["what"] for row in rows if not row.get("met", True)}
 
     def causal(document: torch.Tensor) -> torch.Tensor:
@@ -81,9 +81,9 @@ def test_what_is_wrong_is_out_of_bounds(tmp_path: Path, monkeypatch: pytest.Monk
     with monkeypatch.context() as patch:
         patch.setattr(layers, "document_mask", causal)
         assert {
-            f"mask, float32: {what}, relative error" for what in ("output", "d q", "d k", "d v")
+            f"mask, float32: {name}, relative error" for name in ("output", "d q", "d k", "d v")
         } < missed(training.attention)
-    there = {
+    reference = {
         "gradients": {"one": torch.ones(3), "other": torch.ones(3)},
         "loss": 1.0,
         "the trainer's loss": 1.0,
@@ -91,13 +91,13 @@ def test_what_is_wrong_is_out_of_bounds(tmp_path: Path, monkeypatch: pytest.Monk
         "float32": torch.zeros(2),
         "bfloat16": torch.zeros(2),
     }
-    here = there | {
+    ours = reference | {
         "gradients": {"one": torch.ones(3), "other": torch.tensor([1.0, 1.002, 1.0])},
         "loss": 1.0002,
         "float32": torch.tensor([0.0, 0.002]),
     }
-    assert missed(lambda telling: training.compare(telling, there, there)) == set()
-    assert missed(lambda telling: training.compare(telling, here, there)) == {
+    assert missed(lambda reporter: training.compare(reporter, reference, reference)) == set()
+    assert missed(lambda reporter: training.compare(reporter, ours, reference)) == {
         "loss, relative to the CPU's",
         "gradients, the largest difference over the largest entry",
         "log-probabilities in float32, from the CPU's in float32",
@@ -143,9 +143,9 @@ def test_one_that_fails_crashes_or_hangs_does_not_stop_the_rest(tmp_path: Path) 
     stub.write_text(f"PYTHON = {str(python)!r}\n{STUB}")
     python.write_text(f'#!/bin/sh\nexec {sys.executable} {stub} "$@"\n')
     python.chmod(0o755)
-    words = ["--only", "step,attention,loss,versions", "--json", str(file)]
-    done = gpu_check(*words, python=str(python))
-    assert done.returncode == 1, done.stdout + done.stderr
+    argv = ["--only", "step,attention,loss,versions", "--json", str(file)]
+    process = gpu_check(*argv, python=str(python))
+    assert process.returncode == 1, process.stdout + process.stderr
     checks = found(file)
     assert {name: check["status"] for name, check in checks.items()} == {
         "step": "failed",
@@ -153,7 +153,7 @@ def test_one_that_fails_crashes_or_hangs_does_not_stop_the_rest(tmp_path: Path) 
         "loss": "timed out",
         "versions": "passed",
     }
-    assert "NOT MET" in done.stdout
+    assert "NOT MET" in process.stdout
     assert "Segmentation fault of a kernel" in checks["attention"]["why"]
     assert figures(checks["loss"]) == {"so far": 3.0}, "what it told before it hung is kept"
     left = [path for path in Path("/proc").glob("[0-9]*/cmdline") if b"1000.25" in _read(path)]
@@ -173,8 +173,8 @@ def test_what_cannot_be_made_here_is_skipped_with_its_reason(tmp_path: Path) -> 
     bare = tmp_path / "python"
     bare.write_text(f'#!/bin/sh\nexec {sys._base_executable} -S "$@"\n')  # type: ignore[attr-defined]
     bare.chmod(0o755)
-    done = gpu_check("--only", "versions,reload", "--json", str(file), python=str(bare))
-    assert done.returncode == 1, "nothing was looked at, which is no pass"
+    process = gpu_check("--only", "versions,reload", "--json", str(file), python=str(bare))
+    assert process.returncode == 1, "nothing was looked at, which is no pass"
     assert {name: (check["status"], check["why"]) for name, check in found(file).items()} == {
         "versions": ("skipped", "torch is not installed here"),
         "reload": ("skipped", "torch is not installed here"),

@@ -26,15 +26,15 @@ def check_asynchrony(found: Found) -> None:
     rates = {row["of"] for row in found["figures"] if row["figure"] == "groups/s" and row["median"] > 0}
     assert rates == {"synchronous", "max_staleness 1", "max_staleness 4"}
     met = {bar["what"]: bar["met"] for bar in found["bars"]}
-    assert all(met[f"{who}: staleness"] for who in rates)
+    assert all(met[f"{subject}: staleness"] for subject in rates)
 
 
 def check_mcp(found: Found) -> None:
-    from benchmarks.mcp.measures import IN_PROCESS, WAYS
+    from benchmarks.mcp.measures import CALL_METHODS, IN_PROCESS
     from benchmarks.mcp.report import NAMES
 
     measured = {(row["of"], row["figure"]) for row in found["figures"] if row["median"] > 0}
-    expected = {(way.name, name) for way in WAYS for name in NAMES}
+    expected = {(method.name, name) for method in CALL_METHODS for name in NAMES}
     assert measured == expected - {(IN_PROCESS, "server µs a call")}
 
 
@@ -43,7 +43,7 @@ def check_preset(name: str) -> Check:
         from benchmarks.presets.measures import EXACT, HANDS, RATIO
 
         rounds = {row["figure"]: row["rounds"] for row in found["figures"] if row["of"] == name}
-        assert [len(rounds[figure]) for figure in (RATIO, EXACT)] == [2, 2]
+        assert [len(rounds[metric]) for metric in (RATIO, EXACT)] == [2, 2]
         assert rounds[HANDS] == [32.0, 64.0]
 
     return check
@@ -61,42 +61,48 @@ def check_recipes(found: Found) -> None:
     )
     from benchmarks.recipes.plan import Plan
 
-    figures = medians(found)
+    measurements = medians(found)
     for recipe in ("tools", "code"):
-        for who in (TAUGHT, REINFORCED, IMITATED, IMITATED_TO_THE_END):
-            assert figures[TASKS, who, recipe] == 8
+        for subject in (TAUGHT, REINFORCED, IMITATED, IMITATED_TO_THE_END):
+            assert measurements[TASKS, subject, recipe] == 8
             # The best evaluation may be the first, before any update.
-            assert figures[STEPS, who, recipe] >= (who not in (TAUGHT, IMITATED))
-        for who in (REINFORCED, IMITATED):
-            assert figures[SECONDS, who, recipe] >= Plan().quick().seconds
+            assert measurements[STEPS, subject, recipe] >= (subject not in (TAUGHT, IMITATED))
+        for subject in (REINFORCED, IMITATED):
+            assert measurements[SECONDS, subject, recipe] >= Plan().quick().seconds
 
 
 def check_sampling(found: Found) -> None:
-    from benchmarks.recipes.measures import DULL, GROUPS, TASKS
+    from benchmarks.recipes.measures import GROUPS, TASKS, WITHOUT_GRADIENT
     from benchmarks.recipes.plan import SAMPLINGS, Plan
 
-    figures = medians(found)
+    measurements = medians(found)
     for sampling in SAMPLINGS:
-        assert 0 <= figures[DULL, sampling, "tools"] <= figures[GROUPS, sampling, "tools"]
-        assert figures[GROUPS, sampling, "tools"] >= Plan().quick().groups
-        assert figures[TASKS, sampling, "tools"] == 8
+        assert (
+            0 <= measurements[WITHOUT_GRADIENT, sampling, "tools"] <= measurements[GROUPS, sampling, "tools"]
+        )
+        assert measurements[GROUPS, sampling, "tools"] >= Plan().quick().groups
+        assert measurements[TASKS, sampling, "tools"] == 8
 
 
 def check_rollouts(found: Found) -> None:
     from benchmarks.rollouts.measures import FAILED, GAMES, LEFT_OUT, RATE
 
-    figures = medians(found)
+    measurements = medians(found)
     for game in GAMES:
         for load in ("1 session", "8 sessions"):
-            assert figures[RATE, game.name, load] > 0
-            assert figures[FAILED, game.name, load] == figures[LEFT_OUT, game.name, load] == 0
+            assert measurements[RATE, game.name, load] > 0
+            assert measurements[FAILED, game.name, load] == measurements[LEFT_OUT, game.name, load] == 0
 
 
 def check_routing(found: Found) -> None:
     assert len(found["bars"]) == 4
     assert {(row["figure"], row["of"]) for row in found["figures"] if row["median"] > 0} == {
-        *((f, way) for f in ("makespan s", "p99 s", "mean s") for way in ("least loaded", "round robin")),
-        *(("p50 µs a call", way) for way in ("route", "bare call")),
+        *(
+            (f, strategy)
+            for f in ("makespan s", "p99 s", "mean s")
+            for strategy in ("least loaded", "round robin")
+        ),
+        *(("p50 µs a call", strategy) for strategy in ("route", "bare call")),
     }
 
 
@@ -127,7 +133,7 @@ def check_weights(found: Found) -> None:
 def check_forks(found: Found) -> None:
     measured = medians(found)
     assert len(measured) == 8
-    assert all(value > 0 for (figure, *_), value in measured.items() if figure != "server's CPU, ms")
+    assert all(value > 0 for (metric, *_), value in measured.items() if metric != "server's CPU, ms")
     assert len(found["bars"]) == 4
 
 
@@ -141,20 +147,20 @@ def check_vector(found: Found) -> None:
 def check_wire(found: Found) -> None:
     from benchmarks.wire.plan import ONE_CORE
 
-    figures = medians(found)
-    for who in ("floor", "ours, inline", "ours, asynchronous", "ours, blocking"):
+    measurements = medians(found)
+    for subject in ("floor", "ours, inline", "ours, asynchronous", "ours, blocking"):
         load = f"8 sessions, {ONE_CORE}"
-        rate, p50 = figures["steps/s", who, load], figures["p50 ms", who, load]
+        rate, p50 = measurements["steps/s", subject, load], measurements["p50 ms", subject, load]
         # A server on one core cannot use more CPU than there is time.
-        assert 0 < rate * figures["server µs a step", who, load] <= 1.05e6
-        assert 0 < p50 <= figures["p99 ms", who, load]
+        assert 0 < rate * measurements["server µs a step", subject, load] <= 1.05e6
+        assert 0 < p50 <= measurements["p99 ms", subject, load]
         assert rate * p50 / 1e3 <= 2 * 8  # eight steps at a time are under way
-        assert 0 < figures["start s", who, ""] < 60
-        assert figures["kB a session", who, "32 idle"] > 0
-    assert figures["import s", "ours", ""] > 0
+        assert 0 < measurements["start s", subject, ""] < 60
+        assert measurements["kB a session", subject, "32 idle"] > 0
+    assert measurements["import s", "ours", ""] > 0
     for kind in ("ours", "ours-typed"):
         for load in ("4 sockets", "1 socket, sync"):
-            assert figures["client µs a step", kind, load] > 0
+            assert measurements["client µs a step", kind, load] > 0
 
 
 HEAVY = pytest.mark.heavy
@@ -162,7 +168,7 @@ WIRE = ["--no-released", "--only", "step,imports,clients"]
 
 
 @pytest.mark.parametrize(
-    ("name", "words", "check"),
+    ("name", "argv", "check"),
     [
         pytest.param("asynchrony", [], check_asynchrony, marks=HEAVY),
         pytest.param("forks", [], check_forks),
@@ -181,26 +187,26 @@ WIRE = ["--no-released", "--only", "step,imports,clients"]
         pytest.param("wire", WIRE, check_wire),
     ],
 )
-def test_quick_run_measures_everything(name: str, words: list[str], check: Check, tmp_path: Path) -> None:
-    check(quick_benchmark(name, tmp_path, *words, timeout_s=500))
+def test_quick_run_measures_everything(name: str, argv: list[str], check: Check, tmp_path: Path) -> None:
+    check(quick_benchmark(name, tmp_path, *argv, timeout_s=500))
 
 
 def test_sessions_that_wait_a_second_take_a_second(tmp_path: Path) -> None:
-    words = ["--only", "concurrency", "--no-released"]
-    figures = medians(quick_benchmark("wire", tmp_path, *words, timeout_s=90))
-    who = {of for _, of, _ in figures}
-    assert who == {"floor, waiting", "ours, waiting"}
-    for (figure, _, _), value in figures.items():
-        if figure.startswith("% succeed"):
+    argv = ["--only", "concurrency", "--no-released"]
+    measurements = medians(quick_benchmark("wire", tmp_path, *argv, timeout_s=90))
+    subject = {of for _, of, _ in measurements}
+    assert subject == {"floor, waiting", "ours, waiting"}
+    for (metric, _, _), value in measurements.items():
+        if metric.startswith("% succeed"):
             assert value == 100
-        if figure.startswith(("p50 s", "p99 s")):
+        if metric.startswith(("p50 s", "p99 s")):
             assert value >= 1.0
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="needs Linux: the sandbox isolates nothing elsewhere")
 def test_sandbox_run_leaves_nothing_behind(tmp_path: Path) -> None:
     out = tmp_path / "out.json"
-    done = subprocess.run(
+    process = subprocess.run(
         [
             sys.executable,
             "-m",
@@ -221,14 +227,18 @@ def test_sandbox_run_leaves_nothing_behind(tmp_path: Path) -> None:
     found = json.loads(out.read_text())
     if any(note.startswith("lsm: ") for note in found["notes"]):
         missing(f"needs the level lsm: {found['notes']}")
-    assert done.returncode == 0, done.stderr + done.stdout
+    assert process.returncode == 0, process.stderr + process.stdout
     assert found["notes"] == []
-    figures = {(row["figure"], row["load"]): row["median"] for row in found["figures"]}
-    assert 0 < figures["start p50 ms", "nothing preloaded"] <= figures["start p95 ms", "nothing preloaded"]
+    measurements = {(row["figure"], row["load"]): row["median"] for row in found["figures"]}
+    assert (
+        0
+        < measurements["start p50 ms", "nothing preloaded"]
+        <= measurements["start p95 ms", "nothing preloaded"]
+    )
     for load in ("directly", "through the WebSocket"):
-        assert 0 < figures["execute p50 ms", load] <= figures["execute p95 ms", load]
-    inside, plain = (figures[f"{who} µs a turn", ""] for who in ("inside", "plain python"))
-    assert figures["inside / plain", ""] == pytest.approx(inside / plain)
+        assert 0 < measurements["execute p50 ms", load] <= measurements["execute p95 ms", load]
+    inside, plain = (measurements[f"{subject} µs a turn", ""] for subject in ("inside", "plain python"))
+    assert measurements["inside / plain", ""] == pytest.approx(inside / plain)
     load = "6 abandoned, 3 at once"
-    assert figures["reclaimed s", load] > 0
-    assert [figures[f"{what} left", load] for what in ("processes", "files", "descriptors")] == [0, 0, 0]
+    assert measurements["reclaimed s", load] > 0
+    assert [measurements[f"{kind} left", load] for kind in ("processes", "files", "descriptors")] == [0, 0, 0]

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from benchmarks.containers.report import bars, report
-from benchmarks.wire.figures import Figures
+from benchmarks.wire.measurements import Measurements
 from openenv_core.providers.docker import DockerEngine
 
 POOL = ("hand-out", "while others start")
@@ -32,14 +32,14 @@ def test_a_quick_run_has_every_figure_and_leaves_nothing(engine: DockerEngine, t
     )
     assert done.returncode == 0, done.stderr
     found = json.loads(out.read_text())
-    figures = {(row["figure"], row["of"]): row["median"] for row in found["figures"]}
-    assert set(figures) == {
+    measurements = {(row["figure"], row["of"]): row["median"] for row in found["figures"]}
+    assert set(measurements) == {
         ("cold s", "docker run"),
         ("cold s", "ours"),
         *((f"{how} {which} ms", "ours") for how in POOL for which in ("p50", "p95")),
     }
-    assert all(value > 0 for value in figures.values())
-    assert all(figures[f"{how} p50 ms", "ours"] <= figures[f"{how} p95 ms", "ours"] for how in POOL)
+    assert all(value > 0 for value in measurements.values())
+    assert all(measurements[f"{how} p50 ms", "ours"] <= measurements[f"{how} p95 ms", "ours"] for how in POOL)
     assert len(found["bars"]) == 2
     assert "ropewalk-test-never-built:1: the engine has no such image" in done.stdout
     names = [
@@ -49,16 +49,16 @@ def test_a_quick_run_has_every_figure_and_leaves_nothing(engine: DockerEngine, t
 
 
 def test_bars_are_worked_out_from_the_figures() -> None:
-    def figures(ours: float, hand_out: float) -> Figures:
-        made = Figures()
+    def measurements(ours: float, hand_out: float) -> Measurements:
+        made = Measurements()
         for noise in (0.0, -0.1, 5.0):
             made.add("cold s", "docker run", "an image", 0.5 + noise)
             made.add("cold s", "ours", "an image", ours + noise)
         made.add("hand-out p50 ms", "ours", "an image", hand_out)
         return made
 
-    assert [(bar.value, bar.met) for bar in bars(figures(0.75, 20))] == [(1.5, True), (20, True)]
-    slow = figures(1.0, 21)
+    assert [(bar.value, bar.met) for bar in bars(measurements(0.75, 20))] == [(1.5, True), (20, True)]
+    slow = measurements(1.0, 21)
     assert [bar.met for bar in bars(slow)] == [False, False]
     assert report(slow, list(bars(slow))).count("NOT met") == 2
-    assert list(bars(Figures())) == []
+    assert list(bars(Measurements())) == []

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.faults.comeback import EVERY, Comeback, reached, undisturbed
+from benchmarks.faults.comeback import CHECKPOINT_INTERVAL, Comeback, run_undisturbed, wait_for_iteration
 from benchmarks.faults.job import Job
 from rl_bridge.metrics.status import SERVING
 
@@ -15,7 +15,7 @@ pytestmark = [pytest.mark.heavy, pytest.mark.soak, pytest.mark.timeout(900)]
 
 ROOT = Path(__file__).parents[2]
 WAIT_S = 300.0
-ITERATIONS = 4 * EVERY
+ITERATIONS = 4 * CHECKPOINT_INTERVAL
 WORDS = (
     "rollout.batch_size=128",
     "env.sessions=32",
@@ -72,7 +72,7 @@ def ended(job: Job) -> Comeback:
     assert job.wait(WAIT_S) == 0, job.output()[-3000:]
     assert job.left_behind() == []
     return Comeback(
-        figures=[(row["loss/total"], row["reward/mean"]) for row in job.rows("metrics.jsonl")],
+        metrics=[(row["loss/total"], row["reward/mean"]) for row in job.rows("metrics.jsonl")],
         weights=(job.folder / "policy" / "model.safetensors").read_bytes(),
         trained=job.trained(),
         dropped=[int(group) for row in job.rows("groups.jsonl") for group in row["dropped"]],
@@ -81,11 +81,11 @@ def ended(job: Job) -> Comeback:
 
 
 def test_colocated_run_is_the_run_of_who_is_not_to_the_bit_and_killed_ones_too(tmp_path: Path) -> None:
-    apart = undisturbed(ROOT, tmp_path / "apart", ITERATIONS, *WORDS, "deterministic=true")
+    apart = run_undisturbed(ROOT, tmp_path / "apart", ITERATIONS, *WORDS, "deterministic=true")
     words = (*COLOCATED, "deterministic=true", f"trainer.iterations={ITERATIONS}")
     job = Job(ROOT, tmp_path / "killed", *words)
     try:
-        reached(job, 2)
+        wait_for_iteration(job, 2)
         kill(job, "policy", in_turn_of="trainer")
         kill(job, "trainer", in_turn_of="trainer")
         kill(job, "policy", in_turn_of="policy")
@@ -97,7 +97,7 @@ def test_colocated_run_is_the_run_of_who_is_not_to_the_bit_and_killed_ones_too(t
         job.close()
     assert killed.weights == apart.weights
     assert killed.trained == apart.trained
-    assert [loss for loss, _ in killed.figures] == [row[0] for row in apart.figures]
+    assert [loss for loss, _ in killed.metrics] == [row[0] for row in apart.metrics]
 
 
 def test_rollouts_under_way_at_the_turn_are_neither_lost_nor_trained_twice(tmp_path: Path) -> None:
@@ -107,7 +107,7 @@ def test_rollouts_under_way_at_the_turn_are_neither_lost_nor_trained_twice(tmp_p
     )
     job = Job(ROOT, tmp_path / "run", *COLOCATED, *more)
     try:
-        reached(job, 2)
+        wait_for_iteration(job, 2)
         kill(job, "policy", in_turn_of="trainer")
         kill(job, "trainer", in_turn_of="policy")
         run = ended(job)
@@ -125,7 +125,7 @@ def test_one_turn_at_a_time(tmp_path: Path) -> None:
     job = Job(ROOT, tmp_path / "run", *words)
     seen: list[dict[int, int]] = []
     try:
-        reached(job, 1)
+        wait_for_iteration(job, 1)
         while job.process.poll() is None:
             seen.append(holders(job))
             time.sleep(0.02)

@@ -7,7 +7,7 @@ import pytest
 
 from benchmarks.commandline import INTERRUPTED
 from benchmarks.faults.__main__ import GROUPS_AN_ITERATION
-from benchmarks.faults.comeback import EVERY, killed, reached, undisturbed
+from benchmarks.faults.comeback import CHECKPOINT_INTERVAL, run_killed, run_undisturbed, wait_for_iteration
 from benchmarks.faults.job import Job
 from benchmarks.faults.kills import KINDS, Killer
 from benchmarks.faults.report import bars
@@ -33,7 +33,7 @@ def test_one_of_each_is_killed(tmp_path: Path, max_staleness: int) -> None:
     try:
         killer = Killer(job, seed=3, pause_s=(0.2, 1.0))
         killer.all(KINDS)
-        reached(job, killer.kills[-1].version + ITERATIONS_AFTERWARDS)
+        wait_for_iteration(job, killer.kills[-1].version + ITERATIONS_AFTERWARDS)
         job.process.send_signal(signal.SIGINT)
         assert job.wait(END_TIMEOUT_S) == INTERRUPTED, job.output()[-3000:]
         iterations = [row["iteration"] for row in job.rows(HISTORY_FILE)]
@@ -65,20 +65,20 @@ def test_deterministic_run_comes_back_to_the_same_bits(tmp_path: Path, ranks: in
         f"monarch.roles.trainer.procs={ranks}",
         "monarch.roles.policy.replicas=1",
     )
-    iterations = 6 * EVERY
-    calm = undisturbed(ROOT, tmp_path / "calm", iterations, *words)
-    back = killed(ROOT, tmp_path / "killed", iterations, ranks, *words)
-    assert len(calm.figures) == iterations
-    assert back.figures == calm.figures
+    iterations = 6 * CHECKPOINT_INTERVAL
+    calm = run_undisturbed(ROOT, tmp_path / "calm", iterations, *words)
+    back = run_killed(ROOT, tmp_path / "killed", iterations, ranks, *words)
+    assert len(calm.metrics) == iterations
+    assert back.metrics == calm.metrics
     assert back.weights == calm.weights
     assert back.trained == calm.trained
 
 
 def test_asynchronous_run_comes_back_without_training_a_group_twice(tmp_path: Path) -> None:
     words = (*SMALLER, "rollout.max_staleness=2", "monarch.roles.policy.replicas=1")
-    back = killed(ROOT, tmp_path / "killed", 6 * EVERY, 5, *words)
-    assert len(back.figures) == 6 * EVERY
-    assert len(set(back.trained)) == len(back.trained) == 6 * EVERY * 128 // 4
+    back = run_killed(ROOT, tmp_path / "killed", 6 * CHECKPOINT_INTERVAL, 5, *words)
+    assert len(back.metrics) == 6 * CHECKPOINT_INTERVAL
+    assert len(set(back.trained)) == len(back.trained) == 6 * CHECKPOINT_INTERVAL * 128 // 4
     # What was under way or finished when the checkpoint was written is not lost: trained, or given up for a reason.
     assert back.pending
     assert set(back.pending) <= set(back.trained) | set(back.dropped)

@@ -36,7 +36,7 @@ def move(observation: Any, source: random.Random) -> BlackjackAction:
     return BlackjackAction(action="hit" if observation.player_total < source.randint(12, 21) else "stand")
 
 
-def undisturbed(seed: int) -> list[Any]:
+def run_undisturbed(seed: int) -> list[Any]:
     game, source = BlackjackEnvironment(), random.Random(seed)
     seen = [game.reset(seed=seed)]
     while not seen[-1].done:
@@ -64,7 +64,7 @@ async def play(number: int, urls: list[str], transport: str, played: Played, ove
                     await asyncio.sleep(random.random() * 0.02)  # the policy thinks
                     seen.append((await env.step(move(seen[-1], source))).observation)
                 assert (await env.state()).step_count == len(seen) - 1
-                assert seen == undisturbed(seed)
+                assert seen == run_undisturbed(seed)
             except EpisodeLostError:
                 played.lost += 1
             played.moved += env.base_url != begun_at

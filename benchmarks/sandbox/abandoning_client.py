@@ -1,4 +1,4 @@
-"""A client that opens sessions, uses them, and waits to be killed: `python -m benchmarks.sandbox.deserter PORT N`."""
+"""Opens sessions, uses them, waits to be killed: `python -m benchmarks.sandbox.abandoning_client PORT COUNT`."""
 
 import asyncio
 import sys
