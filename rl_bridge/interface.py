@@ -37,9 +37,9 @@ def interface_towards(host: str) -> str | None:
     Nothing is sent.
     """
     with contextlib.suppress(OSError):
-        family, kind, _, _, there = socket.getaddrinfo(host, _ANY_PORT, type=socket.SOCK_DGRAM)[0]
+        family, kind, _, _, remote = socket.getaddrinfo(host, _ANY_PORT, type=socket.SOCK_DGRAM)[0]
         with socket.socket(family, kind) as asking:
-            asking.connect(there)
+            asking.connect(remote)
             own = asking.getsockname()[0]
         return _of_ipv6(own) if family == socket.AF_INET6 else _of_ipv4(own)
     return None
@@ -64,7 +64,7 @@ def _of_ipv4(own: str) -> str | None:
 def _of_ipv6(own: str) -> str | None:
     wanted = ipaddress.IPv6Address(own.partition("%")[0]).packed.hex()
     lines = (line.split() for line in _IPV6_ADDRESSES.read_text(encoding="ascii").splitlines())
-    return next((words[-1] for words in lines if words and words[0] == wanted), None)
+    return next((columns[-1] for columns in lines if columns and columns[0] == wanted), None)
 
 
 def _address(asking: socket.socket, name: str) -> str | None:

@@ -31,20 +31,25 @@ class ModelSize:
     @property
     def critic_parameters(self) -> int:
         """Of a critic with this body: one number a token in place of logits. All of them where only those are known."""
-        one = self.architecture
-        if one is None:
+        architecture = self.architecture
+        if architecture is None:
             return self.parameters
-        return self.parameters - (0 if one.tied else one.output_parameters) + one.dim
+        return (
+            self.parameters - (0 if architecture.tied else architecture.output_parameters) + architecture.dim
+        )
 
     def adapter_parameters(self, lora: LoraConfig) -> int:
         """Of a model's adapters, rank x (inputs + outputs) each; 0 where only the number of parameters is known."""
-        one = self.architecture
-        if one is None:
+        architecture = self.architecture
+        if architecture is None:
             return 0
-        queries, keys = one.heads * one.head_dim, one.kv_heads * one.head_dim
-        others = {"q_proj": queries, "k_proj": keys, "v_proj": keys, "o_proj": queries}
-        widths = (others.get(target, one.hidden_dim) for target in lora.targets)
-        return one.layers * lora.rank * sum(one.dim + width for width in widths)
+        queries, keys = (
+            architecture.heads * architecture.head_dim,
+            architecture.kv_heads * architecture.head_dim,
+        )
+        widths_by_target = {"q_proj": queries, "k_proj": keys, "v_proj": keys, "o_proj": queries}
+        widths = (widths_by_target.get(target, architecture.hidden_dim) for target in lora.targets)
+        return architecture.layers * lora.rank * sum(architecture.dim + width for width in widths)
 
     @classmethod
     def of_folder(cls, folder: Path) -> Self:
@@ -57,13 +62,13 @@ class ModelSize:
         except ModelError as error:
             raise ModelError(f"{error}; {OTHERWISE}") from error
         try:
-            one = architecture_of(config, where=str(folder))
+            architecture = architecture_of(config, where=str(folder))
         except ModelError as error:  # a reward model may be of another kind
             files = sorted(folder.glob("*.safetensors"))
             if not files:
                 raise ModelError(f"{error}, or the weights themselves; {OTHERWISE}") from error
             return cls(parameters=_count_stored(folder, files))
-        return cls(parameters=one.parameters, architecture=one)
+        return cls(parameters=architecture.parameters, architecture=architecture)
 
 
 def parse_count(text: str) -> int:
@@ -85,11 +90,13 @@ def _count_stored(folder: Path, files: list[Path]) -> int:
             else ()
         )
         missing = sorted({*names} - {file.name for file in files})
-        found = 0
+        count = 0
         for reading in () if missing else files:
             with reading.open("rb") as opened:  # a length of 8 bytes, then JSON
                 header = json.loads(opened.read(int.from_bytes(opened.read(8), "little")))
-            found += sum(math.prod(one["shape"]) for name, one in header.items() if name != "__metadata__")
+            count += sum(
+                math.prod(tensor["shape"]) for name, tensor in header.items() if name != "__metadata__"
+            )
     except (OSError, ValueError, KeyError, TypeError, AttributeError, MemoryError, OverflowError) as error:
         raise ModelError(
             f"expected an index or a file of safetensors at {str(reading)!r}: {error!r}"
@@ -99,7 +106,7 @@ def _count_stored(folder: Path, files: list[Path]) -> int:
             f"expected all files of weights that {INDEX} names at {str(folder)!r}, {len(missing)} are missing, "
             f"{missing[0]} among them; {OTHERWISE}"
         )
-    return found
+    return count
 
 
 TRAINER_BYTES: Final = 16
@@ -164,8 +171,8 @@ def memory_of_roles(
     config: Config, size: ModelSize, reward_model: ModelSize | None = None
 ) -> list[RoleMemory]:
     """What the roles of a run keep, given the size of the policy, and of `reward.model`, where there is one."""
-    roles, width, one = config.monarch.roles, WIDTHS[config.model.dtype], size.architecture
-    found = [
+    roles, width, architecture = config.monarch.roles, WIDTHS[config.model.dtype], size.architecture
+    roles_memory = [
         _trainer(config, size),
         RoleMemory(
             role="policy",
@@ -173,7 +180,9 @@ def memory_of_roles(
             processes=config.generator.tensor_parallel,
             parts={"weights": width * size.parameters, **_cache(config, size, width)},
             # The largest one, beside that which it replaces.
-            per_process=({"a tensor of new weights": width * one.output_parameters} if one else {})
+            per_process=(
+                {"a tensor of new weights": width * architecture.output_parameters} if architecture else {}
+            )
             | _on_card(config, sent_bytes(size, config)),
             at_best=_full_cache(config, size, width),
             host=_receive_bytes(config, sent_bytes(size, config))
@@ -187,10 +196,10 @@ def memory_of_roles(
         own = _pass(config, size, trains=False)
         turns = config.monarch.colocate and roles.reference.gpus
         away = {"weights, in others' turns": FROZEN_BYTES * size.parameters} if turns else {}
-        found.append(replace(_frozen("reference", roles.reference.replicas, size, own), host=away))
+        roles_memory.append(replace(_frozen("reference", roles.reference.replicas, size, own), host=away))
     if reward_model is not None:
-        found.append(_frozen("reward", roles.reward.replicas, reward_model, {}))
-    return found
+        roles_memory.append(_frozen("reward", roles.reward.replicas, reward_model, {}))
+    return roles_memory
 
 
 def _trainer(config: Config, size: ModelSize) -> RoleMemory:
@@ -251,48 +260,51 @@ def _pass(config: Config, size: ModelSize, *, trains: bool) -> dict[str, int]:
     activation checkpointing it keeps its input alone, and one block at a time is computed anew, with its gradients
     (Chen et al., arXiv 1604.06174); selectively also what attention and every second product of matrices gave.
     """
-    one = size.architecture
-    if one is None:
+    architecture = size.architecture
+    if architecture is None:
         return {}
     trainer, width = config.trainer, WIDTHS[config.model.dtype]
-    tokens, heads = max(trainer.tokens_per_pass, config.rollout.max_length), one.heads + one.kv_heads
-    vocabulary = -(-one.vocabulary // trainer.tensor_parallel) if trains else one.vocabulary
-    own = width * (4 * one.hidden_dim + 3 * one.dim + 2 * heads * one.head_dim)
-    block = own + 4 * (4 * one.dim + 2 * heads * one.head_dim)
-    ends = (8 + width) * one.dim  # the embedding, the last norm, what the output layer is given
-    found = {"logits of a chunk": 2 * trainer.tokens_per_chunk * vocabulary * 4}
+    tokens, heads = (
+        max(trainer.tokens_per_pass, config.rollout.max_length),
+        architecture.heads + architecture.kv_heads,
+    )
+    vocabulary = -(-architecture.vocabulary // trainer.tensor_parallel) if trains else architecture.vocabulary
+    own = width * (4 * architecture.hidden_dim + 3 * architecture.dim + 2 * heads * architecture.head_dim)
+    block = own + 4 * (4 * architecture.dim + 2 * heads * architecture.head_dim)
+    ends = (8 + width) * architecture.dim  # the embedding, the last norm, what the output layer is given
+    memory = {"logits of a chunk": 2 * trainer.tokens_per_chunk * vocabulary * 4}
     # FSDP gathers the layers that are at work; of the output layer the gradient is summed up in float32.
     narrow = 0 if width == 4 else width
-    output, layer = vocabulary * one.dim, one.layer_parameters
+    output, layer = vocabulary * architecture.dim, architecture.layer_parameters
     share = trainer.tensor_parallel if trains else 1
     if not trains:
-        return found | {
+        return memory | {
             "gathered layers": width * (output + 2 * layer),
             "activations": tokens * (block + ends),
         }
-    found["gathered layers"] = (width + 4 + narrow) * output + (2 * width + 4) * layer // share
-    queries, keys = one.heads * one.head_dim, one.kv_heads * one.head_dim
-    products = queries + 2 * keys + 2 * one.hidden_dim + 2 * one.dim
-    anew = {"full": one.dim, "selective": one.dim + queries + products // 2}
+    memory["gathered layers"] = (width + 4 + narrow) * output + (2 * width + 4) * layer // share
+    queries, keys = architecture.heads * architecture.head_dim, architecture.kv_heads * architecture.head_dim
+    products = queries + 2 * keys + 2 * architecture.hidden_dim + 2 * architecture.dim
+    anew = {"full": architecture.dim, "selective": architecture.dim + queries + products // 2}
     if (kind := trainer.activation_checkpointing) in anew:
-        kept = one.layers * anew[kind] * width + 2 * block
+        kept = architecture.layers * anew[kind] * width + 2 * block
     else:
-        kept = (one.layers + 1) * block
-    return found | {"activations": tokens * (kept + ends) // share}
+        kept = (architecture.layers + 1) * block
+    return memory | {"activations": tokens * (kept + ends) // share}
 
 
 def _receive_bytes(config: Config, sent: int) -> dict[str, int]:
     """Where a generator does not read the publisher's own memory, and where its engine has a process of its own."""
-    monarch, found = config.monarch, dict[str, int]()
+    monarch, memory = config.monarch, dict[str, int]()
     if monarch.transport in ("rdma", "torchstore") or (monarch.transport == "auto" and not monarch.alone):
-        found["a version that was received"] = sent
+        memory["a version that was received"] = sent
     if config.generator.engine == "vllm_async" and monarch.transport != "cuda_ipc":
-        found["a version handed to the engine's process"] = sent
-    return found
+        memory["a version handed to the engine's process"] = sent
+    return memory
 
 
-def _cached_per_token(one: Architecture, width: int) -> int:
-    return 2 * one.layers * one.kv_heads * one.head_dim * width
+def _cached_per_token(architecture: Architecture, width: int) -> int:
+    return 2 * architecture.layers * architecture.kv_heads * architecture.head_dim * width
 
 
 def _cache(config: Config, size: ModelSize, width: int) -> dict[str, int]:
@@ -422,22 +434,22 @@ class RunPlan:
             receivers = monarch.roles.policy.replicas
             senders = 1 if monarch.transport == "torchstore" else monarch.roles.trainer.hosts
             times = max(receivers / senders, _most_on_one_host(monarch))
-        found = []
+        broadcasts = []
         for bandwidth in gbps:
-            one = size_bytes * 8 / (bandwidth * 1e9)
-            idle = None if rollout_s is None else times * one / (times * one + rollout_s)
-            every = None if receivers is None else times * one
-            found.append(BroadcastPlan(gbps=bandwidth, seconds=one, all_seconds=every, idle=idle))
-        return replace(self, sent_bytes=size_bytes, generators=receivers, broadcasts=tuple(found))
+            seconds = size_bytes * 8 / (bandwidth * 1e9)
+            idle = None if rollout_s is None else times * seconds / (times * seconds + rollout_s)
+            every = None if receivers is None else times * seconds
+            broadcasts.append(BroadcastPlan(gbps=bandwidth, seconds=seconds, all_seconds=every, idle=idle))
+        return replace(self, sent_bytes=size_bytes, generators=receivers, broadcasts=tuple(broadcasts))
 
     def as_json(self, *, gpu_gb: float | None = None) -> dict[str, Any]:
         """This as what JSON can hold; with the memory of one GPU, in GB, what does not fit too."""
-        told = asdict(self)
-        for row, role in zip(told["roles"], self.roles, strict=True):
+        document = asdict(self)
+        for row, role in zip(document["roles"], self.roles, strict=True):
             row["process_bytes"] = role.process_bytes
             if gpu_gb is not None:
                 row["fits"] = role.fits(gpu_gb * 1e9)
-        return told
+        return document
 
 
 def gpus_of(config: Config) -> tuple[int, int]:

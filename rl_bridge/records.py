@@ -205,12 +205,12 @@ def trained_marks(turns: Sequence[Turn], rows: Sequence[TrainSample]) -> Iterato
         wanted = [*turn.prompt, *turn.completion.tokens]
         # Behind what has been read of a row there may be more turns; one that begins before that has a row of its own.
         candidates = range(at if begin >= read else at + 1, len(rows))
-        found = next((place for place in candidates if list(rows[place].tokens[:end]) == wanted), None)
-        if found is None:
+        index = next((place for place in candidates if list(rows[place].tokens[:end]) == wanted), None)
+        if index is None:
             yield [False] * len(turn.completion.tokens)
         else:
-            at, read = found, end
-            yield list(rows[found].loss_mask[begin:end])
+            at, read = index, end
+            yield list(rows[index].loss_mask[begin:end])
 
 
 def shorten_text(text: str, limit: int = MAX_CONTEXT) -> tuple[str, LeftOut | None]:
@@ -291,7 +291,7 @@ class RolloutRecords:
         self._text = TokenText(decode)
         self._groups = records.groups
         self._segments = Segments(folder, max_bytes=records.max_mb << 20)
-        self._told = False
+        self._warned = False
 
     def write(
         self, iteration: PolicyVersion, groups: Sequence[Group], samples: Sequence[TrainSample]
@@ -320,9 +320,9 @@ class RolloutRecords:
         self._segments.append(lines)
 
     def _warn(self, group: Group, *, trajectories: int) -> None:
-        if self._told:
+        if self._warned:
             return
-        self._told = True
+        self._warned = True
         logger.warning(
             "%d of the %d rollouts of group %d take more than the %.1f MB that fit; such groups are not kept; "
             "raise records.max_mb",

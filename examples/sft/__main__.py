@@ -32,7 +32,7 @@ def main(words: Sequence[str] | None = None) -> int:
     parser.add_argument("overrides", nargs="*", metavar="section.key=value", help="change a key of the file")
     arguments = parser.parse_args(words)
     try:
-        require_name(arguments.name, what="runs")
+        require_name(arguments.name, kind="runs")
         recipe = load_section(arguments.config, arguments.overrides, RecipeConfig)
         folder = Path(recipe.output_dir) / (arguments.name or recipe.name)
         if folder.exists():
@@ -117,7 +117,7 @@ def imitate(recipe: RecipeConfig, folder: Path, model_path: Path, *, last: Path 
     learner = Trainer(trainer_settings(recipe.sft, folder, model_path))
     with (folder / "sft.jsonl").open("w", encoding="utf-8") as file:
 
-        def told(one: Validation) -> None:
+        def on_validation(one: Validation) -> None:
             print(json.dumps(asdict(one)), file=file, flush=True)
             loss = "     -" if one.loss is None else f"{one.loss:.4f}"
             print(
@@ -125,7 +125,13 @@ def imitate(recipe: RecipeConfig, folder: Path, model_path: Path, *, last: Path 
             )
 
         result = fine_tune(
-            learner, rows(TRACES), rows(VALIDATION), recipe.sft, folder=folder / POLICY, told=told, last=last
+            learner,
+            rows(TRACES),
+            rows(VALIDATION),
+            recipe.sft,
+            folder=folder / POLICY,
+            on_validation=on_validation,
+            last=last,
         )
     draw_losses(result.validations, folder / LOSSES, kept=result.kept)
     return result

@@ -85,7 +85,7 @@ def generalized_advantages(
     """
     order = np.argsort(sequences, kind="stable")
     owners, earned, known = sequences[order].tolist(), rewards[order].tolist(), values[order].tolist()
-    found = [0.0] * len(order)
+    in_order = [0.0] * len(order)
     advantage = next_value = 0.0
     owner = None
     for place in range(len(order) - 1, -1, -1):
@@ -93,9 +93,9 @@ def generalized_advantages(
             owner, advantage, next_value = owners[place], 0.0, 0.0
         delta = earned[place] + gamma * next_value - known[place]
         advantage = delta + gamma * gae_lambda * advantage
-        found[place], next_value = advantage, known[place]
+        in_order[place], next_value = advantage, known[place]
     advantages = np.empty(len(order))
-    advantages[order] = found
+    advantages[order] = in_order
     return advantages.astype(np.float32), (advantages + values).astype(np.float32)
 
 

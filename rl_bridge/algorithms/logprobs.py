@@ -35,10 +35,10 @@ def token_logprobs(
     Returns:
         Each float32 and of shape [T].
     """
-    found: tuple[Tensor, Tensor] = _TokenLogprobs.apply(  # type: ignore[no-untyped-call]
+    result: tuple[Tensor, Tensor] = _TokenLogprobs.apply(  # type: ignore[no-untyped-call]
         hidden, weight, target, temperature, chunk, first, group
     )
-    return found
+    return result
 
 
 class _TokenLogprobs(torch.autograd.Function):
@@ -56,17 +56,17 @@ class _TokenLogprobs(torch.autograd.Function):
         group: dist.ProcessGroup | None,
     ) -> tuple[Tensor, Tensor]:
         logprobs, entropy, normaliser = (hidden.new_empty(len(hidden), dtype=torch.float32) for _ in range(3))
-        for part in _parts(len(hidden), chunk):
-            logits = _logits(hidden[part], weight, temperature)
+        for rows in _parts(len(hidden), chunk):
+            logits = _logits(hidden[rows], weight, temperature)
             top = _over_ranks(logits.amax(-1), group, dist.ReduceOp.MAX)
-            place, own = _local(target[part], first, len(weight))
+            place, own = _local(target[rows], first, len(weight))
             chosen, total, weighted = _over_ranks(
                 _sums(logits.sub_(top.unsqueeze(-1)), place, own), group, dist.ReduceOp.SUM
             )
             del logits  # sooner than the next chunk has some
             log_total = total.log()
-            logprobs[part], normaliser[part] = chosen - log_total, top + log_total
-            entropy[part] = log_total - weighted / total
+            logprobs[rows], normaliser[rows] = chosen - log_total, top + log_total
+            entropy[rows] = log_total - weighted / total
         ctx.save_for_backward(hidden, weight, target, normaliser, entropy)
         ctx.temperature, ctx.chunk, ctx.first = temperature, chunk, first
         ctx.set_materialize_grads(False)
@@ -81,27 +81,27 @@ class _TokenLogprobs(torch.autograd.Function):
         of_hidden = torch.empty_like(hidden)
         # A frozen layer needs none, which is as large as the layer.
         of_weight = torch.zeros_like(weight, dtype=torch.float32) if ctx.needs_input_grad[1] else None
-        for part in _parts(len(hidden), ctx.chunk):
-            of_logits = _logits(hidden[part], weight, ctx.temperature).sub_(normaliser[part].unsqueeze(-1))
-            chosen = torch.zeros_like(normaliser[part]) if of_logprobs is None else of_logprobs[part]
+        for rows in _parts(len(hidden), ctx.chunk):
+            of_logits = _logits(hidden[rows], weight, ctx.temperature).sub_(normaliser[rows].unsqueeze(-1))
+            chosen = torch.zeros_like(normaliser[rows]) if of_logprobs is None else of_logprobs[rows]
             if of_entropy is None:
                 of_logits.exp_().mul_(-chosen.unsqueeze(-1))
             else:
                 powers = of_logits.exp()
-                of_logits.add_(entropy[part].unsqueeze(-1)).mul_(-of_entropy[part].unsqueeze(-1))
+                of_logits.add_(entropy[rows].unsqueeze(-1)).mul_(-of_entropy[rows].unsqueeze(-1))
                 of_logits.sub_(chosen.unsqueeze(-1)).mul_(powers)
                 del powers
-            place, own = _local(target[part], ctx.first, len(weight))
+            place, own = _local(target[rows], ctx.first, len(weight))
             of_logits.scatter_add_(-1, place, (chosen * own).unsqueeze(-1))
             narrow = of_logits.div_(ctx.temperature).to(weight.dtype)
             del of_logits
-            of_hidden[part] = narrow @ weight
+            of_hidden[rows] = narrow @ weight
             if of_weight is None:
                 pass
             elif weight.dtype == torch.float32:
-                of_weight.addmm_(narrow.T, hidden[part])
+                of_weight.addmm_(narrow.T, hidden[rows])
             else:
-                of_weight += narrow.T @ hidden[part]
+                of_weight += narrow.T @ hidden[rows]
             del narrow
         of_weight = None if of_weight is None else of_weight.to(weight.dtype)
         return of_hidden, of_weight, None, None, None, None, None

@@ -91,21 +91,23 @@ def share_out(
         order[number, np.argsort(sums, kind="stable")] = some
         sums += tokens[order[number]]
     _even_out(order, tokens)
-    return [[np.asarray(documents[one], dtype=np.int64) for one in order[:, rank]] for rank in range(ranks)]
+    return [
+        [np.asarray(documents[index], dtype=np.int64) for index in order[:, rank]] for rank in range(ranks)
+    ]
 
 
 def _spread(lengths: NDArray[np.int64], passes: int) -> tuple[list[list[int]], NDArray[np.int64]]:
     """The documents of each pass, and their tokens."""
-    found: list[list[int]] = [[] for _ in range(passes)]
+    assigned: list[list[int]] = [[] for _ in range(passes)]
     loads = [(0, number) for number in range(passes)]
     for document in np.argsort(-lengths, kind="stable").tolist():
         load, number = loads[0]
-        found[number].append(document)
+        assigned[number].append(document)
         heapq.heapreplace(loads, (load + int(lengths[document]), number))
     tokens = np.zeros(passes, dtype=np.int64)
     for load, number in loads:
         tokens[number] = load
-    return found, tokens
+    return assigned, tokens
 
 
 def _even_out(order: NDArray[np.int64], tokens: NDArray[np.int64]) -> None:

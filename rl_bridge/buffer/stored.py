@@ -45,10 +45,10 @@ def dump_groups(groups: Sequence[Group]) -> bytes:
 def _pieces(group: Group) -> Iterator[bytes]:
     without = _GROUPS.dump_json([_Group(**_others(group, "trajectories"), trajectories=[])])
     yield without[1:].removesuffix(b"]}]")  # they are its last field
-    for place, one in enumerate(group.trajectories):
+    for place, trajectory in enumerate(group.trajectories):
         if place:
             yield b","
-        whole = _Trajectory(**_others(one, "turns"), turns=_pack(one.turns))
+        whole = _Trajectory(**_others(trajectory, "turns"), turns=_pack(trajectory.turns))
         yield _TRAJECTORIES.dump_json([whole])[1:-1]
     yield b"]}"
 
@@ -63,7 +63,8 @@ def load_groups(content: bytes) -> list[Group]:
         Group(
             **_others(group, "trajectories"),
             trajectories=[
-                Trajectory(**_others(one, "turns"), turns=_unpack(one.turns)) for one in group.trajectories
+                Trajectory(**_others(stored, "turns"), turns=_unpack(stored.turns))
+                for stored in group.trajectories
             ],
         )
         for group in _GROUPS.validate_json(content)

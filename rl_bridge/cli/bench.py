@@ -78,38 +78,42 @@ def _synthetic(seconds: float) -> "Throughput":
     return asyncio.run(run_synthetic(replace(settings, iterations=iterations))).throughput
 
 
-def _print(found: "Throughput", *, as_json: bool) -> None:
+def _print(throughput: "Throughput", *, as_json: bool) -> None:
     if as_json:
-        print(json.dumps(found.as_json()))
+        print(json.dumps(throughput.as_json()))
         return
     from rich.console import Console
 
     from rl_bridge.cli.status_view import spent_table
 
     console = Console()
-    console.print(_told(found), highlight=False, soft_wrap=True)
-    console.print(spent_table(found.roles, title="wall time of each role"))
+    console.print(_summary(throughput), highlight=False, soft_wrap=True)
+    console.print(spent_table(throughput.roles, title="wall time of each role"))
 
 
-def _told(found: "Throughput") -> str:
+def _summary(throughput: "Throughput") -> str:
     """What was done, how busy each role was beside its target, and whether the time is accounted for."""
     from rl_bridge.cli.status_view import ACCOUNTED_FOR
     from rl_bridge.metrics.throughput import TARGETS
 
-    rate = f", {found.groups / found.seconds:.2f} groups a second" if found.groups is not None else ""
-    lines = [f"{found.steps} steps in {found.seconds:.1f} s{rate}"]
-    for role, totals in found.roles.items():
-        busy = found.utilisation(role)
+    rate = (
+        f", {throughput.groups / throughput.seconds:.2f} groups a second"
+        if throughput.groups is not None
+        else ""
+    )
+    lines = [f"{throughput.steps} steps in {throughput.seconds:.1f} s{rate}"]
+    for role, totals in throughput.roles.items():
+        busy = throughput.utilisation(role)
         if busy is None or (totals.rest_s == 0.0 and role not in TARGETS):
             continue
         line = f"{printable(role)} had something to do {busy:.1%} of the time"
-        met = found.met(role)
+        met = throughput.met(role)
         if met is not None:
             line += f"; the target of {TARGETS[role]:.0%} is {'met' if met else 'missed'}"
         lines.append(line)
-    within = "within" if found.unaccounted <= ACCOUNTED_FOR else "above"
+    within = "within" if throughput.unaccounted <= ACCOUNTED_FOR else "above"
     lines.append(
-        f"unaccounted time at most {found.unaccounted:.1%}, {within} the {ACCOUNTED_FOR:.0%} allowed"
+        f"unaccounted time at most {throughput.unaccounted:.1%}, {within} the {ACCOUNTED_FOR:.0%} allowed"
     )
     return "\n".join(lines)
 

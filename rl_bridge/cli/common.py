@@ -25,8 +25,8 @@ _KEY: Final = re.compile(
 
 def add_overrides(parser: ArgumentParser) -> None:
     """Take changed keys of the configuration."""
-    told = "change a key of the file; also --section.key value"
-    parser.add_argument("overrides", nargs="*", metavar="section.key=value", help=told)
+    text = "change a key of the file; also --section.key value"
+    parser.add_argument("overrides", nargs="*", metavar="section.key=value", help=text)
 
 
 def number(option: str, kind: type[N], *, least: float | None = None) -> Callable[[str], N]:
@@ -43,29 +43,29 @@ def _number(option: str, kind: type[N], least: float | None, text: str) -> N:
     raise ConfigurationError(f"expected {option} {bound}, got {text}")
 
 
-def overrides_first_class(words: Sequence[str]) -> list[str]:
+def overrides_first_class(argv: Sequence[str]) -> list[str]:
     """The words with every `--a.b c` and `--a.b=c` written as `a.b=c`; the others are as they were.
 
     An option with a dot is a key, for no option of a command has one, and so are those of `TOP_LEVEL`. A key without a
     value behind it is left without one, for whoever reads overrides to refuse. What begins with two dashes is the next
     option and no value.
     """
-    told: list[str] = []
-    rest = list(words)
+    normalised: list[str] = []
+    rest = list(argv)
     while rest:
-        word = rest.pop(0)
-        if word == "--":
-            return [*told, word, *rest]
-        found = _KEY.fullmatch(word)
-        if found is None:
-            told.append(word)
-        elif found["value"] is not None:
-            told.append(found["key"] + found["value"])
+        argument = rest.pop(0)
+        if argument == "--":
+            return [*normalised, argument, *rest]
+        match = _KEY.fullmatch(argument)
+        if match is None:
+            normalised.append(argument)
+        elif match["value"] is not None:
+            normalised.append(match["key"] + match["value"])
         elif rest and not rest[0].startswith("--"):
-            told.append(f"{found['key']}={rest.pop(0)}")
+            normalised.append(f"{match['key']}={rest.pop(0)}")
         else:
-            told.append(found["key"])
-    return told
+            normalised.append(match["key"])
+    return normalised
 
 
 FAILED = 1

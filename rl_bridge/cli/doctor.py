@@ -33,17 +33,17 @@ def configure(parser: argparse.ArgumentParser) -> None:
         help="hosts; by default the file's, or 1",
     )
     hosts.add_argument("--node_rank", type=int, metavar="R", help="which of them this one is, from 0")
-    told = "of host 0, where they meet; by default the file's master_addr, master_port"
-    hosts.add_argument("--addr", metavar="HOST:PORT", help=told)
-    told = "processes that compute together on each host: one a GPU, or 2"
-    parser.add_argument("--procs", type=number("--procs", int, least=1), metavar="P", help=told)
-    told = "what they send each other (%(default)s MiB)"
+    text = "of host 0, where they meet; by default the file's master_addr, master_port"
+    hosts.add_argument("--addr", metavar="HOST:PORT", help=text)
+    text = "processes that compute together on each host: one a GPU, or 2"
+    parser.add_argument("--procs", type=number("--procs", int, least=1), metavar="P", help=text)
+    text = "what they send each other (%(default)s MiB)"
     parser.add_argument(
-        "--megabytes", type=number("--megabytes", int, least=1), default=64, metavar="M", help=told
+        "--megabytes", type=number("--megabytes", int, least=1), default=64, metavar="M", help=text
     )
-    told = "how long they wait for each other (%(default)g)"
+    text = "how long they wait for each other (%(default)g)"
     parser.add_argument(
-        "--timeout_s", type=number("--timeout_s", float), default=60.0, metavar="S", help=told
+        "--timeout_s", type=number("--timeout_s", float), default=60.0, metavar="S", help=text
     )
     parser.add_argument("--json", action="store_true", help="print a line of JSON for each finding")
 
@@ -72,8 +72,8 @@ def run(arguments: argparse.Namespace) -> int:
         if arguments.json:
             print(json.dumps(asdict(finding)), flush=True)
         else:
-            told = printable(f"{finding.what}: {finding.told}")
-            line = Text.assemble((f"{finding.level:<5}", STYLES[finding.level]), told)
+            text = printable(f"{finding.what}: {finding.told}")
+            line = Text.assemble((f"{finding.level:<5}", STYLES[finding.level]), text)
             console.print(line, highlight=False, soft_wrap=True)
     return FAILED if failed else 0
 

@@ -31,7 +31,7 @@ def _evaluate(file: str, overrides: Sequence[str], name: str | None) -> int:
             )
         path /= CONFIG_FILE
     config = load_config(path, overrides)
-    require_name(name, what="evaluations")
+    require_name(name, kind="evaluations")
     from rl_bridge.loops.session import evaluate_run
 
     folder = name or f"{config.name}-evaluation-{time.strftime('%Y%m%d-%H%M%S')}"

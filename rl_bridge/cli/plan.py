@@ -30,47 +30,47 @@ COST = {
 def configure(parser: argparse.ArgumentParser) -> None:
     """Add the arguments."""
     parser.add_argument(
-        "words",
+        "arguments",
         nargs="*",
         metavar=f"{'|'.join(PARTS)} or section.key=value",
         help="what to work out, by default whatever is known enough of; and changed keys of the file",
     )
     parser.add_argument("--config", metavar="FILE", help="the run's YAML file; it need not be complete")
-    memory, broadcast, cost = (parser.add_argument_group(part) for part in PARTS)
+    memory, broadcast, cost = (parser.add_argument_group(title) for title in PARTS)
     memory.add_argument(
         "--parameters", metavar="N", help="of the policy, as 8B or 8e9; by default those of model.path"
     )
-    told = "of one GPU: says what does not fit, and what is left for the key-value cache"
-    memory.add_argument("--gpu_gb", type=number("--gpu_gb", float), metavar="GB", help=told)
-    told = "what is sent; by default all parameters, of 2 bytes each where no file says otherwise"
-    broadcast.add_argument("--gb", type=number("--gb", float), metavar="GB", help=told)
-    told = "work of a generator between two versions: its idle share"
-    broadcast.add_argument("--rollout_s", type=number("--rollout_s", float), metavar="S", help=told)
-    told = "bandwidths, in 10^9 bits a second (%(default)s)"
-    broadcast.add_argument("--gbps", type=_bandwidths, default=GBPS, metavar="N,N", help=told)
-    for name, told in COST.items():
+    text = "of one GPU: says what does not fit, and what is left for the key-value cache"
+    memory.add_argument("--gpu_gb", type=number("--gpu_gb", float), metavar="GB", help=text)
+    text = "what is sent; by default all parameters, of 2 bytes each where no file says otherwise"
+    broadcast.add_argument("--gb", type=number("--gb", float), metavar="GB", help=text)
+    text = "work of a generator between two versions: its idle share"
+    broadcast.add_argument("--rollout_s", type=number("--rollout_s", float), metavar="S", help=text)
+    text = "bandwidths, in 10^9 bits a second (%(default)s)"
+    broadcast.add_argument("--gbps", type=_bandwidths, default=GBPS, metavar="N,N", help=text)
+    for name, text in COST.items():
         whole, option = name.endswith("gpus"), f"--{name}"
         kind = number(option, int, least=0) if whole else number(option, float, least=0)
-        cost.add_argument(option, type=kind, metavar="N" if whole else "X", help=told)
+        cost.add_argument(option, type=kind, metavar="N" if whole else "X", help=text)
     parser.add_argument("--json", action="store_true", help="print JSON")
 
 
 def _bandwidths(text: str) -> list[float]:
-    return [number("--gbps", float)(part) for part in text.split(",")]
+    return [number("--gbps", float)(value) for value in text.split(",")]
 
 
 @exits("plan")
 def run(arguments: argparse.Namespace) -> int:
     """Work it out and print it; returns 0, 1 where a checkpoint says nothing, 2 if it was asked for wrongly."""
-    found = _plan(arguments)
+    plan = _plan(arguments)
     if arguments.json:
-        print(json.dumps(found.as_json(gpu_gb=arguments.gpu_gb)))
+        print(json.dumps(plan.as_json(gpu_gb=arguments.gpu_gb)))
     else:
         from rich.console import Console
 
         from rl_bridge.cli.plan_view import view
 
-        Console().print(view(found, gpu_gb=arguments.gpu_gb), highlight=False)
+        Console().print(view(plan, gpu_gb=arguments.gpu_gb), highlight=False)
     return 0
 
 
@@ -78,31 +78,31 @@ def _plan(arguments: argparse.Namespace) -> "RunPlan":
     from rl_bridge.config import load_config
     from rl_bridge.planning import RunPlan, sent_bytes
 
-    named = {word for word in arguments.words if word in PARTS}
-    overrides = [word for word in arguments.words if word not in PARTS]
+    named = {argument for argument in arguments.arguments if argument in PARTS}
+    overrides = [argument for argument in arguments.arguments if argument not in PARTS]
     if overrides and arguments.config is None:
         raise ConfigError(f"expected --config with {overrides[0]!r}, or one of {', '.join(PARTS)}")
     config = None if arguments.config is None else load_config(arguments.config, overrides)
-    asked, found = named or set(PARTS), RunPlan()
+    sections, plan = named or set(PARTS), RunPlan()
     sent = None if arguments.gb is None else arguments.gb * 1e9
-    if "memory" in asked or ("broadcast" in asked and sent is None):
+    if "memory" in sections or ("broadcast" in sections and sent is None):
         size = _size(arguments, config, needed=bool(named))
-        if size is not None and "memory" in asked:
-            found = found.with_memory(size, config)
+        if size is not None and "memory" in sections:
+            plan = plan.with_memory(size, config)
         if size is not None and sent is None:
             sent = sent_bytes(size, config)
-    if sent is not None and "broadcast" in asked:
-        found = found.with_broadcasts(sent, arguments.gbps, arguments.rollout_s, config)
-    if "cost" in asked:
-        found = replace(found, fleet=_fleet(arguments, config, needed="cost" in named))
-    if found == RunPlan():
+    if sent is not None and "broadcast" in sections:
+        plan = plan.with_broadcasts(sent, arguments.gbps, arguments.rollout_s, config)
+    if "cost" in sections:
+        plan = replace(plan, fleet=_fleet(arguments, config, needed="cost" in named))
+    if plan == RunPlan():
         raise ConfigError(
             "expected something to plan: --config FILE or --parameters N, --gb GB, or --hours and prices; got nothing"
             if config is None
             else f"expected model.path in {arguments.config}, which tells how large the policy is, got none: its task "
             "makes one when it runs; give --parameters N"
         )
-    return found
+    return plan
 
 
 def _size(arguments: argparse.Namespace, config: "Config | None", *, needed: bool) -> "ModelSize | None":
@@ -124,17 +124,17 @@ def _size(arguments: argparse.Namespace, config: "Config | None", *, needed: boo
 def _fleet(arguments: argparse.Namespace, config: "Config | None", *, needed: bool) -> "RentedFleet | None":
     from rl_bridge.planning import RentedFleet, gpus_of
 
-    told = {name: getattr(arguments, name) for name in COST}
+    values = {name: getattr(arguments, name) for name in COST}
     if config is not None:
         for name, count in zip(("spot_gpus", "on_demand_gpus"), gpus_of(config), strict=True):
-            told[name] = count if told[name] is None else told[name]
-    if not told["spot_gpus"]:
-        told["spot_price"] = told["spot_price"] or 0.0
-    if told["spot_kind_on_demand_price"] is None:
-        told["spot_kind_on_demand_price"] = told["on_demand_price"]
-    missing = [f"--{name}" for name in list(told)[:-1] if told[name] is None]
+            values[name] = count if values[name] is None else values[name]
+    if not values["spot_gpus"]:
+        values["spot_price"] = values["spot_price"] or 0.0
+    if values["spot_kind_on_demand_price"] is None:
+        values["spot_kind_on_demand_price"] = values["on_demand_price"]
+    missing = [f"--{name}" for name in list(values)[:-1] if values[name] is None]
     if not missing:
-        return RentedFleet(**told)
+        return RentedFleet(**values)
     if needed or arguments.hours is not None:
         raise ConfigError(f"expected {', '.join(missing)} to work out the cost")
     return None

@@ -11,32 +11,30 @@ from rl_bridge.cli.common import table
 from rl_bridge.planning import WHY_NOT_14, RentedFleet, RoleMemory, RunPlan
 
 
-def view(found: RunPlan, *, gpu_gb: float | None) -> RenderableType:
+def view(plan: RunPlan, *, gpu_gb: float | None) -> RenderableType:
     """What a plan knows, one table below the other; with the memory of one GPU, in GB, what does not fit too."""
-    return Group(*_parts(found, gpu_gb))
+    return Group(*_parts(plan, gpu_gb))
 
 
-def _parts(found: RunPlan, gpu_gb: float | None) -> Iterator[RenderableType]:
-    if found.parameters is not None and found.trainer_bytes is not None:
+def _parts(plan: RunPlan, gpu_gb: float | None) -> Iterator[RenderableType]:
+    if plan.parameters is not None and plan.trainer_bytes is not None:
         beside, why = "", WHY_NOT_14
-        if found.adapters is not None:
-            beside, why = f" and {found.adapters:,} of adapters", "16 bytes one of an adapter, 4 a frozen one"
-        kept = (
-            f"{found.parameters:,} parameters{beside}; the trainer keeps {_gb(found.trainer_bytes)} for them"
-        )
+        if plan.adapters is not None:
+            beside, why = f" and {plan.adapters:,} of adapters", "16 bytes one of an adapter, 4 a frozen one"
+        kept = f"{plan.parameters:,} parameters{beside}; the trainer keeps {_gb(plan.trainer_bytes)} for them"
         yield Text(f"{kept}: {why}")
-        if found.decided:
-            yield Text(", ".join(f"{key} {value}" for key, value in found.decided.items()))
-        if found.roles:
-            yield _memory(found.roles, gpu_gb)
+        if plan.decided:
+            yield Text(", ".join(f"{key} {value}" for key, value in plan.decided.items()))
+        if plan.roles:
+            yield _memory(plan.roles, gpu_gb)
         elif gpu_gb is not None:
-            gpus = math.ceil(found.trainer_bytes / (gpu_gb * 1e9))
+            gpus = math.ceil(plan.trainer_bytes / (gpu_gb * 1e9))
             yield Text(f"which is at least {gpus} GPUs of {gpu_gb:g} GB, activations apart")
-    if found.sent_bytes is not None:
-        yield Text(f"{_gb(found.sent_bytes)} of new weights to each generator:")
-        yield _broadcast(found)
-    if found.fleet is not None:
-        yield _cost(found.fleet)
+    if plan.sent_bytes is not None:
+        yield Text(f"{_gb(plan.sent_bytes)} of new weights to each generator:")
+        yield _broadcast(plan)
+    if plan.fleet is not None:
+        yield _cost(plan.fleet)
 
 
 def _memory(roles: tuple[RoleMemory, ...], gpu_gb: float | None) -> Table:
@@ -74,15 +72,17 @@ def _fit(role: RoleMemory, gpu_gb: float) -> str:
     return f"fits{share}" + (f", with {min(1.0, room / full):.0%} of a full cache" if full else "")
 
 
-def _broadcast(found: RunPlan) -> Table:
+def _broadcast(plan: RunPlan) -> Table:
     columns = {
-        ">Gbps": [f"{one.gbps:g}" for one in found.broadcasts],
-        ">seconds": [f"{one.seconds:.3g}" for one in found.broadcasts],
-        f">to all {found.generators}, seconds": [
-            f"{one.all_seconds:.3g}" for one in found.broadcasts if one.all_seconds is not None
+        ">Gbps": [f"{broadcast.gbps:g}" for broadcast in plan.broadcasts],
+        ">seconds": [f"{broadcast.seconds:.3g}" for broadcast in plan.broadcasts],
+        f">to all {plan.generators}, seconds": [
+            f"{broadcast.all_seconds:.3g}"
+            for broadcast in plan.broadcasts
+            if broadcast.all_seconds is not None
         ],
         ">idle in a synchronous loop": [
-            f"{one.idle:.1%}" for one in found.broadcasts if one.idle is not None
+            f"{broadcast.idle:.1%}" for broadcast in plan.broadcasts if broadcast.idle is not None
         ],
     }
     known = {heading: cells for heading, cells in columns.items() if cells}

@@ -20,14 +20,14 @@ RUNS = "runs"
 def configure(parser: argparse.ArgumentParser) -> None:
     """Add the arguments."""
     add_source(parser)
-    told = "hosts that there should be, the controller's and those without GPUs among them; with fewer alive the exit "
-    told += "status is 1"
+    text = "hosts that there should be, the controller's and those without GPUs among them; with fewer alive the exit "
+    text += "status is 1"
     least_one = number("--num_nodes", int, least=1)
-    parser.add_argument("--num_nodes", "--num-nodes", type=least_one, metavar="N", help=told)
-    told = "again and again, until Ctrl-C or the end of the run"
+    parser.add_argument("--num_nodes", "--num-nodes", type=least_one, metavar="N", help=text)
+    text = "again and again, until Ctrl-C or the end of the run"
     seconds = number("--watch", float)
     parser.add_argument(
-        "--watch", type=seconds, nargs="?", const=DEFAULT_WATCH_S, metavar="SECONDS", help=told
+        "--watch", type=seconds, nargs="?", const=DEFAULT_WATCH_S, metavar="SECONDS", help=text
     )
     parser.add_argument("--json", action="store_true", help="print a line of JSON for each look")
 
@@ -70,8 +70,8 @@ def add_source(parser: argparse.ArgumentParser) -> argparse._MutuallyExclusiveGr
     """Add the options that say which run."""
     source = parser.add_mutually_exclusive_group()
     source.add_argument("--addr", metavar="HOST:PORT", help="ask the run that serves its status there")
-    told = f"the run in this folder; by default the newest live one in ./{RUNS}"
-    source.add_argument("--run", metavar="FOLDER", help=told)
+    text = f"the run in this folder; by default the newest live one in ./{RUNS}"
+    source.add_argument("--run", metavar="FOLDER", help=text)
     return source
 
 

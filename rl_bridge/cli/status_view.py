@@ -39,35 +39,41 @@ def view(snapshot: StatusSnapshot) -> RenderableType:
         parts.append(Text(printable(groups)))
     if snapshot.leases:
         oldest = sorted(snapshot.leases, key=lambda lease: -lease.age_s)[:MAX_ROWS]
-        leases = ((one.group, one.worker, one.attempt, _duration(one.age_s)) for one in oldest)
+        leases = ((row.group, row.worker, row.attempt, _duration(row.age_s)) for row in oldest)
         title = f"leases under way longest, of {len(snapshot.leases)}"
         parts.append(table(title, (">group", "worker", ">attempt", ">for"), leases))
     if snapshot.spans:
         parts.append(spent_table(snapshot.spans, title="wall time since the start of each process"))
     if snapshot.events:
         events = (
-            (time.strftime("%H:%M:%S", time.localtime(one.at)), one.service, _or_dash(one.replica), one.what)
-            for one in snapshot.events[-MAX_ROWS:]
+            (time.strftime("%H:%M:%S", time.localtime(row.at)), row.service, _or_dash(row.replica), row.what)
+            for row in snapshot.events[-MAX_ROWS:]
         )
         parts.append(table("events", ("at", "service", "replica", "what"), events))
     return Group(*parts)
 
 
 def _mesh(snapshot: StatusSnapshot) -> Table:
-    replicas = [(service.name, one) for service in snapshot.services for one in service.replicas]
+    replicas = [(service.name, replica) for service in snapshot.services for replica in service.replicas]
     mesh = table(
         f"mesh: {len(snapshot.hosts)} host{'s' if len(snapshot.hosts) > 1 else ''}",
         ("service", "replica", "state", "host", "pids", ">in flight", ">restarts", ">version"),
         (
             (
-                *(name, one.id, one.state, one.host or "-", " ".join(map(str, one.pids)) or "-"),
-                *(one.in_flight, one.restarts, _or_dash(one.version)),
+                *(
+                    name,
+                    replica.id,
+                    replica.state,
+                    replica.host or "-",
+                    " ".join(map(str, replica.pids)) or "-",
+                ),
+                *(replica.in_flight, replica.restarts, _or_dash(replica.version)),
             )
-            for name, one in replicas
+            for name, replica in replicas
         ),
     )
-    for row, (_, one) in zip(mesh.rows, replicas, strict=True):
-        row.style = "" if one.state == SERVING else "yellow"
+    for row, (_, replica) in zip(mesh.rows, replicas, strict=True):
+        row.style = "" if replica.state == SERVING else "yellow"
     return mesh
 
 
@@ -85,8 +91,8 @@ def _spent(totals: SpanTotals) -> Iterator[str]:
     work, idle = totals.work, totals.idle
     for seconds in (sum(work.values()), sum(idle.values()), totals.unaccounted_s, totals.cpu_s):
         yield f"{seconds / totals.wall_s:.1%}"
-    for words in (work, idle):
-        largest = sorted(words.items(), key=lambda item: -item[1])
+    for phases in (work, idle):
+        largest = sorted(phases.items(), key=lambda item: -item[1])
         shares = ((word, seconds / totals.wall_s) for word, seconds in largest)
         yield ", ".join(f"{word} {share:.1%}" for word, share in shares if share >= SHOWN_SHARE)
 

@@ -60,7 +60,7 @@ def _prepare(arguments: argparse.Namespace) -> "tuple[Config, Path]":
         return config, folder
     config = load_config(arguments.config, overrides)
     ready_to_train(config)
-    require_name(arguments.name, what="runs")
+    require_name(arguments.name, kind="runs")
     name = arguments.name or f"{config.name}-{time.strftime('%Y%m%d-%H%M%S')}"
     folder = Path(config.output_dir) / name
     if not is_unused(folder):
@@ -75,15 +75,18 @@ def _same_run(before: "Config", now: "Config") -> None:
         ("model.path", before.model.path, now.model.path),
         (
             "rollout.task",
-            *({name: one.of(name).rollout.task for name in one.environments} for one in (before, now)),
+            *(
+                {name: config.of(name).rollout.task for name in config.environments}
+                for config in (before, now)
+            ),
         ),
         # Another data.source may be the same file elsewhere: that its examples are others shows when they are read.
         ("data.sampling", before.data and before.data.sampling, now.data and now.data.sampling),
         (
             "env.tasks and env.sampling",
             *(
-                {name: (env.tasks, env.sampling) for name, env in one.environments.items()}
-                for one in (before, now)
+                {name: (env.tasks, env.sampling) for name, env in config.environments.items()}
+                for config in (before, now)
             ),
         ),
         # A critic is in the checkpoint, or is not.

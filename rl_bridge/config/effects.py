@@ -15,15 +15,15 @@ from rl_bridge.errors import ConfigError
 Condition = tuple[str, Callable[[AlgorithmConfig], bool]]
 """What a key needs, in words; and whether it is there."""
 
-_RATIO: Condition = ("algorithm.objective is clip or cispo", lambda one: one.objective != "reinforce")
+_RATIO: Condition = ("algorithm.objective is clip or cispo", lambda config: config.objective != "reinforce")
 _LOWERED: Condition = (
     "algorithm.entropy_coef is above 0, and entropy_final_factor and entropy_hold below 1",
-    lambda one: one.entropy_coef > 0 and one.entropy_final_factor < 1 and one.entropy_hold < 1,
+    lambda config: config.entropy_coef > 0 and config.entropy_final_factor < 1 and config.entropy_hold < 1,
 )
-_KL: Condition = ("algorithm.kl_coef is above 0", lambda one: one.kl_coef > 0)
-_TRUNCATED: Condition = ("algorithm.correction is truncated", lambda one: one.correction == "truncated")
-_ICEPOP: Condition = ("algorithm.correction is icepop", lambda one: one.correction == "icepop")
-_CRITIC: Condition = ("algorithm.advantage is gae", lambda one: one.advantage == "gae")
+_KL: Condition = ("algorithm.kl_coef is above 0", lambda config: config.kl_coef > 0)
+_TRUNCATED: Condition = ("algorithm.correction is truncated", lambda config: config.correction == "truncated")
+_ICEPOP: Condition = ("algorithm.correction is icepop", lambda config: config.correction == "icepop")
+_CRITIC: Condition = ("algorithm.advantage is gae", lambda config: config.advantage == "gae")
 
 NEEDS: Final[Mapping[str, Condition]] = MappingProxyType(
     {
@@ -38,9 +38,9 @@ NEEDS: Final[Mapping[str, Condition]] = MappingProxyType(
         "correction_high": _ICEPOP,
         "max_refills": (
             "algorithm.dynamic_sampling is true, or algorithm.group_filter is set",
-            lambda one: one.dynamic_sampling or one.group_filter is not None,
+            lambda config: config.dynamic_sampling or config.group_filter is not None,
         ),
-        "overlong_share": ("algorithm.overlong is penalty", lambda one: one.overlong == "penalty"),
+        "overlong_share": ("algorithm.overlong is penalty", lambda config: config.overlong == "penalty"),
         "gamma": _CRITIC,
         "gae_lambda": _CRITIC,
         "value_clip": _CRITIC,
@@ -87,8 +87,8 @@ def idle_in_algorithm(algorithm: AlgorithmConfig) -> list[str]:
     """The lines of `algorithm.*`."""
     usual = AlgorithmConfig(name=algorithm.name)
     return [
-        f"algorithm.{key}={getattr(algorithm, key)} has no effect: it counts where {words}"
-        for key, (words, holds) in NEEDS.items()
+        f"algorithm.{key}={getattr(algorithm, key)} has no effect: it counts where {condition}"
+        for key, (condition, holds) in NEEDS.items()
         if getattr(algorithm, key) != getattr(usual, key) and not holds(algorithm)
     ]
 

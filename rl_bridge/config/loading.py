@@ -43,12 +43,12 @@ def save_config(config: Config, folder: Path) -> None:
         raise
 
 
-def require_name(name: str | None, *, what: str) -> None:
-    """Refuse a `--name` that is no name of a folder, in which `what` (a plural) is kept, with a ConfigError."""
+def require_name(name: str | None, *, kind: str) -> None:
+    """Refuse a `--name` that is no name of a folder, in which `kind` (a plural) is kept, with a ConfigError."""
     if name is not None and not re.fullmatch(NAME_PATTERN, name):
         raise ConfigError(
             f"expected --name as letters, digits, dots, dashes and underscores, got {name!r}; "
-            f"output_dir=FOLDER puts {what} elsewhere"
+            f"output_dir=FOLDER puts {kind} elsewhere"
         )
 
 
@@ -212,8 +212,8 @@ def _without_its_preset(algorithm: dict[str, Any]) -> dict[str, Any]:
 
 
 def _explain(fault: Mapping[str, Any], schema: type[BaseModel]) -> str:
-    location = tuple(part for part in fault["loc"] if part not in ENV_FORMS)
-    dotted = ".".join(str(part) for part in location)
+    location = tuple(key for key in fault["loc"] if key not in ENV_FORMS)
+    dotted = ".".join(str(key) for key in location)
     if fault["type"] == "extra_forbidden":
         section = _section_at(location[:-1], schema)
         return (
@@ -228,9 +228,9 @@ def _explain(fault: Mapping[str, Any], schema: type[BaseModel]) -> str:
 
 def _section_at(location: tuple[Any, ...], schema: type[BaseModel]) -> type[BaseModel]:
     model = schema
-    for part in location:
-        if str(part) in model.model_fields:  # otherwise it is the name of one of several environments
-            model = next(_sections_in(model.model_fields[str(part)].annotation))
+    for key in location:
+        if str(key) in model.model_fields:  # otherwise it is the name of one of several environments
+            model = next(_sections_in(model.model_fields[str(key)].annotation))
     return model
 
 

@@ -173,10 +173,10 @@ class MonarchConfig(Section):
 
 
 def _fit(monarch: MonarchConfig) -> None:
-    there, used = monarch.num_nodes * monarch.gpus_per_node, monarch.gpus
-    if there and used > there:
+    available, used = monarch.num_nodes * monarch.gpus_per_node, monarch.gpus
+    if available and used > available:
         raise ValueError(
-            f"expected monarch.roles to use at most the {there} GPUs of num_nodes x gpus_per_node, got {used}"
+            f"expected monarch.roles to use at most the {available} GPUs of num_nodes x gpus_per_node, got {used}"
         )
 
 
@@ -228,25 +228,25 @@ def monarch_by_gpus(
     roles = {name: role for name, role in roles.items() if name not in given.model_fields_set}
     if "policy" in roles:
         colocate = monarch.colocate
-        there, used = monarch.num_nodes * monarch.gpus_per_node, given.model_copy(update=roles).gpus()
-        if not there and monarch.alone and (here := len(visible_gpus())) >= used:
-            there = here
-        left = (there - used + tensor_parallel) // tensor_parallel
-        if there and left < 1 and colocate is False:
+        available, used = monarch.num_nodes * monarch.gpus_per_node, given.model_copy(update=roles).gpus()
+        if not available and monarch.alone and (visible := len(visible_gpus())) >= used:
+            available = visible
+        left = (available - used + tensor_parallel) // tensor_parallel
+        if available and left < 1 and colocate is False:
             besides = (
                 " beside one for the reference model (algorithm.kl_coef)" if "reference" in roles else ""
             )
             raise ValueError(
                 f"expected trainer.num_gpus to leave {'a GPU' if tensor_parallel == 1 else tensor_parallel} to a "
-                f"generator, got {num_gpus}{besides} of the {there} GPUs "
+                f"generator, got {num_gpus}{besides} of the {available} GPUs "
                 "of monarch.num_nodes x gpus_per_node; have them take turns by monarch.colocate=true, give the trainer "
                 "fewer, or the generators a place by monarch.roles.policy"
             )
-        if colocate or (there and left < 1):
+        if colocate or (available and left < 1):
             replicas, colocate = max(1, num_gpus // tensor_parallel), True
         else:
             wanted = left if num_workers is None else num_workers
-            replicas = min(wanted, left) if there else num_workers or 1
+            replicas = min(wanted, left) if available else num_workers or 1
         roles["policy"] = RoleConfig(replicas=replicas, gpus=tensor_parallel)
         monarch = monarch.model_copy(update={"colocate": colocate})
     return monarch.with_roles(given.model_copy(update=roles), colocate=monarch.colocate)

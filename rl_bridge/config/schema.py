@@ -141,7 +141,7 @@ def _env_form(env: Any) -> str:
     by_name = (
         isinstance(env, Mapping)
         and env
-        and all(isinstance(one, Mapping | EnvConfig) for one in env.values())
+        and all(isinstance(value, Mapping | EnvConfig) for value in env.values())
         and not EnvConfig.model_fields.keys() & env.keys()
     )
     return ENV_FORMS[bool(by_name)]

@@ -53,10 +53,10 @@ class GeneratorConfig(Section):
             return None
         try:
             parts = urlsplit(url)
-            told = bool(parts.hostname) and parts.port != 0
+            valid = bool(parts.hostname) and parts.port != 0
         except ValueError:  # a port that is none
-            told = False
-        if not told or parts.username is not None or parts.query or parts.fragment:
+            valid = False
+        if not valid or parts.username is not None or parts.query or parts.fragment:
             # Not repeated here: who writes a key into it does not want it in a log.
             raise ValueError(
                 "expected generator.url as http://HOST:PORT/v1, got something else, or more: what lets in is the key "
@@ -183,7 +183,9 @@ class RewardConfig(Section):
 
     illegal_answer: float = -1.0
     """The reward of an answer that is no legal action, or that the environment refuses. It ends the episode."""
-    function: Annotated[str | tuple[str, ...], BeforeValidator(lambda one: () if one is None else one)] = ()
+    function: Annotated[
+        str | tuple[str, ...], BeforeValidator(lambda value: () if value is None else value)
+    ] = ()
     """The dotted path of a function `(prompt, response, target) -> float | None`, or several that vote. What it gives
     an episode is added to what the environment gave; answers to a dataset's prompts are rewarded by it alone. null is
     none."""

@@ -118,12 +118,12 @@ def _iterable(path: str) -> Iterable[Any]:
     try:
         if not module_name:
             raise ModuleNotFoundError("it names no module")
-        found = getattr(importlib.import_module(module_name), attribute)
+        target = getattr(importlib.import_module(module_name), attribute)
     except (ImportError, AttributeError) as error:
         raise ConfigError(
             f"expected a file of JSON lines or the dotted path of an iterable, got {path!r}: {error}"
         ) from error
-    items = found() if callable(found) else found
+    items = target() if callable(target) else target
     if not isinstance(items, Iterable):
         raise ConfigError(f"expected {path!r} to be or to return an iterable, got {type(items).__name__}")
     return items

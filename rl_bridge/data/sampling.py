@@ -97,8 +97,8 @@ class TaskSampler:
     def _expected(self) -> NDArray[np.float64]:
         """What each task's next group is expected to have, shape [tasks]: an unplayed one's, what the others have."""
         unplayed = np.isnan(self._signal)
-        played = self._signal[~unplayed]
-        return np.where(unplayed, played.mean() if played.size else 0.5, self._signal)
+        signals = self._signal[~unplayed]
+        return np.where(unplayed, signals.mean() if signals.size else 0.5, self._signal)
 
     def end(self, group: int, signal: float | None) -> None:
         """A group is over; others, of other samplers, mean nothing.
@@ -126,7 +126,7 @@ class TaskSampler:
         return {
             "passed": self._passed,
             "draws": sorted(self._draws.items()),
-            "signal": [None if math.isnan(one) else one for one in self._signal.tolist()],
+            "signal": [None if math.isnan(signal) else signal for signal in self._signal.tolist()],
             "dull": sorted(self._dull),
             "credit": self._credit.tolist() if self._by_signal else [],
             "drawn": sorted(self._drawn.items()),

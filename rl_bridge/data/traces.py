@@ -86,8 +86,8 @@ class Recorder:
         self._reward += float(result.reward or 0.0)
         self._done = result.done
         if not self._done:
-            said = self._task.result(observation)
-            self._messages.append({"role": "tool", "name": name, "content": said})
+            content = self._task.result(observation)
+            self._messages.append({"role": "tool", "name": name, "content": content})
         if not isinstance(observation, CallToolObservation):  # what ends an episode may be another
             return observation
         if (error := observation.error) is not None:
@@ -140,7 +140,7 @@ def load_traces(path: Path) -> list[Trace]:
 def _trace(line: str, where: str) -> Trace:
     try:
         item = json.loads(line)
-        messages = tuple(_message(one, where) for one in item["messages"])
+        messages = tuple(_message(message, where) for message in item["messages"])
         trace = Trace(
             tools=tuple(item.get("tools", ())), messages=messages, reward=float(item.get("reward", 0.0))
         )
@@ -157,19 +157,19 @@ def _trace(line: str, where: str) -> Trace:
     return trace
 
 
-def _message(one: Mapping[str, Any], where: str) -> ChatMessage:
+def _message(item: Mapping[str, Any], where: str) -> ChatMessage:
     # How a policy writes a call only its template tells: a call that is not text here would not be learned at all.
-    if given := [key for key in _APART if one.get(key)]:
+    if given := [key for key in _APART if item.get(key)]:
         raise ConfigError(
             f"expected messages with their calls in the content, got one with {given[0]} ({where}); write each call "
             "out in the content, as the policy's chat template would have it"
         )
     for key in ("role", "content"):
-        if not isinstance(one[key], str):
-            raise ConfigError(f"expected messages whose {key} is text, got {one[key]!r:.100} ({where})")
-    message = ChatMessage(role=one["role"], content=one["content"])
-    if one.get("name") is not None:  # a tool's: templates may show it
-        message["name"] = one["name"]
+        if not isinstance(item[key], str):
+            raise ConfigError(f"expected messages whose {key} is text, got {item[key]!r:.100} ({where})")
+    message = ChatMessage(role=item["role"], content=item["content"])
+    if item.get("name") is not None:  # a tool's: templates may show it
+        message["name"] = item["name"]
     return message
 
 
@@ -187,19 +187,19 @@ def samples_of(trace: Trace, tokenizer: ChatTokenizer, *, index: int) -> list[Tr
     first = next(place for place, message in enumerate(trace.messages) if message["role"] == ASSISTANT)
     conversation = Conversation(tokenizer, trace.messages[:first], trace.tools)
     turns: list[Turn] = []
-    told: list[ChatMessage] = []
+    received: list[ChatMessage] = []
     for message in trace.messages[first:]:
         if message["role"] != ASSISTANT:
-            told.append(message)
+            received.append(message)
             continue
         if turns:
-            conversation.go_on(turns[-1].completion.tokens, told)
-        said = message["content"]
-        if tokenizer.opens_thought(conversation.prompt) and THOUGHT_END not in said:
+            conversation.go_on(turns[-1].completion.tokens, received)
+        content = message["content"]
+        if tokenizer.opens_thought(conversation.prompt) and THOUGHT_END not in content:
             # Behind a mark that opens a thought it would be one, which never ends, and calls nothing.
-            said = f"\n{THOUGHT_END}\n\n{said}"
-        turns.append(Turn(prompt=conversation.prompt, completion=_learned(tokenizer.answer(said))))
-        told = []
+            content = f"\n{THOUGHT_END}\n\n{content}"
+        turns.append(Turn(prompt=conversation.prompt, completion=_learned(tokenizer.answer(content))))
+        received = []
     trajectory = Trajectory(seed=0, turns=turns, ending=Ending.COMPLETED, reward=trace.reward)
     return training_rows(trajectory, advantage=1.0, index=index)
 

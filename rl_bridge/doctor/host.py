@@ -53,17 +53,17 @@ def packages() -> Iterator[Finding]:
     try:
         needed = requirements(importlib.metadata.requires(DISTRIBUTION) or (), extra)
     except importlib.metadata.PackageNotFoundError:  # it runs from a copy of the source
-        told = f"the distribution {DISTRIBUTION!r} is not installed: its requirements are unknown"
-        yield Finding("packages", told, Severity.ODD)
+        message = f"the distribution {DISTRIBUTION!r} is not installed: its requirements are unknown"
+        yield Finding("packages", message, Severity.ODD)
         return
     remedy = f"pip install '{DISTRIBUTION}[{extra}]'"
     for name, versions in sorted(needed.items()):
-        if (there := _installed_version(name)) is None:
+        if (installed := _installed_version(name)) is None:
             yield Finding(name, f"expected {versions}, it is not installed; {remedy}", Severity.BAD)
-        elif not versions.contains(there, prereleases=True):
-            yield Finding(name, f"expected {versions}, got {there}; {remedy}", Severity.ODD)
+        elif not versions.contains(installed, prereleases=True):
+            yield Finding(name, f"expected {versions}, got {installed}; {remedy}", Severity.ODD)
         else:
-            yield Finding(name, there)
+            yield Finding(name, installed)
 
 
 def requirements(lines: Iterable[str], extra: str) -> dict[str, SpecifierSet]:
@@ -72,16 +72,18 @@ def requirements(lines: Iterable[str], extra: str) -> dict[str, SpecifierSet]:
     Lines are as metadata has them.
     """
     parsed = [Requirement(line) for line in lines]
-    extras, found = [extra], dict[str, SpecifierSet]()
-    for asked in extras:  # grows while it is gone through
+    extras, specifiers = [extra], dict[str, SpecifierSet]()
+    for wanted_extra in extras:  # grows while it is gone through
         for requirement in parsed:
-            if requirement.marker is None or not requirement.marker.evaluate({"extra": asked}):
+            if requirement.marker is None or not requirement.marker.evaluate({"extra": wanted_extra}):
                 continue
             if requirement.name == DISTRIBUTION:
                 extras += [name for name in sorted(requirement.extras) if name not in extras]
             else:
-                found[requirement.name] = found.get(requirement.name, SpecifierSet()) & requirement.specifier
-    return found
+                specifiers[requirement.name] = (
+                    specifiers.get(requirement.name, SpecifierSet()) & requirement.specifier
+                )
+    return specifiers
 
 
 def _installed_version(name: str) -> str | None:
@@ -94,27 +96,27 @@ def _installed_version(name: str) -> str | None:
 def machine(*, gpus: int, wanted: int) -> Iterator[Finding]:
     """Shared memory, descriptors, and the GPUs that torch can use, of which so many are wanted."""
     free = shutil.disk_usage(SHARED_MEMORY).free
-    told, level = f"{free / 1e9:.1f} GB free", Severity.GOOD
+    message, level = f"{free / 1e9:.1f} GB free", Severity.GOOD
     if free < LITTLE_SHARED_MEMORY:
-        told += "; NCCL may run out of it between the GPUs of a host: docker run --shm-size, or an emptyDir of Memory"
+        message += "; NCCL may run out of it between a host's GPUs: docker run --shm-size, or an emptyDir of Memory"
         level = Severity.ODD
-    yield Finding(str(SHARED_MEMORY), told, level, {"free_gb": free / 1e9})
+    yield Finding(str(SHARED_MEMORY), message, level, {"free_gb": free / 1e9})
 
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    told, level = f"{soft} of at most {hard} a process", Severity.GOOD
+    message, level = f"{soft} of at most {hard} a process", Severity.GOOD
     if soft != resource.RLIM_INFINITY and soft < FEW_DESCRIPTORS:
-        told += f"; every session with an environment takes one: ulimit -n {FEW_DESCRIPTORS}"
+        message += f"; every session with an environment takes one: ulimit -n {FEW_DESCRIPTORS}"
         level = Severity.ODD
-    yield Finding("descriptors", told, level)
+    yield Finding("descriptors", message, level)
 
     in_dev = len(list(Path("/dev").glob("nvidia[0-9]*")))
     if gpus < max(wanted, min(1, in_dev)):
-        told = (
+        message = (
             f"torch can use {gpus}, {in_dev} are in /dev, monarch.gpus_per_node says {wanted}; where torch can use "
             "none it is a build for CPUs or not there, its CUDA is newer than the driver, or CUDA_VISIBLE_DEVICES "
             "hides them"
         )
-        yield Finding("GPUs", told, Severity.BAD)
+        yield Finding("GPUs", message, Severity.BAD)
     elif not gpus:
         yield Finding("GPUs", "none: everything computes on the CPU")
     for number in range(gpus):
@@ -122,8 +124,8 @@ def machine(*, gpus: int, wanted: int) -> Iterator[Finding]:
 
         device = torch.cuda.get_device_properties(number)
         size = device.total_memory / 1e9
-        told = f"{device.name}, {size:.0f} GB, compute capability {device.major}.{device.minor}"
-        yield Finding(f"GPU {number}", told, metrics={"memory_gb": size})
+        message = f"{device.name}, {size:.0f} GB, compute capability {device.major}.{device.minor}"
+        yield Finding(f"GPU {number}", message, metrics={"memory_gb": size})
 
 
 def usable_gpus() -> int:

@@ -93,16 +93,16 @@ def meet(meeting: Meeting) -> list[Finding]:
         name_interface(environment, parse_address(meeting.address)[0])
     deadline = time.monotonic() + IMPORT_TIMEOUT_S + MEETING_TIMEOUTS * meeting.timeout_s
     processes: list[subprocess.Popen[str]] = []
-    with tempfile.TemporaryFile("w+", errors="replace") as said:  # no pipe: nobody waits for its reader
+    with tempfile.TemporaryFile("w+", errors="replace") as log:  # no pipe: nobody waits for its reader
         try:
             for local in range(meeting.per_host):
-                words = (meeting.model_dump_json(), str(local), str(os.getpid()))
+                arguments = (meeting.model_dump_json(), str(local), str(os.getpid()))
                 processes.append(
                     subprocess.Popen(
-                        [sys.executable, "-m", "rl_bridge.doctor.meeting", *words],
+                        [sys.executable, "-m", "rl_bridge.doctor.meeting", *arguments],
                         stdin=subprocess.DEVNULL,
-                        stdout=said,
-                        stderr=said,
+                        stdout=log,
+                        stderr=log,
                         text=True,
                         env=environment,
                         start_new_session=True,
@@ -115,17 +115,24 @@ def meet(meeting: Meeting) -> list[Finding]:
                     os.killpg(process.pid, signal.SIGKILL)
                 with suppress(subprocess.TimeoutExpired):  # one that hangs in a driver outlasts even that
                     process.wait(KILL_TIMEOUT_S)
-        said.seek(0)
-        lines = [line.strip() for line in said]
-    told = [json.loads(line.removeprefix(SAID)) for line in lines if line.startswith(SAID)]
+        log.seek(0)
+        lines = [line.strip() for line in log]
+    records = [json.loads(line.removeprefix(SAID)) for line in lines if line.startswith(SAID)]
     facts = next(
-        ([HostFacts.model_validate(host) for host in one["hosts"]] for one in told if "hosts" in one), []
+        (
+            [HostFacts.model_validate(host) for host in record["hosts"]]
+            for record in records
+            if "hosts" in record
+        ),
+        [],
     )
-    measured = sorted((one for one in told if "right" in one), key=lambda one: int(one["rank"]))
+    measured = sorted(
+        (record for record in records if "right" in record), key=lambda record: int(record["rank"])
+    )
     if all_ended:
         return [*_results(meeting, facts, measured), *_versions(facts)]
     # Libraries go on logging after what went wrong has been said.
-    reasons = [one["error"] for one in told if "error" in one]
+    reasons = [record["error"] for record in records if "error" in record]
     reasons += reversed([line for line in lines if "Error" in line])
     return [_failure(meeting, reasons[0] if reasons else "no answer in time"), *_versions(facts)]
 
@@ -144,20 +151,20 @@ def _wait(processes: "list[subprocess.Popen[str]]", deadline: float) -> bool:
 
 def _failure(meeting: Meeting, reason: str) -> Finding:
     host, _ = parse_address(meeting.address)
-    others = "see what torch.distributed says"
+    hint = "see what torch.distributed says"
     if meeting.num_nodes > 1:
         if meeting.node_rank == 0 and not is_own(host):
             reason += f"; {host} is no address of this host, and --node_rank 0 belongs on the one that has it"
-        others = (
+        hint = (
             f"is `ropewalk doctor --num_nodes {meeting.num_nodes} --node_rank N --addr {meeting.address}` running on "
             f"every host, each with its own N and with as many processes, {meeting.per_host}, and are their ports open "
             "to each other?"
         )
-    told = (
+    message = (
         f"expected {meeting.world} processes to meet at {meeting.address} within {meeting.timeout_s:g} s, "
-        f"they did not: {reason}; {others}"
+        f"they did not: {reason}; {hint}"
     )
-    return Finding(WHAT, told, Severity.BAD)
+    return Finding(WHAT, message, Severity.BAD)
 
 
 def _results(
@@ -165,36 +172,36 @@ def _results(
 ) -> Iterator[Finding]:
     """What this host's processes measured, the first of them before the others."""
     answer = measured[0]
-    hosts = [one.host for one in facts]
-    who = f"{meeting.world} processes on {meeting.num_nodes} host{'s' if meeting.num_nodes > 1 else ''}"
-    if not all(one["right"] for one in measured):
+    hosts = [row.host for row in facts]
+    summary = f"{meeting.world} processes on {meeting.num_nodes} host{'s' if meeting.num_nodes > 1 else ''}"
+    if not all(row["right"] for row in measured):
         advice = "see drivers and network cards, or NCCL_DEBUG=INFO"
-        yield Finding(WHAT, f"{who} by {answer['backend']} got a wrong sum: {advice}", Severity.BAD)
+        yield Finding(WHAT, f"{summary} by {answer['backend']} got a wrong sum: {advice}", Severity.BAD)
         return
-    told = (
-        f"{who} ({', '.join(hosts)}) by {answer['backend']}: {answer['small_us']:.0f} us for one number, "
+    message = (
+        f"{summary} ({', '.join(hosts)}) by {answer['backend']}: {answer['small_us']:.0f} us for one number, "
         f"{answer['reduce_gbps']:.1f} Gbps while all sum {meeting.megabytes} MiB"
     )
-    yield Finding(WHAT, told, metrics={name: answer[name] for name in ("small_us", "reduce_gbps")})
+    yield Finding(WHAT, message, metrics={name: answer[name] for name in ("small_us", "reduce_gbps")})
     for rank, gbps in answer["pair_gbps"].items():
-        there = hosts[int(rank) // meeting.per_host]
-        yield Finding(f"to {there}", f"{gbps:.1f} Gbps, from here", metrics={"pair_gbps": gbps})
+        host = hosts[int(rank) // meeting.per_host]
+        yield Finding(f"to {host}", f"{gbps:.1f} Gbps, from here", metrics={"pair_gbps": gbps})
 
 
 def _versions(facts: Sequence[HostFacts]) -> Iterator[Finding]:
     """Packages of which there are several; one that a host lacks may not be needed there."""
     if len(facts) < 2:
         return
-    what, there = "versions on all hosts", dict[str, dict[str, list[str]]]()
-    for one in facts:
-        for name, version in one.versions.items():
-            there.setdefault(name, {}).setdefault(version, []).append(one.host)
-    differing = {name: versions for name, versions in there.items() if len(versions) > 1}
+    label, hosts_by_version = "versions on all hosts", dict[str, dict[str, list[str]]]()
+    for host in facts:
+        for name, version in host.versions.items():
+            hosts_by_version.setdefault(name, {}).setdefault(version, []).append(host.host)
+    differing = {name: versions for name, versions in hosts_by_version.items() if len(versions) > 1}
     for name, versions in differing.items():
         told = "; ".join(f"{version} on {', '.join(hosts)}" for version, hosts in versions.items())
-        yield Finding(what, f"expected one of {name}, got {told}", Severity.BAD)
+        yield Finding(label, f"expected one of {name}, got {told}", Severity.BAD)
     if not differing:
-        yield Finding(what, f"the same, as far as several have {', '.join(COMPARED)}")
+        yield Finding(label, f"the same, as far as several have {', '.join(COMPARED)}")
 
 
 # In each of the processes.
@@ -223,7 +230,7 @@ def call_roll(store: Any, meeting: Meeting, own: HostFacts, *, tells: bool) -> l
         MeetingError: Some host did not come, two have the same rank, or they were told different things.
     """
     deadline, node_rank = time.monotonic() + meeting.timeout_s, meeting.node_rank
-    found: list[HostFacts] = []
+    met: list[HostFacts] = []
     try:
         if tells and store.add(f"came/{node_rank}", 1) > 1:
             raise MeetingError(f"two hosts came as --node_rank {node_rank}, {own.host} is one of them")
@@ -234,11 +241,11 @@ def call_roll(store: Any, meeting: Meeting, own: HostFacts, *, tells: bool) -> l
                 if time.monotonic() > deadline:
                     raise MeetingError(f"no host came as --node_rank {other} within {meeting.timeout_s:g} s")
                 time.sleep(POLL_INTERVAL_S)
-            found.append(HostFacts.model_validate_json(store.get(f"host/{other}")))
-            if (found[-1].num_nodes, found[-1].per_host) != (own.num_nodes, own.per_host):
+            met.append(HostFacts.model_validate_json(store.get(f"host/{other}")))
+            if (met[-1].num_nodes, met[-1].per_host) != (own.num_nodes, own.per_host):
                 raise MeetingError(
                     f"expected the same --num_nodes and --procs on every host, got {own.num_nodes} and {own.per_host} "
-                    f"on {own.host}, {found[-1].num_nodes} and {found[-1].per_host} on {found[-1].host}"
+                    f"on {own.host}, {met[-1].num_nodes} and {met[-1].per_host} on {met[-1].host}"
                 )
     except MeetingError:
         raise
@@ -246,7 +253,7 @@ def call_roll(store: Any, meeting: Meeting, own: HostFacts, *, tells: bool) -> l
         raise MeetingError(
             f"host 0, at whose address all meet, has gone; see what it says: {error}"
         ) from error
-    return found
+    return met
 
 
 def _measure(meeting: Meeting, local: int, rank: int) -> Iterator[dict[str, Any]]:
@@ -264,7 +271,7 @@ def _measure(meeting: Meeting, local: int, rank: int) -> Iterator[dict[str, Any]
         host, port, is_master=rank == 0, timeout=timeout, wait_for_workers=False
     )
     hosts = call_roll(store, meeting, _own_facts(meeting), tells=local == 0)
-    yield {"hosts": [one.model_dump() for one in hosts]}
+    yield {"hosts": [facts.model_dump() for facts in hosts]}
     on_gpu, device = all(facts.on_gpu for facts in hosts), torch.device("cpu")
     if on_gpu:
         device = torch.device("cuda", local)
@@ -296,7 +303,7 @@ def _pairs(meeting: Meeting, rank: int, large: "Tensor", device: "torch.device")
     import torch
     import torch.distributed as dist
 
-    found: dict[int, float] = {}
+    gbps: dict[int, float] = {}
     receipt = torch.zeros(1, device=device)
     for other in range(meeting.per_host, meeting.world, meeting.per_host):
 
@@ -309,9 +316,9 @@ def _pairs(meeting: Meeting, rank: int, large: "Tensor", device: "torch.device")
                 dist.send(receipt, 0)
 
         if rank in (0, other):
-            found[other] = large.nbytes * 8 / 1e9 / _typical(exchange, device, LARGE_TIMES)
+            gbps[other] = large.nbytes * 8 / 1e9 / _typical(exchange, device, LARGE_TIMES)
         dist.barrier()
-    return found if rank == 0 else {}
+    return gbps if rank == 0 else {}
 
 
 def _typical(work: Callable[[], object], device: "torch.device", times: int) -> float:
@@ -334,13 +341,13 @@ def _main(meeting: Meeting, local: int, owner: int) -> int:
         return 1
     rank = meeting.node_rank * meeting.per_host + local
 
-    def tell(**what: object) -> None:
+    def tell(**fields: object) -> None:
         # In one write, on a line of its own: others write to the same file.
-        os.write(1, f"\n{SAID}{json.dumps({'rank': rank, **what})}\n".encode())
+        os.write(1, f"\n{SAID}{json.dumps({'rank': rank, **fields})}\n".encode())
 
     try:
-        for found in _measure(meeting, local, rank):
-            tell(**found)
+        for row in _measure(meeting, local, rank):
+            tell(**row)
     except MeetingError as error:
         tell(error=str(error))
         return 1

@@ -105,7 +105,7 @@ class ServerRecord:
         """Whether it serves, but had no room for a session that was asked for."""
         return self._room is not None and not self._failures
 
-    def asked(self, now: float) -> None:
+    def begin_opening(self, now: float) -> None:
         """A session is being opened."""
         self.held += 1
         self.opening += 1
@@ -190,7 +190,7 @@ class LeasedSession:
             self._leases.deadlines.reset_s, "fork", "env.reset_timeout_s", self.client.fork(count)
         )
 
-    async def _within(self, seconds: float, what: str, key: str, request: Awaitable[T]) -> T:
+    async def _within(self, seconds: float, operation: str, key: str, request: Awaitable[T]) -> T:
         sound = False
         try:
             async with asyncio.timeout(seconds) as timeout:
@@ -201,7 +201,7 @@ class LeasedSession:
             if not timeout.expired():
                 raise
             raise RequestTimeoutError(
-                f"expected a {what} of {self.url} within {seconds:g} s, it is not done; "
+                f"expected a {operation} of {self.url} within {seconds:g} s, it is not done; "
                 f"raise {key}, or see what the environment waits for"
             ) from error
         except ValidationFailedError:
@@ -273,7 +273,7 @@ class SessionLeases:
         self._sweep: asyncio.TimerHandle | None = None
         self._changed = asyncio.Event()
         self._closed = False
-        self._told_of_refusal = False
+        self._refusal_logged = False
         self.replace(urls)
 
     @property
@@ -363,8 +363,8 @@ class SessionLeases:
         now = asyncio.get_running_loop().time()
         if isinstance(error, CapacityError):
             server.refused(now, error.retry_after_s)
-            if not self._told_of_refusal:
-                self._told_of_refusal = True
+            if not self._refusal_logged:
+                self._refusal_logged = True
                 logger.warning(
                     "%s admits fewer than the %d sessions of env.sessions, the others play: %s",
                     server.url,
@@ -470,9 +470,9 @@ class SessionLeases:
     async def _open(self, server: ServerRecord) -> Client:
         client = self._connect(server.url)
         self._held += 1
-        server.asked(asyncio.get_running_loop().time())
+        server.begin_opening(asyncio.get_running_loop().time())
         if self.idle and self._held + self.idle > self.sessions:
-            fullest = max(self._servers.values(), key=lambda one: len(one.idle))
+            fullest = max(self._servers.values(), key=lambda record: len(record.idle))
             self._close_oldest(fullest)
         try:
             await client.connect()

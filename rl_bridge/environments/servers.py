@@ -146,12 +146,12 @@ class SupervisedServer:
 
     async def _until_silent(self) -> str:
         clock = asyncio.get_running_loop().time
-        heard = clock()
+        last_reply = clock()
         while True:
-            asked = clock()
+            sent = clock()
             if await self._call(self._answers):
-                heard = clock()
-            elif asked - heard >= SILENCE_LIMIT_S:
+                last_reply = clock()
+            elif sent - last_reply >= SILENCE_LIMIT_S:
                 # Not before it was asked that late: what stood still until then may be this machine.
                 return f"it has not answered for {SILENCE_LIMIT_S:g} s"
             await asyncio.sleep(PROBE_INTERVAL_S)
@@ -296,8 +296,8 @@ class EnvironmentServers:
 
     async def traceback(self) -> str:
         """The last traceback that a server printed which was started here; empty where there is none."""
-        told = await asyncio.gather(*(server.traceback() for server in self._servers))
-        return next(filter(None, told), "")
+        tracebacks = await asyncio.gather(*(server.traceback() for server in self._servers))
+        return next(filter(None, tracebacks), "")
 
     async def watch(self) -> None:
         """Never return while the servers can be had; RoleError where one died and its restart budget is gone."""

@@ -33,8 +33,8 @@ def _of_replica(method: Callable[..., Any]) -> Any:
     """An endpoint that is the replica's method of the same name."""
 
     async def call(self: "PolicyActor", *args: Any, **kwargs: Any) -> Any:
-        found = method(self._replica, *args, **kwargs)
-        return await self._alive(found) if inspect.isawaitable(found) else found
+        result = method(self._replica, *args, **kwargs)
+        return await self._alive(result) if inspect.isawaitable(result) else result
 
     call.__name__ = call.__qualname__ = method.__name__
     return concurrent_endpoint(call)

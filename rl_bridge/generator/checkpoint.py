@@ -52,7 +52,7 @@ class CheckpointModel:
     ) -> "CheckpointChat":
         """See `ChatModel.begin`."""
         with _of_the_core():
-            chat = Conversation(self.tokenizer, [_message(one) for one in messages], tools)
+            chat = Conversation(self.tokenizer, [_message(message) for message in messages], tools)
         if tools and self.tokenizer.call_style is None:
             raise PolicyError(
                 "expected a chat template that tells how calls of tools are written, got one that does not; "
@@ -89,22 +89,22 @@ class CheckpointChat:
         self._answer = completion.tokens
         if not self._calls:
             return ChatAnswer(model.tokenizer.text(completion.tokens))
-        found = parse_tool_calls(
+        parsed = parse_tool_calls(
             model.tokenizer.decode_written(completion.tokens),
             style=model.tokenizer.call_style or CallStyle.HERMES,
             repair=False,
             in_thought=model.tokenizer.opens_thought(prompt),
         )
         text = model.tokenizer.text(completion.tokens)
-        if isinstance(found, UnparsableCall):  # `tell` will say what was expected
+        if isinstance(parsed, UnparsableCall):  # `tell` will say what was expected
             return ChatAnswer(text)
-        calls = tuple(RequestedCall("", call.name, dict(call.arguments)) for call in found)
+        calls = tuple(RequestedCall("", call.name, dict(call.arguments)) for call in parsed)
         return ChatAnswer(text, calls)
 
     def tell(self, messages: Sequence[Mapping[str, Any]]) -> None:
         """See `Chat.tell`."""
         with _of_the_core():
-            self._chat.go_on(self._answer, [_message(one) for one in messages])
+            self._chat.go_on(self._answer, [_message(message) for message in messages])
 
 
 def _engine(settings: EvaluationSettings) -> tuple[Engine, int]:

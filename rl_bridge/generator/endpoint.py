@@ -164,18 +164,18 @@ def _require_prompt(answer: CompletionResponse, choice: _Choice, prompt: Sequenc
 
 
 def _logprobs(choice: _Choice, count: int) -> list[float]:
-    told = None if choice.logprobs is None else choice.logprobs.token_logprobs
-    if told is None or len(told) != count:
+    values = None if choice.logprobs is None else choice.logprobs.token_logprobs
+    if values is None or len(values) != count:
         raise _refusal(
             f"a log-probability with each of {count} tokens",
-            "none" if told is None else f"{len(told)}",
+            "none" if values is None else f"{len(values)}",
             "use a server that knows logprobs",
         )
-    logprobs = [value for value in told if value is not None and _is_logprob(value)]
+    logprobs = [value for value in values if value is not None and _is_logprob(value)]
     if len(logprobs) != count:
         raise _refusal(
             "log-probabilities of tokens that could be sampled",
-            plain(repr(told)),
+            plain(repr(values)),
             "use a server that knows logprobs",
         )
     return logprobs
@@ -225,7 +225,7 @@ def require_sampling_distribution(
     spread = sum(gap * gap for gap in before)
     if spread < SMALLEST_SPREAD:
         return False
-    slope = sum(one * other for one, other in zip(before, after, strict=True)) / spread
+    slope = sum(x * y for x, y in zip(before, after, strict=True)) / spread
     if temperature != 1.0 and abs(slope - 1.0) < abs(slope - 1.0 / temperature):
         raise _refusal(
             f"log-probabilities of the distribution at the temperature {temperature:g}",
@@ -283,8 +283,8 @@ class EndpointEngine(Engine):
         self._rollout = config.rollout
         self._generator: GeneratorConfig = config.generator
         self._http: EndpointClient | None = None
-        self._looking = asyncio.Lock()
-        self._looked_at: set[float] = set()
+        self._checking = asyncio.Lock()
+        self._checked: set[float] = set()
         """Temperatures at which the server's log-probabilities are known to be right."""
         self._deadlines: set[asyncio.Timeout] = set()
 
@@ -314,7 +314,7 @@ class EndpointEngine(Engine):
                 names=("generator.url", "generator.key_variable"),
             )
         with span("start", waits_for="endpoint"):
-            async with self._in_time("its models"):
+            async with self._within_timeout("its models"):
                 with _of_the_bridge():
                     content = await self._http.request("GET", "/models")
         try:
@@ -347,9 +347,9 @@ class EndpointEngine(Engine):
             )
         drawn = [None] * len(prompts) if seeds is None else seeds
         with span("generate", waits_for="endpoint"):
-            async with self._in_time(f"answers to {len(prompts)} prompts"):
+            async with self._within_timeout(f"answers to {len(prompts)} prompts"):
                 if prompts and sampling.temperature > 0.0:
-                    await self._look(prompts[0], sampling)
+                    await self._check_logprobs(prompts[0], sampling)
                 try:
                     async with asyncio.TaskGroup() as group:
                         answers = [
@@ -366,10 +366,10 @@ class EndpointEngine(Engine):
         answer = await self._ask(body(str(self._generator.model), prompt, sampling, seed), place)
         return completion_of(answer, prompt=prompt, sampling=sampling)
 
-    async def _look(self, prompt: Sequence[int], sampling: SamplingSettings) -> None:
-        """Once for each temperature, see whether log-probabilities are those of the sampling."""
-        async with self._looking:
-            if sampling.temperature in self._looked_at:
+    async def _check_logprobs(self, prompt: Sequence[int], sampling: SamplingSettings) -> None:
+        """Check once for each temperature that log-probabilities are those of the sampling."""
+        async with self._checking:
+            if sampling.temperature in self._checked:
                 return
             first = replace(sampling, max_new_tokens=1)
             at_one, at_temperature = [
@@ -388,7 +388,7 @@ class EndpointEngine(Engine):
                 for temperature in (1.0, sampling.temperature)
             ]
             if require_sampling_distribution(at_one, at_temperature, sampling.temperature):
-                self._looked_at.add(sampling.temperature)
+                self._checked.add(sampling.temperature)
 
     async def _ask(self, body: dict[str, object], place: int) -> CompletionResponse:
         assert self._http is not None
@@ -399,7 +399,7 @@ class EndpointEngine(Engine):
         return read(answer)
 
     @asynccontextmanager
-    async def _in_time(self, what: str) -> AsyncIterator[None]:
+    async def _within_timeout(self, expected: str) -> AsyncIterator[None]:
         limit_s = self._rollout.generate_timeout_s
         try:
             async with asyncio.timeout(limit_s) as deadline:
@@ -411,7 +411,7 @@ class EndpointEngine(Engine):
         except TimeoutError:
             trouble = "no answer" if self._http is None else self._http.trouble
             raise GeneratorError(
-                f"expected {what} from {self._generator.url} within {limit_s:g} s; last there was {trouble}"
+                f"expected {expected} from {self._generator.url} within {limit_s:g} s; last there was {trouble}"
             ) from None
 
     async def _clean_up(self) -> None:

@@ -121,7 +121,7 @@ class VllmEngine(Engine):
             raise
         self._vocabulary = int(self._llm.model_config.get_vocab_size())
         self._submit(self._account())
-        self._submit(self._look())
+        self._submit(self._watch_health())
 
     async def _generate(
         self, prompts: Sequence[Sequence[int]], sampling: SamplingSettings, seeds: Sequence[int] | None
@@ -160,16 +160,16 @@ class VllmEngine(Engine):
         loop, began = asyncio.get_running_loop(), time.monotonic()
         again: asyncio.TimerHandle
 
-        def look() -> None:
+        def check() -> None:
             nonlocal again
             left = self._rollout.generate_timeout_s - self.statistics.seconds_without_token(began)
             if left <= 0.0:
                 deadline.reschedule(loop.time())
             else:
-                again = loop.call_later(left, look)
+                again = loop.call_later(left, check)
 
         async with asyncio.timeout(None) as deadline:
-            again = loop.call_later(self._rollout.generate_timeout_s, look)
+            again = loop.call_later(self._rollout.generate_timeout_s, check)
             try:
                 yield
             finally:
@@ -199,9 +199,11 @@ class VllmEngine(Engine):
         for place, (prompt, how) in enumerate(zip(prompts, params, strict=True)):
             try:
                 require_tokens(prompt, self._vocabulary)
-                asked = prompt_of(prompt, kept_from(self._rollout, self.version))
+                engine_prompt = prompt_of(prompt, kept_from(self._rollout, self.version))
                 collectors.append(
-                    await self._llm.add_request(str(next(self._ids)), asked, how, lora_request=self._adapter)
+                    await self._llm.add_request(
+                        str(next(self._ids)), engine_prompt, how, lora_request=self._adapter
+                    )
                 )
             except refusals() as error:
                 raise PromptRefusedError(place, str(error)) from error
@@ -212,11 +214,11 @@ class VllmEngine(Engine):
 
     async def _replace(self, version: PolicyVersion, state: Mapping[str, Tensor] | None) -> LoadMetrics:
         async with self._replacing:
-            told, asleep = time.monotonic(), self.statistics.asleep
+            received, asleep = time.monotonic(), self.statistics.asleep
             lora, load, handed = self._config.pushed_adapter, "load_policy", None
             if state is not None and lora is None and not self.holds_weights:
                 load, handed = "load_handed_over", await asyncio.to_thread(self._sender.write, state)
-            asked = time.monotonic()
+            requested = time.monotonic()
             async with self._hold_requests(f"load version {version}"):
                 if asleep:  # first the weights alone: vLLM goes on with what is under way when all is awake
                     with self._at("load weights"):
@@ -237,7 +239,7 @@ class VllmEngine(Engine):
                     elif state is not None:
                         await self._llm.resume_generation()
             now = time.monotonic()
-            return LoadMetrics(pause_s=now - asked, load_s=now - began, handover_s=asked - told)
+            return LoadMetrics(pause_s=now - requested, load_s=now - began, handover_s=requested - received)
 
     async def _sleep(self) -> None:
         await asyncio.shield(self._fall_asleep())
@@ -250,7 +252,7 @@ class VllmEngine(Engine):
                         await self._llm.sleep(**SLEEP)
 
     @contextlib.asynccontextmanager
-    async def _hold_requests(self, what: str) -> AsyncIterator[None]:
+    async def _hold_requests(self, action: str) -> AsyncIterator[None]:
         """Hand nothing else to the engine within the block; where that fails or takes too long, the engine ends."""
         limit_s = LOAD_FACTOR * self._rollout.generate_timeout_s
         deadline = asyncio.timeout(limit_s)
@@ -265,15 +267,15 @@ class VllmEngine(Engine):
         except Exception as error:
             # Some tensors may have been replaced: nothing that this engine says can be trusted any more.
             failure = EngineFailedError(
-                f"expected the engine to {what} within {limit_s:g} s, it has not"
+                f"expected the engine to {action} within {limit_s:g} s, it has not"
                 if deadline.expired()
-                else f"expected the engine to {what}, it failed half-way: {error}"
+                else f"expected the engine to {action}, it failed half-way: {error}"
             )
             self._end(failure)
             raise failure from error
 
     async def _replace_adapter(self, state: Mapping[str, Tensor], lora: LoraConfig) -> None:
-        """Nothing is answered with the one before any more; without tensors there is none afterwards."""
+        """Remove the current adapter and load the new one; without tensors there is none afterwards."""
         before = self._adapter
         with adapter_request(state, lora, next(self._adapter_ids)) as request:
             if before is not None:
@@ -282,7 +284,7 @@ class VllmEngine(Engine):
                 await self._llm.add_lora(request)
         self._adapter = request
 
-    async def _look(self) -> None:
+    async def _watch_health(self) -> None:
         """Notice when the engine's process is gone."""
         try:
             while True:
@@ -292,22 +294,22 @@ class VllmEngine(Engine):
             self._end(error)
 
     async def _account(self) -> None:
-        """Say what the replica does: its engine's process works for it alone, so that its work is this one's."""
+        """Record spans of the engine's activity as the replica's: the engine's process works for it alone."""
         while True:
             self._changed.clear()
-            doing = next((what for what, count in self._doing.items() if count), REST)
+            doing = next((activity for activity, count in self._doing.items() if count), REST)
             rest = "turn" if self.statistics.asleep else "prompts" if doing == REST else None
             with span(doing if rest is None else REST, waits_for=rest):
                 await self._changed.wait()
 
     @contextlib.contextmanager
-    def _at(self, what: str) -> Iterator[None]:
-        self._doing[what] += 1
+    def _at(self, activity: str) -> Iterator[None]:
+        self._doing[activity] += 1
         self._tell()
         try:
             yield
         finally:
-            self._doing[what] -= 1
+            self._doing[activity] -= 1
             self._tell()
 
     def _tell(self) -> None:

@@ -68,8 +68,8 @@ class LocalEngine:
     async def abort(self, ids: list[str], *, internal: bool) -> None:
         """Give requests up."""
         self._engine.abort_request(ids)
-        for one in ids:
-            self._requests.pop(one, None)
+        for request_id in ids:
+            self._requests.pop(request_id, None)
 
     async def pause_generation(self, *, mode: str, clear_cache: bool) -> None:
         """Make no step until `resume_generation`; those under way compute anew what is not to be kept."""

@@ -79,8 +79,8 @@ class PolicyReplica:
         self._checkpoint = Checkpoint(model_path)
         self._engine = make_engine(config, model_path, seed=seed)
         # Where this process has the engine's weights, parts of tensors are joined beside them.
-        here = isinstance(self._engine, VllmEngine) and self._engine.holds_weights
-        self._device = "cuda" if here and torch.cuda.is_available() else "cpu"
+        in_process = isinstance(self._engine, VllmEngine) and self._engine.holds_weights
+        self._device = "cuda" if in_process and torch.cuda.is_available() else "cpu"
         self._updates = asyncio.Lock()
 
     @property

@@ -206,11 +206,11 @@ def start_timeout_s(config: Config) -> float:
 
 
 def _warn_of_idle_gpus(monarch: MonarchConfig) -> None:
-    there, used = monarch.num_nodes * monarch.gpus_per_node, monarch.gpus
-    if there > used:
+    available, used = monarch.num_nodes * monarch.gpus_per_node, monarch.gpus
+    if available > used:
         logger.warning(
             "the cluster has %d GPUs (monarch.num_nodes x gpus_per_node), monarch.roles use %d; the others are idle",
-            there,
+            available,
             used,
         )
 
@@ -416,7 +416,7 @@ async def _introduce(
     introductions: Introductions, roles: Mapping[str, Service], servers: Mapping[str, EnvironmentServers]
 ) -> None:
     """Tell the rollout workers whom they work with, now and whenever that changes."""
-    introductions.tell("take_servers", {name: one.urls for name, one in servers.items()})
+    introductions.tell("take_servers", {name: server.urls for name, server in servers.items()})
     for name in ("policy", "reward"):
         if (role := roles.get(name)) is not None:
             role.on_roster(partial(introductions.tell, f"take_{name}"))
@@ -426,7 +426,7 @@ async def _introduce(
 
 def _servers(config: Config, introductions: Introductions, logs: Path) -> dict[str, EnvironmentServers]:
     async def changed(_: tuple[str, ...]) -> None:
-        introductions.tell("take_servers", {name: one.urls for name, one in servers.items()})
+        introductions.tell("take_servers", {name: server.urls for name, server in servers.items()})
 
     servers = {
         name: EnvironmentServers(

@@ -34,7 +34,7 @@ async def evaluate(
     with EvaluationFolder(folder) as kept:
         failures = [await _evaluate(run, name, total, kept, version) for name in names]
         results = {name: [kept.records[name, place, 0] for place in range(total)] for name in names}
-    if len(failed := [one for one in failures if one is not None]) == len(names):
+    if len(failed := [failure for failure in failures if failure is not None]) == len(names):
         raise failed[0]
     return results
 
@@ -44,9 +44,9 @@ async def _evaluate(
 ) -> RolloutError | None:
     """Play what is missing in one environment; returns why it could not be."""
     before = {
-        one.group
-        for one in kept.records.values()
-        if (one.environment, one.version) == (name, version) and one.ending not in LOST
+        record.group
+        for record in kept.records.values()
+        if (record.environment, record.version) == (name, version) and record.ending not in LOST
     }
     todo = [place for place in range(total) if place not in before]
     left = set(todo)
@@ -95,9 +95,9 @@ def _record(name: str, place: int, outcome: Outcome, version: PolicyVersion) -> 
 
 def result_of(records: Sequence[EpisodeRecord], *, train_seconds: float) -> EvaluationResult:
     """What a task is told of the held-out episodes."""
-    scored = [(one.reward, Ending(one.ending)) for one in records if one.reward is not None]
-    absent = [one for one in records if one.reward is None]
-    unscored = sum(one.ending == Ending.FAILED_REWARD for one in absent)
+    scored = [(record.reward, Ending(record.ending)) for record in records if record.reward is not None]
+    absent = [record for record in records if record.reward is None]
+    unscored = sum(record.ending == Ending.FAILED_REWARD for record in absent)
     return EvaluationResult(
         rewards=[reward for reward, _ in scored],
         endings=[ending for _, ending in scored],

@@ -40,7 +40,7 @@ class SpanCollector:
     async def collect(self) -> None:
         """Ask the first rank of every replica; of one that does not answer, what is known stays."""
         answers = await ask_all(self._fleet, "spans")
-        self._answers = {name: self._answers.get(name, {}) | found for name, found in answers.items()}
+        self._answers = {name: self._answers.get(name, {}) | spans for name, spans in answers.items()}
 
     async def metrics(self) -> dict[str, float]:
         """Collect, and return each role's shares since the last call, by the names that the log uses."""
@@ -128,14 +128,14 @@ class RunObserver:
     async def metrics(self) -> dict[str, float]:
         """What processes and generators have done since the last call, by the names that the log uses."""
         spent, answers = await asyncio.gather(self.spans.metrics(), ask_all(self._fleet, "statistics"))
-        told = {
+        statistics = {
             replica: totals
             for replica, totals in answers.get("policy", {}).items()
             if totals is not None  # a server of somebody else's says nothing
         }
-        found = generator_metrics(self._generators, told)
-        self._generators |= told
-        return {**spent, **found}
+        metrics = generator_metrics(self._generators, statistics)
+        self._generators |= statistics
+        return {**spent, **metrics}
 
     async def refresh(self) -> None:
         """Ask all processes; within `ANSWER_TIMEOUT_S`."""

@@ -183,7 +183,7 @@ class Run:
         return Iteration()
 
     @asynccontextmanager
-    async def deadline(self, what: str) -> AsyncIterator[None]:
+    async def deadline(self, expected: str) -> AsyncIterator[None]:
         """Give what a role is asked for within the block `trainer.timeout_s` seconds; RoleError beyond them."""
         seconds = self.config.trainer.timeout_s
         try:
@@ -193,7 +193,7 @@ class Run:
             if not timeout.expired():
                 raise
             raise RoleError(
-                f"expected {what} within {seconds:g} s, it is not there; "
+                f"expected {expected} within {seconds:g} s, it is not there; "
                 f"raise trainer.timeout_s, or see what hangs in {self.folder / 'logs'}"
             ) from None
 
@@ -274,21 +274,23 @@ class Run:
     def _environment_metrics(self, name: str, groups: Sequence[Group], tally: Tally) -> dict[str, float]:
         """What an environment says of its own trajectories; of several environments, all that the whole run logs."""
         own = [group for group in groups if group.environment == name]
-        told = dict(self.tasks[name].metrics([t for group in own for t in group.trajectories])) if own else {}
+        metrics = (
+            dict(self.tasks[name].metrics([t for group in own for t in group.trajectories])) if own else {}
+        )
         if (sampler := self.dispatcher.samplers.get(name)) is not None:
-            told.update(sampler.metrics())
+            metrics.update(sampler.metrics())
         if name:
-            told.update(self._rollout_metrics(own, tally))
-            told.update(_episode_metrics(self.dispatcher.health[name].counts))
-        return told
+            metrics.update(self._rollout_metrics(own, tally))
+            metrics.update(_episode_metrics(self.dispatcher.health[name].counts))
+        return metrics
 
     @contextmanager
-    def _writing(self, what: str) -> Iterator[None]:
+    def _writing(self, label: str) -> Iterator[None]:
         try:
             yield
         except OSError as error:
             raise BridgeError(
-                f"cannot write {what} to {str(self.folder)!r}: {error.strerror}; see that there is room, "
+                f"cannot write {label} to {str(self.folder)!r}: {error.strerror}; see that there is room, "
                 f"then go on from the newest checkpoint: ropewalk train --resume {self.folder}"
             ) from error
 
@@ -404,7 +406,7 @@ def snapshot(run: Run, fleet: "Fleet", servers: Mapping[str, EnvironmentServers]
         max_staleness=run.config.rollout.max_staleness,
         services=(
             *service_rows(fleet, run.observer.versions),
-            *(server_row(one, environment_role(name)) for name, one in servers.items()),
+            *(server_row(server, environment_role(name)) for name, server in servers.items()),
         ),
         groups={
             "waiting": ledger.waiting,
@@ -427,7 +429,7 @@ def snapshot(run: Run, fleet: "Fleet", servers: Mapping[str, EnvironmentServers]
                 at=event.at,
                 service=event.service,
                 replica=event.replica,
-                what=f"{event.what}: {event.detail}" if event.detail else event.what,
+                what=f"{event.kind}: {event.detail}" if event.detail else event.kind,
             )
             for event in list(fleet.events)[-EVENTS_SHOWN:]
         ),

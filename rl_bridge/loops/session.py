@@ -225,9 +225,9 @@ async def _evaluation(config: Config, model_path: Path, folder: Path, console: C
     reports = {name: summarize(records) | {"probe": probes[name]} for name, records in results.items()}
     report = _whole(results, reports)
     console.print_json(data=report)
-    for name, one in reports.items():
-        if one["last_absence"] is not None:
-            _say(console, f"{name}: {describe_missing(one)}" if name else describe_missing(one))
+    for name, summary in reports.items():
+        if summary["last_absence"] is not None:
+            _say(console, f"{name}: {describe_missing(summary)}" if name else describe_missing(summary))
     EvaluationFolder(folder).finish(report)
     _say(console, f"written to {folder}")
 

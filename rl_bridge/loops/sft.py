@@ -137,7 +137,7 @@ def fine_tune(
     config: SftConfig,
     *,
     folder: Path,
-    told: Callable[[Validation], None],
+    on_validation: Callable[[Validation], None],
     last: Path | None = None,
 ) -> SftResult:
     """Train until the validation loss stops falling, or a limit comes first.
@@ -150,7 +150,7 @@ def fine_tune(
         validation: Likewise, of traces that are never trained on.
         config: How.
         folder: Where the weights go that are kept; see `begin_checkpoint`.
-        told: Told each validation.
+        on_validation: Told each validation.
         last: Where the weights of the last validation go too, be it the best or not.
 
     Raises:
@@ -167,7 +167,7 @@ def fine_tune(
         validation_loss = -float(np.mean(learner.logprobs(kept_apart), dtype=np.float64))
         seen = Validation(update=update, loss=loss, validation_loss=validation_loss, seconds=seconds)
         validations.append(seen)
-        told(seen)
+        on_validation(seen)
         return seen
 
     best = validate(0, None, 0.0)
@@ -199,12 +199,12 @@ def begin_checkpoint(folder: Path, model_path: Path) -> None:
     shutil.copytree(model_path, folder, ignore=shutil.ignore_patterns("*.safetensors*", "*.bin"))
 
 
-def _require_room(traces: Sequence[Sequence[TrainSample]], what: str, config: SftConfig) -> None:
+def _require_room(traces: Sequence[Sequence[TrainSample]], label: str, config: SftConfig) -> None:
     for number, rows in enumerate(traces, 1):
         longest = max((len(row.tokens) for row in rows), default=0)
         if longest > config.max_length:
             raise ConfigError(
-                f"expected traces {what} of at most {config.max_length} tokens (sft.max_length), got {longest} in "
+                f"expected traces {label} of at most {config.max_length} tokens (sft.max_length), got {longest} in "
                 f"the {number}. of them; raise it as far as the model goes, or leave that trace out"
             )
 

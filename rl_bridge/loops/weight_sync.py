@@ -12,9 +12,11 @@ if TYPE_CHECKING:
 
 def sync_metrics(push_s: float, taken: "Iterable[UpdateMetrics]") -> dict[str, float]:
     """What bringing one version cost, in seconds, by the names that the log uses; of several generators the slowest."""
-    told = list(taken)
-    slowest = {part: max(getattr(one, part) for one in told) for part in ("transport_s", "pause_s", "load_s")}
-    return {f"sync/{part}": seconds for part, seconds in ({"push_s": push_s} | slowest).items()}
+    loads = list(taken)
+    slowest = {
+        name: max(getattr(load, name) for load in loads) for name in ("transport_s", "pause_s", "load_s")
+    }
+    return {f"sync/{name}": seconds for name, seconds in ({"push_s": push_s} | slowest).items()}
 
 
 class WeightSync:

@@ -291,9 +291,9 @@ def iteration_line(
         if name in metrics and (metrics[name] or name not in TROUBLES)
     ]
     environments = [
-        f"{found[1]} {value:+.3f}"
+        f"{match[1]} {value:+.3f}"
         for name, value in metrics.items()
-        if (found := re.fullmatch("env/(.*)/reward/mean", name))
+        if (match := re.fullmatch("env/(.*)/reward/mean", name))
     ]
     probes = [
         f"{name.removeprefix('env/').replace('probe/', '', 1)} {value:+.4f}"

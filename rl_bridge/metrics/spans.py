@@ -87,32 +87,32 @@ class SpanTotals:
             return {}
         parts = {"unaccounted": self.unaccounted_s, "cpu": self.cpu_s}
         for (name, waits_for), spent in self.seconds.items():
-            part = (
+            path = (
                 f"work/{name}" if waits_for is None else f"{'rest' if name == REST else 'idle'}/{waits_for}"
             )
-            parts[part] = parts.get(part, 0.0) + spent
-        return {f"{SPAN}/{process}/{part}": spent / self.wall_s for part, spent in parts.items()}
+            parts[path] = parts.get(path, 0.0) + spent
+        return {f"{SPAN}/{process}/{path}": spent / self.wall_s for path, spent in parts.items()}
 
     @classmethod
     def from_metrics(cls, metrics: Mapping[str, float], wall_s: float) -> dict[str, Self]:
         """Totals of a stretch of `wall_s` seconds, by process, from the shares that the log has of it."""
-        found: dict[str, tuple[float, dict[Key, float]]] = {}
+        by_process: dict[str, tuple[float, dict[Key, float]]] = {}
         for figure, share in metrics.items():
             top, _, rest = figure.partition("/")
-            process, _, part = rest.partition("/")
-            kind, _, word = part.partition("/")
+            process, _, path = rest.partition("/")
+            kind, _, name = path.partition("/")
             if top != SPAN:
                 continue
-            cpu_s, seconds = found.get(process, (0.0, {}))
+            cpu_s, seconds = by_process.get(process, (0.0, {}))
             if kind == "cpu":
                 cpu_s = share * wall_s
-            elif word:
+            elif name:
                 # Waiting is logged by what was waited for alone.
-                seconds[(word, None) if kind == "work" else (kind, word)] = share * wall_s
-            found[process] = cpu_s, seconds
+                seconds[(name, None) if kind == "work" else (kind, name)] = share * wall_s
+            by_process[process] = cpu_s, seconds
         return {
             process: cls(began=0.0, wall_s=wall_s, cpu_s=cpu_s, seconds=seconds)
-            for process, (cpu_s, seconds) in found.items()
+            for process, (cpu_s, seconds) in by_process.items()
         }
 
     def as_json(self) -> dict[str, Any]:
@@ -337,15 +337,15 @@ def span(name: str, waits_for: str | None = None) -> _Span:
 
 
 @contextmanager
-def log_phase(what: str) -> Iterator[None]:
+def log_phase(label: str) -> Iterator[None]:
     """Tell this process's log when something long begins and when it is over: what hangs is what began last."""
     began, how = time.monotonic(), "failed"
-    _log_line(f"{what} ...")
+    _log_line(f"{label} ...")
     try:
         yield
         how = "done"
     finally:
-        _log_line(f"{what}: {how} after {time.monotonic() - began:.1f} s")
+        _log_line(f"{label}: {how} after {time.monotonic() - began:.1f} s")
 
 
 def _log_line(text: str) -> None:

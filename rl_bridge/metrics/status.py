@@ -194,8 +194,8 @@ class StatusServer:
                 self._callers.add(task)
                 async with asyncio.timeout(TIMEOUT_S):
                     head = (await reader.readuntil(b"\r\n\r\n")).decode("latin-1")
-                    for part in await self._respond(head, str(writer.get_extra_info("sockname")[0])):
-                        writer.write(part)
+                    for chunk in await self._respond(head, str(writer.get_extra_info("sockname")[0])):
+                        writer.write(chunk)
                     await writer.drain()
                     writer.close()
                     await writer.wait_closed()
@@ -236,11 +236,11 @@ class StatusServer:
                 try:
                     if self._refresh is not None:
                         await self._refresh()
-                    told = self._snapshot().model_dump_json()
+                    text = self._snapshot().model_dump_json()
                 except Exception as error:  # the run goes on; who asked is told
                     logger.exception("the run's status could not be taken")
-                    told = json.dumps({"error": f"{type(error).__name__}: {error}"})
-                self._line, self._taken = told.encode() + b"\n", time.monotonic()
+                    text = json.dumps({"error": f"{type(error).__name__}: {error}"})
+                self._line, self._taken = text.encode() + b"\n", time.monotonic()
             return self._line
 
 
@@ -254,26 +254,26 @@ class _Collector:
         """Yield every metric."""
         from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 
-        told = self._snapshot
+        snapshot = self._snapshot
 
-        def family(kind: Any, name: str, text: str, found: Mapping[Any, float], *labels: str) -> Any:
+        def family(kind: Any, name: str, text: str, values: Mapping[Any, float], *labels: str) -> Any:
             made = kind(f"ropewalk_run_{name}", text, labels=("run", *labels))
-            for of, value in found.items():
-                made.add_metric((told.name, *of), value)
+            for of, value in values.items():
+                made.add_metric((snapshot.name, *of), value)
             return made
 
         gauge, counter = GaugeMetricFamily, CounterMetricFamily
-        yield family(gauge, "iterations", "Iterations that the run is to train.", {(): told.iterations})
-        yield family(gauge, "version", "Iterations that are trained.", {(): told.version})
+        yield family(gauge, "iterations", "Iterations that the run is to train.", {(): snapshot.iterations})
+        yield family(gauge, "version", "Iterations that are trained.", {(): snapshot.version})
         yield family(
-            gauge, "served_version", "Weights that every serving generator holds.", {(): told.served}
+            gauge, "served_version", "Weights that every serving generator holds.", {(): snapshot.served}
         )
-        yield family(gauge, "elapsed_seconds", "Since the run began.", {(): told.taken - told.began})
-        found = {(state,): float(count) for state, count in told.groups.items()}
-        yield family(gauge, "groups", "Groups in each state, by the ledger.", found, "state")
-        oldest_s = max((lease.age_s for lease in told.leases), default=0.0)
+        yield family(gauge, "elapsed_seconds", "Since the run began.", {(): snapshot.taken - snapshot.began})
+        values = {(state,): float(count) for state, count in snapshot.groups.items()}
+        yield family(gauge, "groups", "Groups in each state, by the ledger.", values, "state")
+        oldest_s = max((lease.age_s for lease in snapshot.leases), default=0.0)
         yield family(gauge, "oldest_lease_seconds", "Of the groups under way, the oldest.", {(): oldest_s})
-        replicas = [(service.name, replica) for service in told.services for replica in service.replicas]
+        replicas = [(service.name, replica) for service in snapshot.services for replica in service.replicas]
         # Behind its word a state may say why, in whatever words.
         states = Counter((name, replica.state.split()[0]) for name, replica in replicas)
         yield family(gauge, "replicas", "Replicas of each service in each state.", states, "service", "state")
@@ -284,15 +284,15 @@ class _Collector:
         yield family(gauge, "calls_in_flight", "Calls that a service is at.", in_flight, "service")
         yield family(counter, "restarts", "Restarts of a service's replicas.", restarts, "service")
         seconds: dict[tuple[str, ...], float] = {}
-        for process, spent in told.spans.items():
+        for process, spent in snapshot.spans.items():
             seconds |= {(process, "work", word): value for word, value in spent.work.items()}
             seconds |= {(process, "idle", word): value for word, value in spent.idle.items()}
             seconds[process, "unaccounted", ""] = spent.unaccounted_s
         text = "Wall time of each process, by what it was at."
         yield family(counter, "process_seconds", text, seconds, "process", "kind", "what")
-        cpu = {(process,): spent.cpu_s for process, spent in told.spans.items()}
+        cpu = {(process,): spent.cpu_s for process, spent in snapshot.spans.items()}
         yield family(counter, "process_cpu_seconds", "Processor time of each process.", cpu, "process")
-        newest = {(name,): value for name, value in told.metrics.items()}
+        newest = {(name,): value for name, value in snapshot.metrics.items()}
         yield family(
             gauge, "metric", "The newest iteration's metrics, by their names in the log.", newest, "name"
         )
@@ -314,9 +314,9 @@ async def ask_status(address: str, *, timeout_s: float = TIMEOUT_S) -> StatusSna
             reader, writer = await asyncio.open_connection(host, port, limit=MAX_BYTES)
             with contextlib.closing(writer.transport):
                 writer.write(f"GET /status HTTP/1.1\r\nHost: {format_address(host, port)}\r\n\r\n".encode())
-                said = await reader.read(MAX_BYTES)
-                while (more := await reader.read(MAX_BYTES)) and len(said) < MAX_BYTES:
-                    said += more
+                response = await reader.read(MAX_BYTES)
+                while (more := await reader.read(MAX_BYTES)) and len(response) < MAX_BYTES:
+                    response += more
     except TimeoutError:
         raise StatusError(f"expected an answer from {address} within {timeout_s:g} s, got none") from None
     except OSError as error:
@@ -324,12 +324,12 @@ async def ask_status(address: str, *, timeout_s: float = TIMEOUT_S) -> StatusSna
             f"expected a run's status at {address}, got: {getattr(error, 'strerror', None) or error}; "
             "is the run under way, and is this the address in its folder's status.json?"
         ) from error
-    _, end, body = said.partition(b"\r\n\r\n")
+    _, end, body = response.partition(b"\r\n\r\n")
     try:
         return StatusSnapshot.model_validate_json(body)
     except ValidationError:
-        got = body if end else said
-        raise StatusError(f"expected a run's status from {address}, got {got[:200]!r}") from None
+        answer = body if end else response
+        raise StatusError(f"expected a run's status from {address}, got {answer[:200]!r}") from None
 
 
 def _is_rebound(head: str, listens_on: str) -> bool:

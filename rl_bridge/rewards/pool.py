@@ -81,15 +81,15 @@ class RewardWorker:
             BrokenPipeError: The process had ended before it began.
             ConnectionError: The process ended meanwhile.
         """
-        begun = False
+        started = False
         try:
             async with asyncio.timeout(timeout_s):
                 self._writer.write(LENGTH.pack(len(content)) + content)
                 await self._writer.drain()
-                begun = await self._frame() == BEGUN
+                started = await self._frame() == BEGUN
                 return RewardReply.decode(await self._frame())
         except ConnectionError as error:
-            if begun:
+            if started:
                 raise
             raise BrokenPipeError("the worker's process had ended before it began") from error
 

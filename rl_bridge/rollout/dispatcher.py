@@ -71,8 +71,8 @@ class LossReport:
 
 
 @dataclass(slots=True, frozen=True)
-class Played:
-    """What became of a group at its worker."""
+class PlayedGroup:
+    """The outcomes of a group's episodes, as its worker returned them."""
 
     environment: str
     seed: int
@@ -175,13 +175,13 @@ class Dispatcher:
     @property
     def counts(self) -> EpisodeCounts:
         """What became of the episodes that were played for training, in all environments."""
-        return EpisodeCounts.sum(one.counts for one in self.health.values())
+        return EpisodeCounts.sum(health.counts for health in self.health.values())
 
     def take_tallies(self) -> dict[str, Tally]:
         """By environment, what became since this was last asked of groups and episodes beside those trained."""
-        taken = {name: one.tally for name, one in self.health.items()}
-        for one in self.health.values():
-            one.tally = Tally()
+        taken = {name: health.tally for name, health in self.health.items()}
+        for health in self.health.values():
+            health.tally = Tally()
         return taken
 
     def set_aside(self, environment: str, error: BaseException, *, for_good: bool = False) -> None:
@@ -194,14 +194,14 @@ class Dispatcher:
         if not (for_good or self.health[environment].is_playable(now)):
             return  # a group that was under way
         self.health[environment].set_aside(error, now=now, for_good=for_good)
-        if not (others := playable(self.health, now=now)):
+        if not (remaining := playable(self.health, now=now)):
             raise error
         until = "" if for_good else ", and tried again in a while"
         logger.warning(
             "the environment %s is set aside%s; the run goes on with %s: %s",
             environment,
             until,
-            ", ".join(others),
+            ", ".join(remaining),
             error,
         )
 
@@ -212,7 +212,7 @@ class Dispatcher:
         tokens that takes long.
         """
         ledger, groups = self._buffer.state()
-        episodes = {name: one.counts.state() for name, one in self.health.items()}
+        episodes = {name: health.counts.state() for name, health in self.health.items()}
         tasks = {name: sampler.state() for name, sampler in self.samplers.items()}
         state = {"ledger": ledger, "episodes": episodes, "tasks": tasks}
         return state, lambda: {"groups": dump_groups(groups)}
@@ -230,8 +230,8 @@ class Dispatcher:
         await self._recall()
         self._kept.clear()
         counted: Mapping[str, Any] = {} if state is None else state["episodes"]
-        for name, one in self.health.items():
-            one.rewind(EpisodeCounts(**counted.get(name, {})))
+        for name, health in self.health.items():
+            health.rewind(EpisodeCounts(**counted.get(name, {})))
         drawn: Mapping[str, Any] = {} if state is None else state["tasks"]
         for name, sampler in self.samplers.items():
             sampler.restore(drawn.get(name, {}))
@@ -270,11 +270,11 @@ class Dispatcher:
 
         async def play(first: int) -> None:
             nonlocal ended, without_policy
-            part = tuple(seeds[first : first + size])
+            chunk = tuple(seeds[first : first + size])
             async with free:
                 if health.is_gone():
                     raise RolloutError(f"the environment is gone: {health.error}") from health.error
-                outcomes = await self._play_part(part, environment)
+                outcomes = await self._play_part(chunk, environment)
             counts.ended(outcomes)
             for place, outcome in enumerate(outcomes, first):
                 done(place, outcome)
@@ -332,11 +332,11 @@ class Dispatcher:
 
     def begin(self, lease: GroupLease, work: Coroutine[Any, Any, None]) -> None:
         """Have a group played beside all others in flight; its place is free again when `work` is done."""
-        play = asyncio.create_task(work)
-        self._plays[play] = lease
-        play.add_done_callback(self._ended)
+        task = asyncio.create_task(work)
+        self._plays[task] = lease
+        task.add_done_callback(self._ended)
 
-    async def play(self, lease: GroupLease) -> "Played | None":
+    async def play(self, lease: GroupLease) -> "PlayedGroup | None":
         """Have a worker play what is left of a group; None where it was lost, and the group waits for another one."""
         config, rollouts = self._config, self._config.rollout
         if lease.group in self._kept:
@@ -372,9 +372,9 @@ class Dispatcher:
                 self._cut([lease])
             return None
         await self._tell_first_failure(environment, result)
-        return Played(environment, seed, kept | dict(zip(left, result.outcomes, strict=True)), result)
+        return PlayedGroup(environment, seed, kept | dict(zip(left, result.outcomes, strict=True)), result)
 
-    async def settle(self, lease: GroupLease, played: "Played") -> None:
+    async def settle(self, lease: GroupLease, played: "PlayedGroup") -> None:
         """Add a group to the buffer, drop it, or let what a worker has not finished be played by another.
 
         Raises:
@@ -391,7 +391,7 @@ class Dispatcher:
             else:
                 self._end_task(lease.group)
             return
-        trajectories = [one for _, one in sorted(outcomes.items()) if isinstance(one, Trajectory)]
+        trajectories = [outcome for _, outcome in sorted(outcomes.items()) if isinstance(outcome, Trajectory)]
         group = Group(
             id=lease.group, seed=played.seed, environment=played.environment, trajectories=trajectories
         )
@@ -453,8 +453,8 @@ class Dispatcher:
     async def _recall(self) -> None:
         """Wait for nothing that is under way, and tell the workers to stop."""
         plays = dict(self._plays)
-        for play in plays:
-            play.cancel()
+        for task in plays:
+            task.cancel()
         await asyncio.gather(*plays, return_exceptions=True)
         if plays:
             self._cut(list(plays.values()))

@@ -37,8 +37,8 @@ REASON_CHARS: Final = 1000
 
 def shortened(reason: str) -> str:
     """Return as much of a reason as is told, without halves of characters: no checkpoint could be written with them."""
-    told = reason if len(reason) <= REASON_CHARS else f"{reason[:REASON_CHARS]} …"
-    return told.encode(errors="replace").decode()
+    text = reason if len(reason) <= REASON_CHARS else f"{reason[:REASON_CHARS]} …"
+    return text.encode(errors="replace").decode()
 
 
 def require_play(result: StepResult[Any]) -> None:
@@ -151,35 +151,35 @@ async def play_episode(
         dialogue = await task.begin(client, policy, first)
     shared = [] if branch is None else branch.prompts
     answers = [] if answers is None else answers
-    play = _Play(client, policy, dialogue, settings, sampling_key, began, answers, shared, fork_turn)
-    play.earn(result.reward)
-    ending = await play.to_the_end()
-    said = answers[: play.exchanges]
+    episode = _Episode(client, policy, dialogue, settings, sampling_key, began, answers, shared, fork_turn)
+    episode.earn(result.reward)
+    ending = await episode.run()
+    taken = answers[: episode.exchanges]
     if ending is None:
         assert isinstance(session, RecordingSession)
-        prompts = [*(turn.prompt for turn, _ in said), play.prompt]
-        return Branch(prompts=prompts, answers=said, results=session.results)
-    turns = [turn for turn, _ in said[max(0, len(shared) - 1) :]]
+        prompts = [*(turn.prompt for turn, _ in taken), episode.prompt]
+        return Branch(prompts=prompts, answers=taken, results=session.results)
+    turns = [turn for turn, _ in taken[max(0, len(shared) - 1) :]]
     if not turns:
         return None
     if ending in ILL_FORMED:
-        play.earn(settings.illegal_reward)
+        episode.earn(settings.illegal_reward)
     if judge is not None:
         with span("judge", waits_for="reward"):
-            play.earn(await _judged(judge, task, first, [text for _, text in said]))
+            episode.earn(await _judged(judge, task, first, [text for _, text in taken]))
     return Trajectory(
         seed=seed,
         turns=turns,
         ending=ending,
-        reward=play.total,
-        tool_calls=play.dialogue.tool_calls,
-        refusal=play.refusal,
-        scores=play.scores,
+        reward=episode.total,
+        tool_calls=episode.dialogue.tool_calls,
+        refusal=episode.refusal,
+        scores=episode.scores,
     )
 
 
 @dataclass(slots=True)
-class _Play:
+class _Episode:
     """An episode under way, from after its reset."""
 
     client: Session
@@ -213,8 +213,8 @@ class _Play:
             if isinstance(score, int | float) and math.isfinite(score):
                 self.scores[path] = self.scores.get(path, 0.0) + score
 
-    async def to_the_end(self) -> Ending | None:
-        """Returns None where the episode is to be forked."""
+    async def run(self) -> Ending | None:
+        """Play the episode; returns how it ended, or None where it is to be forked."""
         while (ending := self._limit()) is None:
             with span("prompt"), _of_the_task():
                 prompt = self.dialogue.prompt()
@@ -303,14 +303,14 @@ def _of_the_task() -> Iterator[None]:
 async def _judged(judge: Judge, task: Task, first: Any, texts: Sequence[str]) -> float:
     try:
         with _of_the_task():
-            asked, target = task.messages(first), task.target(first)
-        earned = await judge(asked, "\n".join(texts), target)
+            messages, target = task.messages(first), task.target(first)
+        reward = await judge(messages, "\n".join(texts), target)
     except (ReplicaLostError, NoReplicaError) as error:
         # Calls to judges are repeated, so by now there is none.
         raise EpisodeUnscoredError(f"no reward function answered: {error}") from error
-    if earned is None:
+    if reward is None:
         raise EpisodeUnscoredError("the reward function gave no reward")
-    return earned
+    return reward
 
 
 BACKOFF_S: Final = 0.1

@@ -104,21 +104,21 @@ class EpisodeCounts:
     def sum(cls, several: Iterable[Self]) -> Self:
         """The counts of several environments together; what came last, of the first that has any."""
         total = cls()
-        for one in several:
-            for name, value in asdict(one).items():
+        for counts in several:
+            for name, value in asdict(counts).items():
                 before = getattr(total, name)
                 setattr(total, name, before + value if type(value) is int else before or value)
         return total
 
 
-def _took_an_action(played: Trajectory) -> bool:
+def _took_an_action(trajectory: Trajectory) -> bool:
     """Whether the environment did: an answer behind another one has seen what came of that."""
-    ended_by_it = played.ending in (
+    ended_by_it = trajectory.ending in (
         Ending.COMPLETED,
         Ending.TRUNCATED_TURNS,
         Ending.TRUNCATED_ENVIRONMENT,
     )
-    return ended_by_it or len(played.turns) > 1 or played.tool_calls > 0
+    return ended_by_it or len(trajectory.turns) > 1 or trajectory.tool_calls > 0
 
 
 def final_outcomes(outcomes: Iterable[tuple[int, Outcome]]) -> dict[int, Outcome]:
@@ -166,10 +166,10 @@ class Tally:
     def sum(cls, several: Iterable[Self]) -> Self:
         """The tallies of several environments together."""
         total = cls()
-        for one in several:
-            total.refused += one.refused
-            total.endings += one.endings
-            total.rewards += one.rewards
+        for tally in several:
+            total.refused += tally.refused
+            total.endings += tally.endings
+            total.rewards += tally.rewards
         return total
 
     def ended(self, outcomes: Iterable[Outcome], *, refused: bool) -> None:
@@ -355,7 +355,7 @@ def rollout_metrics(
     earned = sum(t.reward for t in trajectories)
     answers = [turn.completion.tokens for t in trajectories for turn in t.turns]
     scores: defaultdict[str, list[float]] = defaultdict(list)
-    for path, score in (part for trajectory in trajectories for part in trajectory.scores.items()):
+    for path, score in (item for trajectory in trajectories for item in trajectory.scores.items()):
         scores[path].append(score)
     shares: dict[str, tuple[float, int]] = {
         "reward/mean": (earned, count),
@@ -363,7 +363,7 @@ def rollout_metrics(
         "rollout/turns_mean": (len(answers), count),
         "rollout/tool_calls_mean": (sum(t.tool_calls for t in trajectories), count),
         "rollout/tokens_mean": (sum(map(len, answers)), count),
-        **{f"rollout/rubric/{path}_mean": (math.fsum(part), len(part)) for path, part in scores.items()},
+        **{f"rollout/rubric/{path}_mean": (math.fsum(item), len(item)) for path, item in scores.items()},
         "rollout/zero_variance_share": (without_variance + equal, len(groups) + refused),
         "rollout/truncated_share": (truncated, judged),
         **{f"rollout/ending/{ending.value}": (endings[ending], endings.total()) for ending in Ending},
@@ -373,7 +373,7 @@ def rollout_metrics(
         "rollout/trajectories": float(count),
         "rollout/groups": float(len(groups)),
         "rollout/refused_groups": float(refused),
-        **{name: part / whole for name, (part, whole) in shares.items() if whole},
+        **{name: item / whole for name, (item, whole) in shares.items() if whole},
     }
 
 
@@ -463,7 +463,11 @@ class EnvironmentHealth:
             )
 
     def _require_few_lost(self, outcomes: Collection[Outcome]) -> None:
-        lost = [one for one in outcomes if isinstance(one, NoTrajectory) and one.absence is Absence.DROPPED]
+        lost = [
+            outcome
+            for outcome in outcomes
+            if isinstance(outcome, NoTrajectory) and outcome.absence is Absence.DROPPED
+        ]
         self._lately.append((len(lost), len(outcomes)))
         share = sum(lost for lost, _ in self._lately) / sum(whole for _, whole in self._lately)
         if len(self._lately) == self._window and share > self._max_lost_share:
@@ -476,4 +480,4 @@ class EnvironmentHealth:
 
 def playable(health: Mapping[str, EnvironmentHealth], *, now: float) -> list[str]:
     """The environments in which groups may begin, in order."""
-    return [name for name, one in health.items() if one.is_playable(now)]
+    return [name for name, state in health.items() if state.is_playable(now)]

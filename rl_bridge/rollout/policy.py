@@ -58,9 +58,9 @@ class ChatPolicy:
         Their prompts go to one replica of the generator, which has the keys and values of what they begin with.
         """
         with self._generator.settled() as generator:
-            one = copy.copy(self)
-            one._generator = generator
-            yield one
+            policy = copy.copy(self)
+            policy._generator = generator
+            yield policy
 
     @property
     def tokenizer(self) -> ChatTokenizer:

@@ -72,10 +72,10 @@ def _require_model(given: str | None) -> None:
 def _require_module(app: str, key: str) -> None:
     module = app.partition(":")[0]
     try:
-        found = find_module(module)
+        spec = find_module(module)
     except ConfigurationError as error:
         raise ConfigError(f"{key}: {error}") from error
-    if found is None:
+    if spec is None:
         raise ConfigError(
             f"{key}: expected a module that can be imported, got {module!r}; start from the folder that contains "
             f"{module.partition('.')[0]!r}, or install it"

@@ -30,18 +30,18 @@ class SingleTurn(Player[Example]):
         example: Example = await self._dataloader.at.route(playing.assignment.task)
         return example
 
-    async def attempt(self, place: int, playing: Playing, policy: ChatPolicy, begun: Example) -> Outcome:
+    async def attempt(self, place: int, playing: Playing, policy: ChatPolicy, beginning: Example) -> Outcome:
         """Generate and evaluate one answer. The dispatcher makes those of an assignment a group.
 
         Raises:
             RewardError: A reward function raised, and the run is to end then.
             PromptRefusedError: The engine takes no such prompt.
         """
-        assignment, prompt = playing.assignment, policy.prompt(begun.prompt)
+        assignment, prompt = playing.assignment, policy.prompt(beginning.prompt)
         if prompt is None:
             return NoTrajectory(
                 absence=Absence.NO_TURN,
-                reason=f"the prompt of {begun.id} leaves no room (rollout.max_length)",
+                reason=f"the prompt of {beginning.id} leaves no room (rollout.max_length)",
             )
         key, temperature = assignment.sampling_key, assignment.settings.temperature
         seed = None if key is None else sampling_seed(*key, assignment.siblings[place], 0)
@@ -55,7 +55,7 @@ class SingleTurn(Player[Example]):
         turn, response = answered
         # No reward is no zero: the answer stays out of its group's baseline.
         reward = await self._reward.evaluate_response.route(
-            prompt=begun.prompt, response=response, target=begun.target
+            prompt=beginning.prompt, response=response, target=beginning.target
         )
         if reward is None:
             return NoTrajectory(

@@ -107,12 +107,10 @@ def load_tasks(config: Config, folder: Path) -> "dict[str, Task]":
 
 def task_type(reference: str) -> type["Task"]:
     """Find the task that `rollout.task` names."""
-    found = resolve(reference, key="rollout.task")
-    if not (isinstance(found, type) and issubclass(found, Task)):
-        raise ConfigError(
-            f"expected rollout.task to name a subclass of rl_bridge.rollout.Task, got {found!r}"
-        )
-    return found
+    task = resolve(reference, key="rollout.task")
+    if not (isinstance(task, type) and issubclass(task, Task)):
+        raise ConfigError(f"expected rollout.task to name a subclass of rl_bridge.rollout.Task, got {task!r}")
+    return task
 
 
 class Task(ABC):
@@ -198,8 +196,8 @@ class Task(ABC):
         }
         (self.folder / REPORT_FILE).write_text(json.dumps(report, indent=1) + "\n", encoding="utf-8")
         if result.rewards:
-            told = f"{len(result.rewards):,} held-out episodes: mean reward {report['mean_reward']:.4g}"
-            Console().print(told, highlight=False, soft_wrap=True)
+            summary = f"{len(result.rewards):,} held-out episodes: mean reward {report['mean_reward']:.4g}"
+            Console().print(summary, highlight=False, soft_wrap=True)
 
 
 class _NewestState:

@@ -37,16 +37,16 @@ class ToolDialogue:
         self._repair = repair
         self._answer: Completion | None = None
         self._calls: Iterator[ToolCall] = iter(())
-        self._heard: list[tuple[ToolCall | None, Any]] = []
+        self._results: list[tuple[ToolCall | None, Any]] = []
 
     def prompt(self) -> Sequence[int] | None:
         """The chat so far; None where an answer would not fit behind it."""
         if self._answer is not None:
-            told = [self._told(*heard) for heard in self._heard]
-            if not self._policy.may_have_room(self._conversation.prompt, told):
+            messages = [self._to_message(*result) for result in self._results]
+            if not self._policy.may_have_room(self._conversation.prompt, messages):
                 return None
-            self._conversation.go_on(self._answer.tokens, told)
-            self._answer, self._heard = None, []
+            self._conversation.go_on(self._answer.tokens, messages)
+            self._answer, self._results = None, []
         prompt = self._conversation.prompt
         return prompt if self._policy.has_room(prompt) else None
 
@@ -75,13 +75,13 @@ class ToolDialogue:
         """
         call = next(self._calls, None)
         self.tool_calls += call is not None
-        self._heard.append((call, observation))
+        self._results.append((call, observation))
 
-    def _told(self, call: ToolCall | None, observation: Any) -> ChatMessage:
-        said = self._task.result(observation)
+    def _to_message(self, call: ToolCall | None, observation: Any) -> ChatMessage:
+        content = self._task.result(observation)
         if call is None:
-            return {"role": "user", "content": said}
-        return {"role": "tool", "name": call.name, "content": said}
+            return {"role": "user", "content": content}
+        return {"role": "tool", "name": call.name, "content": content}
 
 
 _CARRIES: Final = {
@@ -111,10 +111,10 @@ class ToolTask(Task):
         Raises:
             RolloutError: It has none; then this is to be overridden.
         """
-        told = getattr(observation, "task", None)
-        if not isinstance(told, str):
+        task = getattr(observation, "task", None)
+        if not isinstance(task, str):
             raise self._fault("a first observation with a text as its task", observation, "messages")
-        return [{"role": "user", "content": told}]
+        return [{"role": "user", "content": task}]
 
     def parse(self, text: str) -> Any | None:
         """The action that an answer without a call means; None, as here, where none: then it ends the episode."""

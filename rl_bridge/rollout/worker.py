@@ -36,7 +36,7 @@ from rl_bridge.rollout.task import Session, Task
 from rl_bridge.types import Ending, Turn
 
 T = TypeVar("T")
-BegunT = TypeVar("BegunT")
+BeginningT = TypeVar("BeginningT")
 
 
 @dataclass(slots=True, frozen=True)
@@ -64,7 +64,7 @@ class Playing:
     last_failure: str | None = None
 
 
-class Player(ABC, Generic[BegunT]):
+class Player(ABC, Generic[BeginningT]):
     """Plays assignments, all episodes of one at once; each is tried `max_attempts` times before it is dropped."""
 
     def __init__(self, policy: ChatPolicy, *, max_attempts: int) -> None:
@@ -76,11 +76,13 @@ class Player(ABC, Generic[BegunT]):
         self._idle.set()
 
     @abstractmethod
-    async def begin(self, playing: Playing, policy: ChatPolicy, held: AsyncExitStack) -> BegunT:
+    async def begin(self, playing: Playing, policy: ChatPolicy, held: AsyncExitStack) -> BeginningT:
         """Do what an assignment's episodes have in common; `held` is closed when all of them are done."""
 
     @abstractmethod
-    async def attempt(self, place: int, playing: Playing, policy: ChatPolicy, begun: BegunT) -> Outcome:
+    async def attempt(
+        self, place: int, playing: Playing, policy: ChatPolicy, beginning: BeginningT
+    ) -> Outcome:
         """Play the episode at a place of an assignment."""
 
     async def play(self, assignment: Assignment) -> AssignmentResult:
@@ -101,10 +103,10 @@ class Player(ABC, Generic[BegunT]):
         try:
             async with AsyncExitStack() as held:
                 policy = held.enter_context(self.policy.settled())
-                (begun,) = await until_stopped([self.begin(playing, policy, held)], playing.stop)
-                if begun is not None:
+                (beginning,) = await until_stopped([self.begin(playing, policy, held)], playing.stop)
+                if beginning is not None:
                     places = range(len(outcomes))
-                    attempts = [self.attempt(place, playing, policy, begun) for place in places]
+                    attempts = [self.attempt(place, playing, policy, beginning) for place in places]
                     outcomes = await until_stopped(attempts, playing.stop)
         finally:
             del self._playing[assignment.lease]
@@ -194,26 +196,28 @@ class RolloutWorker(Player[Beginning]):
         async def play(number: int, settled: ChatPolicy) -> Beginning:
             async with AsyncExitStack() as own:
                 session = await own.enter_async_context(self._sessions.lease(forks=siblings))
-                found = await self._play(session, 0, assignment, settled, answers, assignment.fork_turn)
-                if not isinstance(found, Branch):
-                    return Beginning(ended=found)
-                begun = Beginning(found, await self._sessions.fork(session, siblings))
+                outcome = await self._play(session, 0, assignment, settled, answers, assignment.fork_turn)
+                if not isinstance(outcome, Branch):
+                    return Beginning(ended=outcome)
+                beginning = Beginning(outcome, await self._sessions.fork(session, siblings))
                 held.push_async_callback(own.pop_all().aclose)
-                return begun
+                return beginning
 
         if assignment.fork_turn is None:
             return Beginning()
-        begun = await self.retry(playing, policy, play)
-        return begun if isinstance(begun, Beginning) else Beginning(ended=begun)
+        beginning = await self.retry(playing, policy, play)
+        return beginning if isinstance(beginning, Beginning) else Beginning(ended=beginning)
 
-    async def attempt(self, place: int, playing: Playing, policy: ChatPolicy, begun: Beginning) -> Outcome:
+    async def attempt(
+        self, place: int, playing: Playing, policy: ChatPolicy, beginning: Beginning
+    ) -> Outcome:
         """Play one episode, in a fresh session after each failure that is not the policy's.
 
         One that begins at a fork is brought there again by the same answers.
         """
-        if begun.ended is not None and place == 0:
-            return begun.ended
-        branch = begun.branch
+        if beginning.ended is not None and place == 0:
+            return beginning.ended
+        branch = beginning.branch
         answers = [] if branch is None else list(branch.answers)
 
         async def play(number: int, settled: ChatPolicy) -> Outcome:
@@ -222,16 +226,16 @@ class RolloutWorker(Player[Beginning]):
                 if branch is None:
                     session = await own.enter_async_context(self._sessions.lease())
                 elif number:
-                    session = begun.sessions[place]
+                    session = beginning.sessions[place]
                     await self._sessions.renew(session)
                 else:
-                    session = RecordingSession(begun.sessions[place], branch.results)
+                    session = RecordingSession(beginning.sessions[place], branch.results)
                 assignment = playing.assignment
                 where = {"seed": assignment.seeds[place], "sibling": assignment.siblings[place]}
                 with traced("rollout", **where, lease=assignment.lease, attempt=number):
-                    found = await self._play(session, place, assignment, settled, answers, branch=branch)
-            assert not isinstance(found, Branch)
-            return found
+                    outcome = await self._play(session, place, assignment, settled, answers, branch=branch)
+            assert not isinstance(outcome, Branch)
+            return outcome
 
         return await self.retry(playing, policy, play)
 
@@ -247,7 +251,7 @@ class RolloutWorker(Player[Beginning]):
     ) -> Outcome | Branch:
         key = assignment.sampling_key
         try:
-            found = await play_episode(
+            outcome = await play_episode(
                 session,
                 policy,
                 self._task,
@@ -264,7 +268,7 @@ class RolloutWorker(Player[Beginning]):
             return NoTrajectory(
                 absence=Absence.UNSCORED, reason=shortened(str(reason)), ending=Ending.FAILED_REWARD
             )
-        return found or NoTrajectory(
+        return outcome or NoTrajectory(
             absence=Absence.NO_TURN,
             reason="the episode was over when it began, its first prompt leaves no room for an answer "
             "(rollout.max_length), or the time was over before it (rollout.episode_timeout_s)",
@@ -287,16 +291,16 @@ async def on_termination(notify: Callable[[], None]) -> None:
     Raises:
         NoMainLoopError: There is none.
     """
-    here = asyncio.get_running_loop()
-    installed: asyncio.Future[None] = here.create_future()
+    main_loop = asyncio.get_running_loop()
+    installed: asyncio.Future[None] = main_loop.create_future()
 
-    def told() -> None:
-        here.call_soon_threadsafe(notify)
+    def on_signal() -> None:
+        main_loop.call_soon_threadsafe(notify)
 
     def install(loop: asyncio.AbstractEventLoop) -> None:
         if threading.current_thread() is threading.main_thread():
-            loop.add_signal_handler(signal.SIGTERM, told)
-            here.call_soon_threadsafe(installed.set_result, None)
+            loop.add_signal_handler(signal.SIGTERM, on_signal)
+            main_loop.call_soon_threadsafe(installed.set_result, None)
 
     for loop in _running_loops():
         loop.call_soon_threadsafe(install, loop)
@@ -314,9 +318,9 @@ def _running_loops() -> list[asyncio.AbstractEventLoop]:
     # Loops know no list of themselves, and only the thread of one can name it. By its type: some objects of other
     # libraries do things when they are asked for their class.
     return [
-        one
-        for one in gc.get_objects()
-        if issubclass(type(one), asyncio.AbstractEventLoop) and one.is_running()
+        loop
+        for loop in gc.get_objects()
+        if issubclass(type(loop), asyncio.AbstractEventLoop) and loop.is_running()
     ]
 
 
@@ -333,8 +337,8 @@ async def until_stopped(works: Sequence[Coroutine[Any, Any, T]], stop: asyncio.E
         while left and not stopping.done():
             done, left = await asyncio.wait({*left, stopping}, return_when=asyncio.FIRST_COMPLETED)
             left.discard(stopping)
-            for one in done:
-                one.result()
+            for finished in done:
+                finished.result()
     finally:
         for task in (stopping, *tasks):
             task.cancel()

@@ -71,14 +71,14 @@ def _fill(run: Path, *, served: bool, records: Iterable[bytes]) -> Iterator[byte
         "script": script(),
         "settings": _inert(json.dumps(settings).encode()).decode(),
     }
-    for place, part in enumerate(_HOLE.split(pages.asset(__package__, "page.html"))):
+    for place, piece in enumerate(_HOLE.split(pages.asset(__package__, "page.html"))):
         if place % 2 == 0:
-            yield part.encode()
-        elif part == "records":
+            yield piece.encode()
+        elif piece == "records":
             yield from map(_inert, records)
         else:
             # A folder's name may be bytes that are no text.
-            yield holes[part].encode(errors="replace")
+            yield holes[piece].encode(errors="replace")
 
 
 def _inert(line: bytes) -> bytes:
@@ -151,16 +151,16 @@ class _Handler(BaseHTTPRequestHandler):
         self._answer(body=False)
 
     def _answer(self, *, body: bool) -> None:
-        asked = self.path.encode(errors="replace")
+        path = self.path.encode(errors="replace")
         if not _is_this_machine(self.headers.get("Host", "")):
             self._refuse(HTTPStatus.MISDIRECTED_REQUEST, f"ask for {' or '.join(sorted(NAMES))}", body=body)
-        elif secrets.compare_digest(asked, self.server.path.encode()):
+        elif secrets.compare_digest(path, self.server.path.encode()):
             page = served_page(self.server.run)
             headers = {"Content-Type": "text/html; charset=utf-8", "Content-Length": str(len(page))}
             self._begin(HTTPStatus.OK, headers | {"Content-Security-Policy": policy(served=True)})
             if body:
                 self.wfile.write(page)
-        elif secrets.compare_digest(asked, f"{self.server.path}{SERVED_RECORDS}".encode()):
+        elif secrets.compare_digest(path, f"{self.server.path}{SERVED_RECORDS}".encode()):
             self._records(body=body)
         else:
             self._refuse(HTTPStatus.NOT_FOUND, "the page is at the address that was printed", body=body)

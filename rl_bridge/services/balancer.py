@@ -160,8 +160,13 @@ class Balancer:
         free = [target for target in self.targets if not self.is_suspended(target.replica)]
         if not (choice := free or list(self.targets)):
             return None
-        fewest = min(choice, key=lambda one: (self._sessions[key_of(one)], hash((self._salt, one.replica))))
-        nearest = [one for one in choice if near is not None and key_of(one) == key_of(near)]
+        fewest = min(
+            choice,
+            key=lambda candidate: (self._sessions[key_of(candidate)], hash((self._salt, candidate.replica))),
+        )
+        nearest = [
+            candidate for candidate in choice if near is not None and key_of(candidate) == key_of(near)
+        ]
         target = nearest[0] if nearest and self._sessions[key_of(nearest[0])] < room else fewest
         self._sessions[key_of(target)] += 1
         return target

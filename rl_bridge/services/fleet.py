@@ -39,7 +39,7 @@ class FleetEvent:
     at: float
     service: str
     replica: int
-    what: str
+    kind: str
     detail: str
 
 
@@ -118,8 +118,8 @@ class Fleet:
         self, actor: type[ServiceActor], options: ServiceOptions, args: tuple[Any, ...]
     ) -> Service:
         """Start a service and return it when all of its replicas serve; see `BoundOptions.as_service`."""
-        words = re.sub(r"(?<=[a-z0-9])(?=[A-Z])", "_", actor.__name__.removesuffix("Actor"))
-        name = options.name or words.lower()
+        snake_case = re.sub(r"(?<=[a-z0-9])(?=[A-Z])", "_", actor.__name__.removesuffix("Actor"))
+        name = options.name or snake_case.lower()
         if name in self._services:
             raise ValueError(
                 f"expected a name that no other service has, got {name!r} again; set options(name=)"
@@ -130,8 +130,8 @@ class Fleet:
             args,
             options,
             start=lambda replica: self._start(name, replica, options),
-            record=lambda replica, what, detail="": self.events.append(
-                FleetEvent(time.time(), name, replica, what, detail)
+            record=lambda replica, kind, detail="": self.events.append(
+                FleetEvent(time.time(), name, replica, kind, detail)
             ),
             on_failure=self.fail,
         )

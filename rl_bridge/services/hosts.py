@@ -164,9 +164,9 @@ class _Remote(Hosts):
                 raise
             # A scheduler has deadlines of its own, and says itself which hosts are missing.
             late = isinstance(error, TimeoutError)
-            told = f"none within {ATTACH_TIMEOUT_S:g} s" if late else f"{error or type(error).__name__}"
+            reason = f"none within {ATTACH_TIMEOUT_S:g} s" if late else f"{error or type(error).__name__}"
             raise RoleError(
-                f"expected to reach the hosts {self._named}, got: {told}; "
+                f"expected to reach the hosts {self._named}, got: {reason}; "
                 "is a Monarch worker running on each, and the port open?"
             ) from error
 

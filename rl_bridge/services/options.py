@@ -266,13 +266,13 @@ class Turn:
     def give_back(self) -> None:
         """Let others have it."""
         sockets, self._sockets, self.held = self._sockets, [], False
-        for one in sockets:
-            one.close()
+        for sock in sockets:
+            sock.close()
 
 
-def _is_bound(one: socket.socket, name: str) -> bool:
+def _is_bound(sock: socket.socket, name: str) -> bool:
     try:
-        one.bind(name)
+        sock.bind(name)
     except OSError as error:
         if error.errno != errno.EADDRINUSE:
             raise

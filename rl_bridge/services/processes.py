@@ -54,7 +54,7 @@ class MeshTarget:
         """Call an endpoint on all ranks; every rank's value. Raises as `call` does."""
         # All are sent before any is waited for, so every rank gets concurrent calls in the same order.
         sent = [
-            getattr(rank, name).call_one(*(own_argument(one, place) for one in args), **kwargs)
+            getattr(rank, name).call_one(*(own_argument(argument, place) for argument in args), **kwargs)
             for place, rank in enumerate(self.ranks)
         ]
         if len(sent) == 1:
@@ -326,9 +326,9 @@ def _on_fault(failure: Any) -> None:
     if (death := _DEATH.search(report)) is not None:
         report = f"{ENDED}: {death[1]}"
     with _lock:
-        told = [_watched[mark] for mark in marks if mark in _watched]
+        watchers = [_watched[mark] for mark in marks if mark in _watched]
     if not marks:  # of something that Monarch keeps for itself, such as what forwards a dead process's log
         logger.info("Monarch reports what is about none of our processes: %s", report)
-    for loop, on_report in told:
+    for loop, on_report in watchers:
         if not loop.is_closed():
             loop.call_soon_threadsafe(on_report, report)

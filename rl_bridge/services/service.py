@@ -304,12 +304,12 @@ class Service(Balanced):
         lost meanwhile, or did not answer in time are left out.
         """
 
-        async def told(target: ReplicaTarget) -> Any:
+        async def call_replica(target: ReplicaTarget) -> Any:
             async with asyncio.timeout(timeout_s):
                 return await target.call(name, (), {})
 
         targets = self._balancer.targets
-        answers = await asyncio.gather(*map(told, targets), return_exceptions=True)
+        answers = await asyncio.gather(*map(call_replica, targets), return_exceptions=True)
         return {
             target.replica: answer
             for target, answer in zip(targets, answers, strict=True)
@@ -399,8 +399,8 @@ class Service(Balanced):
             async with asyncio.timeout(HEALTH_TIMEOUT_S):
                 await target.call("health" if "health" in self.endpoints else "_place", (), {})
         except (TargetGoneError, BridgeError, TimeoutError) as error:
-            told = "did not answer" if isinstance(error, TimeoutError) else str(error)
-            self._lose(target, f"its calls keep failing, and so does its health check: {told}")
+            reason = "did not answer" if isinstance(error, TimeoutError) else str(error)
+            self._lose(target, f"its calls keep failing, and so does its health check: {reason}")
 
     async def _fan_out(
         self, name: str, args: tuple[Any, ...], kwargs: Mapping[str, Any], *, wait: bool = True

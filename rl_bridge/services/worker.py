@@ -18,13 +18,13 @@ MAX_PORT = 65_535
 ANY_HOST = frozenset({"0", "0.0.0.0", "[::]", "[0:0:0:0:0:0:0:0]"})
 
 
-def main(words: Sequence[str] | None = None) -> int:
+def main(argv: Sequence[str] | None = None) -> int:
     """Serve until told to end; returns 1 where Monarch is missing, 2 where the address is none."""
     parser = argparse.ArgumentParser(prog="python -m rl_bridge.services.worker", description=__doc__)
     parser.add_argument(
         "address", help="tcp://HOST:PORT, by which the controller and all other hosts reach this one"
     )
-    arguments = parser.parse_args(words)
+    arguments = parser.parse_args(argv)
     try:
         serve(arguments.address)
     except ConfigError as error:
@@ -39,10 +39,10 @@ def main(words: Sequence[str] | None = None) -> int:
 def serve(address: str) -> None:
     """Be a host of runs at an address; raises ConfigError for one that others could not use."""
     # Monarch knows a host by the address that it was told: one that stands for all of them would be nobody's.
-    found = re.fullmatch(r"tcp://(\[[0-9a-fA-F:]+\]|[^\s/:@*]+):([0-9]{1,5})", address)
-    if found is None or not 1 <= int(found[2]) <= MAX_PORT:
+    match = re.fullmatch(r"tcp://(\[[0-9a-fA-F:]+\]|[^\s/:@*]+):([0-9]{1,5})", address)
+    if match is None or not 1 <= int(match[2]) <= MAX_PORT:
         raise ConfigError(f"expected an address as tcp://HOST:PORT, got {address!r}")
-    if found[1] in ANY_HOST:
+    if match[1] in ANY_HOST:
         raise ConfigError(
             f"expected the address by which other hosts reach this one, got {address!r}, which every host calls itself"
         )
@@ -50,7 +50,7 @@ def serve(address: str) -> None:
         from monarch.actor import run_worker_loop_forever
     except ModuleNotFoundError as missing:
         raise MissingDependencyError("torchmonarch") from missing
-    name_interface(os.environ, found[1].strip("[]"))  # all that runs here inherits it
+    name_interface(os.environ, match[1].strip("[]"))  # all that runs here inherits it
     run_worker_loop_forever(address=address, ca="trust_all_connections")
 
 

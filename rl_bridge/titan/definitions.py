@@ -60,9 +60,9 @@ class CheckpointNames(Qwen3StateDictAdapter):
         super().__init__(config, str(path))
         if value_head:
             self.from_hf_map[VALUE_HEAD] = self.from_hf_map.pop("lm_head.weight")
-        for part in "qkv":
-            self.from_hf_map[f"model.layers.{{}}.self_attn.{part}_proj.bias"] = (
-                f"layers.{{}}.attention.qkv_linear.w{part}.bias"
+        for projection in "qkv":
+            self.from_hf_map[f"model.layers.{{}}.self_attn.{projection}_proj.bias"] = (
+                f"layers.{{}}.attention.qkv_linear.w{projection}.bias"
             )
 
 
@@ -99,36 +99,38 @@ def share_out_last_layer(config: Any, *, value_head: bool) -> None:
     config.lm_head.sharding_config = ShardingConfig(state_shardings={"weight": placement})
 
 
-def _layer(one: Architecture, max_length: int, in_one_row: bool) -> Any:
+def _layer(architecture: Architecture, max_length: int, in_one_row: bool) -> Any:
     scaling: dict[str, Any] = {}
-    if one.rope_scaling is not None:
-        names = asdict(one.rope_scaling)
+    if architecture.rope_scaling is not None:
+        names = asdict(architecture.rope_scaling)
         scaling = {"scaling": "llama", "scaling_factor": names.pop("factor"), **names}
     attention = make_gqa_config(
-        dim=one.dim,
-        n_heads=one.heads,
-        n_kv_heads=one.kv_heads,
-        head_dim=one.head_dim,
+        dim=architecture.dim,
+        n_heads=architecture.heads,
+        n_kv_heads=architecture.kv_heads,
+        head_dim=architecture.head_dim,
         wqkv_param_init=_FROM_CHECKPOINT,
         wo_param_init=_FROM_CHECKPOINT,
         inner_attention=RowAttention.Config() if in_one_row else DocumentAttention.Config(),
         fuse_qkv=False,  # a fused one is gathered whole on every rank whenever the weights are asked for
-        rope=HalvesRoPE.Config(dim=one.head_dim, max_seq_len=max_length, theta=one.rope_theta, **scaling),
-        qk_norm=_norm(one, one.head_dim) if one.qk_norm else None,
+        rope=HalvesRoPE.Config(
+            dim=architecture.head_dim, max_seq_len=max_length, theta=architecture.rope_theta, **scaling
+        ),
+        qk_norm=_norm(architecture, architecture.head_dim) if architecture.qk_norm else None,
     )
-    attention.qkv_linear.wq.bias = attention.qkv_linear.wkv.bias = one.qkv_bias
-    return DEFINITIONS[one.family].block.Config(
-        attention_norm=_norm(one, one.dim),
-        ffn_norm=_norm(one, one.dim),
+    attention.qkv_linear.wq.bias = attention.qkv_linear.wkv.bias = architecture.qkv_bias
+    return DEFINITIONS[architecture.family].block.Config(
+        attention_norm=_norm(architecture, architecture.dim),
+        ffn_norm=_norm(architecture, architecture.dim),
         attention=attention,
         feed_forward=make_ffn_config(
-            dim=one.dim,
-            hidden_dim=one.hidden_dim,
+            dim=architecture.dim,
+            hidden_dim=architecture.hidden_dim,
             w1_param_init=_FROM_CHECKPOINT,
             w2w3_param_init=_FROM_CHECKPOINT,
         ),
     )
 
 
-def _norm(one: Architecture, size: int) -> Any:
-    return RMSNorm.Config(normalized_shape=size, eps=one.norm_eps, param_init=_FROM_CHECKPOINT)
+def _norm(architecture: Architecture, size: int) -> Any:
+    return RMSNorm.Config(normalized_shape=size, eps=architecture.norm_eps, param_init=_FROM_CHECKPOINT)

@@ -77,12 +77,12 @@ class Adapters:
 
     def state(self) -> dict[str, Tensor]:
         """A and B of each layer under PEFT's names, in the model's sharding and storage."""
-        found: dict[str, Tensor] = {}
+        state: dict[str, Tensor] = {}
         for name, layer in self._layers.items():
             stem = PREFIX + name.removesuffix(".weight")
-            found[f"{stem}.{FACTOR_A}"] = layer.lora_a.weight.detach()
-            found[f"{stem}.{FACTOR_B}"] = layer.lora_b.weight.detach()
-        return found
+            state[f"{stem}.{FACTOR_A}"] = layer.lora_a.weight.detach()
+            state[f"{stem}.{FACTOR_B}"] = layer.lora_b.weight.detach()
+        return state
 
     def merge(self, state: Mapping[str, Tensor]) -> State:
         """A state dict with alpha / rank B A added to the layers' weights. Gathers A and B: all ranks have to ask."""
@@ -122,7 +122,7 @@ def _product(a: Tensor, b: Tensor, scale: float, box: Box) -> Tensor:
 
 def checkpoint_identity(path: Path) -> str:
     """Tells a checkpoint's weights from others, wherever they lie: of each tensor name, type, shape and first bytes."""
-    found: list[tuple[str, str]] = []
+    digests: list[tuple[str, str]] = []
     try:
         for file in sorted(path.glob("*.safetensors")):
             with file.open("rb") as opened:
@@ -135,7 +135,7 @@ def checkpoint_identity(path: Path) -> str:
                     opened.seek(8 + length + begin)
                     sample = opened.read(min(SAMPLE_BYTES, end - begin))
                     kind = f"{tensor['dtype']}{tensor['shape']}"
-                    found.append((name, kind + hashlib.sha256(sample).hexdigest()))
+                    digests.append((name, kind + hashlib.sha256(sample).hexdigest()))
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise ModelError(f"cannot read the weights at {str(path)!r}: {error}") from error
-    return hashlib.sha256(repr(sorted(found)).encode()).hexdigest()
+    return hashlib.sha256(repr(sorted(digests)).encode()).hexdigest()

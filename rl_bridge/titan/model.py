@@ -171,9 +171,9 @@ class TitanModel:
         state = self.adapter.to_hf(self.module.state_dict())
         try:
             reader = HuggingFaceStorageReader(path=str(path))
-            there = reader.read_metadata().state_dict_metadata
+            available = reader.read_metadata().state_dict_metadata
             # A policy's checkpoint has no value head: that stays as it was initialised.
-            stored = {name: value for name, value in state.items() if name != VALUE_HEAD or name in there}
+            stored = {name: value for name, value in state.items() if name != VALUE_HEAD or name in available}
             load_checkpoint(stored, storage_reader=reader)
             misdescribed = tied and _has_another_output_layer(path)
         except (Exception, CheckpointException) as error:  # the latter is no Exception
@@ -309,9 +309,9 @@ class TitanModel:
 
 def _materialize(module: Any, device: torch.device) -> Any:
     """The module with memory of its own, of which the checkpoint fills the parameters."""
-    for part in module.modules():
-        if isinstance(part, FSDPModule):  # gloo cannot divide while it sums
-            part.set_force_sum_reduction_for_comms(True)
+    for submodule in module.modules():
+        if isinstance(submodule, FSDPModule):  # gloo cannot divide while it sums
+            submodule.set_force_sum_reduction_for_comms(True)
     module.to_empty(device=device)
     with torch.no_grad():
         module.init_states(buffer_device=None)
@@ -337,15 +337,15 @@ def _has_another_output_layer(path: Path) -> bool:
     Engines compare the two and believe the files; TorchTitan believes config.json and never looks at it.
     """
     with ExitStack() as files:
-        found: dict[str, Any] = {}
+        tensors: dict[str, Any] = {}
         for file in sorted(path.glob("*.safetensors")):
             weights = files.enter_context(safe_open(file, framework="pt"))
-            there = set(weights.keys()) & {EMBEDDING, OUTPUT}
-            found |= {name: weights.get_slice(name) for name in there}
-        if OUTPUT not in found:
+            names = set(weights.keys()) & {EMBEDDING, OUTPUT}
+            tensors |= {name: weights.get_slice(name) for name in names}
+        if OUTPUT not in tensors:
             return False
-        one, other = found[EMBEDDING], found[OUTPUT]
-        if one.get_shape() != other.get_shape():
+        embedding, output = tensors[EMBEDDING], tensors[OUTPUT]
+        if embedding.get_shape() != output.get_shape():
             return True
-        parts = (slice(at, at + ROWS_AT_ONCE) for at in range(0, one.get_shape()[0], ROWS_AT_ONCE))
-        return not all(torch.equal(one[part].float(), other[part].float()) for part in parts)
+        parts = (slice(at, at + ROWS_AT_ONCE) for at in range(0, embedding.get_shape()[0], ROWS_AT_ONCE))
+        return not all(torch.equal(embedding[rows].float(), output[rows].float()) for rows in parts)

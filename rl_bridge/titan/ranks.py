@@ -66,7 +66,7 @@ def limit_waits(timeout_s: float) -> None:
 
 
 @contextlib.contextmanager
-def siblings_needed(what: str) -> Iterator[None]:
+def siblings_needed(expectation: str) -> Iterator[None]:
     """Around collectives: what they raise when a sibling is gone or late becomes `RankLostError`.
 
     The group cannot be used afterwards: the rank has to end, and the whole trainer to be started anew.
@@ -77,7 +77,7 @@ def siblings_needed(what: str) -> Iterator[None]:
         if not is_of_siblings(error):
             raise
         raise RankLostError(
-            f"expected every rank of the trainer {what}, one is gone or was late: {error}; "
+            f"expected every rank of the trainer {expectation}, one is gone or was late: {error}; "
             "the trainer goes on from its last checkpoint once all its ranks are started anew"
         ) from error
 
@@ -95,7 +95,7 @@ def agree(failure: str | None, group: dist.ProcessGroup | None = None) -> str | 
         return failure
     met: list[str | None] = [None] * dist.get_world_size()
     dist.all_gather_object(met, failure, group=group)
-    return next((one for one in met if one is not None), None)
+    return next((value for value in met if value is not None), None)
 
 
 def gather_state(state: State, *, keep: bool = True, dtype: torch.dtype | None = None) -> dict[str, Tensor]:

@@ -136,12 +136,12 @@ class ChatTokenizer:
         Raises:
             ModelError: The template writes something else behind an answer than the token that ends it.
         """
-        asked: ChatMessage = {"role": "user", "content": ""}
-        said: list[ChatMessage] = [
+        question: ChatMessage = {"role": "user", "content": ""}
+        following: list[ChatMessage] = [
             {**message, "content": _break_specials(self._steering, message["content"])}
             for message in messages
         ]
-        text = self._render([asked, {"role": "assistant", "content": ANSWER}, *said], functions)
+        text = self._render([question, {"role": "assistant", "content": ANSWER}, *following], functions)
         behind = text.partition(ANSWER)[2]  # the tools are told before it
         end = next((end for end in self._ends if behind.lstrip().startswith(end)), None)
         if end is None:
@@ -209,4 +209,4 @@ def _any_of(tokens: Iterable[str]) -> re.Pattern[str]:
 
 
 def _break_specials(tokens: re.Pattern[str], content: str) -> str:
-    return tokens.sub(lambda found: f"{found[0][0]} {found[0][1:]}", content)
+    return tokens.sub(lambda match: f"{match[0][0]} {match[0][1:]}", content)

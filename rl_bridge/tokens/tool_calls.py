@@ -138,18 +138,18 @@ def parse_tool_calls(
 
 
 def _blocks(answer: str, repair: bool) -> list[str]:
-    before, *blocks = answer.split(OPEN)
+    before, *opened = answer.split(OPEN)
     if CLOSE in before:
         raise ValueError(f"expected {OPEN} before {CLOSE}, got none")
-    found = []
-    for block in blocks:
+    closed = []
+    for block in opened:
         inside, closing, after = block.partition(CLOSE)
         if not closing and not repair:
             raise ValueError(f"expected {CLOSE} after {OPEN}, got none")
         if CLOSE in after:
             raise ValueError(f"expected {OPEN} before {CLOSE}, got none")
-        found.append(inside)
-    return found
+        closed.append(inside)
+    return closed
 
 
 def _llama(answer: str, repair: bool) -> list[ToolCall]:
@@ -194,10 +194,10 @@ def _require_sendable(value: Any, depth: int) -> None:
     elif isinstance(value, float) and not math.isfinite(value):
         raise ValueError(f"expected a finite number, got {value}")
     elif isinstance(value, list | dict):
-        for part in value:
-            _require_sendable(part, depth - 1)
-        for part in value.values() if isinstance(value, dict) else ():
-            _require_sendable(part, depth - 1)
+        for item in value:
+            _require_sendable(item, depth - 1)
+        for item in value.values() if isinstance(value, dict) else ():
+            _require_sendable(item, depth - 1)
 
 
 def _load_json(text: str, repair: bool) -> Any:
@@ -214,11 +214,11 @@ def _refuse_constant(constant: str) -> NoReturn:
 
 def _each_once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     """An object whose names differ: of two values of one name nobody knows which was meant."""
-    found = dict(pairs)
-    if len(found) < len(pairs):
+    mapping = dict(pairs)
+    if len(mapping) < len(pairs):
         twice = next(name for name, times in Counter(name for name, _ in pairs).items() if times > 1)
         raise ValueError(f"expected each name once in an object, got {twice!r} twice")
-    return found
+    return mapping
 
 
 _STRICT: Final[dict[str, Any]] = {"parse_constant": _refuse_constant, "object_pairs_hook": _each_once}

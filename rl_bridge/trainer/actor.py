@@ -164,9 +164,9 @@ class TrainerActor(ServiceActor):
         if self._store is not None:
             await self._store.close()
 
-    async def _work(self, what: str, call: Callable[..., T], *args: Any) -> T:
+    async def _work(self, label: str, call: Callable[..., T], *args: Any) -> T:
         def timed_call() -> T:
-            with span(what):
+            with span(label):
                 return call(*args)
 
         try:

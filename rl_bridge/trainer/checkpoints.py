@@ -77,16 +77,16 @@ class Checkpoints:
         Raises:
             ModelError: There are some, and none can be read.
         """
-        found = [sorted(_versions(self._folder), reverse=True)]  # as rank 0 sees them
-        dist.broadcast_object_list(found, src=0)
+        versions = [sorted(_versions(self._folder), reverse=True)]  # as rank 0 sees them
+        dist.broadcast_object_list(versions, src=0)
         damaged: dict[PolicyVersion, str] = {}
-        for version in found[0]:
+        for version in versions[0]:
             try:
                 whole = read(version)
             except _DamagedError as error:
                 damaged[version] = str(error)
                 continue
-            return whole, tuple(self._set_aside(*one) for one in damaged.items())
+            return whole, tuple(self._set_aside(*item) for item in damaged.items())
         if damaged:
             raise ModelError(
                 f"cannot resume from any checkpoint of the run: {'; '.join(damaged.values())}; see that the disk and "
@@ -126,7 +126,9 @@ class Checkpoints:
             CheckpointError: The one before could not be written.
         """
         self.finish()
-        values = {key: one.state_dict() if isinstance(one, Stateful) else one for key, one in state.items()}
+        values = {
+            key: value.state_dict() if isinstance(value, Stateful) else value for key, value in state.items()
+        }
         copied: Any = self._stager.stage(values)
         self._writing = self._thread.submit(self._write, version, copied, run_state, attachments)
 
@@ -364,5 +366,5 @@ def _name_files(folder: Path, split: StateDictSplit) -> None:
         if left.name not in split.filename_to_tensors:
             left.unlink()
     if split.is_sharded:
-        told = {"metadata": split.metadata, "weight_map": split.tensor_to_filename}
-        _write(index, json.dumps(told, indent=2).encode())
+        document = {"metadata": split.metadata, "weight_map": split.tensor_to_filename}
+        _write(index, json.dumps(document, indent=2).encode())

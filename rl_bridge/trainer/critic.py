@@ -52,8 +52,8 @@ class Critic:
         """The value of the state before each of this rank's loss tokens, shape [T]."""
         return self.passes.evaluate(mine, self._values)
 
-    def _values(self, part: TrainBatch) -> Tensor:
-        return self._model.outputs(self._model.pack(part)).logprobs
+    def _values(self, micro_batch: TrainBatch) -> Tensor:
+        return self._model.outputs(self._model.pack(micro_batch)).logprobs
 
     def accumulate(self, mine: RankBatch, update: int, *, iteration: int) -> None:
         """Make the gradient of one update: the mean of the value loss over its tokens.
@@ -61,18 +61,21 @@ class Critic:
         Raises as `Optimization.clip`.
         """
 
-        def loss(part: TrainBatch) -> Tensor:
-            assert part.values is not None
-            assert part.returns is not None
+        def loss(micro_batch: TrainBatch) -> Tensor:
+            assert micro_batch.values is not None
+            assert micro_batch.returns is not None
             returns, values = (
-                torch.from_numpy(one).to(self._model.device) for one in (part.returns, part.values)
+                torch.from_numpy(array).to(self._model.device)
+                for array in (micro_batch.returns, micro_batch.values)
             )
             clip = self._settings.algorithm.value_clip
-            return value_loss(self._values(part), returns, values, clip=clip).sum() / mine.sizes[update]
+            return (
+                value_loss(self._values(micro_batch), returns, values, clip=clip).sum() / mine.sizes[update]
+            )
 
-        found = self.passes.backward(mine, update, loss)
-        self._norms.append(self.optimization.clip(found, iteration=iteration, of="the critic"))
-        self._losses.append(found)
+        total_loss = self.passes.backward(mine, update, loss)
+        self._norms.append(self.optimization.clip(total_loss, iteration=iteration, of="the critic"))
+        self._losses.append(total_loss)
 
     def metrics(self, batch: TrainBatch) -> dict[str, float]:
         """Of the updates since the last call, by the names that the log uses.
@@ -84,7 +87,7 @@ class Critic:
         assert batch.returns is not None
         losses, self._losses = self._losses, []
         norms, self._norms = self._norms, []
-        values, returns = (self.passes.whole(batch, one) for one in (batch.values, batch.returns))
+        values, returns = (self.passes.whole(batch, array) for array in (batch.values, batch.returns))
         spread = float(returns.var())
         return {
             "critic/loss": sum(losses) / len(losses),

@@ -65,22 +65,22 @@ class LossMetrics:
         sums = sum_over_ranks(torch.tensor(own, dtype=torch.float64)).tolist()
         largest = max_over_ranks(torch.tensor([self._largest], dtype=torch.float64))
         total = dict(zip([*_SUMS, *names], sums, strict=True))
-        found = {name: total[name] / max(1.0, total["tokens"]) for name in names}
-        found["mismatch/kl"] = -total["difference"] / max(1.0, total["early_tokens"])
+        metrics = {name: total[name] / max(1.0, total["tokens"]) for name in names}
+        metrics["mismatch/kl"] = -total["difference"] / max(1.0, total["early_tokens"])
         if fresh := total["fresh_tokens"]:
-            found["mismatch/logprob_max"] = float(largest)
-            found["mismatch/logprob_mean"] = total["difference_abs"] / fresh
-        found["train/valid_token_share"] = total["valid"] / max(1.0, total["padded"])
-        return found
+            metrics["mismatch/logprob_max"] = float(largest)
+            metrics["mismatch/logprob_mean"] = total["difference_abs"] / fresh
+        metrics["train/valid_token_share"] = total["valid"] / max(1.0, total["padded"])
+        return metrics
 
 
 def peak_flops(name: str) -> float | None:
     """Dense operations in bfloat16 a second of a GPU, by CUDA's name for it; None where TorchTitan does not know it."""
     from torchtitan.tools.utils import get_peak_flops
 
-    found: float = get_peak_flops(name)
+    flops: float = get_peak_flops(name)
     # It takes what it does not know for an A100.
-    return found if "A100" in name or found != get_peak_flops("A100") else None
+    return flops if "A100" in name or flops != get_peak_flops("A100") else None
 
 
 class StepMeter:
@@ -97,7 +97,7 @@ class StepMeter:
             torch.cuda.reset_peak_memory_stats()
         self._began = time.perf_counter()
 
-    def figures(self, *, tokens: float, flops: float) -> dict[str, float]:
+    def metrics(self, *, tokens: float, flops: float) -> dict[str, float]:
         """Of the step that ends now, under the names that the log uses; the same on every rank.
 
         `train/tokens_per_s` are tokens of rows that gave a gradient, prompts included. `train/mfu` is the share of the
@@ -113,13 +113,13 @@ class StepMeter:
         if (ranks := dist.get_world_size()) > 1:
             dist.all_reduce(over_ranks, op=dist.ReduceOp.MAX)
         seconds, allocated, reserved = over_ranks.tolist()
-        found = {
+        metrics = {
             "train/tokens_per_s": tokens / seconds,
             "train/tokens_per_s_per_rank": tokens / seconds / ranks,
             "train/flops_per_token": flops / max(1.0, tokens),
         }
         if self._peak is not None:
-            found["train/mfu"] = flops / seconds / (ranks * self._peak)
+            metrics["train/mfu"] = flops / seconds / (ranks * self._peak)
         if self._on_gpu:
-            found |= {"memory/allocated_gb": allocated / 1e9, "memory/reserved_gb": reserved / 1e9}
-        return found
+            metrics |= {"memory/allocated_gb": allocated / 1e9, "memory/reserved_gb": reserved / 1e9}
+        return metrics

@@ -48,11 +48,11 @@ def rank_batches(
     weights = np.zeros(len(batch), dtype=np.float32)
     data_ranks = ranks // config.tensor_parallel
     tokens: list[list[list[NDArray[np.int64]]]] = [[] for _ in range(data_ranks)]
-    for part in parts:
-        weights[part] = token_weights(
-            batch.trajectory[part], aggregation=algorithm.aggregation, max_length=settings.max_loss_tokens
+    for update in parts:
+        weights[update] = token_weights(
+            batch.trajectory[update], aggregation=algorithm.aggregation, max_length=settings.max_loss_tokens
         )
-        contexts, place = np.unique(batch.context[part], return_inverse=True)
+        contexts, place = np.unique(batch.context[update], return_inverse=True)
         shares = share_out(
             batch.lengths[contexts],
             ranks=data_ranks,
@@ -60,7 +60,7 @@ def rank_batches(
             least_passes=config.gradient_accumulation_steps,
         )
         for rank, passes in enumerate(shares):
-            tokens[rank].append([part[np.isin(place, documents)] for documents in passes])
+            tokens[rank].append([update[np.isin(place, documents)] for documents in passes])
     batch = replace(batch, weights=weights)
     sizes = tuple(map(len, parts))
     made = [_rank_batch(batch, updates, sizes) for updates in tokens]
@@ -103,14 +103,14 @@ class Passes:
         for tokens in mine.updates[update]:
             with self._model.spmd():
                 if len(tokens):
-                    part = mine.batch.take(tokens)
-                    one = loss(part)
-                    self.tokens += int(part.lengths.sum())
-                    self.flops += self._model.train_flops(part)
+                    micro_batch = mine.batch.take(tokens)
+                    micro_loss = loss(micro_batch)
+                    self.tokens += int(micro_batch.lengths.sum())
+                    self.flops += self._model.train_flops(micro_batch)
                 else:
-                    one = self._model.idle()
-                one.backward()  # type: ignore[no-untyped-call]
-                total += float(one.detach())
+                    micro_loss = self._model.idle()
+                micro_loss.backward()  # type: ignore[no-untyped-call]
+                total += float(micro_loss.detach())
         return float(self._model.sum_over_data(torch.tensor([total], dtype=torch.float64)))
 
     @torch.no_grad()
@@ -135,8 +135,8 @@ class Passes:
         """What all ranks have for their loss tokens, float64, shape [the whole batch's T]; the same on every rank."""
         result = torch.zeros(batch.total, dtype=torch.float64)
         result[torch.from_numpy(batch.index)] = torch.from_numpy(values.astype(np.float64))
-        found: NDArray[np.float64] = self._model.sum_over_data(result).numpy()
-        return found
+        summed: NDArray[np.float64] = self._model.sum_over_data(result).numpy()
+        return summed
 
 
 async def reference_logprobs(reference: Routed, batch: TrainBatch) -> NDArray[np.float32]:
@@ -148,8 +148,8 @@ async def reference_logprobs(reference: Routed, batch: TrainBatch) -> NDArray[np
     replicas = 1 if roster is None else max(1, len(roster.targets))
     shares = share_out(batch.lengths, ranks=replicas, budget=int(batch.lengths.sum()))
     parts = [np.flatnonzero(np.isin(batch.context, contexts)) for (contexts,) in shares if len(contexts)]
-    answers = await asyncio.gather(*(reference.logprobs.route(batch.take(part)) for part in parts))
+    answers = await asyncio.gather(*(reference.logprobs.route(batch.take(tokens)) for tokens in parts))
     logprobs = np.empty(len(batch), dtype=np.float32)
-    for part, answer in zip(parts, answers, strict=True):
-        logprobs[part] = answer
+    for tokens, answer in zip(parts, answers, strict=True):
+        logprobs[tokens] = answer
     return logprobs

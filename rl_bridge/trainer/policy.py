@@ -96,8 +96,8 @@ def _relative(
     _, first, index = np.unique(trajectory, return_index=True, return_inverse=True)
     totals, group = np.bincount(index, weights=rewards), group[first]
     relative, advantage = np.empty(len(totals)), load_advantage(algorithm.advantage_function)
-    for one in np.unique(group):
-        members = np.flatnonzero(group == one)
+    for group_id in np.unique(group):
+        members = np.flatnonzero(group == group_id)
         relative[members] = advantage(totals[members].tolist(), normalize_std=algorithm.normalize_std)
     advantages: NDArray[np.float32] = relative[index].astype(np.float32)
     return advantages
@@ -115,8 +115,8 @@ class PolicyGradients:
     def logprobs(self, mine: RankBatch, *, update: int | None = None) -> NDArray[np.float32]:
         """The log-probability of each of this rank's loss tokens under the weights as they are; see `evaluate`."""
 
-        def chosen(part: TrainBatch) -> Tensor:
-            rows = self._model.pack(part)
+        def chosen(micro_batch: TrainBatch) -> Tensor:
+            rows = self._model.pack(micro_batch)
             return self._model.outputs(rows, temperature=self._settings.temperature).logprobs
 
         return self.passes.evaluate(mine, chosen, update=update)
@@ -138,28 +138,28 @@ class PolicyGradients:
         """
         ratios = self._sequence_log_ratios(mine, update)
 
-        def loss(part: TrainBatch) -> Tensor:
-            rows = self._model.pack(part)
+        def loss(micro_batch: TrainBatch) -> Tensor:
+            rows = self._model.pack(micro_batch)
             outputs = self._model.outputs(rows, temperature=self._settings.temperature)
             assert outputs.entropy is not None
-            assert part.weights is not None
-            old_logprobs = self._tensor(part.old_logprobs)
+            assert micro_batch.weights is not None
+            old_logprobs = self._tensor(micro_batch.old_logprobs)
             inputs = LossInputs(
                 logprobs=outputs.logprobs,
                 entropy=outputs.entropy,
                 old_logprobs=old_logprobs,
-                advantages=self._tensor(part.advantages),
-                reference_logprobs=self._optional(part.reference_logprobs),
-                proximal_logprobs=self._optional(part.proximal_logprobs),
-                sequence_log_ratios=None if ratios is None else self._tensor(ratios[part.index]),
+                advantages=self._tensor(micro_batch.advantages),
+                reference_logprobs=self._optional(micro_batch.reference_logprobs),
+                proximal_logprobs=self._optional(micro_batch.proximal_logprobs),
+                sequence_log_ratios=None if ratios is None else self._tensor(ratios[micro_batch.index]),
             )
-            per_token, found = self._loss(inputs, settings)
-            metrics.add({**found, "policy/entropy": outputs.entropy.detach()})
+            per_token, loss_metrics = self._loss(inputs, settings)
+            metrics.add({**loss_metrics, "policy/entropy": outputs.entropy.detach()})
             if fresh is not None:
                 difference = outputs.logprobs.detach() - old_logprobs
-                metrics.add_mismatch(difference, fresh=self._tensor(part.versions == fresh))
-            metrics.add_rows(valid=int(part.lengths.sum()), padded=rows.tokens.size)
-            return torch.sum(self._tensor(part.weights) * per_token)
+                metrics.add_mismatch(difference, fresh=self._tensor(micro_batch.versions == fresh))
+            metrics.add_rows(valid=int(micro_batch.lengths.sum()), padded=rows.tokens.size)
+            return torch.sum(self._tensor(micro_batch.weights) * per_token)
 
         return self.passes.backward(mine, update, loss)
 

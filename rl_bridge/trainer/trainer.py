@@ -96,10 +96,10 @@ class Trainer:
         """
         with siblings_needed("while the checkpoint was loaded"):
             self._checkpoints.sweep()
-            found, damaged = self._checkpoints.newest(self._read)
-        if found is None:
+            checkpoint, damaged = self._checkpoints.newest(self._read)
+        if checkpoint is None:
             return ResumeState()
-        state, resumed = found
+        state, resumed = checkpoint
         self._model.load_trained(state["model"])
         self._optimizer.after_restore(resumed.version)
         if self._critic is not None:
@@ -157,9 +157,9 @@ class Trainer:
 
     def _step(self, mine: RankBatch) -> dict[str, float]:
         config, algorithm = self._settings.trainer, self._settings.algorithm
-        passes = [one.passes for one in (self._policy, self._critic) if one is not None]
-        for one in passes:
-            one.begin()
+        passes = [model.passes for model in (self._policy, self._critic) if model is not None]
+        for model_passes in passes:
+            model_passes.begin()
         self._meter.begin()
         loss = loss_settings(algorithm, progress=self.version / config.iterations)
         metrics = LossMetrics()
@@ -180,9 +180,9 @@ class Trainer:
             for learner in self._learners:
                 learner.skip()  # too few trajectories came for every update; the schedule goes by iterations
         self.version += 1
-        done = [self._policy.passes.tokens, sum(one.flops for one in passes)]
+        done = [self._policy.passes.tokens, sum(each.flops for each in passes)]
         tokens, flops = self._model.sum_over_data(torch.tensor(done, dtype=torch.float64)).tolist()
-        found = {
+        step_metrics = {
             "loss/total": sum(losses) / len(losses),
             "train/grad_norm": sum(norms) / len(norms),
             "train/learning_rate": learning_rate,
@@ -191,8 +191,8 @@ class Trainer:
             **metrics.reduce(self._model.sum_over_data, self._model.max_over_data),
             **({} if self._critic is None else self._critic.metrics(mine.batch)),
         }
-        self.measured = self._meter.figures(tokens=tokens, flops=flops)
-        return found
+        self.measured = self._meter.metrics(tokens=tokens, flops=flops)
+        return step_metrics
 
     @property
     def _learners(self) -> list[Optimization]:

@@ -52,7 +52,7 @@ def plan_reads(snapshot: Snapshot, like: Like | None) -> list[Wanted]:
     """
     parts = snapshot.parts()
     if like is None:
-        like = {name: ShardSpec(box=Box.whole(found[0][1].whole)) for name, found in parts.items()}
+        like = {name: ShardSpec(box=Box.whole(stored[0][1].whole)) for name, stored in parts.items()}
     result = []
     for name, model in like.items():
         if name not in parts:
@@ -156,27 +156,29 @@ def _copies(destination: Tensor, want: Wanted, held: Mapping[int, Tensor]) -> It
 
 
 def _like(
-    snapshot: Snapshot, name: str, found: Sequence[tuple[int, StoredPart]], model: Tensor | ShardSpec
+    snapshot: Snapshot, name: str, stored: Sequence[tuple[int, StoredPart]], model: Tensor | ShardSpec
 ) -> Wanted:
-    whole = found[0][1].whole
+    whole = stored[0][1].whole
     if isinstance(model, ShardSpec):
-        box, dtype = model.box, model.dtype or torch_dtype(found[0][1])
+        box, dtype = model.box, model.dtype or torch_dtype(stored[0][1])
         fits = all(a >= 0 and a + n <= w for a, n, w in zip(box.start, box.shape, whole, strict=True))
     else:
         box = dtensor_box(model) if is_dtensor(model) else Box.whole(model.shape)
         dtype, fits = model.dtype, tuple(model.shape) == whole
     if not fits:
-        asked = f"{box.shape} from {box.start}" if isinstance(model, ShardSpec) else f"{tuple(model.shape)}"
-        raise WeightsError(
-            f"expected {name!r} to be asked for within {whole}, as {key_text(snapshot.key)} has it, got {asked}"
+        requested = (
+            f"{box.shape} from {box.start}" if isinstance(model, ShardSpec) else f"{tuple(model.shape)}"
         )
-    return _want(snapshot, name, box, dtype, found)
+        raise WeightsError(
+            f"expected {name!r} to be asked for within {whole}, as {key_text(snapshot.key)} has it, got {requested}"
+        )
+    return _want(snapshot, name, box, dtype, stored)
 
 
 def _want(
-    snapshot: Snapshot, name: str, box: Box, dtype: torch.dtype, found: Sequence[tuple[int, StoredPart]]
+    snapshot: Snapshot, name: str, box: Box, dtype: torch.dtype, stored: Sequence[tuple[int, StoredPart]]
 ) -> Wanted:
-    sources = [(rank, part) for rank, part in found if part.box.intersection(box) is not None]
+    sources = [(rank, part) for rank, part in stored if part.box.intersection(box) is not None]
     covered = sum(overlap.numel for _, part in sources if (overlap := part.box.intersection(box)) is not None)
     if covered != box.numel:
         raise WeightsError(

@@ -137,14 +137,14 @@ class Buffers(Mapping[int, Tensor]):
 
 def _own_gpu(devices: Collection[torch.device]) -> torch.device:
     """The card of the tensors that are to be published; of a rank that has none of them any card will do."""
-    found = [device for device in devices if device.type == "cuda"]
-    if devices and not found:
+    gpus = [device for device in devices if device.type == "cuda"]
+    if devices and not gpus:
         raise WeightsError(
             "expected weights on a GPU with the transport 'cuda_ipc', got them on "
             f"{', '.join(sorted(map(str, devices)))}; monarch.transport=shared_memory takes them from there"
         )
     _require_cuda()
-    return found[0] if found else torch.device("cuda", torch.cuda.current_device())
+    return gpus[0] if gpus else torch.device("cuda", torch.cuda.current_device())
 
 
 def _require_cuda() -> None:

@@ -9,7 +9,7 @@ from rl_bridge.weights.snapshot import Contribution, Key, Origin, Publication, S
 
 @dataclass(kw_only=True, slots=True, frozen=True)
 class Unfinished:
-    """A key that is being published: the ranks that have begun and not finished, and those that have not begun."""
+    """A key that is being published: the ranks that announced it and have not finished, and the others."""
 
     origins: tuple[Origin, ...]
     missing: tuple[int, ...]
@@ -19,7 +19,7 @@ class Unfinished:
 class _Entry:
     publication: Publication
     ranks: int
-    begun: dict[int, Origin] = field(default_factory=dict)
+    announced: dict[int, Origin] = field(default_factory=dict)
     finished: dict[int, Contribution] = field(default_factory=dict)
     failure: str | None = None
 
@@ -66,7 +66,7 @@ class WeightDirectory:
                 entry = self._entries[key] = _Entry(publication, ranks)
             if entry.ranks != ranks:
                 raise WeightsError(f"expected {entry.ranks} ranks to publish {key_text(key)}, got {ranks}")
-            entry.begun[origin.rank] = origin
+            entry.announced[origin.rank] = origin
             self._changed.notify_all()
 
     async def complete(self, key: Key, publication: Publication, contribution: Contribution) -> None:
@@ -104,9 +104,10 @@ class WeightDirectory:
                     entry = self._entries[key]
                     return Unfinished(
                         origins=tuple(
-                            entry.begun[rank] for rank in sorted(entry.begun.keys() - entry.finished.keys())
+                            entry.announced[rank]
+                            for rank in sorted(entry.announced.keys() - entry.finished.keys())
                         ),
-                        missing=tuple(rank for rank in range(entry.ranks) if rank not in entry.begun),
+                        missing=tuple(rank for rank in range(entry.ranks) if rank not in entry.announced),
                     )
             self._require_open()
             entry = self._entries[key]

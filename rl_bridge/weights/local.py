@@ -146,7 +146,7 @@ class SegmentPublisher:
         deadline = time.monotonic() + self._timeout_s
         while (segment := await _reserve(ring, nbytes)) is None:
             if time.monotonic() > deadline:
-                readers = sorted({pid for one in ring.segments for pid in one.readers()})
+                readers = sorted({pid for held_segment in ring.segments for pid in held_segment.readers()})
                 named = ", ".join(f"process {pid}" for pid in readers) or "nobody known"
                 raise WeightsError(
                     f"expected one of {len(ring.segments)} segments to be free for {key_text(key)} within "
@@ -161,7 +161,7 @@ class SegmentPublisher:
         return self._segment_address(segment)
 
     def _segment_address(self, segment: Segment) -> SegmentAddress:
-        inodes = (one.inode for ring in self._rings.values() for one in ring.segments)
+        inodes = (held_segment.inode for ring in self._rings.values() for held_segment in ring.segments)
         return SegmentAddress(
             fd=segment.fd,
             inode=segment.inode,
@@ -232,13 +232,13 @@ class SegmentReader:
     async def hold(self, snapshot: Snapshot, needed: Needed) -> AsyncIterator[Mapping[int, Tensor]]:
         """See `TransportReader`. The bytes are the publishers' own, mapped for reading only."""
         with ExitStack() as held:
-            found: dict[int, Tensor] = {}
+            tensors: dict[int, Tensor] = {}
             for rank in sorted(needed):
                 contribution = snapshot.contributions[rank]
                 address = contribution.location
                 assert isinstance(address, SegmentAddress)
-                found[rank] = held.enter_context(self.attach(snapshot.key, contribution.origin, address))
-            yield found
+                tensors[rank] = held.enter_context(self.attach(snapshot.key, contribution.origin, address))
+            yield tensors
 
     @contextmanager
     def attach(self, key: Key, origin: Origin, address: SegmentAddress) -> Iterator[Tensor]:

@@ -121,12 +121,12 @@ class Segment:
 
     def readers(self) -> list[int]:
         """The processes that hold it, as far as they can be told."""
-        found = []
+        pids = []
         for line in Path("/proc/locks").read_text().splitlines():
-            words = line.split()  # 1: FLOCK ADVISORY READ <pid> <major>:<minor>:<inode> 0 EOF
-            if words[1:2] == ["FLOCK"] and words[3] == "READ" and words[5].endswith(f":{self.inode}"):
-                found.append(int(words[4]))
-        return found
+            columns = line.split()  # 1: FLOCK ADVISORY READ <pid> <major>:<minor>:<inode> 0 EOF
+            if columns[1:2] == ["FLOCK"] and columns[3] == "READ" and columns[5].endswith(f":{self.inode}"):
+                pids.append(int(columns[4]))
+        return pids
 
     def close(self) -> None:
         """Give the memory back, once no reader has it mapped either."""

@@ -223,11 +223,11 @@ class Snapshot:
 
     def parts(self) -> dict[str, list[tuple[int, StoredPart]]]:
         """The parts of each tensor, each with the rank that published it."""
-        found: dict[str, list[tuple[int, StoredPart]]] = {}
+        parts: dict[str, list[tuple[int, StoredPart]]] = {}
         for rank, contribution in enumerate(self.contributions):
             for name, part in contribution.parts.items():
-                found.setdefault(name, []).append((rank, part))
-        return found
+                parts.setdefault(name, []).append((rank, part))
+        return parts
 
 
 def key_text(key: Key) -> str:

@@ -237,10 +237,10 @@ class WeightStore:
         self._require_open()
         deadline = time.monotonic() + self._timeout_s
         while True:
-            found = await self._directory.find(key, POLL_INTERVAL_S)
-            if isinstance(found, Snapshot):
-                return found
-            for origin in found.origins:
+            result = await self._directory.find(key, POLL_INTERVAL_S)
+            if isinstance(result, Snapshot):
+                return result
+            for origin in result.origins:
                 if has_died(origin):
                     raise WeightsError(
                         f"{key_text(key)} will not be whole: rank {origin.rank} (process {origin.pid}) died while "
@@ -249,7 +249,7 @@ class WeightStore:
             if time.monotonic() > deadline:
                 raise WeightsError(
                     f"expected {key_text(key)} within {self._timeout_s:g} s, still missing are ranks "
-                    f"{sorted([*found.missing, *(origin.rank for origin in found.origins)])}"
+                    f"{sorted([*result.missing, *(origin.rank for origin in result.origins)])}"
                 )
 
 

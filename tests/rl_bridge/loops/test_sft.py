@@ -66,7 +66,7 @@ def run(
         [trace(90), trace(91)],
         SftConfig(**{"batch_size": 2, "evaluate_every": 2, **config}),
         folder=Path("nowhere"),
-        told=told.append,
+        on_validation=told.append,
         last=last,
     )
     return result, told
@@ -128,6 +128,6 @@ def test_a_trace_that_is_too_long_is_told_before_anything_is_learned(what: str) 
             [trace(12), long if what == "to validate on" else trace(13)],
             SftConfig(max_length=8),
             folder=Path("nowhere"),
-            told=lambda _: None,
+            on_validation=lambda _: None,
         )
     assert learner.learned == []

@@ -170,7 +170,7 @@ async def test_killed_workers_lose_no_group_and_train_none_twice(
         # What was lost was played again as it would have been: same seeds, same answers.
         assert tokens(running.trained) == tokens(quiet.trained)
         await running.until(lambda: len(running.worker_pids()) == 2)
-        assert Counter(event.what for event in running.fleet.events)["restarting"] == 3
+        assert Counter(event.kind for event in running.fleet.events)["restarting"] == 3
         counts = running.dispatcher.counts
         finished = ledger.trained + len(ledger.finished)
         assert (counts.played, counts.retried) == (finished * SIBLINGS, 0)

@@ -60,7 +60,7 @@ async def main(logs: Path, link: str, own: str, *workers: str) -> dict[str, obje
         await asyncio.sleep(max(0.0, restarted + options.HOST_AVOIDANCE_S + 1.0 - time.monotonic()))
         more = await Policy.options(name="more").as_service()
         found["the healed host serves again"] = network_of(more.replicas[0].pids[0]) == first
-        found["events"] = [(event.replica, event.what, event.detail) for event in fleet.events]
+        found["events"] = [(event.replica, event.kind, event.detail) for event in fleet.events]
         replicas = [*policy.replicas, *more.replicas]
         pids = [stranded, *(pid for status in replicas for pid in status.pids)]
     with contextlib.suppress(TimeoutError):

@@ -50,9 +50,9 @@ async def test_a_replica_killed_idle_serves_again_with_the_current_state(
         assert [status.restarts for status in policy.replicas] == [1, 0]
         answers = {await policy.generate.route() for _ in range(4)}
         assert answers == {(pid, 2, 0.5) for pid in pids_of(policy)}
-        happened = [event.what for event in fleet.events if event.replica == 0]
+        happened = [event.kind for event in fleet.events if event.replica == 0]
         assert happened == ["starting", "serving", "lost", "restarting", "starting", "serving"]
-        (how,) = (event.detail for event in fleet.events if event.what == "lost")
+        (how,) = (event.detail for event in fleet.events if event.kind == "lost")
         assert how == processes.ENDED or "Killed(sig=9)" in how  # whoever saw it first tells
 
 
@@ -342,9 +342,9 @@ async def test_a_replica_whose_calls_all_fail_is_asked_for_its_health(
             await until(lambda: policy.replicas[0].restarts == 1 and all_serve(policy))
             assert broken not in pids_of(policy)
             assert "the engine is dead" in next(
-                event.detail for event in fleet.events if event.what == "lost"
+                event.detail for event in fleet.events if event.kind == "lost"
             )
             assert {version for _, version, _ in [await policy.generate.route() for _ in range(4)]} == {1}
         else:
             assert [status.restarts for status in policy.replicas] == [0, 0]
-            assert [event.what for event in fleet.events if event.replica == 0][-1] == "suspect"
+            assert [event.kind for event in fleet.events if event.replica == 0][-1] == "suspect"

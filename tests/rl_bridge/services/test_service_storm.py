@@ -64,7 +64,7 @@ async def test_calls_and_fan_outs_among_kills(roles: ModuleType, tmp_path: Path)
             )
         await until(lambda: all(status.state == "serving" for status in policy.replicas))
         assert {version for _, version, _ in [await policy.generate.route() for _ in range(6)]} == {taken}
-        assert sum(event.what == "lost" for event in fleet.events) >= KILLS // 2
+        assert sum(event.kind == "lost" for event in fleet.events) >= KILLS // 2
         started = descendants() - before
     assert len(answers) > 20
     # What was asked after a fan-out had returned was answered by its state, or a later one.

@@ -52,7 +52,9 @@ def test_the_loss_is_minus_the_mean_log_probability_and_falls(tiny_policy: Path,
     learner = Trainer(trainer_settings(config, tmp_path, tiny_policy))
     begin_checkpoint(tmp_path / "policy", tiny_policy)
     rows = [row(number) for number in range(8)]
-    result = fine_tune(learner, rows[:4], rows[:4], config, folder=tmp_path / "policy", told=lambda _: None)
+    result = fine_tune(
+        learner, rows[:4], rows[:4], config, folder=tmp_path / "policy", on_validation=lambda _: None
+    )
     assert result.kept.validation_loss < 0.5 * before
     # What was kept is what that look saw.
     kept = Trainer(trainer_settings(config, tmp_path / "again", tmp_path / "policy"))
