@@ -158,11 +158,11 @@ def deal_distribution() -> Mapping[DecisionState, float]:
     """Probability of each state as dealt. A dealt soft 21 is a natural, and only a natural is one."""
     dealt: dict[DecisionState, float] = {}
     for dealer, upcard in CARDS.items():
-        for first, one in CARDS.items():
-            for second, two in CARDS.items():
+        for first, first_chance in CARDS.items():
+            for second, second_chance in CARDS.items():
                 total, soft = _add_card(*_add_card(0, False, first), second)
                 state = DecisionState(total, soft, dealer)
-                dealt[state] = dealt.get(state, 0.0) + upcard * one * two
+                dealt[state] = dealt.get(state, 0.0) + upcard * first_chance * second_chance
     return MappingProxyType(dealt)
 
 
@@ -281,16 +281,16 @@ def choice_at(policy: Policy, state: DecisionState) -> Mapping[Answer, float]:
         choice = policy[state]
     else:
         choice = policy(*state)
-    asked = tuple(choice.items()) if isinstance(choice, Mapping) else ((choice, 1.0),)
-    for answer, chance in asked:
+    answers = tuple(choice.items()) if isinstance(choice, Mapping) else ((choice, 1.0),)
+    for answer, chance in answers:
         if answer not in ("hit", "stand", None):
             raise ValueError(f"expected 'hit', 'stand' or None at {where}, got {answer!r}")
         if not chance >= 0.0:
             raise ValueError(f"expected a probability >= 0 for {answer!r} at {where}, got {chance!r}")
-    total = math.fsum(chance for _, chance in asked)
+    total = math.fsum(chance for _, chance in answers)
     if not math.isclose(total, 1.0, abs_tol=1e-6):
         raise ValueError(f"expected probabilities that sum to 1 at {where}, got {total!r}")
-    return dict(asked)
+    return dict(answers)
 
 
 def evaluate(policy: Policy, *, rules: Rules = DEFAULT_RULES, illegal_return: float = -1.0) -> Evaluation:
@@ -308,16 +308,16 @@ def evaluate(policy: Policy, *, rules: Rules = DEFAULT_RULES, illegal_return: fl
     endings: list[tuple[float, _Ending]] = []
     illegal = 0.0
     for state in STATES_BY_LOW_SUM:
-        here = visits.get(state, 0.0)
-        if here == 0.0:
+        visit_probability = visits.get(state, 0.0)
+        if visit_probability == 0.0:
             continue
         chances = choice_at(policy, state)
-        illegal += here * chances.get(None, 0.0)
+        illegal += visit_probability * chances.get(None, 0.0)
         stand = chances.get("stand", 0.0)
         dealt = deal_distribution().get(state, 0.0) if state[:2] == (21, True) else 0.0
         endings.append((dealt * stand, _standing_natural(state.dealer, rules)))
-        endings.append(((here - dealt) * stand, _settle_stand(state.total, state.dealer)))
-        hit = here * chances.get("hit", 0.0)
+        endings.append(((visit_probability - dealt) * stand, _settle_stand(state.total, state.dealer)))
+        hit = visit_probability * chances.get("hit", 0.0)
         if hit > 0.0:
             reached, bust = successors(state)
             endings.append((hit * bust, _BUST))

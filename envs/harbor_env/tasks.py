@@ -192,7 +192,7 @@ class HarborTask:
         Raises:
             InvalidTaskError: One of them would reach into what is the verifier's own.
         """
-        named = [posixpath.join(workdir, one.source) for one in self.config.artifacts]
+        named = [posixpath.join(workdir, artifact.source) for artifact in self.config.artifacts]
         given = (*named, ARTIFACTS) if self.separate else (workdir, *named, ARTIFACTS)
         paths = [posixpath.normpath(path) for path in given]
         for path in paths:
@@ -209,19 +209,19 @@ class HarborTask:
         Raises:
             InvalidTaskError: A variable is not set.
         """
-        found: dict[str, str] = {}
+        values: dict[str, str] = {}
         for name, value in table.items():
             match = _TEMPLATE.fullmatch(value)
             text = value if match is None else os.environ.get(match[1], match[2])
             if text is None:
                 raise InvalidTaskError(f"{self.folder / TASK}: expected the variable {value} to be set")
-            found[name] = text
-        return found
+            values[name] = text
+        return values
 
     def _check(self) -> None:
-        def need(good: bool, what: str) -> None:
+        def need(good: bool, message: str) -> None:
             if not good:
-                raise InvalidTaskError(f"{self.folder}: {what}")
+                raise InvalidTaskError(f"{self.folder}: {message}")
 
         environment, verifier = self.folder / "environment", self.config.verifier
         need((self.folder / "instruction.md").is_file(), "expected instruction.md, got none")
@@ -301,7 +301,7 @@ class HarborTasks(IndexedTasks):
                 "name the one that holds them: ropewalk serve harbor PATH"
             )
         ids = [task.id for tasks in self._tasks.values() for task in tasks]
-        if twice := sorted({one for one in ids if ids.count(one) > 1}):
+        if twice := sorted({task_id for task_id in ids if ids.count(task_id) > 1}):
             raise InvalidTaskError(
                 f"{place}: expected tasks of different names, got {', '.join(twice)} twice"
             )
@@ -361,8 +361,8 @@ def digest(folder: Path) -> str:
     total = hashlib.sha256()
     for path in sorted(folder.rglob("*")):
         data = b"" if not path.is_file() else path.read_bytes()
-        told = f"{path.relative_to(folder).as_posix()}\0{path.lstat().st_mode:o}\0{len(data)}\0"
-        total.update(told.encode() + data)
+        header = f"{path.relative_to(folder).as_posix()}\0{path.lstat().st_mode:o}\0{len(data)}\0"
+        total.update(header.encode() + data)
     return total.hexdigest()[:16]
 
 
@@ -372,5 +372,5 @@ def _read_all(folder: Path) -> list[HarborTask]:
     return [HarborTask.read(file.parent) for file in sorted(folder.glob(f"*/{TASK}"))]
 
 
-def _overlap(one: str, other: str) -> bool:
-    return f"{one}/".startswith(f"{other}/") or f"{other}/".startswith(f"{one}/")
+def _overlap(a: str, b: str) -> bool:
+    return f"{a}/".startswith(f"{b}/") or f"{b}/".startswith(f"{a}/")

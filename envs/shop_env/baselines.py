@@ -42,9 +42,9 @@ def usual_refusal(task: str, call: Call, source: random.Random) -> float:
     """Verify the customer, and refuse every request, unseen, on the ground that is the commonest for its kind."""
     talk = Talk(call)
     facts = talk.facts(2)
-    for found in talk.use("find_customer", name=ask_name(talk)):
+    for customer in talk.use("find_customer", name=ask_name(talk)):
         if len(facts) == 2:
-            talk.use("verify_identity", customer_id=found["customer_id"], **facts)
+            talk.use("verify_identity", customer_id=customer["customer_id"], **facts)
     for wish in wishes(task):
         call("reply", {"request": wish.number, "decision": "refused", "ground": _USUAL[wish.kind]})
     return float(call("finish", {}).reward or 0.0)
@@ -53,8 +53,8 @@ def usual_refusal(task: str, call: Call, source: random.Random) -> float:
 def not_verified(task: str, call: Call, source: random.Random) -> float:
     """Take every customer for somebody else."""
     talk = Talk(call)
-    for found in talk.use("find_customer", name=ask_name(talk)):
-        talk.use("add_note", customer_id=found["customer_id"], kind="suspicious", text="")
+    for customer in talk.use("find_customer", name=ask_name(talk)):
+        talk.use("add_note", customer_id=customer["customer_id"], kind="suspicious", text="")
     return _answer_all(task, call, lambda: ("refused", "not_verified"))
 
 

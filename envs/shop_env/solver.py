@@ -31,23 +31,23 @@ class Wish:
 def wishes(task: str) -> list[Wish]:
     """Read the requests in a task. SolverError: one is put in a way that is not known."""
     return [
-        _wish(int(number), said) for number, said in re.findall(r"^Request (\d+): (.+)$", task, re.MULTILINE)
+        _wish(int(number), text) for number, text in re.findall(r"^Request (\d+): (.+)$", task, re.MULTILINE)
     ]
 
 
 def _policy_numbers(text: str, pattern: str) -> tuple[int, ...]:
     """Return the numbers that a policy has where the pattern has groups."""
-    if (found := re.search(pattern, text)) is None:
+    if (match := re.search(pattern, text)) is None:
         raise SolverError(f"expected a policy like {pattern!r}, got {text!r}")
-    return tuple(int(number) for number in found.groups())
+    return tuple(int(number) for number in match.groups())
 
 
-def _wish(number: int, said: str) -> Wish:
-    said = _OTHER_METHOD.sub("", said)
+def _wish(number: int, text: str) -> Wish:
+    text = _OTHER_METHOD.sub("", text)
     for kind, pattern in _patterns():
-        if (found := pattern.fullmatch(said)) is not None:
-            return _read(number, kind, found.groupdict())
-    raise SolverError(f"expected a request of a known form, got {said!r}")
+        if (match := pattern.fullmatch(text)) is not None:
+            return _read(number, kind, match.groupdict())
+    raise SolverError(f"expected a request of a known form, got {text!r}")
 
 
 def _read(number: int, kind: Kind, slots: Mapping[str, str]) -> Wish:
@@ -68,19 +68,19 @@ def _patterns() -> tuple[tuple[Kind, "re.Pattern[str]"], ...]:
     refs = "|".join(
         _SLOT.sub(".+?", ref.replace("{ORDER}", "{O}")) for ref in (BY_NUMBER, BY_PRODUCT, OF_MINE)
     )
-    found = []
+    patterns = []
     for kind, phrasings in PHRASINGS.items():
         for phrasing in phrasings:
             parts = _SLOT.split(phrasing)
-            said = "".join(
-                (f"(?P<{part}>{refs})" if part == "REF" else f"(?P<{part}>.+?)")
+            regex = "".join(
+                (f"(?P<{piece}>{refs})" if piece == "REF" else f"(?P<{piece}>.+?)")
                 if place % 2
-                else re.escape(part)
-                for place, part in enumerate(parts)
+                else re.escape(piece)
+                for place, piece in enumerate(parts)
             )
             # Sentences begin with a capital, which may be that of the order.
-            found.append((kind, re.compile(said, re.IGNORECASE)))
-    return tuple(found)
+            patterns.append((kind, re.compile(regex, re.IGNORECASE)))
+    return tuple(patterns)
 
 
 _FACTS: Final = {
@@ -118,33 +118,33 @@ class Talk(ToolUser):
 
     def ask(self, topic: str, request: int = 1) -> str:
         """Ask the customer."""
-        said: str = self.use("ask_customer", topic=topic, request=request)
-        return said
+        answer: str = self.use("ask_customer", topic=topic, request=request)
+        return answer
 
     def facts(self, most: int) -> dict[str, str]:
         """Ask for what identifies somebody, until so many facts are known."""
         known: dict[str, str] = {}
         for topic, pattern in _FACTS.items():
-            if len(known) < most and (found := re.fullmatch(pattern, self.ask(topic))):
-                known[topic] = found[1]
+            if len(known) < most and (match := re.fullmatch(pattern, self.ask(topic))):
+                known[topic] = match[1]
         return known
 
     def reason(self, request: int) -> str:
         """Ask why something is sent back."""
-        said = self.ask("reason", request)
-        return next((why for mark, why in _FAULTY.items() if mark in said), "changed_mind")
+        answer = self.ask("reason", request)
+        return next((reason for mark, reason in _FAULTY.items() if mark in answer), "changed_mind")
 
     def wants_money(self, request: int) -> bool:
         """Ask for a fallback: the money, or what there is."""
-        said = self.ask("fallback", request)
-        return "money back" in said or "refund" in said
+        answer = self.ask("fallback", request)
+        return "money back" in answer or "refund" in answer
 
     def new_address(self, request: int) -> dict[str, str]:
         """Ask for an address."""
-        said = self.ask("address", request)
-        if (found := re.fullmatch(r"Please send it to (.+), (\S+) (\S+)\.", said)) is None:
-            raise SolverError(f"expected an address, got {said!r}")
-        return dict(zip(("street", "postcode", "city"), found.groups(), strict=True))
+        answer = self.ask("address", request)
+        if (match := re.fullmatch(r"Please send it to (.+), (\S+) (\S+)\.", answer)) is None:
+            raise SolverError(f"expected an address, got {answer!r}")
+        return dict(zip(("street", "postcode", "city"), match.groups(), strict=True))
 
 
 @dataclass(frozen=True, slots=True)
@@ -244,7 +244,7 @@ class _Handler:
         product = self._talk.product(line["product_id"])
         if product["final_sale"]:
             return Outcome("refused", "final_sale")
-        (new,) = [one for one in product["variants"] if one["option"] == wish.option]
+        (new,) = [variant for variant in product["variants"] if variant["option"] == wish.option]
         if self._talk.use("check_stock", sku=new["sku"])["in_stock"] < line["quantity"]:
             money = self._talk.wants_money(wish.number)
             if not money or self._against(line, order, "changed_mind"):
@@ -340,7 +340,7 @@ def _paid(order: dict[str, Any]) -> int:
 def solve(task: str, call: Call) -> float:
     """Play a task to its end through the tools, and return the reward of it all."""
     talk = Talk(call)
-    if (found := re.search(r"today is (\d{4}-\d\d-\d\d)", task)) is None:
+    if (match := re.search(r"today is (\d{4}-\d\d-\d\d)", task)) is None:
         raise SolverError("expected the day in the task")
     wanted = wishes(task)
     talk.policy("identity")
@@ -352,7 +352,7 @@ def solve(task: str, call: Call) -> float:
             talk.use("add_note", customer_id=candidate["customer_id"], kind="suspicious", text=text)
         outcomes = [Outcome("refused", "not_verified") for _ in wanted]
     else:
-        handler = _Handler(talk, account, date.fromisoformat(found[1]))
+        handler = _Handler(talk, account, date.fromisoformat(match[1]))
         outcomes = [handler.handle(wish, _order_of(talk, wish, account)) for wish in wanted]
     for wish, outcome in zip(wanted, outcomes, strict=True):
         talk.use(
@@ -388,9 +388,9 @@ def _order_of(talk: Talk, wish: Wish, account: dict[str, Any]) -> str | None:
     mine = {order["order_id"]: order["products"] for order in account["orders"]}
     if wish.order is not None:
         return wish.order if wish.order in mine else None
-    there: list[str] = [order for order, products in mine.items() if set(wish.products) <= set(products)]
-    if len(there) == 1:
-        return there[0]
-    said = re.search(r"O\d+", talk.ask("order", wish.number))
-    number = said[0] if said else ""
+    candidates: list[str] = [order for order, products in mine.items() if set(wish.products) <= set(products)]
+    if len(candidates) == 1:
+        return candidates[0]
+    match = re.search(r"O\d+", talk.ask("order", wish.number))
+    number = match[0] if match else ""
     return number if number in mine else None

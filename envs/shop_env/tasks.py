@@ -31,10 +31,12 @@ class ShopTaskSpec:
     def text(self, calls: int) -> str:
         """Put the task into words."""
         scenario = self.scenario
-        said = "\n".join(f"Request {number}: {one.says}" for number, one in enumerate(scenario.requests, 1))
+        requests = "\n".join(
+            f"Request {number}: {request.says}" for number, request in enumerate(scenario.requests, 1)
+        )
         return (
             f"You are at the customer desk of a shop; today is {scenario.records.today.isoformat()}. "
-            f"A customer writes:\n\n{said}\n\n"
+            f"A customer writes:\n\n{requests}\n\n"
             "Do what the policies of the shop say, and nothing else. get_policy tells them: begin with 'identity' and "
             "'replies'. ask_customer asks the customer. Answer each request with reply, then finish. What counts is "
             f"what is on record at the end and what was answered. You have {calls} calls in all."
@@ -61,7 +63,7 @@ def make_task(number: int, *, held_out: bool, level: Level | None = None) -> Sho
         kind = source.choice(_KINDS)
         make, often = CASES[kind]
         cases = dict(often)
-        if any(len(one.lines) > 1 for one in requests):
+        if any(len(each.lines) > 1 for each in requests):
             # One of several things is enough: more take more calls than an episode is meant to.
             cases = {case: share for case, share in often.items() if case not in SEVERAL}
         (case,) = source.choices(list(cases), list(cases.values()))
@@ -71,19 +73,19 @@ def make_task(number: int, *, held_out: bool, level: Level | None = None) -> Sho
     impostor = source.random() < 0.07
     if not impostor and source.random() < 0.2:
         maker.customer(customer.name)
-    by_number = [source.random() < 0.5 or "foreign" in one.case for one in requests]
-    said = [
+    by_number = [source.random() < 0.5 or "foreign" in each.case for each in requests]
+    worded = [
         replace(
-            one, says=word_request(one, maker.records, customer, source, held_out=held_out, by_number=known)
+            each, says=word_request(each, maker.records, customer, source, held_out=held_out, by_number=known)
         )
-        for one, known in zip(requests, by_number, strict=True)
+        for each, known in zip(requests, by_number, strict=True)
     ]
     return ShopTaskSpec(
         Scenario(
             maker.records,
             policy,
             customer.id,
-            tuple(said),
+            tuple(worded),
             impostor,
             _knows(bench, impostor),
             tuple(known or source.random() < 0.5 for known in by_number),
@@ -99,13 +101,15 @@ def _fill(bench: CaseMaker) -> None:
         if (product := bench.take()) is not None:
             maker.order(bench.customer, [product], "delivered", delivered_days=source.randint(1, 80))
     everything = list(maker.records.products.values())
-    others = [one for one in maker.records.customers.values() if one is not bench.customer]
+    strangers = [customer for customer in maker.records.customers.values() if customer is not bench.customer]
     for _ in range(12):
         products = source.sample(everything, source.randint(1, 3))
         if source.random() < 0.6:
-            maker.order(source.choice(others), products, "delivered", delivered_days=source.randint(1, 80))
+            maker.order(source.choice(strangers), products, "delivered", delivered_days=source.randint(1, 80))
         else:
-            maker.order(source.choice(others), products, source.choice(("pending", "processing", "shipped")))
+            maker.order(
+                source.choice(strangers), products, source.choice(("pending", "processing", "shipped"))
+            )
 
 
 def _knows(bench: CaseMaker, impostor: bool) -> dict[str, str | None]:

@@ -144,7 +144,7 @@ class Schema:
             "status": self._status(head, "event"),
             "score": f"e.{c['event.score']}",
         }
-        return f"SELECT {', '.join(f'{said} AS {name}' for name, said in columns.items())} FROM {source}"
+        return f"SELECT {', '.join(f'{expression} AS {name}' for name, expression in columns.items())} FROM {source}"
 
     def _archive(self) -> str:
         c = self.columns
@@ -173,10 +173,10 @@ def _read_schema(tables: list[dict[str, Any]], described: Mapping[str, dict[str,
             continue
         columns: dict[str, str] = {}
         for table in known.values():
-            told = {
+            by_description = {
                 column["description"]: column["name"] for column in described[names[table.says]]["columns"]
             }
-            columns |= {column.role: told[column.says] for column in table.columns}
+            columns |= {column.role: by_description[column.says] for column in table.columns}
         return Schema(domain, {role: names[table.says] for role, table in known.items()}, columns)
     raise SolverError(f"expected tables of a domain that is known, got {', '.join(names)}")
 
@@ -196,23 +196,23 @@ class Read:
 def solve(task: str, call: Call) -> float:
     """Play a task to its end through the tools, and return the reward of it all."""
     user = ToolUser(call)
-    asked = next(line for line in task.splitlines() if line.startswith("Question: "))
+    question = next(line for line in task.splitlines() if line.startswith("Question: "))
     tables = user.use("list_tables")
     described = {table["name"]: user.use("describe_table", table=table["name"]) for table in tables}
     schema = _read_schema(tables, described)
-    read = read_question(asked.removeprefix("Question: "), schema.domain)
+    read = read_question(question.removeprefix("Question: "), schema.domain)
     rows = user.use("query", sql=write_query(read, schema))["rows"]
     user.use("submit_answer", answer=_answer(rows, task))
     return user.total
 
 
-def read_question(asked: str, domain: Domain) -> Read:
+def read_question(question: str, domain: Domain) -> Read:
     """Find out which family a question is of, and what it asks about. SolverError: it is of none."""
     for valid_only in (True, False):
         for rule in rules(domain, valid_only=valid_only):
-            if asked.endswith(f" {rule}"):
-                return _match_family(asked.removesuffix(f" {rule}"), domain, valid_only)
-    return _match_family(asked, domain, False)
+            if question.endswith(f" {rule}"):
+                return _match_family(question.removesuffix(f" {rule}"), domain, valid_only)
+    return _match_family(question, domain, False)
 
 
 def write_query(read: Read, schema: Schema) -> str:
@@ -235,16 +235,16 @@ def write_query(read: Read, schema: Schema) -> str:
     return views + " ".join(query.split())
 
 
-def _match_family(asked: str, domain: Domain, valid_only: bool) -> Read:
+def _match_family(question: str, domain: Domain, valid_only: bool) -> Read:
     for name, pattern in _patterns(domain.name):
-        if found := pattern.fullmatch(asked):
-            return Read(name, found.groupdict(), valid_only)
-    raise SolverError(f"expected a question of a known form, got {asked!r}")
+        if match := pattern.fullmatch(question):
+            return Read(name, match.groupdict(), valid_only)
+    raise SolverError(f"expected a question of a known form, got {question!r}")
 
 
 @cache
 def _patterns(domain: str) -> tuple[tuple[str, "re.Pattern[str]"], ...]:
-    (about,) = (one for one in DOMAINS if one.name == domain)
+    (about,) = (candidate for candidate in DOMAINS if candidate.name == domain)
     return tuple(
         (family.name, _pattern(phrase(phrasing, about)))
         for family in FAMILIES.values()
@@ -252,18 +252,18 @@ def _patterns(domain: str) -> tuple[tuple[str, "re.Pattern[str]"], ...]:
     )
 
 
-def _pattern(said: str) -> "re.Pattern[str]":
+def _pattern(phrasing: str) -> "re.Pattern[str]":
     """Return what a phrasing looks like once its slots are filled; a slot that comes twice is the same both times."""
     seen: set[str] = set()
     parts = []
-    for place, part in enumerate(_SLOT.split(said)):
+    for place, piece in enumerate(_SLOT.split(phrasing)):
         if place % 2 == 0:
-            parts.append(re.escape(part))
-        elif part in seen:
-            parts.append(f"(?P={part})")
+            parts.append(re.escape(piece))
+        elif piece in seen:
+            parts.append(f"(?P={piece})")
         else:
-            seen.add(part)
-            parts.append(f"(?P<{part}>.+?)")
+            seen.add(piece)
+            parts.append(f"(?P<{piece}>.+?)")
     return re.compile("".join(parts))
 
 

@@ -87,7 +87,7 @@ def _number(text: str) -> Fraction | None:
         return _apply_sign(sign, _decimal(digits) * _power(braced or bare))
     if match := _FRACTION.fullmatch(text):
         sign, *parts = match.groups()
-        above, below = (_decimal(part) for part in parts if part is not None)
+        above, below = (_decimal(string) for string in parts if string is not None)
         return _apply_sign(sign, above / below) if below else None
     return None
 
@@ -202,7 +202,7 @@ class AnyOf(Comparison):
 
     def holds(self, got: Any, expected: Any, args: Sequence[Any] = ()) -> bool:
         """Compare with each."""
-        return any(self.each.holds(got, one) for one in expected)
+        return any(self.each.holds(got, option) for option in expected)
 
 
 # Checkers, for tasks that many answers solve. A checker gets what the solution returned, what the task expects (often
@@ -255,7 +255,7 @@ def queens(got: Any, expected: Any, args: Sequence[Any]) -> bool:
         {row + column for row, column in enumerate(got)},
         {row - column for row, column in enumerate(got)},
     ]
-    return all(len(way) == size for way in ways)
+    return all(len(placement) == size for placement in ways)
 
 
 def _all_of(got: Any, kind: type) -> bool:
@@ -300,7 +300,8 @@ def _same(got: Any, expected: Any, leaves: Callable[[Any, Any], bool], loose: bo
         return leaves(got, expected)
     if kind in (list, tuple):
         return len(got) == len(expected) and all(
-            _same(one, other, leaves, loose) for one, other in zip(got, expected, strict=True)
+            _same(item, expected_item, leaves, loose)
+            for item, expected_item in zip(got, expected, strict=True)
         )
     if kind is dict:
         # Keys are compared by type as well (1 would find True), and a NaN among them would find nothing.

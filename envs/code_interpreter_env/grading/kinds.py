@@ -41,16 +41,16 @@ class NumericTrial(Trial[NumericTask]):
 
     async def run(self, index: int) -> CaseResult:
         """Find the number and compare it."""
-        found = await self._text()
-        if isinstance(found, CaseResult):
-            return found
-        number = parse_number(found)
+        text = await self._text()
+        if isinstance(text, CaseResult):
+            return text
+        number = parse_number(text)
         if number is None:
-            return CaseResult(category="bad_value", message=f"expected a number, got {describe_value(found)}")
+            return CaseResult(category="bad_value", message=f"expected a number, got {describe_value(text)}")
         expected = parse_number(str(self._task.answer)) or Fraction(0)
         if close(number, expected, self._task.rel_tol, self._task.abs_tol):
             return PASSED
-        return CaseResult(category="wrong_answer", got=shorten(found))
+        return CaseResult(category="wrong_answer", got=shorten(text))
 
     async def _text(self) -> str | CaseResult:
         if self._task.answer_from == "text":
@@ -169,9 +169,10 @@ def _output_matches(got: str, expected: str, match: str, float_tol: float | None
     """Say whether a program printed what it should; numbers with a point or an exponent within the tolerance."""
     if match == "exact":
         return _lines(got) == _lines(expected)
-    words, others = got.split(), expected.split()
-    return len(words) == len(others) and all(
-        word == other or _near(word, other, float_tol) for word, other in zip(words, others, strict=True)
+    got_words, expected_words = got.split(), expected.split()
+    return len(got_words) == len(expected_words) and all(
+        got_word == expected_word or _near(got_word, expected_word, float_tol)
+        for got_word, expected_word in zip(got_words, expected_words, strict=True)
     )
 
 

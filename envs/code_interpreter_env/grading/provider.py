@@ -87,10 +87,10 @@ class JsonlTasks(IndexedTasks):
         """
         for index, line in enumerate(self._lines(split)):
             try:
-                found = from_json(line)
+                row = from_json(line)
             except ValueError:
                 continue  # told when the task itself is asked for
-            if isinstance(found, dict) and found.get("id") == task_id:
+            if isinstance(row, dict) and row.get("id") == task_id:
                 return index
         raise KeyError(f"expected the id of a task of the split {split!r}, got {task_id!r}")
 
@@ -124,8 +124,8 @@ class _Lines:
         with self.path.open("rb") as file:
             file.seek(starts[index])
             line = file.readline(MAX_LINE)
-            found = os.fstat(file.fileno())
-        if (found.st_size, found.st_mtime_ns) != self._stamp:
+            stat = os.fstat(file.fileno())
+        if (stat.st_size, stat.st_mtime_ns) != self._stamp:
             raise InvalidTaskError(f"{self.path}: the file was changed while it is in use; start anew")
         return self._numbers[index], line
 
@@ -134,12 +134,12 @@ class _Lines:
             if self._starts is None:
                 starts, numbers, at = array("Q"), array("Q"), 0
                 with self.path.open("rb") as file:
-                    found = os.fstat(file.fileno())
+                    stat = os.fstat(file.fileno())
                     for number, line in enumerate(file, 1):
                         if not line.isspace():
                             starts.append(at)
                             numbers.append(number)
                         at += len(line)
-                self._stamp = (found.st_size, found.st_mtime_ns)
+                self._stamp = (stat.st_size, stat.st_mtime_ns)
                 self._starts, self._numbers = starts, numbers
             return self._starts

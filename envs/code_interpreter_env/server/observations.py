@@ -38,7 +38,7 @@ def to_released(execution: Execution, code: str | None) -> CodeObservation:
         code: What was run; None after a reset.
     """
     rest = {name: value for name, value in asdict(execution).items() if name not in _RELEASED}
-    if (stderr := _in_words(execution)) != execution.stderr:
+    if (stderr := _stderr_with_reason(execution)) != execution.stderr:
         rest["stderr"] = execution.stderr
     metadata = {EXECUTION: rest} if code is None else {LAST_CODE: code, EXECUTION: rest}
     return CodeObservation.model_construct(
@@ -64,7 +64,7 @@ def make_failure(reason: str, **known: Any) -> Execution:
     return Execution(status="sandbox_error", exit_code=EXIT_SANDBOX, reason=reason, **known)
 
 
-def _in_words(execution: Execution) -> str:
+def _stderr_with_reason(execution: Execution) -> str:
     lines = [] if execution.error is None else _error_lines(execution.error)
     if execution.reason is not None:
         lines.append(execution.reason)
@@ -102,12 +102,12 @@ def run_result(seen: CodeInterpreterObservation) -> ToolResult:
     }
     failure, metadata = None, {}
     if seen.status != "ok":
-        words = "\n".join(part.text for part in shown if isinstance(part, Text))
+        message = "\n".join(item.text for item in shown if isinstance(item, Text))
         kind = _ERRORS.get(seen.status, ToolErrorType.EXECUTION_ERROR)
-        failure = ToolError(error_type=kind, message=words or seen.status)
+        failure = ToolError(error_type=kind, message=message or seen.status)
         if seen.status == "sandbox_error":
             metadata = {INFRASTRUCTURE_ERROR: seen.reason or "the sandbox failed"}
-    blocks = [part.block() for part in shown]
+    blocks = [item.block() for item in shown]
     return ToolResult(content=blocks, value=data, structured=data, error=failure, metadata=metadata)
 
 
@@ -119,12 +119,12 @@ def file_result(path: str, data: bytes) -> ToolResult:
         text = data.decode()
     except UnicodeDecodeError:
         encoded = {**about, "content_base64": base64.b64encode(data).decode("ascii")}
-        part: Content = (
+        item: Content = (
             Image(data, mime_type)
             if mime_type in IMAGES
             else Embedded(f"workspace:///{quote(path)}", data, mime_type or "application/octet-stream")
         )
-        return ToolResult(content=[part.block()], value=encoded, structured=about)
+        return ToolResult(content=[item.block()], value=encoded, structured=about)
     return ToolResult(content=[Text(text).block()], value=text, structured=about)
 
 
@@ -135,7 +135,7 @@ def _iter_contents(seen: CodeInterpreterObservation) -> Iterator[Content]:
     if seen.stderr:
         yield Text(f"stderr:\n{seen.stderr}")
     for output in seen.outputs:
-        yield from _pictures_and_words(output)
+        yield from _pictures_and_texts(output)
     if seen.result is not None:
         yield Text(seen.result)
     if seen.error is not None:
@@ -148,11 +148,11 @@ def _iter_contents(seen: CodeInterpreterObservation) -> Iterator[Content]:
         yield Text("It ran, and printed nothing.")
 
 
-def _pictures_and_words(output: Output) -> Iterator[Content]:
+def _pictures_and_texts(output: Output) -> Iterator[Content]:
     for mime_type in IMAGES:
         if mime_type in output.data:
             yield Image(base64.b64decode(output.data[mime_type]), mime_type)
             return
     # The words of a last expression are its result's.
-    if output.output_type == "display_data" and (words := output.data.get("text/plain")):
-        yield Text(words)
+    if output.output_type == "display_data" and (text := output.data.get("text/plain")):
+        yield Text(text)

@@ -23,7 +23,7 @@ from .settings import NO_TASKS, PREFIX, SHIPPED, InterpreterSettings
 def _check_path(path: str) -> str:
     """Refuse what no interpreter would take, before the episode before is ended."""
     parts = path.split("/")
-    if len(path) > MAX_PATH_CHARS or "\0" in path or any(part in ("", ".", "..") for part in parts):
+    if len(path) > MAX_PATH_CHARS or "\0" in path or any(name in ("", ".", "..") for name in parts):
         raise ValueError("expected paths relative to the workspace, such as data/input.csv")
     return path
 

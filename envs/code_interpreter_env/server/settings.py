@@ -103,15 +103,15 @@ class InterpreterSettings:
         """
         given = {name: value for name, value in environ.items() if name.startswith(PREFIX) and value.strip()}
         backend = given.get(f"{PREFIX}BACKEND", LOCAL).strip().lower()
-        found: dict[str, Any] = {"backend": backend}
+        values: dict[str, Any] = {"backend": backend}
         for variable, (name, kind) in _VARIABLES.items():
             if variable in given:
-                found[name] = _read(variable, given[variable].strip(), kind)
+                values[name] = _read(variable, given[variable].strip(), kind)
         known = tuple(name for name in PACKAGES if backend == LOCAL and _is_installed(name))
-        found.setdefault("preload", tuple(name for name in PRELOAD if name in found.get("packages", known)))
-        found.setdefault("packages", tuple(dict.fromkeys((*known, *found["preload"]))))
+        values.setdefault("preload", tuple(name for name in PRELOAD if name in values.get("packages", known)))
+        values.setdefault("packages", tuple(dict.fromkeys((*known, *values["preload"]))))
         limits, ceilings = _limits(given, "", Limits()), _limits(given, "MAX_", CEILINGS)
-        return cls(limits=limits, ceilings=ceilings, **found)
+        return cls(limits=limits, ceilings=ceilings, **values)
 
     @property
     def task_files(self) -> tuple[Path, ...]:

@@ -82,7 +82,7 @@ class SharedBackend:
             SandboxUnavailableError: It cannot be had here.
             ConfigurationError: The isolation that it has is weaker than it must be, or a setting is wrong.
         """
-        held = self._here()
+        held = self._held_by_loop()
         async with held.lock:
             if held.backend is None:
                 held.backend = await self._start()
@@ -91,7 +91,7 @@ class SharedBackend:
 
     async def release(self) -> None:
         """Let go of it; after the last holder it is closed."""
-        held = self._here()
+        held = self._held_by_loop()
         async with held.lock:
             held.holders -= 1
             if not held.holders and held.backend is not None:
@@ -114,7 +114,7 @@ class SharedBackend:
         finally:
             await self.release()
 
-    def _here(self) -> _Held:
+    def _held_by_loop(self) -> _Held:
         return self._held.setdefault(asyncio.get_running_loop(), _Held())
 
     async def _start(self) -> Backend:

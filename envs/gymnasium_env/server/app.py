@@ -72,12 +72,12 @@ def _app_from_environ(environ: Mapping[str, str]) -> EnvironmentApp:
 def _load(path: str) -> Wrapper:
     module, _, name = path.strip().partition(":")
     try:
-        found: Wrapper = getattr(import_module(module), name)
+        wrapper: Wrapper = getattr(import_module(module), name)
     except (ImportError, AttributeError, ValueError) as error:
         raise ConfigurationError(
             f"GYMNASIUM_WRAPPERS is to name wrappers as module:attribute, and {path!r} cannot be had: {error}"
         ) from error
-    return found
+    return wrapper
 
 
 app = _app_from_environ(os.environ)

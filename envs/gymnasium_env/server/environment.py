@@ -65,7 +65,7 @@ class GymnasiumEnvironment(Environment[GymnasiumAction, GymnasiumObservation, Gy
         self.FORKABLE = _can_be_copied(env)
         self._action_space = space = env.action_space  # each wrapper around it would ask the next
         choices = range(int(space.start), int(space.start + space.n)) if isinstance(space, Discrete) else ()
-        self._choices = {one: read_value(space, one) for one in choices[:_MAX_CHOICES]}
+        self._choices = {choice: read_value(space, choice) for choice in choices[:_MAX_CHOICES]}
         self._model = observation_type or models_for(env.action_space, env.observation_space)[1]
         self._defaults = dict(vars(self._model(observation=None)))
         self._begun = False

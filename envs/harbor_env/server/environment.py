@@ -312,16 +312,16 @@ async def _do(machine: Machine, action: HarborAction, left_s: float) -> CommandR
     path = posixpath.join(machine.workdir, action.path)
     if isinstance(action, WriteFile):
         return await write(path, action.content)
-    found = await shell('cat < "$FILE"', FILE=path)
-    if isinstance(action, ReadFile) or found.status != "ok":
-        return found
-    count = found.output.count(action.old)
-    if found.cut or "\ufffd" in found.output or count != 1:
+    content = await shell('cat < "$FILE"', FILE=path)
+    if isinstance(action, ReadFile) or content.status != "ok":
+        return content
+    count = content.output.count(action.old)
+    if content.cut or "\ufffd" in content.output or count != 1:
         why = f"expected the old text once in it, got it {count} times"
-        if found.cut or "\ufffd" in found.output:
+        if content.cut or "\ufffd" in content.output:
             why = f"expected text in UTF-8 of at most {OUTPUT_BYTES >> 10} KiB; edit it by a command"
         return CommandResult(status="refused", reason=f"{path}: {why}")
-    return await write(path, found.output.replace(action.old, action.new))
+    return await write(path, content.output.replace(action.old, action.new))
 
 
 def _seen(came: CommandResult, **end: Any) -> HarborObservation:

@@ -221,8 +221,8 @@ class _SandboxMachine:
 
 
 def _why(execution: Execution) -> str:
-    told = None if execution.error is None else execution.error.evalue
-    return execution.reason or told or execution.status
+    message = None if execution.error is None else execution.error.evalue
+    return execution.reason or message or execution.status
 
 
 def _require(execution: Execution) -> None:
@@ -348,9 +348,9 @@ class _ContainerMachine:
         await asyncio.to_thread(self._container.remove)
 
     def _root(self, command: str, *arguments: str) -> int | None:
-        words = ("sh", "-c", command, *arguments)
+        argv = ("sh", "-c", command, *arguments)
         done = self._engine.execute(
-            self._container.id, words, timeout_s=CALL_TIMEOUT_S, most=OUTPUT_BYTES, User="0", WorkingDir="/"
+            self._container.id, argv, timeout_s=CALL_TIMEOUT_S, most=OUTPUT_BYTES, User="0", WorkingDir="/"
         )
         return done.exit_code
 
@@ -419,7 +419,7 @@ class Machines:
 
     async def sandbox(self) -> Sandbox:
         """Return the sandbox of this event loop, started."""
-        held = self._here()
+        held = self._held_by_loop()
         async with held.lock:
             if held.sandbox is None:
                 links = tuple(name for name in _PLACES if name != "tmp")
@@ -430,7 +430,7 @@ class Machines:
 
     async def close(self) -> None:
         """End the sandbox of this event loop. Idempotent."""
-        held = self._here()
+        held = self._held_by_loop()
         async with held.lock:
             sandbox, held.sandbox = held.sandbox, None
             if sandbox is not None:
@@ -444,7 +444,7 @@ class Machines:
         finally:
             await self.close()
 
-    def _here(self) -> _Held:
+    def _held_by_loop(self) -> _Held:
         return self._held.setdefault(asyncio.get_running_loop(), _Held())
 
     def _build(self, folder: Path, task: HarborTask) -> str:

@@ -107,14 +107,14 @@ def read_rewards(data: bytes, path: str) -> dict[str, float]:
         UnscoredError: It is empty, or holds no finite numbers.
     """
     try:
-        found: Any = json.loads(data) if path.endswith(".json") else {"reward": float(data)}
+        rewards: Any = json.loads(data) if path.endswith(".json") else {"reward": float(data)}
     except (ValueError, RecursionError):
-        found = None
-    if not isinstance(found, dict) or not all(
-        isinstance(value, int | float) and math.isfinite(value) for value in found.values()
+        rewards = None
+    if not isinstance(rewards, dict) or not all(
+        isinstance(value, int | float) and math.isfinite(value) for value in rewards.values()
     ):
         raise UnscoredError(f"expected finite numbers in {path}, got {data[:80]!r}")
-    return {str(name): float(value) for name, value in found.items()}
+    return {str(name): float(value) for name, value in rewards.items()}
 
 
 def _main_reward(rewards: dict[str, float]) -> float:

@@ -46,10 +46,10 @@ def _expand(value: Any, info: ValidationInfo) -> Any:
 
 def _expand_text(text: str, environ: Mapping[str, str]) -> str:
 
-    def value(found: re.Match[str]) -> str:
-        name = found[2]
-        if found[1] or name == SESSION_DIR:
-            return found[0]
+    def value(match: re.Match[str]) -> str:
+        name = match[2]
+        if match[1] or name == SESSION_DIR:
+            return match[0]
         if not name.startswith(_VARIABLE):
             raise ValueError(
                 f"expected ${{{SESSION_DIR}}} or ${{{_VARIABLE}NAME}}, got ${{{name}}}; write $${{{name}}} where it "
@@ -58,7 +58,7 @@ def _expand_text(text: str, environ: Mapping[str, str]) -> str:
         variable = name.removeprefix(_VARIABLE)
         if variable not in environ:
             raise ValueError(
-                f"expected the variable {variable} to be set, for {found[0]}; set it for the environment's server"
+                f"expected the variable {variable} to be set, for {match[0]}; set it for the environment's server"
             )
         return environ[variable].replace("${", "$${")
 
@@ -67,11 +67,11 @@ def _expand_text(text: str, environ: Mapping[str, str]) -> str:
 
 def fill_folder(text: str, folder: str) -> str:
     """Put in the session's folder, and take the second dollar of `$${` away."""
-    return _PLACEHOLDER.sub(lambda found: found[0][1:] if found[1] else folder, text)
+    return _PLACEHOLDER.sub(lambda match: match[0][1:] if match[1] else folder, text)
 
 
 def _needs_folder(text: str) -> bool:
-    return any(not found[1] and found[2] == SESSION_DIR for found in _PLACEHOLDER.finditer(text))
+    return any(not match[1] and match[2] == SESSION_DIR for match in _PLACEHOLDER.finditer(text))
 
 
 ENVIRON: Final = "environ"
@@ -294,15 +294,15 @@ def servers_of(
     entries = config[KEY]
     if not entries:
         raise ConfigurationError(f"expected at least one server below {KEY} in {source}, got none")
-    found: dict[str, ServerSpec] = {}
+    servers: dict[str, ServerSpec] = {}
     for name, entry in entries.items():
         if not _NAME.fullmatch(name):
             raise ConfigurationError(
                 f"expected names of servers of 1 to 32 letters, digits, dashes and underscores in {source}, got "
                 f"{name[:80]!r}; its name becomes part of the names of its tools"
             )
-        found[name] = _server(f"{KEY}.{name}", entry, environ, source)
-    return found
+        servers[name] = _server(f"{KEY}.{name}", entry, environ, source)
+    return servers
 
 
 def _parse_servers(variable: str, text: str, environ: Mapping[str, str]) -> dict[str, ServerSpec]:
@@ -314,10 +314,10 @@ def _parse_servers(variable: str, text: str, environ: Mapping[str, str]) -> dict
 
 
 def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    found = dict(pairs)
-    if len(found) != len(pairs):
-        raise ValueError(f"one key twice, among {', '.join(found)}"[:200])
-    return found
+    mapping = dict(pairs)
+    if len(mapping) != len(pairs):
+        raise ValueError(f"one key twice, among {', '.join(mapping)}"[:200])
+    return mapping
 
 
 def _server(place: str, entry: object, environ: Mapping[str, str], source: str) -> ServerSpec:

@@ -42,21 +42,21 @@ def prefix_of(server: str, prefix: str | None, servers: int) -> str:
 def name_tools(tools: Iterable[tuple[str, str, str]]) -> dict[str, tuple[str, str]]:
     """Return servers and tools by the names that they are offered under, given the server, prefix and name of each."""
     wanted = [(f"{prefix}{name}", server, name) for server, prefix, name in tools]
-    found: dict[str, tuple[str, str]] = {}
+    names: dict[str, tuple[str, str]] = {}
     changed = []
     # Names that may stay as they are come first, so that none of them gives way to one that is made up.
     for full, server, name in wanted:
-        if fit_name(full) == full and full not in found:
-            found[full] = (server, name)
-        elif found.get(full) != (server, name):
+        if fit_name(full) == full and full not in names:
+            names[full] = (server, name)
+        elif names.get(full) != (server, name):
             changed.append((full, server, name))
     for full, server, name in changed:
         short = fit_name(full)
-        if short in found and found[short] != (server, name):
+        if short in names and names[short] != (server, name):
             short = _hash_name(short, f"{server}\0{name}")
-        found.setdefault(short, (server, name))
+        names.setdefault(short, (server, name))
     order = {(server, name): place for place, (_, server, name) in reversed(list(enumerate(wanted)))}
-    return dict(sorted(found.items(), key=lambda entry: order[entry[1]]))
+    return dict(sorted(names.items(), key=lambda entry: order[entry[1]]))
 
 
 def fit_name(name: str) -> str:
@@ -238,8 +238,8 @@ class Episode:
                 result = _make_failure(ToolErrorType.INVALID_ARGS, why)
             if self.ended is None and not self._budget.time_left_s():
                 self.ended = "time"
-                told = {**result.metadata, BUDGET: "time"}
-                result = replace(result, done=True, truncated=True, metadata=told)
+                metadata = {**result.metadata, BUDGET: "time"}
+                result = replace(result, done=True, truncated=True, metadata=metadata)
         self._transcript.add(name, why or arguments, result, started_s, time.monotonic() - began)
         self._time_left_s = round(self._budget.time_left_s(), 3)
         return result
@@ -283,8 +283,8 @@ class Episode:
         if faults := member.faults(tool, arguments):
             return _make_failure(ToolErrorType.INVALID_ARGS, "; ".join(faults), metadata)
         if member.policy.calls is not None and member.calls >= member.policy.calls:
-            words = f"the {member.policy.calls} calls that {server} takes in an episode are used up"
-            return _make_failure(ToolErrorType.EXECUTION_ERROR, words, {**metadata, BUDGET: server})
+            message = f"the {member.policy.calls} calls that {server} takes in an episode are used up"
+            return _make_failure(ToolErrorType.EXECUTION_ERROR, message, {**metadata, BUDGET: server})
         result = await self._call(member, name, tool, arguments, context)
         return replace(result, metadata={**metadata, **result.metadata})
 
@@ -316,14 +316,14 @@ class Episode:
     def _name(self) -> None:
         """Work out the names that tools are offered under, from the lists that the servers gave last."""
         count = len(self._shared.settings.servers)
-        found = name_tools(
+        places = name_tools(
             (member.name, prefix_of(member.name, member.policy.prefix, count), tool)
             for member in self._members.values()
             for tool in member.tools
         )
         self._names = {
             name: place
-            for name, place in found.items()
+            for name, place in places.items()
             if matches_any(name, self._options.allow) and not matches_any(name, self._options.deny)
         }
         self.specs = [
@@ -331,10 +331,10 @@ class Episode:
         ]
 
     def _not_found(self, name: str) -> ToolResult:
-        there = ", ".join(self._names)
+        known = ", ".join(self._names)
         return _make_failure(
             ToolErrorType.TOOL_NOT_FOUND,
-            f"expected one of the tools {there[:1000] or 'none'}, got {name[:200]!r}",
+            f"expected one of the tools {known[:1000] or 'none'}, got {name[:200]!r}",
         )
 
 

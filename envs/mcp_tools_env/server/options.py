@@ -46,11 +46,11 @@ def read_options(options: Mapping[str, Any], settings: McpToolsSettings) -> Rese
     Raises:
         InvalidResetOptionError: One that does not exist, or a value that cannot be.
     """
-    there = list(settings.servers)
-    read = read_reset(ResetOptions, options, servers=there, calls=settings.calls, time_s=settings.time_s)
-    if wrong := sorted(set(read.servers) - set(there)):
+    configured = list(settings.servers)
+    read = read_reset(ResetOptions, options, servers=configured, calls=settings.calls, time_s=settings.time_s)
+    if wrong := sorted(set(read.servers) - set(configured)):
         raise InvalidResetOptionError(
-            f"expected servers that are configured ({', '.join(there)}), got {', '.join(wrong)[:200]}"
+            f"expected servers that are configured ({', '.join(configured)}), got {', '.join(wrong)[:200]}"
         )
     for name in ("calls", "time_s"):
         if getattr(read, name) > (most := getattr(settings, name)):
@@ -58,7 +58,7 @@ def read_options(options: Mapping[str, Any], settings: McpToolsSettings) -> Rese
                 f"expected at most {most:g}, which is what the server allows, for the reset option {name}, got "
                 f"{getattr(read, name):g}"
             )
-    return read.model_copy(update={"servers": [name for name in there if name in read.servers]})
+    return read.model_copy(update={"servers": [name for name in configured if name in read.servers]})
 
 
 class Budget:

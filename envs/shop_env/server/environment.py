@@ -111,8 +111,12 @@ class ShopEnvironment(ToolWorld[ShopTaskSpec, ShopState]):
     def find_customer(self, name: Short) -> list[dict[str, str]]:
         """Find accounts by the name of the customer, or a part of it."""
         wanted = _fold(name)
-        found = [one for one in self._records.customers.values() if wanted and wanted in _fold(one.name)]
-        return [{"customer_id": one.id, "name": one.name} for one in found[:MAX_FOUND]]
+        customers = [
+            customer
+            for customer in self._records.customers.values()
+            if wanted and wanted in _fold(customer.name)
+        ]
+        return [{"customer_id": customer.id, "name": customer.name} for customer in customers[:MAX_FOUND]]
 
     @tool
     def verify_identity(
@@ -129,7 +133,7 @@ class ShopEnvironment(ToolWorld[ShopTaskSpec, ShopState]):
                 f"expected at most {TRIES} wrong tries in one conversation, got another; nobody is verified now"
             )
         pairs = ((email, customer.email), (postcode, customer.postcode), (phone, customer.phone))
-        right = [_bare(said) == _bare(known) for said, known in pairs if said is not None]
+        right = [_bare(answer) == _bare(known) for answer, known in pairs if answer is not None]
         if verified := len(right) >= 2 and all(right):
             self._verified.add(customer.id)
         else:
@@ -155,12 +159,12 @@ class ShopEnvironment(ToolWorld[ShopTaskSpec, ShopState]):
     def search_products(self, text: Short) -> list[dict[str, Any]]:
         """Find products by a part of their name or by their category."""
         wanted, records = text.strip().casefold(), self._records
-        found = [
-            one
-            for one in records.products.values()
-            if wanted in one.name.casefold() or wanted == one.category
+        products = [
+            product
+            for product in records.products.values()
+            if wanted in product.name.casefold() or wanted == product.category
         ]
-        return [show_product(one, records) for one in found[:MAX_FOUND]]
+        return [show_product(product, records) for product in products[:MAX_FOUND]]
 
     @tool(annotations=_READS)
     def get_product(self, product_id: Id) -> dict[str, Any]:
@@ -196,17 +200,17 @@ class ShopEnvironment(ToolWorld[ShopTaskSpec, ShopState]):
     def exchange_item(self, order_id: Id, line: int, new_sku: Id) -> dict[str, Any]:
         """Exchange a line of an order for another variant. A difference in price is yours to refund or to charge."""
         order = self._order(order_id)
-        found, new = _line(order, line), self._variant(new_sku)
+        item, new = _line(order, line), self._variant(new_sku)
         _require_delivered(order)
-        old = self._records.variants[found.sku]
+        old = self._records.variants[item.sku]
         if new.product_id != old.product_id or new.sku == old.sku:
             raise ToolFailedError(f"expected another variant of {old.product_id}, got {new.sku}")
-        if new.stock < found.quantity:
-            raise ToolFailedError(f"expected {found.quantity} of {new.sku} in stock, got {new.stock}")
-        old.stock += found.quantity
-        new.stock -= found.quantity
-        found.sku = new.sku
-        return {"line": found.number, "sku": found.sku, "quantity": found.quantity}
+        if new.stock < item.quantity:
+            raise ToolFailedError(f"expected {item.quantity} of {new.sku} in stock, got {new.stock}")
+        old.stock += item.quantity
+        new.stock -= item.quantity
+        item.sku = new.sku
+        return {"line": item.number, "sku": item.sku, "quantity": item.quantity}
 
     @tool
     def cancel_order(self, order_id: Id) -> dict[str, Any]:
@@ -221,7 +225,7 @@ class ShopEnvironment(ToolWorld[ShopTaskSpec, ShopState]):
     def change_address(self, order_id: Id, street: Short, postcode: Short, city: Short) -> dict[str, Any]:
         """Send an order to another address."""
         order = self._open_order(order_id)
-        if not all(part.strip() for part in (street, postcode, city)):
+        if not all(field.strip() for field in (street, postcode, city)):
             raise ToolFailedError("expected a street, a postcode and a city, got one that is empty")
         order.address = PostalAddress(street, postcode, city)
         return {"order_id": order.id, "address": show_order(order, self._records)["address"]}
@@ -356,19 +360,19 @@ def _require_delivered(order: Order) -> None:
 
 def _line(order: Order, number: int) -> Line:
     """Return a line of an order that was not sent back."""
-    found = next((line for line in order.lines if line.number == number), None)
-    if found is None:
+    item = next((line for line in order.lines if line.number == number), None)
+    if item is None:
         raise ToolFailedError(f"expected a line of {order.id}, 1 to {len(order.lines)}, got {number}")
-    if found.returned:
+    if item.returned:
         raise ToolFailedError(f"expected a line that was not sent back, got {number} of {order.id}")
-    return found
+    return item
 
 
-def _require(there: dict[str, T], key: str, what: str) -> T:
-    found = there.get(key.strip().upper())
-    if found is None:
-        raise ToolFailedError(f"expected the {what} that there is, got {key!r:.40}")
-    return found
+def _require(records: dict[str, T], key: str, kind: str) -> T:
+    record = records.get(key.strip().upper())
+    if record is None:
+        raise ToolFailedError(f"expected the {kind} that there is, got {key!r:.40}")
+    return record
 
 
 def _add(amounts: dict[str, int], method: str, cents: int) -> dict[str, float]:

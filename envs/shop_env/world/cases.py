@@ -119,7 +119,7 @@ def _return(bench: CaseMaker, case: str) -> CustomerRequest | None:
         products.append(other)
     elif case in ("two", "partly"):
         return None
-    least = min(bench.window(one) for one in products)
+    least = min(bench.window(bought) for bought in products)
     faulty = case.startswith("faulty")
     days = bench.within(least)
     if case == "over":
@@ -270,7 +270,9 @@ def _open_order(bench: CaseMaker, case: str) -> Order | None:
         return None
     owner = bench.customer
     if case == "foreign":
-        owner = source.choice([one for one in records.customers.values() if one.name != owner.name])
+        owner = source.choice(
+            [customer for customer in records.customers.values() if customer.name != owner.name]
+        )
     products = [product]
     if source.random() < 0.4 and (other := bench.take()):
         products.append(other)

@@ -38,14 +38,14 @@ class ShopPolicy:
 
     def text(self, topic: Topic) -> str:
         """Put the policy on a topic into words."""
-        figures = asdict(self) | {
+        values = asdict(self) | {
             "refund_limit": self.refund_limit // 100,
             "cancel": _open(self.cancel_processing),
             "move": _open(self.move_processing),
             "late_credit": self.late_credit // 100,
             "late_credit_gold": self.late_credit // 50,
         }
-        return _TEXTS[topic].format(**figures)
+        return _TEXTS[topic].format(**values)
 
 
 def draw_policy(source: random.Random) -> ShopPolicy:

@@ -36,7 +36,7 @@ def _facts(records: Records) -> Iterator[tuple[Fact, Any]]:
         yield ("order", order.id, "status"), order.status
         yield (
             ("order", order.id, "address"),
-            tuple(" ".join(part.split()).casefold() for part in order.address),
+            tuple(" ".join(field.split()).casefold() for field in order.address),
         )
         if order.coupon:
             yield ("order", order.id, "coupon"), order.coupon
@@ -87,7 +87,8 @@ def verdicts(scenario: Scenario) -> tuple[RightOutcome, ...]:
         return tuple(RightOutcome("refused", "not_verified", changes=note) for _ in scenario.requests)
     customer = scenario.records.customers[scenario.customer_id]
     return tuple(
-        _Judge(scenario.records, scenario.policy, customer, one).verdict() for one in scenario.requests
+        _Judge(scenario.records, scenario.policy, customer, request).verdict()
+        for request in scenario.requests
     )
 
 
@@ -203,8 +204,8 @@ class _Judge:
             return RightOutcome("refused", "too_late")
         if new is None or new.street.startswith("PO Box"):
             return RightOutcome("refused", "bad_address")
-        said = tuple(part.casefold() for part in new)
-        return RightOutcome("done", changes={("order", self._order.id, "address"): said})
+        folded = tuple(field.casefold() for field in new)
+        return RightOutcome("done", changes={("order", self._order.id, "address"): folded})
 
     def _coupon(self) -> RightOutcome:
         coupon = self._records.coupons[self._request.code or ""]

@@ -92,7 +92,7 @@ def word_request(
         ref = OF_MINE if request.lines else BY_PRODUCT
     ref = ref.replace("{ORDER}", order.id).replace("{PRODUCT}", request.product)
     option = records.variants[request.new_sku].option if request.new_sku else ""
-    said = kept if held_out else source.choice(usual)
+    text = kept if held_out else source.choice(usual)
     slots = {
         "THINGS": " and the ".join(names),
         "PRODUCT": request.product,
@@ -100,38 +100,38 @@ def word_request(
         "CODE": request.code or "",
     }
     for name, value in slots.items():
-        said = said.replace(f"{{{name}}}", value)
-    said = said.replace("{REF}", ref)
+        text = text.replace(f"{{{name}}}", value)
+    text = text.replace("{REF}", ref)
     if request.kind in ("return", "cancel") and source.random() < 0.3:
-        others = [method for method in caller.methods if method != order.payment]
-        said += " " + OTHER_METHOD.replace("{METHOD}", source.choice(others))
-    return said[0].upper() + said[1:]
+        other_methods = [method for method in caller.methods if method != order.payment]
+        text += " " + OTHER_METHOD.replace("{METHOD}", source.choice(other_methods))
+    return text[0].upper() + text[1:]
 
 
 def answer(scenario: Scenario, topic: Asked, request: int) -> str:
     """Return what the customer says to a question; the same question has the same answer."""
-    asked = scenario.requests[request - 1]
+    wish = scenario.requests[request - 1]
     match topic:
         case "name":
             return f"My name is {scenario.records.customers[scenario.customer_id].name}."
         case "email" | "postcode" | "phone":
-            told = scenario.knows.get(topic)
-            return _UNKNOWN[topic] if told is None else f"{_KNOWN[topic].format(told)}."
+            fact = scenario.knows.get(topic)
+            return _UNKNOWN[topic] if fact is None else f"{_KNOWN[topic].format(fact)}."
         case "order":
             if scenario.knows_numbers[request - 1]:
-                return f"It is order {asked.order_id}."
-            return f"I do not have the number; it is the one with the {asked.product}."
+                return f"It is order {wish.order_id}."
+            return f"I do not have the number; it is the one with the {wish.product}."
         case "reason":
-            options = _WHY[asked.why]
+            options = _WHY[wish.why]
         case "fallback":
-            options = _FALLBACK[asked.fallback] if asked.kind == "exchange" else ("There is nothing else.",)
+            options = _FALLBACK[wish.fallback] if wish.kind == "exchange" else ("There is nothing else.",)
         case "address":
-            if asked.address is None:
+            if wish.address is None:
                 return "You have my address."
-            new = asked.address
+            new = wish.address
             return f"Please send it to {new.street}, {new.postcode} {new.city}."
     # Which of the wordings is settled by the order's number, and so by the task.
-    return options[int(asked.order_id[1:]) % len(options)]
+    return options[int(wish.order_id[1:]) % len(options)]
 
 
 def euros(cents: int) -> float:

@@ -76,14 +76,14 @@ class ExpectedAnswer:
             case Kind.TEXTS:
                 return Counter(_texts(given)) == Counter(map(_fold, self.value))
             case Kind.SEQUENCE:
-                return _texts(given) == [_fold(one) for one in self.value]
+                return _texts(given) == [_fold(item) for item in self.value]
         wanted = {_fold(name): number for name, number in self.value}
         pairs = _pairs(given)
-        found = dict(pairs)
+        answered = dict(pairs)
         return (
-            len(pairs) == len(found)
-            and found.keys() == wanted.keys()
-            and all(self._same(wanted[name], found[name]) for name in wanted)
+            len(pairs) == len(answered)
+            and answered.keys() == wanted.keys()
+            and all(self._same(wanted[name], answered[name]) for name in wanted)
         )
 
     def _same(self, wanted: Fraction | int, given: float | None) -> bool:
@@ -125,17 +125,17 @@ def _number(given: Any) -> float | None:
     if isinstance(given, bool):
         return None
     if isinstance(given, str):
-        said = given[:MAX_TEXT].strip(_DECORATION + _QUOTES)
-        if not _NUMBER.fullmatch(said):
+        text = given[:MAX_TEXT].strip(_DECORATION + _QUOTES)
+        if not _NUMBER.fullmatch(text):
             return None
-        given = float(said.replace(",", ""))
+        given = float(text.replace(",", ""))
     if not isinstance(given, int | float):
         return None
     try:
-        found = float(given)
+        number = float(given)
     except OverflowError:
         return None
-    return found if math.isfinite(found) else None
+    return number if math.isfinite(number) else None
 
 
 def _fold(given: Any) -> str | None:
@@ -156,25 +156,25 @@ def _split_list(given: Any) -> list[Any]:
             given = json.loads(given)
         except (ValueError, RecursionError):
             separator = next((mark for mark in ("\n", ";", ",") if mark in given), "\n")
-            return [part for part in given.split(separator) if part.strip()][:MAX_PARTS]
+            return [item for item in given.split(separator) if item.strip()][:MAX_PARTS]
     if isinstance(given, dict):
         return [list(pair) for pair in given.items()][:MAX_PARTS]
     return given[:MAX_PARTS] if isinstance(given, list) else [given]
 
 
 def _texts(given: Any) -> list[str | None]:
-    return [_fold(part) for part in _split_list(given)]
+    return [_fold(item) for item in _split_list(given)]
 
 
 def _pairs(given: Any) -> list[tuple[str | None, float | None]]:
-    found = []
-    for part in _split_list(given):
-        if isinstance(part, str):
-            name, _, value = part.rpartition(":")
-            part = [name, value]
-        if isinstance(part, dict) and len(part) == 2:
-            part = list(part.values())
-        if not isinstance(part, list) or len(part) != 2:
+    parsed = []
+    for item in _split_list(given):
+        if isinstance(item, str):
+            name, _, value = item.rpartition(":")
+            item = [name, value]
+        if isinstance(item, dict) and len(item) == 2:
+            item = list(item.values())
+        if not isinstance(item, list) or len(item) != 2:
             return []
-        found.append((_fold(part[0]), _number(part[1])))
-    return found
+        parsed.append((_fold(item[0]), _number(item[1])))
+    return parsed

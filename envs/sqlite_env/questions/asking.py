@@ -71,13 +71,13 @@ def phrase(phrasing: str, domain: Domain) -> str:
     """Put a domain's words into a phrasing. Slots, in capitals, stay."""
     words = dict(domain.all_words)
     words |= {name.capitalize(): word.capitalize() for name, word in domain.all_words.items()}
-    said = _WORD.sub(lambda found: words.get(found[1], found[0]), phrasing)
-    return re.sub(r"\b([Aa])n? (?=(\w))", _article, said)
+    text = _WORD.sub(lambda match: words.get(match[1], match[0]), phrasing)
+    return re.sub(r"\b([Aa])n? (?=(\w))", _article, text)
 
 
-def fill(said: str, slots: Mapping[str, str]) -> str:
+def fill(text: str, slots: Mapping[str, str]) -> str:
     """Put values into the slots."""
-    return _WORD.sub(lambda found: slots[found[1]], said)
+    return _WORD.sub(lambda match: slots[match[1]], text)
 
 
 def rules(domain: Domain, *, valid_only: bool) -> tuple[str, ...]:
@@ -85,8 +85,8 @@ def rules(domain: Domain, *, valid_only: bool) -> tuple[str, ...]:
     return tuple(phrase(rule, domain) for rule in (VALID_RULES if valid_only else ANY_RULES))
 
 
-def _article(found: re.Match[str]) -> str:
-    return f"{found[1]}{'n' if found[2].lower() in 'aeio' else ''} "
+def _article(match: re.Match[str]) -> str:
+    return f"{match[1]}{'n' if match[2].lower() in 'aeio' else ''} "
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,7 +104,7 @@ def ask(
 ) -> Question:
     """Draw a question."""
     level = level or source.choice(list(Level))
-    chosen = [one for one in FAMILIES.values() if one.level is level]
+    chosen = [candidate for candidate in FAMILIES.values() if candidate.level is level]
     source.shuffle(chosen)
     for family in chosen:
         for _ in range(_TRIES):
@@ -125,7 +125,7 @@ def ask_of(
     if draw is None:
         return None
     *usual, kept = family.phrasings
-    said = fill(phrase(kept if held_out else source.choice(usual), domain), draw.slots)
+    text = fill(phrase(kept if held_out else source.choice(usual), domain), draw.slots)
     if family.counts_events:
-        said += " " + source.choice(rules(domain, valid_only=valid_only))
-    return Question(family.name, family.level, said, draw.answer)
+        text += " " + source.choice(rules(domain, valid_only=valid_only))
+    return Question(family.name, family.level, text, draw.answer)

@@ -97,11 +97,11 @@ def _(world: DatabaseContents, _events: tuple[Transaction, ...], source: random.
     low = source.randrange(5, 150)
     high = low + source.randrange(20, 100)
     prices = [item.price for item in world.items]
-    found = sum(low * 100 <= price <= high * 100 for price in prices)
+    matching = sum(low * 100 <= price <= high * 100 for price in prices)
     # A price at an end, to the cent, is where floats and readers differ.
-    if found < 2 or any(price in (low * 100, high * 100) for price in prices):
+    if matching < 2 or any(price in (low * 100, high * 100) for price in prices):
         return None
-    return Draw(number(found), {"LOW": str(low), "HIGH": str(high)})
+    return Draw(number(matching), {"LOW": str(low), "HIGH": str(high)})
 
 
 @family(
@@ -114,8 +114,8 @@ def _(world: DatabaseContents, _events: tuple[Transaction, ...], source: random.
 )
 def _(world: DatabaseContents, _events: tuple[Transaction, ...], source: random.Random) -> Draw | None:
     year = source.choice(world.people).joined.year
-    found = sum(person.joined.year == year for person in world.people)
-    return Draw(number(found), {"YEAR": str(year)}) if found > 1 else None
+    matching = sum(person.joined.year == year for person in world.people)
+    return Draw(number(matching), {"YEAR": str(year)}) if matching > 1 else None
 
 
 @family(
@@ -128,8 +128,8 @@ def _(world: DatabaseContents, _events: tuple[Transaction, ...], source: random.
 )
 def _(world: DatabaseContents, _events: tuple[Transaction, ...], source: random.Random) -> Draw | None:
     first, last = sorted(source.choice(world.people).name.split()[-1][0] for _ in range(2))
-    found = sum(first <= person.name.split()[-1][0] <= last for person in world.people)
-    return Draw(number(found), {"LETTER": first, "LAST": last}) if first < last else None
+    matching = sum(first <= person.name.split()[-1][0] <= last for person in world.people)
+    return Draw(number(matching), {"LETTER": first, "LAST": last}) if first < last else None
 
 
 @family(
@@ -142,8 +142,8 @@ def _(world: DatabaseContents, _events: tuple[Transaction, ...], source: random.
 )
 def _(world: DatabaseContents, _events: tuple[Transaction, ...], source: random.Random) -> Draw | None:
     word = source.choice(world.items).name.split()[-1]
-    found = [item.name for item in world.items if item.name.split()[-1] == word]
-    return Draw(texts(found), {"WORD": word}) if len(found) > 1 else None
+    matching = [item.name for item in world.items if item.name.split()[-1] == word]
+    return Draw(texts(matching), {"WORD": word}) if len(matching) > 1 else None
 
 
 @family(
@@ -210,8 +210,8 @@ def _(world: DatabaseContents, events: tuple[Transaction, ...], _source: random.
 def _(world: DatabaseContents, events: tuple[Transaction, ...], source: random.Random) -> Draw | None:
     city = source.choice(world.people).city
     busy = {event.person.id for event in events}
-    found = sum(person.city == city and person.id not in busy for person in world.people)
-    return Draw(number(found), {"CITY": city}) if found else None
+    matching = sum(person.city == city and person.id not in busy for person in world.people)
+    return Draw(number(matching), {"CITY": city}) if matching else None
 
 
 @family(
@@ -224,8 +224,8 @@ def _(world: DatabaseContents, events: tuple[Transaction, ...], source: random.R
 def _(_world: DatabaseContents, events: tuple[Transaction, ...], source: random.Random) -> Draw | None:
     each = headers_by_person(events)
     least = source.randint(3, 7)
-    found = sum(count >= least for count in each.values())
-    return Draw(number(found), {"COUNT": str(least)}) if found > 1 else None
+    matching = sum(count >= least for count in each.values())
+    return Draw(number(matching), {"COUNT": str(least)}) if matching > 1 else None
 
 
 @family(
@@ -287,8 +287,8 @@ def _(_world: DatabaseContents, events: tuple[Transaction, ...], source: random.
 )
 def _(_world: DatabaseContents, events: tuple[Transaction, ...], source: random.Random) -> Draw:
     person = source.choice(events).person
-    found = {event.item.id for event in events if event.person == person}
-    return Draw(number(len(found)), {"PERSON": person.name})
+    matching = {event.item.id for event in events if event.person == person}
+    return Draw(number(len(matching)), {"PERSON": person.name})
 
 
 @family(
@@ -300,8 +300,8 @@ def _(_world: DatabaseContents, events: tuple[Transaction, ...], source: random.
 )
 def _(_world: DatabaseContents, events: tuple[Transaction, ...], source: random.Random) -> Draw:
     weekday = source.choice(events).day.weekday()
-    found = headers(event for event in events if event.day.weekday() == weekday)
-    return Draw(number(found), {"WEEKDAY": WEEKDAYS[weekday]})
+    matching = headers(event for event in events if event.day.weekday() == weekday)
+    return Draw(number(matching), {"WEEKDAY": WEEKDAYS[weekday]})
 
 
 @family(
@@ -332,7 +332,7 @@ def _(_world: DatabaseContents, events: tuple[Transaction, ...], source: random.
     for event in events:
         if event.day.year == year:
             each[event.item.group.name].add(event.header)
-    return Draw(pairs([(name, len(found)) for name, found in each.items()]), {"YEAR": str(year)})
+    return Draw(pairs([(name, len(matching)) for name, matching in each.items()]), {"YEAR": str(year)})
 
 
 # Hard: windows, comparisons within groups, several steps.
@@ -387,8 +387,8 @@ def _(_world: DatabaseContents, events: tuple[Transaction, ...], _source: random
     for event in events:
         days[event.person.name].add(event.day)
     gaps: dict[str, int] = {}
-    for name, found in days.items():
-        ordered = sorted(found)
+    for name, matching in days.items():
+        ordered = sorted(matching)
         pauses = [(after - before).days for before, after in pairwise(ordered)]
         if pauses:
             gaps[name] = max(pauses)
@@ -405,14 +405,14 @@ def _(_world: DatabaseContents, events: tuple[Transaction, ...], _source: random
     counts_events=False,
 )
 def _(world: DatabaseContents, _events: tuple[Transaction, ...], _source: random.Random) -> Draw | None:
-    found = 0
+    matching = 0
     for group in world.groups:
         prices = [item.price for item in world.items if item.group == group]
         mean = Fraction(sum(prices), len(prices))
         if any(abs(price - mean) < 1 for price in prices):
             return None  # where a float may fall on either side
-        found += sum(price > mean for price in prices)
-    return Draw(number(found))
+        matching += sum(price > mean for price in prices)
+    return Draw(number(matching))
 
 
 @family(
@@ -493,7 +493,7 @@ def _(world: DatabaseContents, events: tuple[Transaction, ...], source: random.R
     person = source.choice(world.archive).person
     void = world.domain.statuses[-1]
     valid_only = len(events) < len(world.events)
-    old = sum(one.person == person and not (valid_only and one.status == void) for one in world.archive)
+    old = sum(entry.person == person and not (valid_only and entry.status == void) for entry in world.archive)
     new = headers(event for event in events if event.person == person)
     return Draw(number(old + new), {"PERSON": person.name}) if old and new else None
 
@@ -513,8 +513,8 @@ def _(_world: DatabaseContents, events: tuple[Transaction, ...], source: random.
     for event in events:
         wait = (event.day - event.person.joined).days
         waits[event.person.id] = min(wait, waits.get(event.person.id, wait))
-    found = sum(wait <= days for wait in waits.values())
-    return Draw(number(found), {"DAYS": str(days)}) if found > 2 else None
+    matching = sum(wait <= days for wait in waits.values())
+    return Draw(number(matching), {"DAYS": str(days)}) if matching > 2 else None
 
 
 @family(

@@ -80,8 +80,8 @@ class SqliteEnvironment(ToolWorld[SqliteTaskSpec, SqliteState]):
         self, table: Annotated[str, Field(max_length=200, description="the name of the table")]
     ) -> dict[str, Any]:
         """Describe a table: its columns, how many rows it has, and the first of them."""
-        found = self._tables().get(table)
-        if found is None:
+        description = self._tables().get(table)
+        if description is None:
             there_are = ", ".join(self._tables())
             raise ToolFailedError(f"expected one of the tables {there_are}, got {table!r:.60}")
         columns = [
@@ -93,14 +93,14 @@ class SqliteEnvironment(ToolWorld[SqliteTaskSpec, SqliteState]):
                 **({"primary_key": True} if column.key else {}),
                 **({"references": column.references} if column.references else {}),
             }
-            for column in found.columns
+            for column in description.columns
         ]
         return {
-            "name": found.name,
-            "description": found.says,
+            "name": description.name,
+            "description": description.says,
             "columns": columns,
-            "row_count": self.query(f"SELECT count(*) FROM {found.name}")["rows"][0][0],
-            "first_rows": self.query(f"SELECT * FROM {found.name} LIMIT {SAMPLES}")["rows"],
+            "row_count": self.query(f"SELECT count(*) FROM {description.name}")["rows"][0][0],
+            "first_rows": self.query(f"SELECT * FROM {description.name} LIMIT {SAMPLES}")["rows"],
         }
 
     @tool(annotations=_READS)

@@ -63,13 +63,13 @@ def _people(source: random.Random, begin: date, today: date) -> tuple[Person, ..
     first = begin - timedelta(900)
     span = (today - first).days
     number = source.randint(100, 900)
-    found = []
+    people = []
     for name in names:
         number += source.randint(1, 4)
         # Most have been there for long; some came of late.
         joined = first + timedelta(int(span * source.random() ** 1.6))
         mail = f"{name.lower().replace(' ', '.').replace(chr(39), '')}@{source.choice(MAIL_HOSTS)}"
-        found.append(
+        people.append(
             Person(
                 number,
                 name,
@@ -78,12 +78,12 @@ def _people(source: random.Random, begin: date, today: date) -> tuple[Person, ..
                 mail if source.random() > 0.22 else None,
             )
         )
-    return tuple(found)
+    return tuple(people)
 
 
 def _items(domain: Domain, groups: tuple[CategoryRecord, ...], source: random.Random) -> tuple[Item, ...]:
     count = source.randint(24, 34)
-    every = [f"{one} {other}" for one in domain.first for other in domain.second]
+    every = [f"{first} {second}" for first in domain.first for second in domain.second]
     prices = source.sample(range(305, 25000, 5), count)
     # Each group has two at least; the rest falls where it falls.
     places = [*groups, *groups, *source.choices(groups, k=count - 2 * len(groups))]
@@ -111,14 +111,14 @@ def _events(
     days = sorted(source.randrange((today - begin).days) for _ in range(source.randint(150, 210)))
     *fine, void = domain.statuses
     header = line = source.randint(5000, 9000)
-    found: list[Transaction] = []
+    transactions: list[Transaction] = []
     for offset in days:
         day = begin + timedelta(offset)
-        there = [person for person in busy if person.joined <= day]
-        if not there:
+        members = [person for person in busy if person.joined <= day]
+        if not members:
             continue
         header += source.randint(1, 3)
-        person = source.choice(there)
+        person = source.choice(members)
         status = void if source.random() < 0.14 else source.choice(fine)
         clock = f"{source.randint(8, 17):02d}:{source.randrange(0, 60, 5):02d}"
         wanted = source.randint(1, 3) if domain.lines else 1
@@ -130,24 +130,24 @@ def _events(
             charged = max(100, item.price * source.choice((80, 90, 95, 100, 100, 105)) // 100)
             amount = units * charged if domain.amounts is Amounts.PRODUCT else charged
             score = source.randint(1, 5) if source.random() > 0.35 else None
-            found.append(
+            transactions.append(
                 Transaction(line, header, person, item, day, clock, units, charged, amount, status, score)
             )
-    return tuple(found)
+    return tuple(transactions)
 
 
 def _archive(
     domain: Domain, people: tuple[Person, ...], begin: date, source: random.Random
 ) -> tuple[Archived, ...]:
-    found: list[Archived] = []
+    archived: list[Archived] = []
     number = source.randint(100, 900)
     for _ in range(70):
         day = begin - timedelta(source.randint(1, 700))
-        there = [person for person in people if person.joined <= day]
-        if there:
+        members = [person for person in people if person.joined <= day]
+        if members:
             number += source.randint(1, 3)
-            found.append(Archived(number, source.choice(there), day, source.choice(domain.statuses)))
-    return tuple(found)
+            archived.append(Archived(number, source.choice(members), day, source.choice(domain.statuses)))
+    return tuple(archived)
 
 
 def _staff(people: tuple[Person, ...], today: date, source: random.Random) -> tuple[Employee, ...]:

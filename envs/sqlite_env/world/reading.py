@@ -101,12 +101,12 @@ def _ends(tokens: Sequence[str]) -> dict[int, int]:
 
 
 def _tokens(sql: str) -> Iterator[str]:
-    for found in _TOKEN.finditer(sql):
-        if quoted := found["quoted"]:
+    for match in _TOKEN.finditer(sql):
+        if quoted := match["quoted"]:
             # SQLite takes quotes of any kind around a name.
             mark = "]" if quoted[0] == "[" else quoted[0]
             yield quoted[1:-1].replace(mark * 2, mark).lower()
-        elif plain := found["plain"]:
+        elif plain := match["plain"]:
             yield plain.lower()
 
 
@@ -208,7 +208,7 @@ class ReadOnlyDatabase:
             cursor = self._connection.execute(sql)
             try:
                 # One more than are given tells whether there are more.
-                found = cursor.fetchmany(MAX_ROWS + 1)
+                rows = cursor.fetchmany(MAX_ROWS + 1)
                 columns = [str(one[0]) for one in cursor.description or ()]
             finally:
                 cursor.close()
@@ -220,7 +220,7 @@ class ReadOnlyDatabase:
             ) from None
         except (sqlite3.Error, sqlite3.Warning, OverflowError, ValueError) as error:
             raise QueryRefusedError(self._stopped or self._refused or _describe_error(error)) from None
-        return _bound_rows(columns, found)
+        return _bound_rows(columns, rows)
 
     def close(self) -> None:
         """Free the database."""
@@ -246,20 +246,20 @@ class ReadOnlyDatabase:
         return self._stopped is not None
 
     def _authorise(
-        self, action: int, one: str | None, two: str | None, _database: str | None, _inner: str | None
+        self, action: int, table: str | None, column: str | None, _database: str | None, _inner: str | None
     ) -> int:
         if action == sqlite3.SQLITE_SELECT:
             return sqlite3.SQLITE_OK
         if action == sqlite3.SQLITE_READ:
             # Of a name that the query made itself, no column is read by that name.
-            if one in self._tables or not two:
+            if table in self._tables or not column:
                 return sqlite3.SQLITE_OK
-            self._refused = f"expected one of the tables that list_tables tells, got {one!r:.60}"
+            self._refused = f"expected one of the tables that list_tables tells, got {table!r:.60}"
         elif action == sqlite3.SQLITE_FUNCTION:
-            if str(two).lower() in _FUNCTIONS:
+            if str(column).lower() in _FUNCTIONS:
                 return sqlite3.SQLITE_OK
             self._refused = (
-                f"expected one of SQLite's plain functions, got {two!r:.60}, which is not available here"
+                f"expected one of SQLite's plain functions, got {column!r:.60}, which is not available here"
             )
         elif action == sqlite3.SQLITE_RECURSIVE:
             self._refused = "expected a query without recursion, got WITH RECURSIVE"
@@ -273,13 +273,16 @@ class ReadOnlyDatabase:
 
         def answer(*given: Any) -> Any:
             # A blob is read as the text that it is, and a text up to its first NUL.
-            args = [_plain(one) for one in given]
+            args = [_plain(argument) for argument in given]
             at = 1 if takes_format else 0
             if len(args) == at:
                 args.append("now")
             if len(args) > at and isinstance(args[at], str) and args[at].strip().lower() == "now":
                 args[at] = self._today
-            if any(isinstance(one, str) and one.strip().lower() in ("localtime", "utc") for one in args):
+            if any(
+                isinstance(argument, str) and argument.strip().lower() in ("localtime", "utc")
+                for argument in args
+            ):
                 return None  # days here are of no time zone
             marks = ", ".join("?" for _ in args)
             row = self._clock.execute(f"SELECT {name}({marks})", args).fetchone()
@@ -290,8 +293,8 @@ class ReadOnlyDatabase:
 
 def _count_written_bytes() -> int:
     """Return how many bytes this thread has written to files, where the system counts that."""
-    who = getattr(resource, "RUSAGE_THREAD", None)
-    return 0 if who is None else resource.getrusage(who).ru_oublock * 512
+    scope = getattr(resource, "RUSAGE_THREAD", None)
+    return 0 if scope is None else resource.getrusage(scope).ru_oublock * 512
 
 
 def _describe_error(error: Exception) -> str:
@@ -311,18 +314,18 @@ def _plain(given: Any) -> Any:
 
 def _first_word(sql: str) -> str:
     at = 0
-    while found := _COMMENT.match(sql, at):
-        at = found.end()
+    while match := _COMMENT.match(sql, at):
+        at = match.end()
     word = re.match(r"\w+", sql[at:])
     return word.group().lower() if word else sql[at : at + 20]
 
 
-def _bound_rows(columns: list[str], found: Iterable[tuple[Any, ...]]) -> dict[str, Any]:
+def _bound_rows(columns: list[str], fetched: Iterable[tuple[Any, ...]]) -> dict[str, Any]:
     columns = [name[:MAX_NAME] for name in columns]
     rows: list[list[Any]] = []
     size = sum(map(len, columns))
     truncated = False
-    for row in found:
+    for row in fetched:
         cells = [_cell(value) for value in row]
         size += sum(len(str(cell)) + 2 for cell in cells)
         if len(rows) == MAX_ROWS or size > MAX_RESULT:

@@ -71,7 +71,7 @@ class _Namer:
 
     def tables(self) -> dict[str, Table]:
         domain, column = self._domain, self._column
-        found = [
+        tables = [
             self._table(
                 "people",
                 "the {people}",
@@ -107,10 +107,10 @@ class _Namer:
                 self._key("status", "status"),
                 column("status.name", "TEXT", "the status in words", "name"),
             )
-            found.append(self._table("statuses", "what the status numbers of {events} mean", key, name))
+            tables.append(self._table("statuses", "what the status numbers of {events} mean", key, name))
         if domain.lines:
             about = "{events}, without what is in them"
-            found.append(self._table("headers", about, *self._header_columns("event")))
+            tables.append(self._table("headers", about, *self._header_columns("event")))
             head = [self._key("event", "{line}"), self._reference("event.header", "headers", "{event}")]
         else:
             head = self._header_columns("event")
@@ -130,10 +130,10 @@ class _Namer:
         score = "{score}, 1 to 5; NULL where none was given"
         measured = (column(*amount), column("event.score", "INTEGER", score, nullable=True))
         about = "what is in the {events}, line by line" if domain.lines else "the {events}"
-        found.append(self._table("events", about, *head, item, units, *measured))
+        tables.append(self._table("events", about, *head, item, units, *measured))
         about = "{events} of former years; they are not in any other table, and count only where it is said"
-        found.append(self._table("archive", about, *self._header_columns("archived")))
-        found.append(
+        tables.append(self._table("archive", about, *self._header_columns("archived")))
+        tables.append(
             self._table(
                 "staff",
                 "who works here",
@@ -143,7 +143,7 @@ class _Namer:
                 column("employee.hired", "TEXT", "since when they work here, YYYY-MM-DD", common="hired"),
             )
         )
-        return {table.role: table for table in found}
+        return {table.role: table for table in tables}
 
     def _header_columns(self, role: str) -> list[Column]:
         domain, is_event = self._domain, role == "event"
@@ -296,15 +296,15 @@ def write_database(world: DatabaseContents) -> sqlite3.Connection:
 
 def _declare_columns(table: Table) -> Iterator[str]:
     for column in table.columns:
-        said = f"{column.name} {column.type}"
+        declaration = f"{column.name} {column.type}"
         if column.key:
-            said += " PRIMARY KEY"
+            declaration += " PRIMARY KEY"
         elif not column.nullable:
-            said += " NOT NULL"
+            declaration += " NOT NULL"
         if column.references:
             target, _, key = column.references.partition(".")
-            said += f" REFERENCES {target} ({key})"
-        yield said
+            declaration += f" REFERENCES {target} ({key})"
+        yield declaration
 
 
 def _rows(world: DatabaseContents, table: Table) -> Iterator[tuple[Any, ...]]:
@@ -319,8 +319,8 @@ def _records(world: DatabaseContents, table: str) -> Iterable[Any]:
         case "statuses":
             return enumerate(world.domain.statuses, 1)
         case "people" | "groups" | "items" | "events" | "archive" | "staff":
-            found: Iterable[Any] = getattr(world, table)
-            return found
+            records: Iterable[Any] = getattr(world, table)
+            return records
     raise ValueError(f"expected the role of a table, got {table!r}")
 
 

@@ -19,15 +19,15 @@ from typing import Any
 PREFIX = "code-interpreter-"
 
 
-def begin(asked: dict[str, Any]) -> dict[str, Any]:
+def begin(request: dict[str, Any]) -> dict[str, Any]:
     """Make the workspace, import packages, and remove the workspaces of those who died before."""
-    for folder in asked["leftovers"]:
+    for folder in request["leftovers"]:
         if os.path.basename(folder).startswith(PREFIX):
             shutil.rmtree(folder, ignore_errors=True)
-    if asked["own_folder"]:
+    if request["own_folder"]:
         os.chdir(tempfile.mkdtemp(prefix=PREFIX))
     failed = {}
-    for name in asked["packages"]:
+    for name in request["packages"]:
         try:
             importlib.import_module(name)
         except Exception as error:
@@ -35,30 +35,30 @@ def begin(asked: dict[str, Any]) -> dict[str, Any]:
     return {"root": os.path.realpath(os.getcwd()), "failed": failed}
 
 
-def end(asked: dict[str, Any]) -> dict[str, Any]:
+def end(request: dict[str, Any]) -> dict[str, Any]:
     """Remove the workspace."""
     os.chdir("/")
-    shutil.rmtree(asked["root"], ignore_errors=True)
+    shutil.rmtree(request["root"], ignore_errors=True)
     return {}
 
 
-def put(asked: dict[str, Any]) -> dict[str, Any]:
+def put(request: dict[str, Any]) -> dict[str, Any]:
     """Write a piece of a file."""
-    path = _within(asked)
+    path = _within(request)
     os.makedirs(os.path.dirname(path), exist_ok=True)
     if os.path.exists(path) and not os.path.isfile(path):
         return {"refused": "there is something else of that name"}
-    with open(path, "ab" if asked["offset"] else "wb") as file:
-        if file.tell() != asked["offset"]:
+    with open(path, "ab" if request["offset"] else "wb") as file:
+        if file.tell() != request["offset"]:
             return {"refused": "it was changed while it was written"}
-        file.write(base64.b64decode(asked["data"]))
+        file.write(base64.b64decode(request["data"]))
     return {}
 
 
-def take(asked: dict[str, Any]) -> dict[str, Any]:
+def take(request: dict[str, Any]) -> dict[str, Any]:
     """Move a file that was uploaded to the workspace to its place."""
-    path = _within(asked)
-    came = os.path.join(asked["root"], asked["name"])
+    path = _within(request)
+    came = os.path.join(request["root"], request["name"])
     if not os.path.isfile(came):
         return {"missing": True}
     os.makedirs(os.path.dirname(path), exist_ok=True)
@@ -69,22 +69,22 @@ def take(asked: dict[str, Any]) -> dict[str, Any]:
     return {"sha256": _digest(path)}
 
 
-def get(asked: dict[str, Any]) -> dict[str, Any]:
+def get(request: dict[str, Any]) -> dict[str, Any]:
     """Read a piece of a file."""
-    path = _within(asked)
+    path = _within(request)
     if not os.path.isfile(path):
         return {"refused": "there is no plain file there"}
     size = os.path.getsize(path)
-    if size > asked["most"]:
-        return {"refused": f"it is larger than {asked['most']} bytes"}
+    if size > request["most"]:
+        return {"refused": f"it is larger than {request['most']} bytes"}
     with open(path, "rb") as file:
-        file.seek(asked["offset"])
-        return {"size": size, "data": base64.b64encode(file.read(asked["piece"])).decode()}
+        file.seek(request["offset"])
+        return {"size": size, "data": base64.b64encode(file.read(request["piece"])).decode()}
 
 
-def files(asked: dict[str, Any]) -> dict[str, Any]:
+def files(request: dict[str, Any]) -> dict[str, Any]:
     """List the plain files; those that look as they are known to are not read again."""
-    root, known = asked["root"], asked["known"]
+    root, known = request["root"], request["known"]
     rows: list[list[Any]] = []
     for folder, folders, names in os.walk(root):
         folders.sort()
@@ -92,19 +92,19 @@ def files(asked: dict[str, Any]) -> dict[str, Any]:
             path = os.path.join(folder, name)
             if os.path.islink(path) or not os.path.isfile(path):
                 continue
-            if len(rows) >= asked["most_files"]:
+            if len(rows) >= request["most_files"]:
                 return {"files": rows, "more": True}
             place = os.path.relpath(path, root).replace(os.sep, "/")
-            found = os.stat(path)
-            fresh = known.get(place) != [found.st_size, found.st_mtime_ns]
-            digest = _digest(path) if fresh and found.st_size <= asked["most"] else ""
-            rows.append([place, found.st_size, found.st_mtime_ns, digest])
+            stat = os.stat(path)
+            fresh = known.get(place) != [stat.st_size, stat.st_mtime_ns]
+            digest = _digest(path) if fresh and stat.st_size <= request["most"] else ""
+            rows.append([place, stat.st_size, stat.st_mtime_ns, digest])
     return {"files": rows, "more": False}
 
 
-def stdin(asked: dict[str, Any]) -> dict[str, Any]:
+def stdin(request: dict[str, Any]) -> dict[str, Any]:
     """Have standard input, and `input`, read a text."""
-    source = io.StringIO(asked["text"])
+    source = io.StringIO(request["text"])
     sys.stdin = source
 
     def read_line(prompt: object = "", *_: object, **__: object) -> str:
@@ -123,9 +123,9 @@ def stdin(asked: dict[str, Any]) -> dict[str, Any]:
     return {}
 
 
-def _within(asked: dict[str, Any]) -> str:
-    root: str = asked["root"]
-    path = os.path.realpath(os.path.join(root, str(asked["path"])))
+def _within(request: dict[str, Any]) -> str:
+    root: str = request["root"]
+    path = os.path.realpath(os.path.join(root, str(request["path"])))
     if not path.startswith(root.rstrip(os.sep) + os.sep):
         raise PermissionError("it leads out of the workspace")
     return path

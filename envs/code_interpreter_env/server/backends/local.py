@@ -73,7 +73,7 @@ class LocalBackend:
     async def close(self) -> None:
         """End every session and every sandbox. Idempotent."""
         kept, self._kept = list(self._kept.values()), {}
-        await asyncio.gather(*(self._close_kept(one) for one in kept), *self._closing)
+        await asyncio.gather(*(self._close_kept(session) for session in kept), *self._closing)
 
     def _keep(self, packages: Packages) -> _Kept:
         config = SandboxConfig(

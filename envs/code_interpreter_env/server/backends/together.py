@@ -226,7 +226,7 @@ class TogetherBackend(HostedBackend):
         # One deadline holds for the whole; connecting has one of its own, as it may be tried again.
         timeout = httpx.Timeout(None, connect=self._settings.network_s / 2)
         while True:
-            asked: str | None = None
+            retry_after: str | None = None
             request = self._http.build_request(
                 method, self._base_url + path, content=content, headers=headers, timeout=timeout
             )
@@ -247,10 +247,10 @@ class TogetherBackend(HostedBackend):
                 status = response.status_code
                 failure = f"expected {self._base_url} to answer, got HTTP {status}: {excerpt(body)}"
                 self._require_retry(status, failure, repeatable)
-                asked = response.headers.get("Retry-After")
-            pause_s = pacing.next_pause_s(asked)
+                retry_after = response.headers.get("Retry-After")
+            pause_s = pacing.next_pause_s(retry_after)
             if pause_s is None:
-                wait = f", asked to wait {asked} s" if asked else ""
+                wait = f", asked to wait {retry_after} s" if retry_after else ""
                 raise HostFailureError(
                     self._clean(f"{failure}; gave up after {pacing.attempts} attempts{wait}")
                 ) from None

@@ -35,18 +35,18 @@ def check(address: str) -> None:
     """
     try:
         # A zone ("fe80::1%eth0") makes no address public.
-        found = ipaddress.ip_address(address.partition("%")[0])
+        ip = ipaddress.ip_address(address.partition("%")[0])
     except ValueError:
         raise AddressRefusedError(f"expected an IP address, got {address[:80]!r}") from None
-    if _private(_meant(found)):
+    if _private(_meant(ip)):
         raise AddressRefusedError(f"expected a public address, got {address}")
 
 
 async def resolve(host: str, port: int) -> list[str]:
     """Return all addresses of a host. What the system reads as an address (127.1, 0x7f000001) is read so here."""
     loop = asyncio.get_running_loop()
-    found = await loop.getaddrinfo(host, port, type=socket.SOCK_STREAM)
-    return list(dict.fromkeys(str(entry[4][0]) for entry in found))
+    infos = await loop.getaddrinfo(host, port, type=socket.SOCK_STREAM)
+    return list(dict.fromkeys(str(entry[4][0]) for entry in infos))
 
 
 async def resolve_checked(

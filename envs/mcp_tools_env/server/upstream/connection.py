@@ -89,10 +89,10 @@ _NO_ANSWER: Final = {
 
 
 def _is_loss(error: MCPError) -> bool:
-    words = error.error.message
+    message = error.error.message
     if error.code == types.CONNECTION_CLOSED:
-        return words == _CLOSED or words.startswith(_STREAM_ENDED)
-    return error.code == types.INVALID_REQUEST and words == _FORGOTTEN
+        return message == _CLOSED or message.startswith(_STREAM_ENDED)
+    return error.code == types.INVALID_REQUEST and message == _FORGOTTEN
 
 
 PING_TIMEOUT_S: Final = 2.0
@@ -154,9 +154,9 @@ class UpstreamConnection:
                     if await self._try_open(mode):
                         return
         except TimeoutError:
-            words = self._wire.last_words() if self._wire is not None else ""
+            stderr = self._wire.last_words() if self._wire is not None else ""
             await self.close()
-            last = f"; its last words: {words}" if words else ""
+            last = f"; its last words: {stderr}" if stderr else ""
             raise ServerFailedError(f"expected it to start within {timeout_s:g} s{last}") from None
         except BaseException:
             await self.close()

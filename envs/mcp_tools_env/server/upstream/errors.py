@@ -44,29 +44,29 @@ def leaf(error: BaseException) -> BaseException:
 
 def describe_error(error: BaseException) -> str:
     """Return an error in words, of one line that is not too long."""
-    found = leaf(error)
-    words = " ".join(str(found).split())
-    return (words or type(found).__name__)[:500]
+    cause = leaf(error)
+    message = " ".join(str(cause).split())
+    return (message or type(cause).__name__)[:500]
 
 
 class FirstFailure:
     """The first thing that went wrong since it was last taken."""
 
     def __init__(self) -> None:
-        self._words: str | None = None
+        self._message: str | None = None
         self.event = asyncio.Event()
 
-    def note(self, words: str) -> None:
+    def note(self, message: str) -> None:
         """Say what went wrong."""
-        if self._words is None:
-            self._words = words
+        if self._message is None:
+            self._message = message
             self.event.set()
 
     def take(self) -> str | None:
         """Return what went wrong, and forget it."""
-        words, self._words = self._words, None
+        message, self._message = self._words, None
         self.event.clear()
-        return words
+        return message
 
 
 async def _never() -> str:

@@ -240,30 +240,30 @@ class _Bounded(httpx2.AsyncByteStream):
         parts = aiter(self._stream)
         while True:
             try:
-                part = await self._post.within(anext(parts))
+                chunk = await self._post.within(anext(parts))
             except StopAsyncIteration:
                 return
             except _CancelledCallError:
                 # The SDK tries to take up a stream of events again, except after this.
                 raise (httpx2.SSEError if self._events else httpx2.StreamError)("it was given up") from None
-            length += len(part)
+            length += len(chunk)
             if self._events:
-                await pace.keep(part.count(b"data:"))
-                before, between, part_of_next = part.rpartition(b"\n\n")
+                await pace.keep(chunk.count(b"data:"))
+                before, between, part_of_next = chunk.rpartition(b"\n\n")
                 if between:
                     self._check(weight.add(before), f"{MAX_VALUES} values")
                     weight = Weight()
                 self._check(weight.add(part_of_next), f"{MAX_VALUES} values")
             else:
                 self._check(length <= MAX_BODY_BYTES, f"{MAX_BODY_BYTES} bytes")
-                self._check(weight.add(part), f"{MAX_VALUES} values")
-            yield part
+                self._check(weight.add(chunk), f"{MAX_VALUES} values")
+            yield chunk
 
     def _check(self, right: bool, most: str) -> None:
         if not right:
-            words = f"it answered with more than {most}, which is the most here"
-            self._fault.note(words)
-            raise (httpx2.SSEError if self._events else httpx2.StreamError)(words)
+            message = f"it answered with more than {most}, which is the most here"
+            self._fault.note(message)
+            raise (httpx2.SSEError if self._events else httpx2.StreamError)(message)
 
     async def aclose(self) -> None:
         self._ended()

@@ -101,8 +101,8 @@ def _keep_what_fits(content: list[ContentBlock], max_bytes: int) -> list[Content
 
 def timed_out(timeout_s: float) -> CallError:
     """Return the failure of a call that took too long: its arguments may be why, so it tells of the policy too."""
-    words = f"expected an answer within {timeout_s:g} s, got none; the server was told to stop"
-    return CallError(ToolErrorType.TIMEOUT, words)
+    message = f"expected an answer within {timeout_s:g} s, got none; the server was told to stop"
+    return CallError(ToolErrorType.TIMEOUT, message)
 
 
 def server_failed(why: str) -> CallError:
@@ -132,7 +132,7 @@ async def collect_tools(
 ) -> list[types.Tool]:
     """Return the tools of all pages. CallError: a page does not come, or not in time."""
     deadline = time.monotonic() + timeout_s
-    found: list[types.Tool] = []
+    tools: list[types.Tool] = []
     size = 0
     cursor: str | None = None
     for _ in range(MAX_PAGES):
@@ -141,10 +141,10 @@ async def collect_tools(
         answer = await page(cursor, left_s)
         for tool in answer.tools:
             size += len(tool.model_dump_json())
-            if len(found) >= MAX_TOOLS or size > MAX_LIST_BYTES:
-                return found
-            found.append(tool)
+            if len(tools) >= MAX_TOOLS or size > MAX_LIST_BYTES:
+                return tools
+            tools.append(tool)
         cursor = answer.next_cursor
         if cursor is None:
             break
-    return found
+    return tools

@@ -68,19 +68,19 @@ class ArgumentCheck:
         """Return what is wrong with the arguments, in words; nothing where that cannot be told."""
         if self._validator is None:
             return []
-        found: list[str] = []
+        messages: list[str] = []
         token = _BUDGET.set(_Budget())
         try:
             _BUDGET.get().fault = 1 + (len(dumps(arguments)) + self._size) // BYTES_A_CHECK
             for error in self._validator.iter_errors(dict(arguments)):
-                found.append(_describe(error))
-                if len(found) >= MAX_FAULTS:
+                messages.append(_describe(error))
+                if len(messages) >= MAX_FAULTS:
                     break
         except Exception:  # whatever a schema can bring about: too much, too deep, a reference to elsewhere
             return []
         finally:
             _BUDGET.reset(token)
-        return found
+        return messages
 
 
 class _Budget:
@@ -99,7 +99,7 @@ _BUDGET: Final[ContextVar[_Budget]] = ContextVar("budget")
 
 
 def _describe(error: jsonschema.ValidationError) -> str:
-    place = ".".join(str(part) for part in error.absolute_path)
+    place = ".".join(str(key) for key in error.absolute_path)
     text = error.message if len(error.message) <= 300 else f"{error.message[:300]}..."
     return f"{place}: {text}" if place else text
 
@@ -194,12 +194,12 @@ _WILD: Final = MAX_WAYS + 1
 
 def _ways(parsed: Any, *, repeated: bool) -> int:
     """Count the ways to match, no further than is of interest; what is repeated may have one alone."""
-    found = 1
+    total = 1
     for kind, given in parsed:
         if kind in _REPEATS:
-            least, most, what = given
+            least, most, items = given
             choices = min(int(most), MAX_MATCHED_CHARS) - min(int(least), MAX_MATCHED_CHARS) + 1
-            ways = choices * _ways(what, repeated=repeated or most > 1)
+            ways = choices * _ways(items, repeated=repeated or most > 1)
         elif kind is constants.SUBPATTERN:
             ways = _ways(given[3], repeated=repeated)
         elif kind is constants.ATOMIC_GROUP:
@@ -212,8 +212,8 @@ def _ways(parsed: Any, *, repeated: bool) -> int:
             continue
         if repeated and ways > 1:
             return _WILD
-        found = min(found * ways, _WILD)
-    return found
+        total = min(total * ways, _WILD)
+    return total
 
 
 MAX_BYTES: Final = 1 << 20

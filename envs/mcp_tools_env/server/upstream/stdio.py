@@ -358,31 +358,31 @@ class _Lines:
 
     def of(self, data: bytes) -> list[bytes]:
         """Return the lines that begin as objects do and end in this data."""
-        found = []
+        lines = []
         if b"{" not in data:
             # What only prints is not cut up, but for the ends of its first line and of its last.
             data = b"\n".join(data.split(b"\n", 1)[:1] + data.rsplit(b"\n", 1)[1:])
         *whole, rest = data.split(b"\n")
-        for part in whole:
-            self._add(part)
+        for piece in whole:
+            self._add(piece)
             if not self._dropping and (line := b"".join(self._parts).strip()).startswith(b"{"):
                 if len(line) <= MAX_VALUES or Weight().add(line):
-                    found.append(line)
+                    lines.append(line)
                 else:
                     self._fault.note(
                         f"it wrote a message of more than {MAX_VALUES} values, which is the most here"
                     )
             self._parts, self._length, self._dropping = [], 0, False
         self._add(rest)
-        return found
+        return lines
 
-    def _add(self, part: bytes) -> None:
-        self._length += len(part)
+    def _add(self, piece: bytes) -> None:
+        self._length += len(piece)
         if self._length > MAX_MESSAGE_BYTES and not self._dropping:
             self._dropping = True
             self._parts = []
             self._fault.note(
                 f"it wrote a message of more than {MAX_MESSAGE_BYTES} bytes, which is the most here"
             )
-        if part and not self._dropping:
-            self._parts.append(part)
+        if piece and not self._dropping:
+            self._parts.append(piece)
