@@ -205,7 +205,7 @@ def install(python: Path, profile: Profile) -> None:
 
 def cpu_index(python: Path, build: str) -> list[str]:
     """The options that make a CPU build of PyTorch available: none where pip's own index has one."""
-    asked = subprocess.run(
+    process = subprocess.run(
         [
             str(python),
             "-m",
@@ -220,7 +220,7 @@ def cpu_index(python: Path, build: str) -> list[str]:
         capture_output=True,
         check=False,
     )
-    return [] if asked.returncode == 0 else ["--extra-index-url", PYTORCH_CPU_INDEX]
+    return [] if process.returncode == 0 else ["--extra-index-url", PYTORCH_CPU_INDEX]
 
 
 def missing(python: Path, package: str) -> bool:

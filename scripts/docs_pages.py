@@ -30,8 +30,8 @@ def on_files(files: Any, config: Any) -> Any:
 def on_page_markdown(markdown: str, page: Any, **_: Any) -> str:
     """Make links within the repository links within the site; what is no page of it stays as text."""
     pages = outside()
-    here = page.file.src_uri
-    source = next((path for path, name in pages.items() if name == here), f"docs/{here}")
+    page_path = page.file.src_uri
+    source = next((path for path, name in pages.items() if name == page_path), f"docs/{page_path}")
 
     def on_site(link: re.Match[str]) -> str:
         picture, text, target, anchor = link.groups()
@@ -43,6 +43,6 @@ def on_page_markdown(markdown: str, page: Any, **_: Any) -> str:
         name = path.removeprefix("docs/") if path.startswith("docs/") else pages.get(path)
         if name is None:
             return text
-        return f"{picture}[{text}]({os.path.relpath(name, PurePosixPath(here).parent)}{anchor or ''})"
+        return f"{picture}[{text}]({os.path.relpath(name, PurePosixPath(page_path).parent)}{anchor or ''})"
 
     return LINK.sub(on_site, markdown)

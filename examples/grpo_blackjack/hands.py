@@ -19,10 +19,10 @@ def hands_played(rows: Sequence[Mapping[str, Any]]) -> NDArray[np.float64]:
 
     Those of refused groups are among them: dynamic sampling plays more than a batch.
     """
-    played = [
+    hands = [
         row["rollout/trajectories"]
         * (row["rollout/groups"] + row["rollout/refused_groups"])
         / row["rollout/groups"]
         for row in rows
     ]
-    return np.cumsum(np.array(played, dtype=np.float64))
+    return np.cumsum(np.array(hands, dtype=np.float64))

@@ -186,19 +186,19 @@ def draw(number: int, *, held_out: bool) -> Drawn:
         program = Program(steps, source.choice(ENDS))
         lengths = (0, *(source.randint(6, 14) for _ in range(HIDDEN_CASES - 1)))
         hidden = tuple([source.randint(-15, 15) for _ in range(length)] for length in lengths)
-        if program.held_out == held_out and told_apart(program, hidden):
+        if program.held_out == held_out and distinguish(program, hidden):
             return Drawn(program, hidden, source)
 
 
-def told_apart(program: Program, lists: Sequence[Numbers]) -> bool:
-    """Whether lists tell a program from whatever always gives the same, and from itself without one of its steps."""
+def distinguish(program: Program, lists: Sequence[Numbers]) -> bool:
+    """Whether lists distinguish a program from a constant, and from itself without one of its steps."""
     answers = [program(numbers) for numbers in lists]
     lesser = (
         Program(program.steps[:place] + program.steps[place + 1 :], program.end)
         for place in range(len(program.steps))
     )
     return any(answer != answers[0] for answer in answers) and all(
-        [one(numbers) for numbers in lists] != answers for one in lesser
+        [shorter(numbers) for numbers in lists] != answers for shorter in lesser
     )
 
 
@@ -211,17 +211,17 @@ def make_task(number: int, *, held_out: bool) -> FunctionTask:
     """
     drawn = draw(number, held_out=held_out)
     program, source = drawn.program, drawn.source
-    asked = [
+    sentences = [
         f"Let {name} be {_filled(source.choice(step.says), of, k)}."
         for (step, k), name, of in zip(program.steps, NAMES, (ARGUMENT, *NAMES), strict=False)
     ]
-    asked.append(f"Return {source.choice(program.end.says).replace('@', NAMES[-1])}.")
+    sentences.append(f"Return {source.choice(program.end.says).replace('@', NAMES[-1])}.")
     shown = [source.randint(-9, 9) for _ in range(SHOWN_LENGTH)]
     return FunctionTask.model_validate(
         {
             "id": f"code-{number}",
             "prompt": (
-                f"Write {ENTRY}({ARGUMENT}) for a list of integers. {' '.join(asked)} "
+                f"Write {ENTRY}({ARGUMENT}) for a list of integers. {' '.join(sentences)} "
                 f"Example: {ENTRY}({shown}) is {program(shown)}."
             ),
             "entry": ENTRY,
@@ -247,10 +247,10 @@ def solution(prompt: str) -> str:
     Raises:
         ValueError: It is no prompt of the family.
     """
-    _, _, asked = _EXAMPLE.sub("", prompt).partition(". ")
-    if not asked:
+    _, _, request = _EXAMPLE.sub("", prompt).partition(". ")
+    if not request:
         raise ValueError(f"expected a prompt of the family, got {prompt!r:.200}")
-    lines = [_line(sentence) for sentence in re.findall(r"[^.]+\.", asked)]
+    lines = [_line(sentence) for sentence in re.findall(r"[^.]+\.", request)]
     return "\n".join([f"def {ENTRY}({ARGUMENT}):", *lines])
 
 
@@ -260,14 +260,14 @@ def example(prompt: str) -> str:
     Raises:
         ValueError: It shows none.
     """
-    if (found := _EXAMPLE.search(prompt)) is None:
+    if (match := _EXAMPLE.search(prompt)) is None:
         raise ValueError(f"expected a prompt with an example, got {prompt!r:.200}")
-    return found[1]
+    return match[1]
 
 
 def _line(sentence: str) -> str:
-    found = _SENTENCE.fullmatch(sentence.strip())
-    name, says = found.groups() if found else (None, sentence)
+    match = _SENTENCE.fullmatch(sentence.strip())
+    name, says = match.groups() if match else (None, sentence)
     for pattern, code in _PATTERNS:
         if slots := pattern.fullmatch(says):
             expression = code.replace("@", slots["list"]).replace("#", slots.groupdict().get("k", "#"))

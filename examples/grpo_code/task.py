@@ -28,7 +28,9 @@ class CodeTask(ToolTask):
     async def functions(self, session: Session, observation: Any) -> Sequence[Mapping[str, Any]]:
         """Those of `TOOLS`."""
         return [
-            one for one in await super().functions(session, observation) if one["function"]["name"] in TOOLS
+            function
+            for function in await super().functions(session, observation)
+            if function["function"]["name"] in TOOLS
         ]
 
     def result(self, observation: Any) -> str:

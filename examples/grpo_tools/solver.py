@@ -50,10 +50,10 @@ def parse_question(question: str) -> tuple[Domain, str, dict[str, str]]:
         for family in FAMILIES:
             for phrasing in QUESTIONS[family].phrasings:
                 pattern = re.sub(r"\\\{([A-Z]+)\\\}", r"(?P<\1>.+?)", re.escape(phrase(phrasing, domain)))
-                if found := re.fullmatch(pattern, question):
-                    return domain, family, found.groupdict()
+                if match := re.fullmatch(pattern, question):
+                    return domain, family, match.groupdict()
     raise ValueError(f"expected a question of the families {', '.join(FAMILIES)}, got {question!r}")
 
 
 def _named(described: Sequence[Mapping[str, Any]], says: str) -> str:
-    return next(str(one["name"]) for one in described if one["description"] == says)
+    return next(str(entry["name"]) for entry in described if entry["description"] == says)

@@ -36,4 +36,4 @@ class SqliteTask(ToolTask):
 
 
 def _listed(described: list[dict[str, Any]]) -> str:
-    return "\n".join(f"{one['name']}: {one['description'].partition(';')[0]}" for one in described)
+    return "\n".join(f"{entry['name']}: {entry['description'].partition(';')[0]}" for entry in described)

@@ -24,13 +24,13 @@ LOSSES = "losses.png"
 TRACES, VALIDATION = "traces.jsonl", "validation.jsonl"
 
 
-def main(words: Sequence[str] | None = None) -> int:
+def main(argv: Sequence[str] | None = None) -> int:
     """Record traces, make a policy, teach it; returns the exit status: 0, 1 if it failed, 2 if asked for wrongly."""
     parser = argparse.ArgumentParser(prog="python -m examples.sft", description=__doc__)
     parser.add_argument("--config", metavar="FILE", required=True, help="the recipe's YAML file")
     parser.add_argument("--name", help="the folder below output_dir; by default the recipe's name")
     parser.add_argument("overrides", nargs="*", metavar="section.key=value", help="change a key of the file")
-    arguments = parser.parse_args(words)
+    arguments = parser.parse_args(argv)
     try:
         require_name(arguments.name, kind="runs")
         recipe = load_section(arguments.config, arguments.overrides, RecipeConfig)
@@ -57,7 +57,7 @@ def teach(recipe: RecipeConfig, folder: Path) -> SftResult:
     task, solver = task_of(load_config(recipe.world), folder), solver_of(recipe)
     folder.mkdir(parents=True)
     try:
-        words, training, validation = asyncio.run(_recorded(recipe, task, solver))
+        vocabulary, training, validation = asyncio.run(_recorded(recipe, task, solver))
     except BaseException:
         with contextlib.suppress(OSError):  # what is in it nobody here has made
             folder.rmdir()  # the name is to be had again
@@ -71,7 +71,7 @@ def teach(recipe: RecipeConfig, folder: Path) -> SftResult:
 
     initial = make_tool_policy(
         folder / "initial_policy",
-        [*words, *training],
+        [*vocabulary, *training],
         seed=recipe.sft.seed,
         width=recipe.policy.width,
         layers=recipe.policy.layers,
@@ -117,11 +117,12 @@ def imitate(recipe: RecipeConfig, folder: Path, model_path: Path, *, last: Path 
     learner = Trainer(trainer_settings(recipe.sft, folder, model_path))
     with (folder / "sft.jsonl").open("w", encoding="utf-8") as file:
 
-        def on_validation(one: Validation) -> None:
-            print(json.dumps(asdict(one)), file=file, flush=True)
-            loss = "     -" if one.loss is None else f"{one.loss:.4f}"
+        def on_validation(validation: Validation) -> None:
+            print(json.dumps(asdict(validation)), file=file, flush=True)
+            loss = "     -" if validation.loss is None else f"{validation.loss:.4f}"
             print(
-                f"update {one.update:5d}  loss {loss}  validation {one.validation_loss:.4f}  {one.seconds:.0f} s"
+                f"update {validation.update:5d}  loss {loss}  validation {validation.validation_loss:.4f}  "
+                f"{validation.seconds:.0f} s"
             )
 
         result = fine_tune(

@@ -98,7 +98,9 @@ def machine(*, gpus: int, wanted: int) -> Iterator[Finding]:
     free = shutil.disk_usage(SHARED_MEMORY).free
     message, level = f"{free / 1e9:.1f} GB free", Severity.GOOD
     if free < LITTLE_SHARED_MEMORY:
-        message += "; NCCL may run out of it between a host's GPUs: docker run --shm-size, or an emptyDir of Memory"
+        message += (
+            "; NCCL may run out of it between a host's GPUs: docker run --shm-size, or an emptyDir of Memory"
+        )
         level = Severity.ODD
     yield Finding(str(SHARED_MEMORY), message, level, {"free_gb": free / 1e9})
 
