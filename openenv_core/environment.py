@@ -235,8 +235,8 @@ class Environment(ABC, Generic[ActT, ObsT, StateT]):
         """Tell the rubric of a new episode by its `reset_async`, else its `reset`."""
         if (reset_async := getattr(self.rubric, "reset_async", None)) is None:
             self._reset_rubric()
-        elif inspect.isawaitable(told := reset_async()):
-            await told
+        elif inspect.isawaitable(pending := reset_async()):
+            await pending
 
 
 def _mark_failure(observation: Any, error: LLMError) -> None:

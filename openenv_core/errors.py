@@ -171,7 +171,7 @@ class ValidationFailedError(ServerError):
 
 def _place(loc: object) -> str:
     """Return where a fault is; a peer may send anything."""
-    return ".".join(str(part) for part in loc) if isinstance(loc, (list, tuple)) and loc else "message"
+    return ".".join(str(key) for key in loc) if isinstance(loc, (list, tuple)) and loc else "message"
 
 
 class ExecutionError(ServerError):
@@ -266,12 +266,12 @@ class OptionUnavailableError(ProviderError):
 
 
 @contextmanager
-def installed_with(extra: str, what: str, *packages: str) -> Iterator[None]:
+def installed_with(extra: str, expected: str, *packages: str) -> Iterator[None]:
     """Let an import in the block that fails say which extra of Ropewalk brings it.
 
     Args:
         extra: The extra.
-        what: What is expected, in words.
+        expected: What is expected, in words.
         packages: The modules that the extra brings; by default whatever is missing.
     """
     try:
@@ -279,7 +279,9 @@ def installed_with(extra: str, what: str, *packages: str) -> Iterator[None]:
     except ImportError as error:
         if packages and error.name not in packages:
             raise
-        raise ConfigurationError(f"expected {what}, got: {error}; pip install 'ropewalk[{extra}]'") from error
+        raise ConfigurationError(
+            f"expected {expected}, got: {error}; pip install 'ropewalk[{extra}]'"
+        ) from error
 
 
 def lazy_names(module: dict[str, Any], places: Mapping[str, str]) -> Callable[[str], Any]:
@@ -350,8 +352,10 @@ def describe_faults(error: "ValidationError", whole: str) -> str:
         error: What a model raised.
         whole: What to call the model where a fault is nobody's field.
     """
-    found = error.errors(include_url=False, include_input=False, include_context=False)
-    faults = [f"{'.'.join(map(str, fault['loc'])) or whole}: {fault['msg']}" for fault in found[:MAX_FAULTS]]
-    if len(found) > MAX_FAULTS:
-        faults.append(f"and {len(found) - MAX_FAULTS} more")
+    details = error.errors(include_url=False, include_input=False, include_context=False)
+    faults = [
+        f"{'.'.join(map(str, fault['loc'])) or whole}: {fault['msg']}" for fault in details[:MAX_FAULTS]
+    ]
+    if len(details) > MAX_FAULTS:
+        faults.append(f"and {len(details) - MAX_FAULTS} more")
     return "; ".join(faults)

@@ -75,15 +75,15 @@ def main(arguments: list[str]) -> int:
     if lifeline != 0:
         _let_go_of_the_wire()
     _report(status, f"started {child}")
-    code, asked = _watch(child, lifeline, wake, parent)
+    code, requested = _watch(child, lifeline, wake, parent)
     if code is None:
-        patience_s = grace_s if asked and lifeline != 0 else 0.0
+        patience_s = grace_s if requested and lifeline != 0 else 0.0
         code = _end(child, wake, patience_s, grace_s)
     _kill_rest(child, everything)
     _report(status, f"ended {code}")
-    while asked is None and status >= 0:
-        _, asked = _watch(0, lifeline, wake, parent)
-    if folder and not asked:
+    while requested is None and status >= 0:
+        _, requested = _watch(0, lifeline, wake, parent)
+    if folder and not requested:
         remove_tree(folder)
     return code if code >= 0 else 128 - code
 
@@ -101,10 +101,10 @@ def remove_tree(root: str) -> None:
         try:
             os.chmod(folder, 0o700)
             with os.scandir(folder) as entries:
-                found = list(entries)
+                children = list(entries)
         except OSError:
             continue
-        for entry in found:
+        for entry in children:
             with suppress(OSError):
                 if not entry.is_dir(follow_symlinks=False):
                     os.unlink(entry.path)
@@ -214,16 +214,16 @@ def _readable(timeout_s: float, *fds: int) -> list[int]:
 
 def _reap(child: int) -> "int | None":
     """Reap whoever has died; return how the child ended, if it has."""
-    found = None
+    code = None
     while True:
         try:
             pid, status = os.waitpid(-1, os.WNOHANG)
         except ChildProcessError:
-            return found
+            return code
         if pid == 0:
-            return found
+            return code
         if pid == child:
-            found = os.waitstatus_to_exitcode(status)
+            code = os.waitstatus_to_exitcode(status)
 
 
 def _end(child: int, wake: int, patience_s: float, grace_s: float) -> int:
@@ -284,13 +284,13 @@ def _descendants() -> list[int]:
         except (OSError, ValueError, IndexError):
             continue
         children.setdefault(parent, []).append(int(name))
-    found: list[int] = []
+    pids: list[int] = []
     queue = [os.getpid()]
     while queue:
         below = children.get(queue.pop(), [])
-        found += below
+        pids += below
         queue += below
-    return found
+    return pids
 
 
 if __name__ == "__main__":

@@ -136,7 +136,7 @@ class _HostedClient(LLMClient):
     def _connect(self, api_key: str) -> Any:
         """Return what sends the requests."""
 
-    def _asked(
+    def _request_body(
         self, messages: Sequence[Mapping[str, Any]], overrides: Mapping[str, Any], tools: Sequence[Any] = ()
     ) -> dict[str, Any]:
         sampling = {name: overrides.get(name, getattr(self, name)) for name in ("temperature", "max_tokens")}
@@ -161,26 +161,26 @@ class OpenAIClient(_HostedClient):
         self._key = api_key
         return AsyncOpenAI(base_url=f"{self.base_url}/v1", api_key=api_key)
 
-    def _asked(
+    def _request_body(
         self, messages: Sequence[Mapping[str, Any]], overrides: Mapping[str, Any], tools: Sequence[Any] = ()
     ) -> dict[str, Any]:
-        asked = super()._asked(messages, overrides, tools)
+        body = super()._request_body(messages, overrides, tools)
         if self._fixed_sampling:
-            del asked["temperature"]
-            asked["max_completion_tokens"] = asked.pop("max_tokens")
-        return asked
+            del body["temperature"]
+            body["max_completion_tokens"] = body.pop("max_tokens")
+        return body
 
     async def complete(self, prompt: str, **kwargs: Any) -> str:
         """See `LLMClient.complete`."""
         system = [{"role": "system", "content": self.system_prompt}] if self.system_prompt else []
-        asked = self._asked([*system, {"role": "user", "content": prompt}], kwargs)
-        return (await self._message(asked)).content or ""
+        body = self._request_body([*system, {"role": "user", "content": prompt}], kwargs)
+        return (await self._message(body)).content or ""
 
     async def complete_with_tools(
         self, messages: list[dict[str, Any]], tools: list[dict[str, Any]], **kwargs: Any
     ) -> LLMResponse:
         """See `LLMClient.complete_with_tools`."""
-        message = await self._message(self._asked(messages, kwargs, _mcp_tools_to_openai(tools)))
+        message = await self._message(self._request_body(messages, kwargs, _mcp_tools_to_openai(tools)))
         calls = getattr(message, "tool_calls", None) or ()
         try:
             read = [
@@ -190,8 +190,8 @@ class OpenAIClient(_HostedClient):
             raise LLMError(f"expected arguments of tools in JSON, got {error}") from error
         return LLMResponse(message.content or "", read)
 
-    async def _message(self, asked: dict[str, Any]) -> Any:
-        answer = await self._client.chat.completions.create(**asked)
+    async def _message(self, body: dict[str, Any]) -> Any:
+        answer = await self._client.chat.completions.create(**body)
         try:
             return answer.choices[0].message
         except (AttributeError, IndexError, TypeError) as error:
@@ -224,10 +224,10 @@ class AnthropicClient(_HostedClient):
         self, messages: list[dict[str, Any]], tools: list[dict[str, Any]], **kwargs: Any
     ) -> LLMResponse:
         """See `LLMClient.complete_with_tools`."""
-        told, chat = _openai_msgs_to_anthropic(messages)
-        system = {"system": said} if (said := told or self.system_prompt) else {}
+        system_text, chat = _openai_msgs_to_anthropic(messages)
+        system = {"system": system_message} if (system_message := system_text or self.system_prompt) else {}
         answer = await self._client.messages.create(
-            **self._asked(chat, kwargs, _mcp_tools_to_anthropic(tools)), **system
+            **self._request_body(chat, kwargs, _mcp_tools_to_anthropic(tools)), **system
         )
         return LLMResponse(
             "".join(block.text for block in answer.content if block.type == "text"),
@@ -324,14 +324,18 @@ def _clean_mcp_schema(schema: Any) -> dict[str, Any]:
     if not isinstance(schema, Mapping):
         return empty
     for union in ("oneOf", "anyOf"):
-        options = [one for one in schema.get(union, ()) if isinstance(one, Mapping)]
+        options = [option for option in schema.get(union, ()) if isinstance(option, Mapping)]
         if union in schema:
-            schema = next((one for one in options if one.get("type") == "object"), empty)
+            schema = next((option for option in options if option.get("type") == "object"), empty)
     if "allOf" in schema:
-        parts = [part for part in schema["allOf"] if isinstance(part, Mapping)]
+        parts = [subschema for subschema in schema["allOf"] if isinstance(subschema, Mapping)]
         schema = {
-            "properties": {name: told for part in parts for name, told in part.get("properties", {}).items()},
-            "required": [name for part in parts for name in part.get("required", ())],
+            "properties": {
+                name: property_schema
+                for subschema in parts
+                for name, property_schema in subschema.get("properties", {}).items()
+            },
+            "required": [name for subschema in parts for name in subschema.get("required", ())],
         }
     return {**empty, **schema}
 
@@ -365,15 +369,15 @@ def _openai_msgs_to_anthropic(messages: Sequence[Mapping[str, Any]]) -> tuple[st
             else:
                 chat.append({"role": "user", "content": [block]})
         elif calls := message.get("tool_calls"):
-            said = [{"type": "text", "text": content}] if content else []
-            chat.append({"role": role, "content": [*said, *map(_tool_use, calls)]})
+            text_blocks = [{"type": "text", "text": content}] if content else []
+            chat.append({"role": role, "content": [*text_blocks, *map(_tool_use, calls)]})
         else:
             chat.append({"role": role, "content": content})
     return "\n\n".join(system), chat
 
 
 def _tool_use(call: Mapping[str, Any]) -> dict[str, Any]:
-    asked = call["function"]
-    arguments = asked["arguments"]
+    function = call["function"]
+    arguments = function["arguments"]
     read = json.loads(arguments) if isinstance(arguments, str) else arguments
-    return {"type": "tool_use", "id": call["id"], "name": asked["name"], "input": read}
+    return {"type": "tool_use", "id": call["id"], "name": function["name"], "input": read}

@@ -151,11 +151,11 @@ class LoopThread:
         loop = self._loop
         if loop is None or not self._alive():
             raise ClientClosedError("expected a running thread, got one that has ended; make a new one")
-        begun = work(*args, **options)
+        coroutine = work(*args, **options)
         try:
-            return asyncio.run_coroutine_threadsafe(begun, loop)
+            return asyncio.run_coroutine_threadsafe(coroutine, loop)
         except RuntimeError:  # the loop has closed just now
-            begun.close()
+            coroutine.close()
             raise ClientClosedError("expected a running thread, got one that has ended meanwhile") from None
 
     def stop(self) -> None:

@@ -32,15 +32,15 @@ def make(
     """
     if not isinstance(target, str):
         return (client or GenericEnvClient)(target, **options).sync()
-    found = target_of(target)
-    if found.kind is TargetKind.NAME:
+    resolved = target_of(target)
+    if resolved.kind is TargetKind.NAME:
         client = client or client_class(target)
     client = client or GenericEnvClient
-    if found.kind is TargetKind.URL:
-        return client(found.text, **options).sync()
-    if found.kind is TargetKind.IMAGE:
-        return client.from_docker_image(found.text, **options)
-    return client.from_process(found.text, **options)
+    if resolved.kind is TargetKind.URL:
+        return client(resolved.text, **options).sync()
+    if resolved.kind is TargetKind.IMAGE:
+        return client.from_docker_image(resolved.text, **options)
+    return client.from_process(resolved.text, **options)
 
 
 def client_class(name: str) -> type[EnvClient[Any, Any, Any]]:

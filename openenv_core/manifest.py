@@ -237,7 +237,7 @@ def parse_manifest(content: object) -> Manifest:
     try:
         return Manifest.model_validate(_require_keys(content))
     except ValidationError as error:
-        raise ManifestError([_fault(one) for one in error.errors()]) from None
+        raise ManifestError([_fault(fault) for fault in error.errors()]) from None
 
 
 def _require_keys(content: object) -> Mapping[Any, Any]:
@@ -247,7 +247,7 @@ def _require_keys(content: object) -> Mapping[Any, Any]:
 
 
 def _fault(error: Any) -> str:
-    path = [str(part) for part in error["loc"]]
+    path = [str(key) for key in error["loc"]]
     place = ".".join(path) or MANIFEST
     if error["type"] == "extra_forbidden":
         known = sorted(_keys(path[:-1]))
@@ -263,8 +263,8 @@ def _fault(error: Any) -> str:
 def _keys(path: list[str]) -> set[str]:
     """Return the keys that a block of the manifest may have."""
     model: Any = Manifest
-    for part in path:
-        model = _model_of(model.model_fields[part].annotation)
+    for key in path:
+        model = _model_of(model.model_fields[key].annotation)
     return set(model.model_fields)
 
 

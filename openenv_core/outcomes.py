@@ -51,15 +51,15 @@ def infrastructure_failure(observation: object) -> str | None:
         observation: An observation, as a model or as a dict; a `StepResult` around one; or the payload of the wire,
             which has it under "observation".
     """
-    for part in _parts(observation):
-        metadata = _field(part, "metadata")
-        for mark in (_field(metadata, INFRASTRUCTURE_ERROR), _field(part, INFRASTRUCTURE_ERROR)):
-            if said := _one_line(mark, "the environment did not say what"):
-                return said
-        for execution in (part, _field(metadata, "execution")):
+    for source in _parts(observation):
+        metadata = _field(source, "metadata")
+        for mark in (_field(metadata, INFRASTRUCTURE_ERROR), _field(source, INFRASTRUCTURE_ERROR)):
+            if reason := _one_line(mark, "the environment did not say what"):
+                return reason
+        for execution in (source, _field(metadata, "execution")):
             if _field(execution, "status") == SANDBOX_ERROR:
                 return _one_line(_field(execution, "reason"), "") or "the sandbox failed"
-        for verdict in _verdicts(part):
+        for verdict in _verdicts(source):
             if _field(verdict, "reason") == SANDBOX_ERROR:
                 return _one_line(_field(verdict, "detail"), "") or "the sandbox failed"
     return None
@@ -80,11 +80,11 @@ def unscored_reason(result: object) -> str | None:
     # The outermost knows: on the wire the reward stands beside the observation, whose own may be absent.
     if _field(parts[0], "done") is not True or _field(parts[0], "reward") is not None:
         return None
-    for part in parts:
-        for mark in (_field(_field(part, "metadata"), UNSCORED), _field(part, UNSCORED)):
-            if said := _one_line(mark, "nobody said why"):
-                return said
-        for verdict in _verdicts(part):
+    for source in parts:
+        for mark in (_field(_field(source, "metadata"), UNSCORED), _field(source, UNSCORED)):
+            if text := _one_line(mark, "nobody said why"):
+                return text
+        for verdict in _verdicts(source):
             if reason := _one_line(_field(verdict, "reason"), ""):
                 return _one_line(_field(verdict, "detail"), "") or reason
     return None
@@ -106,10 +106,12 @@ def _ended_by(result: object, mark: str) -> bool:
     """Whether something that is over has a mark, or a field of its name. Text that was cut off is no episode."""
     if _field(result, "done") is not True:
         return False
-    for part in _parts(result):
+    for source in _parts(result):
         # A model fills in what follows from its other fields, which may have been set since.
-        given = getattr(part, "model_fields_set", (mark,))
-        if (mark in given and _field(part, mark) is True) or _field(_field(part, "metadata"), mark) is True:
+        given = getattr(source, "model_fields_set", (mark,))
+        if (mark in given and _field(source, mark) is True) or _field(
+            _field(source, "metadata"), mark
+        ) is True:
             return True
     return False
 
@@ -121,16 +123,16 @@ def _parts(observation: object) -> Iterator[object]:
         yield inner
 
 
-def _verdicts(part: object) -> tuple[object, object]:
-    return _field(part, "verdict"), _field(_field(part, "metadata"), "verdict")
+def _verdicts(source: object) -> tuple[object, object]:
+    return _field(source, "verdict"), _field(_field(source, "metadata"), "verdict")
 
 
 def _field(thing: object, name: str) -> Any:
     return thing.get(name) if isinstance(thing, Mapping) else getattr(thing, name, None)
 
 
-def _one_line(said: object, otherwise: str) -> str:
+def _one_line(mark: object, otherwise: str) -> str:
     """Return what was said as a line; "" where nothing was, `otherwise` for a mere yes."""
-    if said is True:
+    if mark is True:
         return otherwise
-    return str(said).strip() if said else ""
+    return str(mark).strip() if mark else ""

@@ -30,8 +30,8 @@ def proxy_for(url: str) -> str | None:
     proxies = getproxies()
     secure = parts.scheme in ("wss", "https")
     for scheme in ("wss", "socks", "https", "all") if secure else ("ws", "socks", "http", "all"):
-        if found := proxies.get(scheme):
-            return found if "://" in found else f"http://{found}"
+        if proxy := proxies.get(scheme):
+            return proxy if "://" in proxy else f"http://{proxy}"
     return None
 
 

@@ -85,10 +85,10 @@ class Rubric(ABC):
 
     def _call(self, action: Any, observation: Any) -> _Steps:
         for pre_hook in self._told_before:
-            if inspect.isawaitable(told := pre_hook(self, action, observation)):
-                yield told
-        for part in self.rubrics():
-            part._has_scored = False
+            if inspect.isawaitable(pending := pre_hook(self, action, observation)):
+                yield pending
+        for rubric in self.rubrics():
+            rubric._has_scored = False
         score = self.forward(action, observation)
         if must_wait(score):
             score = yield score
@@ -96,14 +96,16 @@ class Rubric(ABC):
         if self._children:
             self._report(observation)
         for hook in self._told_after:
-            if inspect.isawaitable(told := hook(self, action, observation, score)):
-                yield told
+            if inspect.isawaitable(pending := hook(self, action, observation, score)):
+                yield pending
         return score
 
     def _report(self, observation: Any) -> None:
         """Leave the scores of the parts that were called; a rubric around this one does so after it, for more."""
         if isinstance(metadata := getattr(observation, "metadata", None), dict):
-            scored = [(path, part.last_score) for path, part in self.named_rubrics() if part._has_scored]
+            scored = [
+                (path, rubric.last_score) for path, rubric in self.named_rubrics() if rubric._has_scored
+            ]
             metadata[SCORES] = {path: float(score) for path, score in scored if score is not None}
 
     def __new__(cls, *_: Any, **__: Any) -> "Rubric":
@@ -158,12 +160,12 @@ class Rubric(ABC):
         Raises:
             KeyError: There is none.
         """
-        found = self
+        rubric = self
         for name in path.split("."):
-            if name not in found._children:
+            if name not in rubric._children:
                 raise KeyError(f"expected a rubric at {path!r}, got none called {name!r}")
-            found = found._children[name]
-        return found
+            rubric = rubric._children[name]
+        return rubric
 
     def reset(self) -> None:  # noqa: B027 - most keep nothing
         """Begin an episode. Whoever keeps something of it forgets that here."""
@@ -291,9 +293,9 @@ class WeightedSum(_Combination):
 
     def _combine(self, action: Any, observation: Any) -> _Steps:
         given = [rubric(action, observation) for rubric in self._rubrics]
-        waiting = [one for one in given if must_wait(one)]
+        waiting = [each for each in given if must_wait(each)]
         came = iter((yield _all_of(waiting)) if waiting else ())
-        scores = [next(came) if must_wait(one) else one for one in given]
+        scores = [next(came) if must_wait(each) else each for each in given]
         return math.fsum(weight * score for weight, score in zip(self._weights, scores, strict=True))
 
 
@@ -494,14 +496,14 @@ class LLMJudge(Rubric):
         return self.prompt_template.format(action=action, observation=observation)
 
     def _parse_score(self, response: str) -> float:
-        found = self._score_pattern.search(response)
+        match = self._score_pattern.search(response)
         try:
-            score = float(found[1 if found.lastindex else 0]) if found else self.default_score
+            score = float(match[1 if match.lastindex else 0]) if match else self.default_score
         except ValueError:  # the pattern has found something else
             score = self.default_score
         if score is None:
             raise LLMError(f"expected a score in the judge's answer, got {response[:200]!r}")
-        return min(max(score, 0.0), 1.0) if found and self.normalize else score
+        return min(max(score, 0.0), 1.0) if match and self.normalize else score
 
     def state_dict(self) -> dict[str, Any]:
         """See `Rubric.state_dict`."""

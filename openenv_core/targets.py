@@ -81,24 +81,24 @@ def target_of(text: str, *, kind: TargetKind | None = None) -> Target:
     Raises:
         ConfigurationError: It cannot be any of them, or not what `kind` says.
     """
-    found = kind or _kind_of(text)
-    if found is TargetKind.URL and not _URL.match(text):
+    resolved_kind = kind or _kind_of(text)
+    if resolved_kind is TargetKind.URL and not _URL.match(text):
         raise ConfigurationError(f"expected a URL, got {text!r}; begin with http:// or https://")
-    if found is TargetKind.PATH:
+    if resolved_kind is TargetKind.PATH:
         path, attribute = split_path(text)
         if not path.exists():
             raise ConfigurationError(f"expected a folder or file at {text}, got none; check the path")
         rest = f":{attribute}" if attribute else ""
-        return Target(found, f"{path.resolve()}{rest}", _folder_around(path))
-    if found is TargetKind.MODULE:
+        return Target(resolved_kind, f"{path.resolve()}{rest}", _folder_around(path))
+    if resolved_kind is TargetKind.MODULE:
         match = _MODULE.fullmatch(text)
         if match is None:
             raise ConfigurationError(f"expected module:attribute, got {text!r}")
         file = find_module(match["module"])
-        return Target(found, text, None if file is None else _folder_around(file))
-    if found is TargetKind.NAME:
-        return Target(found, text, _folder_of_name(text))
-    return Target(found, text)
+        return Target(resolved_kind, text, None if file is None else _folder_around(file))
+    if resolved_kind is TargetKind.NAME:
+        return Target(resolved_kind, text, _folder_of_name(text))
+    return Target(resolved_kind, text)
 
 
 @contextmanager
@@ -165,8 +165,8 @@ def provider_of(
 def _kind_of(text: str) -> TargetKind:
     if _URL.match(text):
         return TargetKind.URL
-    if (found := _found_kind(text)) is not None:
-        return found
+    if (kind := _found_kind(text)) is not None:
+        return kind
     if text.startswith((".", "/", "~")) or text.endswith(".py"):
         return TargetKind.PATH
     match = _MODULE.fullmatch(text)
@@ -182,8 +182,8 @@ def importable_kind(text: str) -> TargetKind:
 
     It is what `target_of` tells of what is neither a URL nor an image.
     """
-    if (found := _found_kind(text)) is not None:
-        return found
+    if (kind := _found_kind(text)) is not None:
+        return kind
     if ":" in text and not split_path(text)[1]:
         return TargetKind.MODULE
     return TargetKind.PATH if _is_path(text) or text.endswith(".py") else TargetKind.NAME
@@ -235,7 +235,7 @@ def exposed_port(image: str) -> int:
         ) from error
     ports = [
         int(port)
-        for port, _, kind in (one.partition("/") for one in config.get("ExposedPorts") or {})
+        for port, _, kind in (entry.partition("/") for entry in config.get("ExposedPorts") or {})
         if kind == "tcp"
     ]
     return ports[0] if len(ports) == 1 else PORT
@@ -279,7 +279,7 @@ def find_module(module: str) -> Path | None:
     Nothing is imported.
     """
     top, *rest = module.split(".")
-    if not all(part.isidentifier() for part in (top, *rest)):
+    if not all(name_part.isidentifier() for name_part in (top, *rest)):
         return None
     importlib.invalidate_caches()
     spec = PathFinder.find_spec(top, [str(Path.cwd()), *sys.path])
@@ -288,10 +288,10 @@ def find_module(module: str) -> Path | None:
         with suppress(ImportError, ValueError):
             spec = find_spec(top)
     name = top
-    for part in rest:
+    for name_part in rest:
         if spec is None or spec.submodule_search_locations is None:
             return None
-        name = f"{name}.{part}"
+        name = f"{name}.{name_part}"
         spec = PathFinder.find_spec(name, list(spec.submodule_search_locations))
     if spec is None:
         return None

@@ -18,10 +18,10 @@ _NOT_THE_AUTHORS: Final = (
 
 def authors_part(error: BaseException) -> TracebackType | None:
     """Return an exception's traceback from the author's first line on; None where none is of the author's."""
-    there = error.__traceback__
-    while there is not None and there.tb_frame.f_code.co_filename.startswith(_NOT_THE_AUTHORS):
-        there = there.tb_next
-    return there
+    traceback = error.__traceback__
+    while traceback is not None and traceback.tb_frame.f_code.co_filename.startswith(_NOT_THE_AUTHORS):
+        traceback = traceback.tb_next
+    return traceback
 
 
 def format_traceback(error: BaseException) -> str:

@@ -81,21 +81,21 @@ class Observation(BaseModel):
         """Fill in the marks that the metadata has, as they come over the wire."""
         if not (self.metadata or self.done or self.truncated):
             return self
-        given, found = self.__pydantic_fields_set__, self.__dict__
+        given, fields = self.__pydantic_fields_set__, self.__dict__
         if self.metadata:
             for name, kind in _MARKS.items():
-                said = self.metadata.get(name)
+                mark = self.metadata.get(name)
                 # What is cut off in an episode that goes on is something else.
                 if (
-                    isinstance(said, kind)
+                    isinstance(mark, kind)
                     and (self.done or kind is str)
                     and name not in given
                     and self._is_mark(name)
                 ):
-                    found[name] = said
+                    fields[name] = mark
         self._check_ends()
         if self.done and not self.truncated and TERMINATED not in given and self._is_mark(TERMINATED):
-            found[TERMINATED] = True
+            fields[TERMINATED] = True
         return self
 
     def _check_ends(self) -> None:
@@ -116,7 +116,7 @@ class Observation(BaseModel):
         if not (self.truncated or self.infrastructure_error or self.unscored):
             return self.metadata
         self._check_ends()
-        marks = {name: said for name in _MARKS if (said := getattr(self, name)) and self._is_mark(name)}
+        marks = {name: mark for name in _MARKS if (mark := getattr(self, name)) and self._is_mark(name)}
         if TRUNCATED not in marks or TERMINATED not in self.__pydantic_fields_set__:
             marks.pop(TERMINATED, None)  # it follows from the rest
         return {**self.metadata, **marks}

@@ -31,7 +31,7 @@ class Watchdog:
             return
         self._deadline = self._loop.time() + self._timeout_s
         if self._timer is None:
-            self._timer = self._loop.call_at(self._deadline, self._look)
+            self._timer = self._loop.call_at(self._deadline, self._check)
 
     def expect(self, within_s: float | None, otherwise: Callable[[], None]) -> None:
         """Begin the time of something that may take longer than the shortest request, and ends in its own way.
@@ -47,7 +47,7 @@ class Watchdog:
         self._deadline = now + within_s
         if self._timer is None:
             # Not at the deadline itself: what comes next may have to be over before.
-            self._timer = self._loop.call_at(now + min(within_s, self._timeout_s or within_s), self._look)
+            self._timer = self._loop.call_at(now + min(within_s, self._timeout_s or within_s), self._check)
 
     def stop(self) -> None:
         """End it: the reply has come."""
@@ -60,14 +60,14 @@ class Watchdog:
             self._timer.cancel()
             self._timer = None
 
-    def _look(self) -> None:
+    def _check(self) -> None:
         self._timer = None
         deadline = self._deadline
         if deadline is None:
             return
         now = self._loop.time()
         if now < deadline:
-            self._timer = self._loop.call_at(min(deadline, now + (self._timeout_s or deadline)), self._look)
+            self._timer = self._loop.call_at(min(deadline, now + (self._timeout_s or deadline)), self._check)
             return
         self._deadline = None
         self.expired = True

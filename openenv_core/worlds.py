@@ -303,7 +303,7 @@ def print_measures(
     about: str,
     world: ToolWorld[Any, Any],
     policies: Mapping[str, Policy],
-    figures: Mapping[str, Callable[[str, int], float]] | None = None,
+    metrics: Mapping[str, Callable[[str, int], float]] | None = None,
 ) -> None:
     """Print a line a policy, as the command line asks.
 
@@ -311,13 +311,13 @@ def print_measures(
         about: What the command does.
         world: What is played.
         policies: By name.
-        figures: By name, what earns so much by one call each, given a split and a number of tasks.
+        metrics: By name, functions of a split and a number of tasks that return the mean reward of one call each.
     """
     parser = argparse.ArgumentParser(description=about)
     parser.add_argument("--split", default="test", choices=list(world.SPLITS))
     parser.add_argument("--tasks", type=int, default=300)
     given = parser.parse_args()
-    rows = [(name, figure(given.split, given.tasks), 1.0) for name, figure in (figures or {}).items()]
+    rows = [(name, metric(given.split, given.tasks), 1.0) for name, metric in (metrics or {}).items()]
     rows += [(name, *measure(world, policy, given.split, given.tasks)) for name, policy in policies.items()]
     for name, reward, calls in rows:
         sys.stdout.write(f"{name:24} mean reward {reward:.3f}, {calls:.1f} calls\n")

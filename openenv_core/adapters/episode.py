@@ -115,8 +115,8 @@ class TextEpisode:
         await self._client.connect()
 
     async def _fetch_schema(self) -> dict[str, Any]:
-        *others, last = self._urls
-        for url in others:
+        *fallbacks, last = self._urls
+        for url in fallbacks:
             with suppress(ConnectionFailedError):
                 return await fetch_schema(url, token=self._token, timeout_s=self._reset_timeout_s)
         return await fetch_schema(last, token=self._token, timeout_s=self._reset_timeout_s)
@@ -276,15 +276,15 @@ def _as_text(value: Any) -> str:
     return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False, default=str)
 
 
-def resolve(part: Mapping[str, Any], definitions: Mapping[str, Any]) -> Mapping[str, Any]:
+def resolve(schema: Mapping[str, Any], definitions: Mapping[str, Any]) -> Mapping[str, Any]:
     """Return a part of a JSON schema with what its `$ref` stands for, where it has one."""
-    reference = part.get("$ref", "")
-    return {**definitions.get(reference.rpartition("/")[2], {}), **part} if reference else part
+    reference = schema.get("$ref", "")
+    return {**definitions.get(reference.rpartition("/")[2], {}), **schema} if reference else schema
 
 
 def _act_tool(schema: Mapping[str, Any]) -> dict[str, Any]:
     """Return the function schema of `act` for an action's JSON schema."""
-    properties = {name: part for name, part in schema.get("properties", {}).items() if name != "metadata"}
+    properties = {name: field for name, field in schema.get("properties", {}).items() if name != "metadata"}
     parameters = {
         "type": "object",
         "properties": properties,

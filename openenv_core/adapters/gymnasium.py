@@ -148,21 +148,21 @@ class Fields:
     def __init__(self, schema: Mapping[str, Any]) -> None:
         definitions = schema.get("$defs", {})
         properties = {
-            name: resolve(part, definitions)
-            for name, part in schema.get("properties", {}).items()
+            name: resolve(field, definitions)
+            for name, field in schema.get("properties", {}).items()
             if name not in ("metadata", "done", "reward", "terminated", "truncated")
         }
-        layouts = {name: layout_of(part.get(SPACE, {})) for name, part in properties.items()}
+        layouts = {name: layout_of(field.get(SPACE, {})) for name, field in properties.items()}
         self.layouts = {name: layout for name, layout in layouts.items() if layout is not None}
-        declared = {name: read_space(part[SPACE]) for name, part in properties.items() if SPACE in part}
-        self.parts: dict[str, Part] = (
-            {name: Part.declared(space) for name, space in declared.items()}
+        declared = {name: read_space(field[SPACE]) for name, field in properties.items() if SPACE in field}
+        self.parts: dict[str, FieldSpace] = (
+            {name: FieldSpace.declared(space) for name, space in declared.items()}
             if declared
-            else {name: Part.derived(part) for name, part in properties.items()}
+            else {name: FieldSpace.derived(field) for name, field in properties.items()}
         )
         if not self.parts:
             raise ConfigurationError("the environment's model has no field of its own to make a space of")
-        spaces_of = {name: part.space for name, part in self.parts.items()}
+        spaces_of = {name: field.space for name, field in self.parts.items()}
         self.bare = next(iter(spaces_of)) if len(spaces_of) == 1 else None
         self.space = spaces_of[self.bare] if self.bare else spaces.Dict(spaces_of)
 
@@ -170,16 +170,16 @@ class Fields:
         """Return the value that fields of JSON stand for."""
         if self.bare:
             return self.parts[self.bare].read(fields[self.bare])
-        return {name: part.read(fields.get(name)) for name, part in self.parts.items()}
+        return {name: field.read(fields.get(name)) for name, field in self.parts.items()}
 
     def write(self, value: Any) -> dict[str, Any]:
         """Return a value as fields of JSON."""
         if self.bare:
             return {self.bare: self.parts[self.bare].write(value)}
-        return {name: part.write(value[name]) for name, part in self.parts.items()}
+        return {name: field.write(value[name]) for name, field in self.parts.items()}
 
 
-class Part:
+class FieldSpace:
     """One field: its space, and the way between a value of it and JSON.
 
     Args:
@@ -199,21 +199,21 @@ class Part:
         return cls(space, lambda value: read_value(space, value), lambda value: write_value(space, value))
 
     @classmethod
-    def derived(cls, part: Mapping[str, Any]) -> Self:
+    def derived(cls, schema: Mapping[str, Any]) -> Self:
         """Make a space of a field's JSON schema."""
-        kinds = [one for one in part.get("anyOf", [part]) if one.get("type") != "null"]
-        if len(kinds) == 1 and kinds[0] is not part:
+        kinds = [option for option in schema.get("anyOf", [schema]) if option.get("type") != "null"]
+        if len(kinds) == 1 and kinds[0] is not schema:
             # What may be null is text here: "" stands for null.
             return cls._text(empty_is_null=True)
-        if choices := part.get("enum"):
+        if choices := schema.get("enum"):
             numbers = {choice: number for number, choice in enumerate(choices)}
             return cls(
                 spaces.Discrete(len(choices)),
                 lambda value: np.int64(numbers[value]),
                 lambda value: choices[int(value)],
             )
-        low, high = part.get("minimum"), part.get("maximum")
-        match part.get("type"):
+        low, high = schema.get("minimum"), schema.get("maximum")
+        match schema.get("type"):
             case "boolean":
                 return cls(spaces.Discrete(2), lambda value: np.int64(bool(value)), bool)
             case "integer" if low is not None and high is not None:

@@ -68,8 +68,8 @@ async def run(
 
 async def reward_func(args: Any, samples: Any, **_: Any) -> float | list[float]:
     """Return what `run` says that samples are worth; of those without a reward `keep_group` drops the group."""
-    found = [float(sample.metadata.get("reward") or 0.0) for sample in _each([samples])]
-    return found if isinstance(samples, list) else found[0]
+    rewards = [float(sample.metadata.get("reward") or 0.0) for sample in _each([samples])]
+    return rewards if isinstance(samples, list) else rewards[0]
 
 
 def keep_group(args: Any, samples: Sequence[Any], **_: Any) -> bool:

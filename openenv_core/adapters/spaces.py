@@ -52,9 +52,12 @@ def describe_space(space: Space[Any]) -> dict[str, Any]:
                 "charset": space.characters,
             }
         case spaces.Tuple() | spaces.OneOf():
-            return {"type": kind, "spaces": [describe_space(part) for part in space.spaces]}
+            return {"type": kind, "spaces": [describe_space(subspace) for subspace in space.spaces]}
         case spaces.Dict():
-            return {"type": kind, "spaces": {key: describe_space(part) for key, part in space.spaces.items()}}
+            return {
+                "type": kind,
+                "spaces": {key: describe_space(subspace) for key, subspace in space.spaces.items()},
+            }
         case spaces.Sequence():
             return {"type": kind, "space": describe_space(space.feature_space), "stack": space.stack}
     raise ConfigurationError(f"a space of type {kind} cannot cross the wire; wrap the environment")
@@ -84,11 +87,13 @@ def read_space(described: Mapping[str, Any]) -> Space[Any]:
             case "Text":
                 return spaces.Text(**given)
             case "Tuple":
-                return spaces.Tuple([read_space(part) for part in given["spaces"]])
+                return spaces.Tuple([read_space(description) for description in given["spaces"]])
             case "OneOf":
-                return spaces.OneOf([read_space(part) for part in given["spaces"]])
+                return spaces.OneOf([read_space(description) for description in given["spaces"]])
             case "Dict":
-                return spaces.Dict({key: read_space(part) for key, part in given["spaces"].items()})
+                return spaces.Dict(
+                    {key: read_space(description) for key, description in given["spaces"].items()}
+                )
             case "Sequence":
                 return spaces.Sequence(read_space(given["space"]), stack=given["stack"])
     except (KeyError, TypeError, ValueError, AssertionError) as error:
@@ -104,14 +109,14 @@ def write_value(space: Space[Any], value: Any) -> Any:
         case spaces.Box() if space.dtype == np.uint8:
             return base64.b64encode(np.ascontiguousarray(value, dtype=np.uint8).tobytes()).decode()
         case spaces.Tuple():
-            return [write_value(part, one) for part, one in zip(space.spaces, value, strict=True)]
+            return [write_value(subspace, item) for subspace, item in zip(space.spaces, value, strict=True)]
         case spaces.OneOf():
             return [int(value[0]), write_value(space.spaces[value[0]], value[1])]
         case spaces.Dict():
-            return {key: write_value(part, value[key]) for key, part in space.spaces.items()}
+            return {key: write_value(subspace, value[key]) for key, subspace in space.spaces.items()}
         case spaces.Sequence():
             items = iterate(space.stacked_feature_space, value) if space.stack else value
-            return [write_value(space.feature_space, one) for one in items]
+            return [write_value(space.feature_space, item) for item in items]
     return value.tolist() if isinstance(value, np.ndarray | np.generic) else value
 
 
@@ -138,13 +143,15 @@ def read_value(space: Space[Any], value: Any) -> Any:
             case spaces.Text():
                 return str(value)
             case spaces.Tuple():
-                return tuple(read_value(part, one) for part, one in zip(space.spaces, value, strict=True))
+                return tuple(
+                    read_value(subspace, item) for subspace, item in zip(space.spaces, value, strict=True)
+                )
             case spaces.OneOf():
                 return np.int64(value[0]), read_value(space.spaces[value[0]], value[1])
             case spaces.Dict():
-                return {key: read_value(part, value[key]) for key, part in space.spaces.items()}
+                return {key: read_value(subspace, value[key]) for key, subspace in space.spaces.items()}
             case spaces.Sequence():
-                items = tuple(read_value(space.feature_space, one) for one in value)
+                items = tuple(read_value(space.feature_space, item) for item in value)
                 if not space.stack:
                     return items
                 empty: Any = create_empty_array(space.feature_space, len(items))
@@ -165,7 +172,7 @@ def _bounds(bounds: "np.ndarray[Any, Any]") -> Any:
 
 def _without_infinity(value: Any) -> Any:
     if isinstance(value, list):
-        return [_without_infinity(one) for one in value]
+        return [_without_infinity(item) for item in value]
     return value if math.isfinite(value) else None
 
 

@@ -69,7 +69,7 @@ class ServedMessageEnv(MessageEnv):  # type: ignore[misc]  # the package has no 
         """
         observation = await self._episode.reset(**self._reset_options)
         parts = (self._prompt, self._episode.instructions, observation)
-        text = "\n\n".join(part for part in parts if part)
+        text = "\n\n".join(section for section in parts if section)
         return MessageEnvInitOutput(init_prompt_messages=[{"role": "user", "content": text}])
 
     async def step(self, completion_message: Mapping[str, Any]) -> MessageEnvStepOutput:

@@ -138,8 +138,11 @@ class TRLEnvironments:
         while live := [player for player in players if player.going and (not turns or player.turns < turns)]:
             context = [[*player.prompt_ids, *player.completion_ids] for player in live]
             answers, logprobs = trainer._generate_single_turn(context, None, {}, 1)
-            told = logprobs or [None] * len(live)
-            acts = [partial(player.hear, *one) for player, *one in zip(live, answers, told, strict=True)]
+            logprobs_each = logprobs or [None] * len(live)
+            acts = [
+                partial(player.hear, *inputs)
+                for player, *inputs in zip(live, answers, logprobs_each, strict=True)
+            ]
             shared_loop().run(_together, acts)
         return {
             "prompt_ids": [player.prompt_ids for player in players],
@@ -295,9 +298,9 @@ class _Player:
     async def begin(self) -> None:
         """Reset the environment, and put its first observation and its tools behind the prompt."""
         observation = await self.episode.reset(**self.options)
-        *before, last = ({"role": one["role"], "content": one["content"]} for one in self.prompt)
+        *before, last = ({"role": message["role"], "content": message["content"]} for message in self.prompt)
         parts = (last["content"], self.episode.instructions, observation)
-        text = "\n\n".join(part for part in parts if part)
+        text = "\n\n".join(section for section in parts if section)
         self.prompt_ids = self._render([*before, {**last, "content": text}], answer=True)
 
     async def hear(self, answer: list[int], logprobs: list[float] | None) -> None:
@@ -309,10 +312,12 @@ class _Player:
             self.going = False  # cut off: what it was about to say is not known
             return
         reply = await self.episode.answer(self.trainer._tokenizer.decode(answer, skip_special_tokens=True))
-        said = self._reply(reply)
-        self.going = not self.episode.done and self.episode.failure is None and len(answer) + len(said) < room
+        reply_ids = self._reply(reply)
+        self.going = (
+            not self.episode.done and self.episode.failure is None and len(answer) + len(reply_ids) < room
+        )
         if self.going:
-            self._add(said, 0)
+            self._add(reply_ids, 0)
 
     def _add(self, tokens: Sequence[int], mask: int, logprobs: Sequence[float] | None = None) -> None:
         self.completion_ids += tokens
@@ -321,11 +326,11 @@ class _Player:
 
     def _reply(self, text: str) -> list[int]:
         """Return the tokens between the end of an answer and the beginning of the next one."""
-        asked, end = {"role": "user", "content": "?"}, self.trainer._tokenizer.eos_token_id
-        chat = [asked, {"role": "assistant", "content": "!"}, {"role": "user", "content": text}]
+        question, end = {"role": "user", "content": "?"}, self.trainer._tokenizer.eos_token_id
+        chat = [question, {"role": "assistant", "content": "!"}, {"role": "user", "content": text}]
         ids = self._render(chat, answer=True)
         ends = [place for place, token in enumerate(ids) if token == end]
-        answer = self._render([asked]).count(end)  # of the ends, the one that is the answer's
+        answer = self._render([question]).count(end)  # of the ends, the one that is the answer's
         if len(ends) <= answer:
             raise ConfigurationError(
                 "the chat template does not end an answer with the tokenizer's eos_token"
@@ -377,7 +382,9 @@ def _method(function: Mapping[str, Any]) -> Callable[..., str]:
     """Return a method for a tool's function schema, with the annotations and docstring that TRL makes one of again."""
     name, schema = function["name"], function["parameters"]
     definitions = schema.get("$defs", {})
-    properties = {key: resolve(part, definitions) for key, part in schema.get("properties", {}).items()}
+    properties = {
+        key: resolve(subschema, definitions) for key, subschema in schema.get("properties", {}).items()
+    }
     required = schema.get("required", ())
     if not all(key.isidentifier() for key in (name, *properties)):
         raise ConfigurationError(
@@ -389,18 +396,24 @@ def _method(function: Mapping[str, Any]) -> Callable[..., str]:
         return self._call(name, arguments)
 
     parameters = [inspect.Parameter("self", inspect.Parameter.POSITIONAL_OR_KEYWORD)]
-    for key, part in sorted(properties.items(), key=lambda item: item[0] not in required):
-        default = inspect.Parameter.empty if key in required else part.get("default")
+    for key, subschema in sorted(properties.items(), key=lambda item: item[0] not in required):
+        default = inspect.Parameter.empty if key in required else subschema.get("default")
         parameters.append(
             inspect.Parameter(
-                key, inspect.Parameter.POSITIONAL_OR_KEYWORD, default=default, annotation=_annotation(part)
+                key,
+                inspect.Parameter.POSITIONAL_OR_KEYWORD,
+                default=default,
+                annotation=_annotation(subschema),
             )
         )
     call.__name__ = call.__qualname__ = name
-    call.__annotations__ = {one.name: one.annotation for one in parameters[1:]} | {"return": str}
+    call.__annotations__ = {parameter.name: parameter.annotation for parameter in parameters[1:]} | {
+        "return": str
+    }
     call.__signature__ = inspect.Signature(parameters, return_annotation=str)  # type: ignore[attr-defined]
     described = "".join(
-        f"    {key}: {_one_line(part.get('description') or key)}\n" for key, part in properties.items()
+        f"    {key}: {_one_line(subschema.get('description') or key)}\n"
+        for key, subschema in properties.items()
     )
     call.__doc__ = f"{_one_line(function['description'] or name)}\n" + (
         f"\nArgs:\n{described}" if described else ""
@@ -418,16 +431,16 @@ _TYPES: Mapping[str, Any] = {
 }
 
 
-def _annotation(part: Mapping[str, Any]) -> Any:
+def _annotation(schema: Mapping[str, Any]) -> Any:
     """Return the Python type that stands for a JSON schema; text where it is more than types can say."""
-    if choices := part.get("enum"):
+    if choices := schema.get("enum"):
         return Literal[tuple(choices)]
-    if "const" in part:
-        return Literal[part["const"]]
-    kinds = part.get("anyOf") or [part]
-    types = [_TYPES[one["type"]] for one in kinds if one.get("type") in _TYPES]
-    found = types[0] if types else str
-    return found | None if any(one.get("type") == "null" for one in kinds) else found
+    if "const" in schema:
+        return Literal[schema["const"]]
+    kinds = schema.get("anyOf") or [schema]
+    types = [_TYPES[option["type"]] for option in kinds if option.get("type") in _TYPES]
+    annotation = types[0] if types else str
+    return annotation | None if any(option.get("type") == "null" for option in kinds) else annotation
 
 
 def _one_line(text: str) -> str:

@@ -162,7 +162,7 @@ class ServedVectorEnv(VectorEnv[Any, Any, Any]):
         ):
             raise ValueError(f"reset_mask is to be bool [{self.num_envs}] with a True in it, not {mask!r}")
         members = self._everyone if mask is None else np.flatnonzero(mask).tolist()
-        seeds = [seed + one for one in self._everyone] if isinstance(seed, int) else seed
+        seeds = [seed + member for member in self._everyone] if isinstance(seed, int) else seed
         if seeds is not None and len(seeds) != self.num_envs:
             raise ValueError(f"expected a seed for each of {self.num_envs} environments, got {len(seeds)}")
         fields: dict[str, Any] = {"members": members, "options": options}
@@ -171,8 +171,10 @@ class ServedVectorEnv(VectorEnv[Any, Any, Any]):
         steps = self._read(self._ask("reset", fields), members)
         if mask is not None and self._last is not None:
             whole = self._iterate(deepcopy(self._last), self.num_envs)
-            for member, one in zip(members, self._iterate(steps.observations, len(members)), strict=True):
-                whole[member] = one
+            for member, observation in zip(
+                members, self._iterate(steps.observations, len(members)), strict=True
+            ):
+                whole[member] = observation
             steps = steps._replace(observations=_batch(self.single_observation_space, whole))
         self._last = steps.observations
         return steps.observations, steps.infos
@@ -201,9 +203,9 @@ class ServedVectorEnv(VectorEnv[Any, Any, Any]):
         Raises:
             ClientError: The server is lost.
         """
-        asked = self._everyone if members is None else [int(member) for member in members]
+        targets = self._everyone if members is None else [int(member) for member in members]
         arrays: list[Array] = []
-        written = self._write(actions, asked, arrays)
+        written = self._write(actions, targets, arrays)
         shared_loop().run(self._client.send, "step", arrays, **written, at_least=at_least)
 
     def recv(self) -> VectorSteps:
@@ -244,15 +246,15 @@ class ServedVectorEnv(VectorEnv[Any, Any, Any]):
     def _write(self, actions: Any, members: list[int], arrays: list[Array]) -> dict[str, Any]:
         """Return the fields of a step: columns, where the actions are arrays."""
         fields, layouts = self._actions, self._actions.layouts
-        asked: dict[str, Any] = {"autoreset": self._autoreset}
+        options: dict[str, Any] = {"autoreset": self._autoreset}
         if members is not self._everyone:  # whom a server asks by default
-            asked["members"] = members
+            options["members"] = members
         if layouts.keys() == fields.parts.keys():
             batches = {fields.bare: actions} if fields.bare else actions
             columns = {name: columns_of(layout, batches[name], arrays) for name, layout in layouts.items()}
-            return {"actions": columns, **asked}
+            return {"actions": columns, **options}
         each = iterate(batch_space(fields.space, len(members)), actions)
-        return {"actions": [fields.write(one) for one in each], **asked}
+        return {"actions": [fields.write(action) for action in each], **options}
 
     def _read(self, replies: Sequence[BatchReply], members: list[int]) -> VectorSteps:
         """Return what replies tell of these members."""
@@ -261,7 +263,7 @@ class ServedVectorEnv(VectorEnv[Any, Any, Any]):
         parts = []
         for reply in replies:
             try:
-                parts.append(self._part(reply, errors))
+                parts.append(self._steps_of(reply, errors))
                 for member, info in self._infos(reply):
                     infos = self._add_info(infos, info, member)
             except (LookupError, TypeError, ValueError) as error:
@@ -274,16 +276,16 @@ class ServedVectorEnv(VectorEnv[Any, Any, Any]):
             raise MembersFailedError(errors, steps)
         return steps
 
-    def _part(self, reply: BatchReply, errors: dict[int, OpenEnvError]) -> VectorSteps:
+    def _steps_of(self, reply: BatchReply, errors: dict[int, OpenEnvError]) -> VectorSteps:
         """Return what one reply tells, but for infos; note which members have failed."""
         fields = reply.fields
         members, rows = fields["members"], fields.get("rows")
         for member, data in fields.get("errors", {}).items():
             errors[int(member)] = server_error(data)
-        told = [*zip(members, rows or (), strict=False)]
+        member_rows = [*zip(members, rows or (), strict=False)]
         if (last := fields.get("final")) is not None:  # with same_step the others are of resets
-            told += zip(last["members"], last.get("rows") or (), strict=False)
-        for member, row in told:
+            member_rows += zip(last["members"], last.get("rows") or (), strict=False)
+        for member, row in member_rows:
             if (failure := infrastructure_failure(row)) is not None:
                 errors[member] = EnvironmentFailureError(f"the episode does not count: {failure}")
         if not members:
@@ -301,8 +303,8 @@ class ServedVectorEnv(VectorEnv[Any, Any, Any]):
         if (last := fields.get("final")) is not None:
             seen = self._iterate(self._observations(last, reply.arrays), len(last["members"]))
             rows = last.get("rows") or [{}] * len(last["members"])
-            for member, one, row in zip(last["members"], seen, rows, strict=True):
-                yield member, {"final_obs": one, "final_info": _info_of(row)}
+            for member, observation, row in zip(last["members"], seen, rows, strict=True):
+                yield member, {"final_obs": observation, "final_info": _info_of(row)}
         for member, row in zip(fields["members"], fields.get("rows", ()), strict="rows" in fields):
             yield member, _info_of(row)
 
@@ -310,12 +312,12 @@ class ServedVectorEnv(VectorEnv[Any, Any, Any]):
         """Return the observations of a reply as a batch."""
         columns = fields.get("columns", {})
         batches = {}
-        for name, part in self._fields.parts.items():
+        for name, field in self._fields.parts.items():
             if name in columns:
                 batches[name] = _filled(columns[name], arrays)
             else:
-                values = [part.read(row.get(name)) for row in fields["rows"]]
-                batches[name] = _batch(part.space, values)
+                values = [field.read(row.get(name)) for row in fields["rows"]]
+                batches[name] = _batch(field.space, values)
         return batches[self._fields.bare] if self._fields.bare else batches
 
     def _joined(self, parts: Sequence[VectorSteps], members: list[int], infos: dict[str, Any]) -> VectorSteps:
@@ -328,11 +330,15 @@ class ServedVectorEnv(VectorEnv[Any, Any, Any]):
             np.zeros(count, np.bool_),
         )
         places = {member: place for place, member in enumerate(members)}
-        for part in parts:
-            at = [places[member] for member in part.members.tolist()]
-            rewards[at], terminations[at], truncations[at] = part.rewards, part.terminations, part.truncations
-            for place, one in zip(at, self._iterate(part.observations, len(at)), strict=True):
-                seen[place] = one
+        for steps in parts:
+            at = [places[member] for member in steps.members.tolist()]
+            rewards[at], terminations[at], truncations[at] = (
+                steps.rewards,
+                steps.terminations,
+                steps.truncations,
+            )
+            for place, observation in zip(at, self._iterate(steps.observations, len(at)), strict=True):
+                seen[place] = observation
         return VectorSteps(np.array(members), _batch(space, seen), rewards, terminations, truncations, infos)
 
     def _iterate(self, batch: Any, count: int) -> list[Any]:
@@ -347,9 +353,9 @@ def _batch(space: Space[Any], values: Sequence[Any]) -> Any:
 def _filled(tree: Any, arrays: Sequence[Array]) -> Any:
     """Return columns with the arrays that their numbers stand for."""
     if isinstance(tree, dict):
-        return {name: _filled(part, arrays) for name, part in tree.items()}
+        return {name: _filled(subtree, arrays) for name, subtree in tree.items()}
     if isinstance(tree, list):
-        return tuple(_filled(part, arrays) for part in tree)
+        return tuple(_filled(subtree, arrays) for subtree in tree)
     return _numpy(arrays[tree])
 
 
@@ -358,5 +364,5 @@ def _numpy(array: Array) -> "NDArray[Any]":
 
 
 def _info_of(row: Mapping[str, Any]) -> dict[str, Any]:
-    said = {**(row.get("metadata") or {}), **(row.get("info") or {})}
-    return {name: value for name, value in said.items() if name not in (TERMINATED, TRUNCATED)}
+    info = {**(row.get("metadata") or {}), **(row.get("info") or {})}
+    return {name: value for name, value in info.items() if name not in (TERMINATED, TRUNCATED)}

@@ -84,18 +84,18 @@ class ServedAgentLoop(AgentLoopBase):  # type: ignore[misc]  # the package has n
         logprobs: list[float] | None = None
         turns, request_id = 0, uuid4().hex
         while True:
-            said = await self.server_manager.generate(
+            output = await self.server_manager.generate(
                 request_id=request_id, prompt_ids=ids, sampling_params=sampling_params
             )
-            if not turns and said.log_probs:
+            if not turns and output.log_probs:
                 logprobs = []
             merged, mask, logprobs = await self.ct_merge_assistant_token(
-                ids, said.token_ids, mask, logprobs, assistant_logprobs=said.log_probs or None
+                ids, output.token_ids, mask, logprobs, assistant_logprobs=output.log_probs or None
             )
             ids, turns = merged.token_ids, turns + 1
             if len(mask) >= most:
                 break
-            text = self.tokenizer.decode(said.token_ids, skip_special_tokens=True)
+            text = self.tokenizer.decode(output.token_ids, skip_special_tokens=True)
             reply = await episode.answer(text)
             if episode.done or episode.failure is not None or turns == self._max_turns:
                 break

@@ -114,7 +114,7 @@ def select_checks(levels: Iterable[CheckLevel] = (), names: Iterable[str] = ()) 
     Raises:
         ConfigurationError: There is no check of that name.
     """
-    known = {one.name: one for one in checks()}
+    known = {check.name: check for check in checks()}
     wanted = [name.replace("-", "_").removeprefix(_PREFIX) for name in names]
     for name in wanted:
         if name not in known:
@@ -124,7 +124,7 @@ def select_checks(levels: Iterable[CheckLevel] = (), names: Iterable[str] = ()) 
     at = set(levels)
     if not at and not wanted:
         return checks()
-    return tuple(one for one in checks() if one.level in at or one.name in wanted)
+    return tuple(check for check in checks() if check.level in at or check.name in wanted)
 
 
 def need(package: str) -> Any:

@@ -118,23 +118,23 @@ class Sampler:
 
     def _resolve(self, schema: Mapping[str, Any]) -> Json:
         """Return the schema with its reference and its `allOf` merged into it."""
-        found = dict(schema)
+        resolved = dict(schema)
         for _ in range(100):
-            parts = found.pop("allOf", [])
-            if (reference := found.pop("$ref", None)) is not None:
+            parts = resolved.pop("allOf", [])
+            if (reference := resolved.pop("$ref", None)) is not None:
                 parts = [*parts, self._at(str(reference))]
             if not parts:
-                return found
-            for part in parts:
-                found = _merge(found, part)
+                return resolved
+            for subschema in parts:
+                resolved = _merge(resolved, subschema)
         raise _UndrawableError("references that end nowhere")
 
     def _at(self, reference: str) -> Any:
         if not reference.startswith("#"):
             raise _UndrawableError(f"a reference to elsewhere: {reference}")
         place: Any = self._root
-        for part in reference.removeprefix("#").split("/")[1:]:
-            place = place[part.replace("~1", "/").replace("~0", "~")]
+        for key in reference.removeprefix("#").split("/")[1:]:
+            place = place[key.replace("~1", "/").replace("~0", "~")]
         return place
 
     def _arm(self, schema: Json, key: str, depth: int) -> Json:
@@ -144,11 +144,11 @@ class Sampler:
         rest = {
             name: value for name, value in schema.items() if name not in (key, "discriminator", "default")
         }
-        found = _merge(rest, arm)
+        merged = _merge(rest, arm)
         if tag := (schema.get("discriminator") or {}).get("propertyName"):
             # Without it nobody knows which of them it is, though it has a default in each.
-            found = _merge(self._resolve(found), {"required": [tag]})
-        return found
+            merged = _merge(self._resolve(merged), {"required": [tag]})
+        return merged
 
     def _draw_anything(self, depth: int) -> Any:
         scalars: list[Any] = [None, True, False, self._source.randint(-9, 9), 0.5, self._text(0, 8)]
@@ -213,32 +213,32 @@ class Sampler:
         rest = schema.get("items", {})
         if rest is False:
             length = min(length, len(first))
-        found: list[Any] = []
+        items: list[Any] = []
         for index in range(length * 4 if schema.get("uniqueItems") else length):
             value = self._value(first[index] if index < len(first) else rest, depth + 1)
-            if not (schema.get("uniqueItems") and value in found):
-                found.append(value)
-            if len(found) == length:
+            if not (schema.get("uniqueItems") and value in items):
+                items.append(value)
+            if len(items) == length:
                 break
-        return found
+        return items
 
     def _object(self, schema: Json, depth: int) -> Json:
         required = set(schema.get("required", ()))
-        found: Json = {}
-        for name, part in schema.get("properties", {}).items():
+        drawn: Json = {}
+        for name, subschema in schema.get("properties", {}).items():
             if name not in required and (
                 depth > _DEEP or (self._modest and name == "metadata") or self._source.random() < 0.4
             ):
                 continue
-            found[name] = self._value(part, depth + 1)
-        for name in sorted(required - found.keys()):
-            found[name] = self._draw_anything(depth + 1)
+            drawn[name] = self._value(subschema, depth + 1)
+        for name in sorted(required - drawn.keys()):
+            drawn[name] = self._draw_anything(depth + 1)
         extra = schema.get("additionalProperties", not schema.get("properties"))
         if extra is not False and depth <= _DEEP and (not schema.get("properties") or not self._modest):
-            least = max(0, int(schema.get("minProperties", 0)) - len(found))
+            least = max(0, int(schema.get("minProperties", 0)) - len(drawn))
             for _ in range(self._source.randint(least, max(least, 2))):
-                found[self._text(1, 8)] = self._value(extra, depth + 1)
-        return found
+                drawn[self._text(1, 8)] = self._value(extra, depth + 1)
+        return drawn
 
 
 def _merge(first: Mapping[str, Any], second: Any) -> Json:
@@ -247,14 +247,14 @@ def _merge(first: Mapping[str, Any], second: Any) -> Json:
         if second is True:
             return dict(first)
         raise _UndrawableError(f"no value follows {second!r}")
-    found = {**second, **first}
+    merged = {**second, **first}
     if "properties" in first and "properties" in second:
-        found["properties"] = {**second["properties"], **first["properties"]}
+        merged["properties"] = {**second["properties"], **first["properties"]}
     if "required" in first and "required" in second:
-        found["required"] = [*first["required"], *second["required"]]
+        merged["required"] = [*first["required"], *second["required"]]
     if "type" in second:
-        found["type"] = second["type"]
-    return found
+        merged["type"] = second["type"]
+    return merged
 
 
 def _bounds(schema: Json, step: int = 0) -> tuple[float | None, float | None]:
@@ -296,7 +296,7 @@ _FORMATS: Final[Mapping[str, Callable[[random.Random], object]]] = {
 @lru_cache(maxsize=64)
 def _of_pattern(pattern: str) -> list[str]:
     hypothesis = need("hypothesis")
-    found: list[str] = []
+    samples: list[str] = []
     settings = hypothesis.settings(
         max_examples=16,
         database=None,
@@ -307,11 +307,11 @@ def _of_pattern(pattern: str) -> list[str]:
     texts = hypothesis.strategies.from_regex(pattern, alphabet=string.printable)
 
     def keep(text: str) -> None:
-        found.append(text)
+        samples.append(text)
 
     hypothesis.seed(0)(settings(hypothesis.given(texts)(keep)))()
     # To Python alone, `$` is also before a line break at the end.
-    return sorted(text for text in set(found) if not text.endswith("\n")) or sorted(found)
+    return sorted(text for text in set(samples) if not text.endswith("\n")) or sorted(samples)
 
 
 @dataclass(frozen=True, slots=True)
@@ -338,8 +338,11 @@ def pool(
     schema: Json, given: Sequence[Json], tools: Callable[[], Sequence[Json]], seed: int, count: int = 64
 ) -> ActionPool:
     """Return what to play with."""
-    if examples := [*given, *(one for one in schema.get("examples", ()) if isinstance(one, Mapping))]:
-        return ActionPool(tuple(dict(one) for one in examples), in_order=True)
+    if examples := [
+        *given,
+        *(example for example in schema.get("examples", ()) if isinstance(example, Mapping)),
+    ]:
+        return ActionPool(tuple(dict(example) for example in examples), in_order=True)
     choices = _calls(tools(), seed, count) if is_of_tools(schema) else sample(schema, count, seed)
     if not choices:
         raise CheckError(

@@ -54,10 +54,10 @@ def check_disconnect_gives_the_slot_back(subject: Subject) -> None:
 
 async def _cut_off(subject: Subject, url: str, numbers: Iterable[int]) -> None:
     """Open sessions, let each begin a step, and break them off."""
-    await asyncio.gather(*(_one(subject, url, number) for number in numbers))
+    await asyncio.gather(*(_disconnect_during_step(subject, url, number) for number in numbers))
 
 
-async def _one(subject: Subject, url: str, number: int) -> None:
+async def _disconnect_during_step(subject: Subject, url: str, number: int) -> None:
     client: Any = await _open_session(subject, url)
     try:
         await client.reset(**{**subject.reset_options, "seed": number})
@@ -106,10 +106,10 @@ def check_kill_and_restart(subject: Subject) -> None:
             again = play(subject, client, seed, actions, episode_id=_KILLED_ID)
             with expect_answer("the state to be read"):
                 client.state()
-    found = find_difference(first, again) if repeats(subject) else None
-    if found is not None:
+    difference = find_difference(first, again) if repeats(subject) else None
+    if difference is not None:
         raise CheckError(
-            f"expected an episode after a kill to begin anew, got what the killed server left: {found}",
+            f"expected an episode after a kill to begin anew, got what the killed server left: {difference}",
             change="keep nothing of an episode in files or elsewhere outside of the process; clear at the start "
             "what an earlier one may have left",
         )
@@ -267,33 +267,33 @@ def _mutate(base: Json, schema: Json) -> Iterator[Any]:
 
 def _bounds(schema: Json) -> list[Any]:
     """Return the values at the ends that a schema names."""
-    found: list[Any] = list(schema.get("enum", ()))
+    values: list[Any] = list(schema.get("enum", ()))
     for name, step in (("minimum", -1), ("maximum", 1), ("exclusiveMinimum", 1), ("exclusiveMaximum", -1)):
         if isinstance(schema.get(name), (int, float)):
-            found += [schema[name], schema[name] + step]
+            values += [schema[name], schema[name] + step]
     for name in ("minLength", "maxLength"):
         if isinstance(schema.get(name), int) and schema[name] <= _LONG:
-            found.append("a" * schema[name])
-    return found
+            values.append("a" * schema[name])
+    return values
 
 
 def _paths(value: Any, path: Path = ()) -> list[Path]:
     """Return the places of an action's values, those of nested ones included, down to the third level."""
-    found: list[Path] = []
+    paths: list[Path] = []
     if isinstance(value, dict) and len(path) < 3:
-        for key, part in value.items():
+        for key, item in value.items():
             if (*path, key) != ("metadata",):
-                found += [(*path, key), *_paths(part, (*path, key))]
+                paths += [(*path, key), *_paths(item, (*path, key))]
     elif isinstance(value, list) and value and len(path) < 3:
-        found += [(*path, 0), *_paths(value[0], (*path, 0))]
-    return found
+        paths += [(*path, 0), *_paths(value[0], (*path, 0))]
+    return paths
 
 
 def _with(base: Json, path: Path, value: Any) -> Json:
     action: Any = copy.deepcopy(base)
     place = action
-    for part in path[:-1]:
-        place = place[part]
+    for key in path[:-1]:
+        place = place[key]
     place[path[-1]] = value
     return action  # type: ignore[no-any-return]
 

@@ -57,7 +57,8 @@ def is_allowed(host: str, allowed: list[str]) -> bool:
     """Whether a list has a host: by its name, or by `*.` and the end of it."""
     host = host.lower().rstrip(".")
     return any(
-        host == one.lower() or (one.startswith("*.") and host.endswith(one[1:].lower())) for one in allowed
+        host == pattern.lower() or (pattern.startswith("*.") and host.endswith(pattern[1:].lower()))
+        for pattern in allowed
     )
 
 
@@ -102,8 +103,8 @@ def _install_collecting(out: str) -> None:
 
 def _install_watching(out: str, allowed: list[str]) -> None:
     """Begin to note whom this process talks to, and to stop what is not allowed."""
-    found: set[str] = set()
-    _record_answers(found, allowed)
+    resolved: set[str] = set()
+    _record_answers(resolved, allowed)
 
     def hook(event: str, args: tuple[Any, ...]) -> None:
         if event not in _OF_NAMES and event not in _OF_ADDRESSES:
@@ -111,7 +112,7 @@ def _install_watching(out: str, allowed: list[str]) -> None:
         host = _host_in(event, args)
         if host is None or is_allowed(host, allowed):
             return
-        if event in _OF_ADDRESSES and _plain(host) in found:
+        if event in _OF_ADDRESSES and _plain(host) in resolved:
             return  # what an allowed name was looked up for
         _note(out, host)
         raise OSError(errno.ENETUNREACH, f"the manifest's network policy does not allow {host}")
@@ -120,18 +121,18 @@ def _install_watching(out: str, allowed: list[str]) -> None:
     sys.addaudithook(hook)
 
 
-def _record_answers(found: set[str], allowed: list[str]) -> None:
+def _record_answers(resolved: set[str], allowed: list[str]) -> None:
     """Keep the addresses that are answered where an allowed name is looked up: events come before answers."""
 
     def record_lookups(
-        look: Callable[..., Any], addresses: Callable[[Any], Iterable[str]]
+        lookup: Callable[..., Any], addresses: Callable[[Any], Iterable[str]]
     ) -> Callable[..., Any]:
-        @wraps(look)
+        @wraps(lookup)
         def wrapper(host: Any, *args: Any, **options: Any) -> Any:
-            answer = look(host, *args, **options)
+            answer = lookup(host, *args, **options)
             name = host.decode("ascii", "replace") if isinstance(host, bytes) else host
             if isinstance(name, str) and is_allowed(name, allowed):
-                found.update(map(_plain, addresses(answer)))
+                resolved.update(map(_plain, addresses(answer)))
             return answer
 
         return wrapper
@@ -139,7 +140,7 @@ def _record_answers(found: set[str], allowed: list[str]) -> None:
     # `socket.getaddrinfo` calls the one of the extension by its module.
     extension: Any = _socket
     extension.getaddrinfo = record_lookups(
-        extension.getaddrinfo, lambda answer: (one[4][0] for one in answer)
+        extension.getaddrinfo, lambda answer: (info[4][0] for info in answer)
     )
     whole: Any = socket
     whole.gethostbyname = record_lookups(whole.gethostbyname, lambda answer: (answer,))
@@ -160,8 +161,8 @@ def _note(out: str, line: str) -> None:
 
 def _run_next() -> None:
     """Run the `sitecustomize` that this one stands before."""
-    here = os.path.dirname(os.path.abspath(__file__))
-    spec = PathFinder.find_spec("sitecustomize", [place for place in sys.path if place != here])
+    own_folder = os.path.dirname(os.path.abspath(__file__))
+    spec = PathFinder.find_spec("sitecustomize", [place for place in sys.path if place != own_folder])
     if spec is not None and spec.loader is not None:
         spec.loader.exec_module(module_from_spec(spec))
 
@@ -185,20 +186,20 @@ def collect_garbage(pids: "Iterable[int]", notes: str) -> int:
     """Tell the processes that listen to throw their garbage away, and wait until they have; return how many do."""
     with open(notes, "w", encoding="utf-8"):
         pass
-    told = 0
+    signalled = 0
     for pid in pids:
         # The signal would end one that has no handler for it.
         with suppress(OSError, KeyError):
             if int(_status(pid)["SigCgt"], 16) >> (_COLLECT - 1) & 1:
                 os.kill(pid, _COLLECT)
-                told += 1
+                signalled += 1
     deadline = time.monotonic() + _COLLECT_TIMEOUT_S
     while time.monotonic() < deadline:
         with open(notes, encoding="utf-8") as file:
-            if len(file.read().split()) >= told:
+            if len(file.read().split()) >= signalled:
                 break
         time.sleep(0.01)
-    return told
+    return signalled
 
 
 def descendants(pid: int) -> "list[int]":
@@ -208,10 +209,10 @@ def descendants(pid: int) -> "list[int]":
         if name.isdigit():
             with suppress(OSError, KeyError):
                 parents[int(name)] = int(_status(int(name))["PPid"])
-    found = [pid]
-    for one in found:
-        found += [child for child, parent in parents.items() if parent == one]
-    return found[1:]
+    pids = [pid]
+    for parent_pid in pids:
+        pids += [child for child, parent in parents.items() if parent == parent_pid]
+    return pids[1:]
 
 
 def _status(pid: int) -> "dict[str, str]":
@@ -220,10 +221,10 @@ def _status(pid: int) -> "dict[str, str]":
         return {key: value.strip() for key, _, value in (line.partition(":") for line in file)}
 
 
-def _main(what: str, notes: str = "") -> None:
+def _main(operation: str, notes: str = "") -> None:
     pids = [1, *descendants(1)]
-    found = {"told": collect_garbage(pids, notes)} if what == "collect" else usage(pids)
-    sys.stdout.write(json.dumps(found))
+    result = {"told": collect_garbage(pids, notes)} if operation == "collect" else usage(pids)
+    sys.stdout.write(json.dumps(result))
 
 
 if __name__ == "sitecustomize":

@@ -120,9 +120,9 @@ def check_sessions_at_once(subject: Subject) -> None:
         for client in clients:
             client.close()
         alone = [solo(subject, number, url) for number in range(len(clients))]
-    if (found := compare_sessions(alone, together, repeats(subject))) is not None:
+    if (difference := compare_sessions(alone, together, repeats(subject))) is not None:
         raise CheckError(
-            f"expected {len(clients)} sessions at once not to see each other's episodes, got: {found}",
+            f"expected {len(clients)} sessions at once not to see each other's episodes, got: {difference}",
             change=APART,
         )
 
@@ -227,19 +227,19 @@ class _Episodes:
         """Play an episode of each kind; return the seconds that one took."""
         started = time.monotonic()
         for _ in range(_PACED):
-            self._one()
+            self._play_next()
         return (time.monotonic() - started) / _PACED
 
     def windows(self, episodes: int, count: int) -> Iterator[Held]:
         """Play so many windows, or as many as there is time for; yield what the server holds after each."""
         for _ in range(count):
             for _ in range(episodes):
-                self._one()
+                self._play_next()
             yield self._watched.measure_settled()
             if time.monotonic() > self._until:
                 return
 
-    def _one(self) -> None:
+    def _play_next(self) -> None:
         number = self._played
         self._played += 1
         if number % 2 or self._alone:
@@ -310,9 +310,9 @@ def _measure_growths(subject: Subject) -> tuple[dict[str, Growth], list[str]]:
     return growths, _find_leaks(growths)
 
 
-def _make_error(what: str, growth: Growth, change: str) -> CheckError:
+def _make_error(label: str, growth: Growth, change: str) -> CheckError:
     return CheckError(
-        f"expected as many {what} after {growth.count} episodes as before them, got {growth.values[0]} before "
+        f"expected as many {label} after {growth.count} episodes as before them, got {growth.values[0]} before "
         f"and {growth.values[-1]} after",
         change=change,
     )

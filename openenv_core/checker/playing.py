@@ -126,8 +126,8 @@ class LocalEnvironment:
 
     def _call(self, method: Callable[..., Any], *values: Any, **options: Any) -> Any:
         try:
-            found = method(*values, **options)
-            return self._runner.run(_await(found)) if inspect.isawaitable(found) else found
+            result = method(*values, **options)
+            return self._runner.run(_await(result)) if inspect.isawaitable(result) else result
         except Exception as error:
             raise ExecutionError(f"{type(error).__name__}: {error}", codes.EXECUTION_ERROR) from error
 
@@ -140,14 +140,14 @@ def takes_seed(served: Described) -> bool | None:
 
 
 def _method(environment: Any, name: str) -> Callable[..., Any]:
-    found: Callable[..., Any] = getattr(environment, f"{name}_async", None) or getattr(environment, name)
-    return found
+    method: Callable[..., Any] = getattr(environment, f"{name}_async", None) or getattr(environment, name)
+    return method
 
 
 def _accepted_options(method: Callable[..., Any], options: dict[str, Any]) -> dict[str, Any]:
     """Return the options that a method takes, as a server would pass them."""
     parameters = inspect.signature(method).parameters
-    if any(one.kind is one.VAR_KEYWORD for one in parameters.values()):
+    if any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters.values()):
         return options
     return {name: value for name, value in options.items() if name in parameters}
 
@@ -278,7 +278,7 @@ def plays(subject: Subject, client: Client) -> Iterator[Turn]:
         yield from play_episode(subject, client, seed)
 
 
-def plays_here(subject: Subject) -> Iterator[Turn]:
+def plays_in_process(subject: Subject) -> Iterator[Turn]:
     """Play the same in this process: each answer as the environment returned it."""
     for seed in seeds():
         with LocalEnvironment(subject.served, subject.reset_options) as environment:
@@ -327,17 +327,17 @@ def expect_answer(doing: str) -> Iterator[None]:
         ) from error
 
 
-def find_difference(one: Sequence[Result], other: Sequence[Result]) -> str | None:
+def find_difference(first: Sequence[Result], second: Sequence[Result]) -> str | None:
     """Return where two episodes part; None where they are the same.
 
     Metadata is left out: it is there for logs, and may tell the time.
     """
-    for number, (left, right) in enumerate(zip(one, other, strict=False)):
-        if (found := _find_difference(_to_comparable(left), _to_comparable(right), "")) is not None:
+    for number, (left, right) in enumerate(zip(first, second, strict=False)):
+        if (difference := _find_difference(_to_comparable(left), _to_comparable(right), "")) is not None:
             place = "the reset" if number == 0 else f"step {number}"
-            return f"at {place}, {found}"
-    if len(one) != len(other):
-        return f"one ends after {len(one) - 1} steps and the other after {len(other) - 1}"
+            return f"at {place}, {difference}"
+    if len(first) != len(second):
+        return f"one ends after {len(first) - 1} steps and the other after {len(second) - 1}"
     return None
 
 
@@ -352,11 +352,14 @@ def _to_comparable(result: Result) -> Result:
 def _find_difference(left: Any, right: Any, path: str) -> str | None:
     if isinstance(left, dict) and isinstance(right, dict) and left.keys() == right.keys():
         parts = ((f"{path}.{key}" if path else key, left[key], right[key]) for key in left)
-        return next((found for place, a, b in parts if (found := _find_difference(a, b, place))), None)
+        return next(
+            (difference for place, a, b in parts if (difference := _find_difference(a, b, place))), None
+        )
     if isinstance(left, list) and isinstance(right, list) and len(left) == len(right):
         pairs = enumerate(zip(left, right, strict=True))
         return next(
-            (found for at, (a, b) in pairs if (found := _find_difference(a, b, f"{path}[{at}]"))), None
+            (difference for at, (a, b) in pairs if (difference := _find_difference(a, b, f"{path}[{at}]"))),
+            None,
         )
     if type(left) is not type(right) or left != right:
         return f"{path or 'the result'} is {_short(left)} in one and {_short(right)} in the other"
@@ -371,10 +374,10 @@ def _short(value: Any) -> str:
 def main(target: str, job: str, out: str) -> None:
     """Play each episode in an instance of its own."""
     served = load_app(target)
-    told = json.loads(Path(job).read_text(encoding="utf-8"))
+    job_document = json.loads(Path(job).read_text(encoding="utf-8"))
     episodes = []
-    for seed, actions in told["episodes"]:
-        with LocalEnvironment(served, told["reset_options"]) as environment:
+    for seed, actions in job_document["episodes"]:
+        with LocalEnvironment(served, job_document["reset_options"]) as environment:
             episode = turns(environment, environment.reset, seed, actions, episode_id=EPISODE_ID)
             episodes.append([turn.plain for turn in episode])
     Path(out).write_text(json.dumps(episodes), encoding="utf-8")

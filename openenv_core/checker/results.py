@@ -106,7 +106,7 @@ def _outcome(subject: Subject, check: Check) -> tuple[Status, str, str]:
     else:
         return Status.PASSED, note or "", ""
     # What keeps one check from looking keeps many: a server that does not start, a manifest that is wrong.
-    first = subject.told.setdefault(failure.cause, check.name)
+    first = subject.reported.setdefault(failure.cause, check.name)
     if first != check.name:
         return Status.SKIPPED, f"as {first}", ""
     return Status.FAILED, failure.message, failure.change
@@ -281,11 +281,11 @@ def as_junit(report: CheckReport) -> str:
 def format_list(checks: Sequence[Check]) -> Iterator[str]:
     """Yield the lines that tell which checks there are."""
     level = None
-    for one in checks:
-        if one.level is not level:
-            level = one.level
+    for check in checks:
+        if check.level is not level:
+            level = check.level
             yield str(level)
-        yield f"  {one.name:<{_WIDTH}} {one.says}"
+        yield f"  {check.name:<{_WIDTH}} {check.says}"
 
 
 def _printable(text: str) -> str:

@@ -61,9 +61,9 @@ def run_isolated(
     while left:
         with _worker(target, limits, token, left) as worker:
             while left and not worker.ended:
-                one = left.pop(0)
-                before(one)
-                after(worker.result(one))
+                check = left.pop(0)
+                before(check)
+                after(worker.result(check))
 
 
 class _Worker:
@@ -101,8 +101,8 @@ class _Worker:
                 return None
             self._unread += read
         line, _, self._unread = self._unread.partition(b"\n")
-        found: dict[str, Any] = json.loads(line)
-        return found
+        message: dict[str, Any] = json.loads(line)
+        return message
 
     def _what_became(self, late: bool) -> str:
         if late:
@@ -113,14 +113,14 @@ class _Worker:
             self._process.kill()
             status = self._process.wait()
         self._log.seek(0)
-        said = _last_words(self._log.read().decode(errors="replace"))
+        output = _last_words(self._log.read().decode(errors="replace"))
         how = f"signal {-status}" if status < 0 else f"status {status}"
         message = (
             "expected the check to end, got a process that never lets go of the interpreter; it was killed"
             if late
             else f"expected the process that plays the environment to live on, but it ended with {how}"
         )
-        return f"{message}; it said: {said}" if said else message
+        return f"{message}; it said: {output}" if output else message
 
 
 def _last_words(text: str) -> str:
@@ -137,7 +137,7 @@ def _worker(
     # A worker that is ended in the middle of a check leaves the check's temporary files behind: they go with these.
     place = tempfile.TemporaryDirectory(prefix="ropewalk-check-", ignore_cleanup_errors=True)
     with place as temporary, tempfile.TemporaryFile() as log:
-        names = [one.name for one in checks]
+        names = [check.name for check in checks]
         job = Job(target=target, limits=limits, token=token, checks=names, temporary=temporary)
         try:
             # What an environment prints is no part of the report.

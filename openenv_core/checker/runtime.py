@@ -13,7 +13,7 @@ from openenv_core.checker.check import (
     need,
 )
 from openenv_core.checker.drawing import require_own_names, require_schema
-from openenv_core.checker.playing import EPISODES, Turn, play_episode, plays, plays_here
+from openenv_core.checker.playing import EPISODES, Turn, play_episode, plays, plays_in_process
 from openenv_core.checker.subject import Client, Subject
 from openenv_core.errors import (
     ClientError,
@@ -130,12 +130,12 @@ def _observations(subject: Subject, transport: str) -> str:
     return f"{seen} observations"
 
 
-def _require_agreement(what: str, where: str, schema: dict[str, Any], value: Any) -> None:
+def _require_agreement(label: str, where: str, schema: dict[str, Any], value: Any) -> None:
     jsonschema = need("jsonschema")
     fault = jsonschema.exceptions.best_match(jsonschema.Draft202012Validator(schema).iter_errors(value))
     if fault is not None:
         raise CheckError(
-            f"expected the {what} {where} to follow its schema, got {fault.instance!r:.80} at {fault.json_path}: "
+            f"expected the {label} {where} to follow its schema, got {fault.instance!r:.80} at {fault.json_path}: "
             f"{fault.message:.300}",
             change="give the field the type that it has, or return what its type says; a value that is not finite "
             "crosses the wire as null",
@@ -190,10 +190,10 @@ def check_unknown_tool(subject: Subject) -> None:
                 f"expected an observation with an error for a tool that is not there, got {error}",
                 change=change,
             ) from error
-    found = result.observation.get("error")
-    if not isinstance(found, dict) or not found.get("error_type"):
+    tool_error = result.observation.get("error")
+    if not isinstance(tool_error, dict) or not tool_error.get("error_type"):
         raise CheckError(
-            f"expected error.error_type in the observation for a tool that is not there, got {found!r:.200}",
+            f"expected error.error_type in the observation for a tool that is not there, got {tool_error!r:.200}",
             change=change,
         )
 
@@ -204,18 +204,18 @@ def _tools(subject: Subject) -> list[dict[str, Any]]:
     with subject.client() as client:
         subject.reset(client)
         try:
-            found = client.step({"type": "list_tools"}).observation.get("tools")
+            tools = client.step({"type": "list_tools"}).observation.get("tools")
         except ServerError as error:
             raise CheckError(
                 f"expected the list of tools for the action list_tools, got {error}",
                 change="let the action be a union of ListToolsAction and CallToolAction, and step answer both",
             ) from error
-    if not isinstance(found, list) or not all(isinstance(tool, dict) for tool in found):
+    if not isinstance(tools, list) or not all(isinstance(tool, dict) for tool in tools):
         raise CheckError(
-            f"expected the list of tools for the action list_tools, got {found!r:.200}",
+            f"expected the list of tools for the action list_tools, got {tools!r:.200}",
             change="answer with ListToolsObservation(tools=[...])",
         )
-    return found
+    return tools
 
 
 @check(CheckLevel.RUNTIME)
@@ -264,7 +264,7 @@ def check_step_after_done(subject: Subject) -> str:
         if not _last(subject, client, 0).done:
             raise NotApplicableError("no episode came to an end; see episode_ends")
         before = client.state()
-        said = _step_after_the_end(subject, client, change)
+        outcome = _step_after_the_end(subject, client, change)
         if (now := client.state()).get("episode_id") != before.get("episode_id"):
             raise CheckError(
                 f"expected the episode to stay {before.get('episode_id')!r} after the end, "
@@ -276,7 +276,7 @@ def check_step_after_done(subject: Subject) -> str:
                 "expected reset after the end to begin an episode, got one that is done",
                 change="let reset put everything back that step changes, the mark that the episode is over too",
             )
-    return " ".join(said.split())[:120]
+    return " ".join(outcome.split())[:120]
 
 
 def _step_after_the_end(subject: Subject, client: Client, change: str) -> str:
@@ -382,15 +382,15 @@ def check_state_is_only_read(subject: Subject) -> str:
 
 
 def _answers(subject: Subject, *, read: bool) -> list[Any]:
-    found = []
+    answers = []
     with subject.client() as client:
         for seed in range(_COMPARED):
             for turn in play_episode(subject, client, seed, episode_id=_IDS[0]):
                 if read:
                     client.state()
                 seen = {key: value for key, value in turn.result.observation.items() if key != "metadata"}
-                found.append((seen, turn.result.reward, turn.done, turn.step))
-    return found
+                answers.append((seen, turn.result.reward, turn.done, turn.step))
+    return answers
 
 
 @check(CheckLevel.RUNTIME)
@@ -444,7 +444,7 @@ def check_http_refuses_invalid_action(subject: Subject) -> None:
 def check_reward_finite(subject: Subject) -> str:
     """Every reward is a finite number, or none."""
     seen = steps = rewarded = 0
-    for turn in plays_here(subject):
+    for turn in plays_in_process(subject):
         where, reward = turn.where, getattr(turn.result, "reward", None)
         seen += 1
         steps += turn.action is not None
@@ -499,7 +499,7 @@ def check_reward_in_range(subject: Subject) -> str:
 def check_observations_serialisable(subject: Subject) -> str:
     """What reset, step and state return are models that JSON can hold, and that can be read back."""
     seen = 0
-    for turn in plays_here(subject):
+    for turn in plays_in_process(subject):
         seen += 1
         if not isinstance(turn.result, Observation):
             raise CheckError(
@@ -516,7 +516,7 @@ def check_observations_stay(subject: Subject) -> str:
     seen = 0
     before: Turn | None = None
     text: bytes | None = None
-    for turn in plays_here(subject):
+    for turn in plays_in_process(subject):
         if before is not None and text is not None and _text(before.result) != text:
             raise CheckError(
                 f"expected the observation {before.where} to stay as it was, got another one after the next call",

@@ -73,7 +73,7 @@ def check_network_policy_holds(subject: Subject) -> None:
         if network.mode != "no-network":
             raise NotApplicableError("whom a container talks to is not looked at where it may talk to some")
         with subject.server(docker_options={"network": "none"}) as server:
-            _play_some(subject, server)
+            _play_episodes(subject, server)
         return
     with hook_folder() as (folder, env_vars):
         notes = folder / "hosts"
@@ -83,11 +83,11 @@ def check_network_policy_holds(subject: Subject) -> None:
             subject.server(env_vars=env_vars) as server,
             poll("openenv-check-network", partial(_note_remote_ends, server, seen)),
         ):
-            _play_some(subject, server)
+            _play_episodes(subject, server)
         if not notes.exists():
             raise NotApplicableError("the server's interpreter cannot be watched: it runs without its site")
-        asked = notes.read_text(encoding="utf-8").split()
-    hosts = sorted({*asked, *(seen if not network.allowed_hosts else ())})
+        resolved = notes.read_text(encoding="utf-8").split()
+    hosts = sorted({*resolved, *(seen if not network.allowed_hosts else ())})
     if hosts:
         raise CheckError(
             f"expected the policy {network.mode} to hold, got attempts to reach {', '.join(hosts[:5])}",
@@ -96,7 +96,7 @@ def check_network_policy_holds(subject: Subject) -> None:
         )
 
 
-def _play_some(subject: Subject, server: RunningServer) -> None:
+def _play_episodes(subject: Subject, server: RunningServer) -> None:
     for number in range(3):
         with subject.client(server.url) as client:
             play(subject, client, subject.limits.seed + number, some_actions(subject, number))
@@ -110,13 +110,17 @@ def _note_remote_ends(server: RunningServer, seen: set[str]) -> None:
             connections = psutil.Process(pid).net_connections("inet")
         except psutil.Error:
             continue
-        seen.update(one.raddr.ip for one in connections if one.raddr and _is_far(one.raddr.ip))
+        seen.update(
+            connection.raddr.ip
+            for connection in connections
+            if connection.raddr and _is_far(connection.raddr.ip)
+        )
 
 
 def _is_far(address: str) -> bool:
-    found = ipaddress.ip_address(address.partition("%")[0])
-    mapped = getattr(found, "ipv4_mapped", None)
-    return not (mapped or found).is_loopback
+    ip = ipaddress.ip_address(address.partition("%")[0])
+    mapped = getattr(ip, "ipv4_mapped", None)
+    return not (mapped or ip).is_loopback
 
 
 @check(CheckLevel.SEMANTIC)
@@ -126,15 +130,16 @@ def check_same_seed_same_episode(subject: Subject) -> None:
     An environment that takes a seed promises this, unless its manifest says `deterministic: false`.
     """
     _need_seeds(subject)
-    found = _unlike_here(subject)
-    if found is None:
+    difference = _find_nondeterminism(subject)
+    if difference is None:
         return
     if shared := _find_shared_attribute(subject):
         raise CheckError(
-            f"expected the same episode twice, got two: {found}; episodes change {shared}, which all instances share",
+            f"expected the same episode twice, got two: {difference}; episodes change {shared}, which all instances "
+            "share",
             change="make it anew for each instance and episode: on self, in reset, never on the class",
         )
-    raise CheckError(f"expected the same episode twice, got two: {found}", change=_SEEDED)
+    raise CheckError(f"expected the same episode twice, got two: {difference}", change=_SEEDED)
 
 
 @check(CheckLevel.SEMANTIC)
@@ -142,15 +147,15 @@ def check_reset_forgets(subject: Subject) -> None:
     """A reset forgets the episode before: a used instance plays as a fresh one."""
     _need_repeats(subject)
     job = _job(subject, 3)
-    fresh = [_fresh(subject, *one) for one in job]
+    fresh = [_fresh(subject, *episode) for episode in job]
     with _instance(subject) as used:
-        again = [play(subject, used, *one) for one in [*job, job[0]]]
+        again = [play(subject, used, *episode) for episode in [*job, job[0]]]
         play(subject, used, job[1][0], job[1][1][:1])  # an episode that is broken off
         again.append(play(subject, used, *job[2]))
     for expected, played in zip([*fresh, fresh[0], fresh[2]], again, strict=True):
-        if (found := find_difference(expected, played)) is not None:
+        if (difference := find_difference(expected, played)) is not None:
             raise CheckError(
-                f"expected a used instance to play as a fresh one, got: {found}",
+                f"expected a used instance to play as a fresh one, got: {difference}",
                 change="make everything that belongs to an episode anew in reset, the generator included",
             )
 
@@ -161,19 +166,19 @@ def check_same_seed_in_another_process(subject: Subject) -> None:
     _need_repeats(subject)
     job = _job(subject)
     if _is_local(subject):
-        here = [_fresh(subject, *one) for one in job]
-        others = [_elsewhere(subject, job, hash_seed) for hash_seed in _HASH_SEEDS]
+        local = [_fresh(subject, *episode) for episode in job]
+        remotes = [_elsewhere(subject, job, hash_seed) for hash_seed in _HASH_SEEDS]
     elif subject.kind is TargetKind.URL:
         raise NotApplicableError("there is one process at a URL, and its code is not here")
     else:
         with subject.server(env_vars={"PYTHONHASHSEED": _HASH_SEEDS[0]}) as server:
-            others = [[_fresh(subject, *one, server.url) for one in job]]
-        here = [_fresh(subject, *one) for one in job]
-    for there in others:
-        for (seed, _), one, other in zip(job, here, there, strict=True):
-            if (found := find_difference(one, other)) is not None:
+            remotes = [[_fresh(subject, *episode, server.url) for episode in job]]
+        local = [_fresh(subject, *episode) for episode in job]
+    for remote in remotes:
+        for (seed, _), expected, actual in zip(job, local, remote, strict=True):
+            if (difference := find_difference(expected, actual)) is not None:
                 raise CheckError(
-                    f"expected seed {seed} to give the same episode in another process, got: {found}",
+                    f"expected seed {seed} to give the same episode in another process, got: {difference}",
                     change="let nothing in an episode depend on hash() of text, on the order of a set, on id(), the "
                     f"process, the time, or which episodes were played before; {_SEEDED}",
                 )
@@ -189,9 +194,11 @@ def check_same_seed_over_the_wire(subject: Subject) -> None:
     without = _elsewhere(subject, job, hash_seed)
     with subject.server(env_vars={"PYTHONHASHSEED": hash_seed}) as server:
         for (seed, actions), expected in zip(job, without, strict=True):
-            if (found := find_difference(expected, _fresh(subject, seed, actions, server.url))) is not None:
+            if (
+                difference := find_difference(expected, _fresh(subject, seed, actions, server.url))
+            ) is not None:
                 raise CheckError(
-                    f"expected seed {seed} to give over the wire what it gives without, got: {found}",
+                    f"expected seed {seed} to give over the wire what it gives without, got: {difference}",
                     change="let nothing in an episode depend on the thread or the event loop that it is played "
                     "in, nor on what else its process has done",
                 )
@@ -244,10 +251,10 @@ def check_forks_go_their_own_way(subject: Subject) -> None:
                 with _fork(subject, original, state) as fork:
                     went_on = {"a fork": _go_on(fork, rest), "the original": _go_on(original, rest)}
         for which, played in went_on.items():
-            if same and (found := find_difference(expected[half + 1 :], played)) is not None:
+            if same and (difference := find_difference(expected[half + 1 :], played)) is not None:
                 raise CheckError(
                     f"expected {which} to go on after {half} steps as the episode with seed {seed} that was not "
-                    f"forked, got: {found}",
+                    f"forked, got: {difference}",
                     change="have snapshot return all that decides the episode, the generator included, and restore "
                     "leave that as it is: what one fork changes is not to be any other's",
                 )
@@ -293,7 +300,7 @@ def _need_seeds(subject: Subject) -> None:
 def _need_repeats(subject: Subject) -> None:
     """Return where episodes repeat in one process, without which there is nothing to compare elsewhere."""
     _need_seeds(subject)
-    if _unlike_here(subject) is not None:
+    if _find_nondeterminism(subject) is not None:
         raise NotApplicableError("the seed does not decide even in one process: see same_seed_same_episode")
 
 
@@ -313,16 +320,16 @@ def _is_local(subject: Subject) -> bool:
         return False
 
 
-def _unlike_here(subject: Subject) -> str | None:
+def _find_nondeterminism(subject: Subject) -> str | None:
     def find() -> str | None:
         for seed, actions in _job(subject):
-            found = find_difference(_fresh(subject, seed, actions), _fresh(subject, seed, actions))
-            if found is not None:
-                return f"with seed {seed}, {found}"
+            difference = find_difference(_fresh(subject, seed, actions), _fresh(subject, seed, actions))
+            if difference is not None:
+                return f"with seed {seed}, {difference}"
         return None
 
-    found: str | None = subject.once("unlike_here", find)
-    return found
+    difference: str | None = subject.once("nondeterminism", find)
+    return difference
 
 
 def _find_shared_attribute(subject: Subject) -> str | None:
@@ -330,7 +337,7 @@ def _find_shared_attribute(subject: Subject) -> str | None:
     if not _is_local(subject) or not isinstance(factory := subject.served.factory, type):
         return None
 
-    held = {name: value for one in reversed(factory.__mro__) for name, value in vars(one).items()}
+    held = {name: value for klass in reversed(factory.__mro__) for name, value in vars(klass).items()}
     shared = {name: value for name, value in held.items() if isinstance(value, list | dict | set)}
     before = {name: repr(value) for name, value in shared.items()}
     _fresh(subject, *_job(subject)[0])
@@ -365,24 +372,24 @@ def _fresh(
 
 def _elsewhere(subject: Subject, job: Job, hash_seed: str) -> list[list[Result]]:
     """Play in an interpreter of its own; the same job is not played there twice."""
-    found: list[list[Result]] = subject.once(
+    episodes: list[list[Result]] = subject.once(
         f"elsewhere {hash_seed}", lambda: _played_elsewhere(subject, job, hash_seed)
     )
-    return found
+    return episodes
 
 
 def _played_elsewhere(subject: Subject, job: Job, hash_seed: str) -> list[list[Result]]:
     # The second time backwards: what an episode leaves in the module, another one would find.
     order = -1 if hash_seed == _HASH_SEEDS[1] else 1
     with tempfile.TemporaryDirectory(prefix="ropewalk-check-") as folder:
-        asked, told = Path(folder, "job.json"), Path(folder, "episodes.json")
-        asked.write_text(
+        job_file, episodes_file = Path(folder, "job.json"), Path(folder, "episodes.json")
+        job_file.write_text(
             json.dumps({"reset_options": subject.reset_options, "episodes": job[::order]}), encoding="utf-8"
         )
         command = [sys.executable, "-m", "openenv_core.checker.playing"]
         try:
             done = subprocess.run(
-                [*command, subject.target.text, str(asked), str(told)],
+                [*command, subject.target.text, str(job_file), str(episodes_file)],
                 env={**os.environ, "PYTHONHASHSEED": hash_seed},
                 stdin=subprocess.DEVNULL,
                 capture_output=True,
@@ -392,15 +399,15 @@ def _played_elsewhere(subject: Subject, job: Job, hash_seed: str) -> list[list[R
             )
         except subprocess.TimeoutExpired:
             raise _no_end(f"no end within {_WORKER_TIMEOUT_S:g} s") from None
-        if done.returncode or not told.exists():
+        if done.returncode or not episodes_file.exists():
             raise _no_end(f"status {done.returncode}: {done.stderr.strip()[-500:]}")
-        episodes: list[list[Result]] = json.loads(told.read_text(encoding="utf-8"))
+        episodes: list[list[Result]] = json.loads(episodes_file.read_text(encoding="utf-8"))
         return episodes[::order]
 
 
-def _no_end(what: str) -> CheckError:
+def _no_end(outcome: str) -> CheckError:
     return CheckError(
-        f"expected another interpreter to play {_SEEDS} episodes and end, got {what}",
+        f"expected another interpreter to play {_SEEDS} episodes and end, got {outcome}",
         change="make the application importable by any process, and its episodes playable in it",
     )
 
@@ -427,8 +434,8 @@ def play_session(subject: Subject, client: Client, number: int, trace: SessionTr
 @check(CheckLevel.SEMANTIC)
 def check_sessions_are_separate(subject: Subject) -> None:
     """Two sessions whose steps alternate see what each would see alone."""
-    if (found := find_interference(subject)) is not None:
-        raise CheckError(f"expected two sessions not to touch each other, got: {found}", change=APART)
+    if (interference := find_interference(subject)) is not None:
+        raise CheckError(f"expected two sessions not to touch each other, got: {interference}", change=APART)
 
 
 def find_interference(subject: Subject) -> str | None:
@@ -439,8 +446,8 @@ def find_interference(subject: Subject) -> str | None:
     """
     if subject.cap == 1:
         raise NotApplicableError("the server takes one session at a time")
-    found: str | None = subject.once("touching", lambda: _find_interference(subject))
-    return found
+    interference: str | None = subject.once("touching", lambda: _find_interference(subject))
+    return interference
 
 
 def _find_interference(subject: Subject) -> str | None:
@@ -473,13 +480,17 @@ def compare_sessions(
     alone: Sequence[SessionTrace], together: Sequence[SessionTrace], results: bool
 ) -> str | None:
     """Return how what sessions saw together differs from what each saw alone."""
-    for number, (one, other) in enumerate(zip(alone, together, strict=True)):
-        found = (
-            find_difference(*([result for result, _ in trace] for trace in (one, other))) if results else None
+    for number, (trace_alone, trace_together) in enumerate(zip(alone, together, strict=True)):
+        difference = (
+            find_difference(*([result for result, _ in trace] for trace in (trace_alone, trace_together)))
+            if results
+            else None
         )
-        for step, ((_, left), (_, right)) in enumerate(zip(one, other, strict=False)):
-            if found is None and left != right:
-                found = f"after {step} steps, the state's episode_id and step_count are {left} and {right}"
-        if found is not None:
-            return f"in session {number}, {found} (alone, and beside {len(alone) - 1} others)"
+        for step, ((_, left), (_, right)) in enumerate(zip(trace_alone, trace_together, strict=False)):
+            if difference is None and left != right:
+                difference = (
+                    f"after {step} steps, the state's episode_id and step_count are {left} and {right}"
+                )
+        if difference is not None:
+            return f"in session {number}, {difference} (alone, and beside {len(alone) - 1} others)"
     return None

@@ -57,10 +57,10 @@ def _classes(subject: Subject) -> Iterator[tuple[str, type[Any]]]:
     """Yield the key in /schema and the class of every model, those of a union one by one."""
     seen: set[type[Any]] = set()
     for key, model in subject.served.models.items():
-        for one in _arms(model):
-            if one not in seen:
-                seen.add(one)
-                yield key, one
+        for arm in _arms(model):
+            if arm not in seen:
+                seen.add(arm)
+                yield key, arm
 
 
 def _arms(model: Any) -> list[Any]:
@@ -69,10 +69,10 @@ def _arms(model: Any) -> list[Any]:
         return [model]
     if get_origin(model) is Annotated:
         return _arms(get_args(model)[0])
-    found = [one for part in get_args(model) for one in _arms(part)]
-    if not found:
+    arms = [arm for argument in get_args(model) for arm in _arms(argument)]
+    if not arms:
         raise NotApplicableError(f"a model of a kind that is not known here: {model!r}")
-    return found
+    return arms
 
 
 def _name(model: type[Any]) -> str:
@@ -133,16 +133,16 @@ def check_declared_tools(subject: Subject) -> None:
 def check_readme(subject: Subject) -> None:
     """The folder has a README that says what the environment is."""
     folder = subject.need_folder()
-    found = next((file for file in sorted(folder.glob("[Rr][Ee][Aa][Dd][Mm][Ee]*")) if file.is_file()), None)
-    if found is None:
+    readme = next((file for file in sorted(folder.glob("[Rr][Ee][Aa][Dd][Mm][Ee]*")) if file.is_file()), None)
+    if readme is None:
         raise CheckError(
             f"expected README.md in {folder}, got none",
             change="add one: what an episode is, what actions and observations hold, what is rewarded",
         )
-    words = found.read_text(encoding="utf-8", errors="replace").split()
+    words = readme.read_text(encoding="utf-8", errors="replace").split()
     if len(words) < 12:  # fewer say nothing
         raise CheckError(
-            f"expected {found.name} to tell of the environment, got {len(words)} words",
+            f"expected {readme.name} to tell of the environment, got {len(words)} words",
             change="say what an episode is, what actions and observations hold, what is rewarded",
         )
 
@@ -160,13 +160,13 @@ def check_environment_methods(subject: Subject) -> None:
     if not isinstance(factory, type):
         raise NotApplicableError("a factory makes the environment, whose class is not known before")
     for method in ("reset", "step"):
-        found = getattr(factory, f"{method}_async", None) or getattr(factory, method, None)
-        if not callable(found):
+        function = getattr(factory, f"{method}_async", None) or getattr(factory, method, None)
+        if not callable(function):
             raise CheckError(
-                f"expected {_name(factory)}.{method} to be a method, got {found!r}",
+                f"expected {_name(factory)}.{method} to be a method, got {function!r}",
                 change=f"write {method}() on {_name(factory)}",
             )
-        if getattr(found, "__isabstractmethod__", False):
+        if getattr(function, "__isabstractmethod__", False):
             raise CheckError(
                 f"expected {_name(factory)} to have a {method} of its own, got none",
                 change=f"write {method}() on {_name(factory)}",
@@ -252,10 +252,13 @@ def check_reserved_tool_names(subject: Subject) -> None:
     schema = TypeAdapter(subject.served.action).json_schema()
     parts = [schema, *schema.get("$defs", {}).values()]
     named: set[str] = set()
-    for part in parts:
-        tool = part.get("properties", {}).get("tool_name", {})
-        named |= {str(one) for one in [*tool.get("enum", ()), *([tool["const"]] if "const" in tool else ())]}
-    if not any("tool_name" in part.get("properties", {}) for part in parts):
+    for action in parts:
+        tool = action.get("properties", {}).get("tool_name", {})
+        named |= {
+            str(tool_name)
+            for tool_name in [*tool.get("enum", ()), *([tool["const"]] if "const" in tool else ())]
+        }
+    if not any("tool_name" in action.get("properties", {}) for action in parts):
         raise NotApplicableError("its actions are no calls of tools")
     require_own_names(named)
 
@@ -298,7 +301,7 @@ def _refusal(adapter: TypeAdapter[Any], action: Any) -> str | None:
         adapter.validate_python(action)
     except ValidationError as error:
         first = error.errors()[0]
-        return f"{'.'.join(str(part) for part in first['loc'])}: {first['msg']}"
+        return f"{'.'.join(str(key) for key in first['loc'])}: {first['msg']}"
     except Exception as error:  # a validator of the author's own
         return f"{type(error).__name__}: {error}"
     return None
@@ -307,8 +310,8 @@ def _refusal(adapter: TypeAdapter[Any], action: Any) -> str | None:
 def _kinds(schema: Mapping[str, Any]) -> set[str]:
     """Return the JSON types that a schema allows; none of them where it says nothing of its type."""
     if "$ref" in schema:
-        found = schema.get("$defs", {}).get(str(schema["$ref"]).rpartition("/")[2], {})
-        return _kinds({"$defs": schema.get("$defs", {}), **found})
+        definition = schema.get("$defs", {}).get(str(schema["$ref"]).rpartition("/")[2], {})
+        return _kinds({"$defs": schema.get("$defs", {}), **definition})
     arms = [*schema.get("anyOf", ()), *schema.get("oneOf", ())]
     if arms:
         return {kind for arm in arms for kind in _kinds({"$defs": schema.get("$defs", {}), **arm})}
@@ -373,13 +376,13 @@ def _image(subject: Subject) -> dict[str, Any]:
         raise NotApplicableError(f"there is no image to look into, for a target of kind {subject.kind}")
     from openenv_core.providers.docker.engine import DockerEngine
 
-    found: dict[str, Any] = DockerEngine.find().call("GET", f"/images/{subject.target.text}/json")
-    return found
+    image: dict[str, Any] = DockerEngine.find().call("GET", f"/images/{subject.target.text}/json")
+    return image
 
 
 def _config(subject: Subject) -> dict[str, Any]:
-    found: dict[str, Any] = _image(subject).get("Config") or {}
-    return found
+    config: dict[str, Any] = _image(subject).get("Config") or {}
+    return config
 
 
 @check(CheckLevel.STATIC)
@@ -429,12 +432,12 @@ def check_dockerfile_user(subject: Subject) -> str:
 def check_dockerfile_health(subject: Subject) -> None:
     """The image tells whether its server is healthy."""
     file = _dockerfile(subject)
-    found = file.last("HEALTHCHECK")
-    if found is None and file.on_our_base:
+    healthcheck = file.last("HEALTHCHECK")
+    if healthcheck is None and file.on_our_base:
         return
-    if found is None or found.rest.upper() == "NONE":
+    if healthcheck is None or healthcheck.rest.upper() == "NONE":
         raise CheckError(
-            f"expected a HEALTHCHECK in {_short(file)}, got {'HEALTHCHECK NONE' if found else 'none'}",
+            f"expected a HEALTHCHECK in {_short(file)}, got {'HEALTHCHECK NONE' if healthcheck else 'none'}",
             change='add `HEALTHCHECK CMD ["healthcheck"]` on our base; elsewhere ask GET /health with Python',
         )
 
@@ -445,13 +448,17 @@ def check_dockerfile_port(subject: Subject) -> str:
     file, port = _dockerfile(subject), subject.promises.port
     exposed = {
         word.partition("/")[0]
-        for one in file.final
-        if one.word == "EXPOSE"
-        for word in file.substitute(one.rest).split()
+        for instruction in file.final
+        if instruction.word == "EXPOSE"
+        for word in file.substitute(instruction.rest).split()
     }
     if file.on_our_base:
         exposed.add(str(_OUR_PORT))
-    started = " ".join(one.rest for one in (file.last("ENTRYPOINT"), file.last("CMD")) if one is not None)
+    started = " ".join(
+        instruction.rest
+        for instruction in (file.last("ENTRYPOINT"), file.last("CMD"))
+        if instruction is not None
+    )
     served = {match["port"] for match in _PORT.finditer(file.substitute(started))}
     if served and str(port) not in served:
         raise CheckError(
@@ -471,10 +478,12 @@ def check_dockerfile_port(subject: Subject) -> str:
 def check_dockerfile_sources(subject: Subject) -> None:
     """What goes into the image is in the folder: nothing is added from a URL."""
     file = _dockerfile(subject)
-    for one in file.all:
-        if one.word == "ADD" and re.search(r"(https?|ftp|git)(://|@)", file.substitute(one.rest)):
+    for instruction in file.all:
+        if instruction.word == "ADD" and re.search(
+            r"(https?|ftp|git)(://|@)", file.substitute(instruction.rest)
+        ):
             raise CheckError(
-                f"expected no ADD of a URL, got line {one.line} of {_short(file)}: ADD {one.rest}",
+                f"expected no ADD of a URL, got line {instruction.line} of {_short(file)}: ADD {instruction.rest}",
                 change="fetch it in a RUN that checks its digest, or put it into the folder and COPY it",
             )
 
@@ -483,25 +492,28 @@ def check_dockerfile_sources(subject: Subject) -> None:
 def check_dockerfile_secrets(subject: Subject) -> None:
     """No secret goes into the image."""
     file, folder = _dockerfile(subject), subject.need_folder()
-    for one in [*file.all]:
-        if one.word in ("ENV", "ARG"):
-            name, _, value = (part.strip() for part in one.rest.replace(" ", "=", 1).partition("="))
+    for instruction in [*file.all]:
+        if instruction.word in ("ENV", "ARG"):
+            name, _, value = (side.strip() for side in instruction.rest.replace(" ", "=", 1).partition("="))
             bare = value.strip("'\"")
-            if (bare and _SECRET_NAME.search(name) and not bare.startswith("$")) or has_secret(one.rest):
+            if (bare and _SECRET_NAME.search(name) and not bare.startswith("$")) or has_secret(
+                instruction.rest
+            ):
                 raise CheckError(
-                    f"expected no secret in {_short(file)}, got {one.word} {name} with a value on line {one.line}",
+                    f"expected no secret in {_short(file)}, got {instruction.word} {name} with a value on line "
+                    f"{instruction.line}",
                     change="take it out, revoke it if it was real, and give it to the container when it starts",
                 )
-        elif one.word == "RUN" and has_secret(one.rest):
+        elif instruction.word == "RUN" and has_secret(instruction.rest):
             raise CheckError(
-                f"expected no secret in {_short(file)}, got one on line {one.line}",
+                f"expected no secret in {_short(file)}, got one on line {instruction.line}",
                 change="take it out, revoke it, and use `RUN --mount=type=secret`",
             )
-        elif one.word in ("COPY", "ADD") and (found := _secret_among(one.rest, folder)):
+        elif instruction.word in ("COPY", "ADD") and (secret := _secret_among(instruction.rest, folder)):
             raise CheckError(
-                f"expected no secrets among what is copied, got {found} by line {one.line} of {_short(file)}: "
-                f"{one.word} {one.rest}",
-                change=f"add {found} to .dockerignore",
+                f"expected no secrets among what is copied, got {secret} by line {instruction.line} of {_short(file)}: "
+                f"{instruction.word} {instruction.rest}",
+                change=f"add {secret} to .dockerignore",
             )
 
 
@@ -511,10 +523,10 @@ def _declared_dockerfile(subject: Subject) -> str | None:
 
 
 def _dockerfile(subject: Subject) -> Dockerfile:
-    found = Dockerfile.find(subject.need_folder(), _declared_dockerfile(subject))
-    if found is None:
+    dockerfile = Dockerfile.find(subject.need_folder(), _declared_dockerfile(subject))
+    if dockerfile is None:
         raise NotApplicableError("there is no Dockerfile")
-    return found
+    return dockerfile
 
 
 def _short(file: Dockerfile) -> str:
@@ -523,11 +535,11 @@ def _short(file: Dockerfile) -> str:
 
 def _secret_among(rest: str, folder: Path) -> str | None:
     """Return a file of the folder that a COPY takes along and that looks like a secret."""
-    words = [word for word in rest.split() if not word.startswith("--")]
-    if len(words) < 2 or rest.startswith(("--from", "<<")):
+    arguments = [word for word in rest.split() if not word.startswith("--")]
+    if len(arguments) < 2 or rest.startswith(("--from", "<<")):
         return None
     ignored = read_rules(folder / ".dockerignore") if (folder / ".dockerignore").is_file() else None
-    for source in words[:-1]:
+    for source in arguments[:-1]:
         if is_secret_name(Path(source).name):
             return source
         place = folder / source

@@ -178,13 +178,13 @@ class Subject:
         self._clients: list[Client] = []
         self._pool: drawing.ActionPool | None = None
         self._found: dict[str, Any] = {}
-        self.told: dict[str, str] = {}
+        self.reported: dict[str, str] = {}
 
     @classmethod
     def of(cls, target: "str | Path | Target", *, token: str | None = None, **limits: Any) -> Self:
         """Return the subject that a text or path stands for."""
-        found = target if isinstance(target, Target) else target_of(str(target))
-        return cls(found, CheckLimits(**limits), token=token)
+        resolved = target if isinstance(target, Target) else target_of(str(target))
+        return cls(resolved, CheckLimits(**limits), token=token)
 
     def require(self) -> None:
         """Return when the target is there; whether it is any good is for the checks to say.
@@ -299,7 +299,7 @@ class Subject:
         docker_options: Mapping[str, Any] | None = None,
         serve_options: Mapping[str, Any] | None = None,
     ) -> RunningServer:
-        words = [
+        options = [
             word
             for name, value in (serve_options or {}).items()
             for word in (f"--{name.replace('_', '-')}", str(value))
@@ -310,7 +310,7 @@ class Subject:
             env_vars=env_vars,
             start_timeout_s=self.limits.start_timeout_s,
             docker_options=docker_options,
-            serve_options=tuple(words),
+            serve_options=tuple(options),
         )
         if self._closed:
             raise NotApplicableError(_ENDING)
@@ -406,17 +406,21 @@ class Subject:
         with self.http() as http:
             reply = http.get("/schema")
         try:
-            found = reply.json()
+            document = reply.json()
         except ValueError:
-            found = None
+            document = None
         wanted = ("action", "observation", "state")
-        if reply.status_code != 200 or not isinstance(found, dict) or not all(n in found for n in wanted):
+        if (
+            reply.status_code != 200
+            or not isinstance(document, dict)
+            or not all(n in document for n in wanted)
+        ):
             raise CheckError(
                 f"expected GET /schema to answer 200 with action, observation and state, got "
                 f"{reply.status_code} {reply.text[:200]}",
                 change="serve with create_app, and give it the models",
             )
-        return found
+        return document
 
     def actions(self, seed: int | random.Random | None = None) -> Iterator[dict[str, Any]]:
         """Yield valid actions for ever; the same ones for the same seed.
@@ -484,7 +488,7 @@ class Subject:
         try:
             packed = DockerEngine.find().archive(container.id, _MANIFEST_IN_IMAGE)
             with tarfile.open(fileobj=io.BytesIO(packed)) as archive:
-                member = next((one for one in archive if one.isfile()), None)
+                member = next((entry for entry in archive if entry.isfile()), None)
                 file = None if member is None else archive.extractfile(member)
                 text = "" if file is None else file.read().decode("utf-8", "replace")
         except (OpenEnvError, tarfile.TarError) as error:

@@ -42,16 +42,16 @@ def environment_subject(
     """
     wanted = frozenset(CheckLevel(level) for level in levels) or frozenset(CheckLevel)
     without = frozenset(name.replace("-", "_") for name in skip)
-    if unknown := without - {one.name for one in checks()}:
+    if unknown := without - {check.name for check in checks()}:
         raise ValueError(f"expected names of checks to skip, got {', '.join(sorted(unknown))}")
 
     @pytest.fixture(scope="module", name="subject")
     def subject() -> Iterator[Subject]:
-        with Subject.of(target, **limits) as found:
-            found.left_out = frozenset(
-                one.name for one in checks() if one.level not in wanted or one.name in without
+        with Subject.of(target, **limits) as checked:
+            checked.left_out = frozenset(
+                check.name for check in checks() if check.level not in wanted or check.name in without
             )
-            yield found
+            yield checked
 
     return subject
 

@@ -104,8 +104,8 @@ class WatchedServer:
             raise NotApplicableError("the server's interpreter cannot be told to throw its garbage away")
 
     def _measure(self) -> Held:
-        here = self.server.container is None
-        return Held(**(inside.usage(self.server.pids()) if here else self._run_inside("look")))
+        local = self.server.container is None
+        return Held(**(inside.usage(self.server.pids()) if local else self._run_inside("look")))
 
     def _run_inside(self, *arguments: str) -> dict[str, Any]:
         from openenv_core.providers.docker.engine import CALL_TIMEOUT_S, DockerEngine
@@ -117,12 +117,12 @@ class WatchedServer:
         except ProviderError as error:
             raise NotApplicableError(f"the container cannot be looked into: {error}") from error
         try:
-            found = json.loads(done.output)
+            answer = json.loads(done.output)
         except ValueError:
-            found = None
-        if not isinstance(found, dict):
+            answer = None
+        if not isinstance(answer, dict):
             raise NotApplicableError(f"the container cannot be looked into: it has no {_PYTHON} that answers")
-        return found
+        return answer
 
 
 @contextmanager
@@ -170,7 +170,7 @@ def hook_folder() -> Iterator[tuple[Path, dict[str, str]]]:
     with tempfile.TemporaryDirectory(prefix="ropewalk-check-") as text:
         folder = Path(text)
         shutil.copyfile(inside.__file__, folder / "sitecustomize.py")
-        path = os.pathsep.join(part for part in (text, os.environ.get("PYTHONPATH")) if part)
+        path = os.pathsep.join(entry for entry in (text, os.environ.get("PYTHONPATH")) if entry)
         yield folder, {"PYTHONPATH": path, "PYTHONDONTWRITEBYTECODE": "1"}
 
 
@@ -187,24 +187,24 @@ def limited_memory(server: RunningServer | None) -> Iterator[list[int]]:
         return
     before = inside.usage(server.pids())["memory"]
 
-    def look() -> None:
+    def check() -> None:
         more = inside.usage(server.pids())["memory"] - before
         if more > _ALLOWED_BYTES and not taken:
             taken.append(more)
             server.kill()
 
-    with poll("openenv-check-memory", look):
+    with poll("openenv-check-memory", check):
         yield taken
 
 
 @contextmanager
-def poll(name: str, look: Callable[[], None]) -> Iterator[None]:
+def poll(name: str, check: Callable[[], None]) -> Iterator[None]:
     """Look again and again, in a thread of that name, for as long as the block lasts."""
     over = threading.Event()
 
     def run() -> None:
         while not over.wait(_POLL_INTERVAL_S):
-            look()
+            check()
 
     thread = threading.Thread(target=run, name=name, daemon=True)
     thread.start()

@@ -80,10 +80,10 @@ def main() -> NoReturn:
     threading.Thread(target=_watch, args=(job.temporary,), name="openenv-owner", daemon=True).start()
     for name in ("PYTEST_ADDOPTS", "PYTEST_PLUGINS"):
         os.environ.pop(name, None)
-    words = [*_OPTIONS, "--rootdir", job.temporary, str(Path(suite.__file__))]
+    argv = [*_OPTIONS, "--rootdir", job.temporary, str(Path(suite.__file__))]
     try:
         with os.fdopen(int(sys.argv[1]), "w", encoding="utf-8", buffering=1) as out:
-            status = pytest.main(words, plugins=[CheckPlugin(job, out)])
+            status = pytest.main(argv, plugins=[CheckPlugin(job, out)])
     except BaseException:
         status = pytest.ExitCode.INTERRUPTED
     if status is pytest.ExitCode.INTERRUPTED:

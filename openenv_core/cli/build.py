@@ -92,7 +92,7 @@ def _plans(arguments: argparse.Namespace) -> "list[tuple[str, BuildPlan | None]]
             f"expected {{name}} in the tags of several environments, got {fixed[0]!r}; "
             "write --tag 'registry.example.org/team/{name}:1.0'"
         )
-    found: list[tuple[str, BuildPlan | None]] = []
+    plans: list[tuple[str, BuildPlan | None]] = []
     folders: set[Path] = set()
     for target in targets:
         if target == BASE and not Path(target, MANIFEST).is_file():
@@ -101,7 +101,7 @@ def _plans(arguments: argparse.Namespace) -> "list[tuple[str, BuildPlan | None]]
                     f"expected `ropewalk build {BASE}` without --tag, --base and --file, got one of them; "
                     "the base's names say its version"
                 )
-            found.append((target, None))
+            plans.append((target, None))
             continue
         folder = _folder(target)
         if folder in folders:
@@ -116,9 +116,9 @@ def _plans(arguments: argparse.Namespace) -> "list[tuple[str, BuildPlan | None]]
             no_cache=arguments.no_cache,
             pull=arguments.pull,
         )
-        found.append((target, planned))
-    refuse_same_tags(found)
-    return found
+        plans.append((target, planned))
+    refuse_same_tags(plans)
+    return plans
 
 
 def _folder(target: str) -> Path:
@@ -127,12 +127,12 @@ def _folder(target: str) -> Path:
     path = Path(target).expanduser()
     if path.is_dir():
         return path.resolve()
-    found = target_of(target)
-    if found.folder is None or found.kind not in (TargetKind.PATH, TargetKind.NAME):
+    resolved = target_of(target)
+    if resolved.folder is None or resolved.kind not in (TargetKind.PATH, TargetKind.NAME):
         raise ConfigurationError(
             f"expected an environment's folder or name, got {target!r}; name the folder that holds its openenv.yaml"
         )
-    return found.folder
+    return resolved.folder
 
 
 def _build(
@@ -158,11 +158,11 @@ def _build(
             )
         built = {base.tags(variant): base.tags(variant)[0] for variant in base.Variant}
     for tags, image in built.items():
-        found = find_image(api, image)
-        if found is None:
+        details = find_image(api, image)
+        if details is None:
             raise BuildError(f"the image {image!r} was removed as soon as it was built", "build it again")
-        size = f"{found['Size'] / 1e6:.0f} MB"
-        print(f"{' '.join(tags)}  {found['Id'].removeprefix('sha256:')[:12]}  {size}")
+        size = f"{details['Size'] / 1e6:.0f} MB"
+        print(f"{' '.join(tags)}  {details['Id'].removeprefix('sha256:')[:12]}  {size}")
     print(f"done in {time.monotonic() - began:.1f} s", file=sys.stderr)
 
 

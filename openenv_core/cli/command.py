@@ -45,20 +45,20 @@ def read_count(text: str) -> int:
 def read_seconds(text: str) -> float:
     """Read a number of seconds; 0 is one too."""
     try:
-        found = float(text)
+        seconds = float(text)
     except ValueError:
-        found = -1.0
-    if not 0 <= found < float("inf"):
+        seconds = -1.0
+    if not 0 <= seconds < float("inf"):
         raise argparse.ArgumentTypeError(f"expected a number of seconds, got {text!r}")
-    return found
+    return seconds
 
 
 def read_object(text: str) -> dict[str, Any]:
     """Read a JSON object."""
     try:
-        found = json.loads(text)
+        value = json.loads(text)
     except ValueError:
-        found = None
-    if not isinstance(found, dict):
+        value = None
+    if not isinstance(value, dict):
         raise argparse.ArgumentTypeError(f"expected a JSON object, got {text!r}")
-    return found
+    return value

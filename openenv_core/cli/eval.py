@@ -117,10 +117,10 @@ def run(arguments: argparse.Namespace) -> int:
     if modes:
         allowed = {modes[0], *_ALONE[modes[0]], *(("targets",) if modes[0] == "config" else ())}
         if extra := sorted(given.keys() - allowed):
-            told = " and ".join(
+            conflicts = " and ".join(
                 "ENV" if name == "targets" else f"--{name.replace('_', '-')}" for name in extra
             )
-            raise ConfigurationError(f"expected --{modes[0]} without {told}; leave one out")
+            raise ConfigurationError(f"expected --{modes[0]} without {conflicts}; leave one out")
     of_a_run = arguments.config
     if arguments.resume and Path(arguments.resume, RUN_FILE).exists():
         of_a_run = arguments.resume
@@ -181,9 +181,9 @@ def _settings(arguments: argparse.Namespace) -> "EvaluationSettings":
         raise ConfigurationError(f"expected each environment once, got {' '.join(arguments.targets)}")
     given = {name: getattr(arguments, name) for name in _PLAYING}
     given |= {f"{name}_s": getattr(arguments, name) for name in _SECONDS}
-    found = {name: value for name, value in given.items() if value is not None}
+    values = {name: value for name, value in given.items() if value is not None}
     try:
-        return EvaluationSettings(environments=tuple(arguments.targets), **found)
+        return EvaluationSettings(environments=tuple(arguments.targets), **values)
     except ValidationError as error:
         raise ConfigurationError(f"cannot evaluate so: {describe_faults(error, 'options')}") from None
 
@@ -192,8 +192,8 @@ async def _play(folder: "EvaluationFolder", settings: "EvaluationSettings") -> N
     from openenv_core.evaluation.policies import open_policy
     from openenv_core.targets import served, target_of
 
-    if there := sum(record.reward is not None for record in folder.records.values()):
-        _say(f"{there:,} episodes are there already")
+    if finished := sum(record.reward is not None for record in folder.records.values()):
+        _say(f"{finished:,} episodes are there already")
     targets = {text: target_of(text) for text in settings.environments}
     first = 0
     async with open_policy(settings) as policy:
@@ -222,9 +222,9 @@ async def _play_environment(
     plan = plan_episodes(settings, first, tasks)
     known = folder.records
     todo = [
-        one
-        for one in plan
-        if (record := known.get((name, one.group, one.sibling))) is None or record.ending in LOST
+        episode
+        for episode in plan
+        if (record := known.get((name, episode.group, episode.sibling))) is None or record.ending in LOST
     ]
     if not todo:
         return tasks
@@ -253,7 +253,7 @@ def _report(folder: "EvaluationFolder", settings: "EvaluationSettings", *, as_js
     """Print the figures, and write them; return 1 where an environment has none."""
     from openenv_core.evaluation.records import describe_missing, summarize, table_lines
 
-    found = {
+    summaries = {
         name: summarize(
             [record for record in folder.records.values() if record.environment == name],
             success=settings.success,
@@ -261,7 +261,7 @@ def _report(folder: "EvaluationFolder", settings: "EvaluationSettings", *, as_js
         )
         for name in settings.environments
     }
-    report = {"policy": settings.policy, "environments": found}
+    report = {"policy": settings.policy, "environments": summaries}
     folder.finish(report)
     if as_json:
         print(json.dumps(report, indent=2))
@@ -271,47 +271,47 @@ def _report(folder: "EvaluationFolder", settings: "EvaluationSettings", *, as_js
         rows = [
             [
                 name,
-                f"{one['episodes']:,}",
-                _with_interval(one["mean_reward"], one["ci95"]),
-                _with_interval(one["win_rate"], one["win_ci95"]),
-                *([_with_interval(*one["pass_at"][str(k)][:2])] if k > 1 else []),
+                f"{summary['episodes']:,}",
+                _with_interval(summary["mean_reward"], summary["ci95"]),
+                _with_interval(summary["win_rate"], summary["win_ci95"]),
+                *([_with_interval(*summary["pass_at"][str(k)][:2])] if k > 1 else []),
             ]
-            for name, one in found.items()
+            for name, summary in summaries.items()
         ]
         print("\n".join(table_lines(headings, rows)))
-    for name, one in found.items():
-        if one["last_absence"] is not None:
-            _say(f"{name}: {describe_missing(one)}")
-    if any(one["dropped"] for one in found.values()):
+    for name, summary in summaries.items():
+        if summary["last_absence"] is not None:
+            _say(f"{name}: {describe_missing(summary)}")
+    if any(summary["dropped"] for summary in summaries.values()):
         _say(f"dropped episodes are played again by: ropewalk eval --resume {folder.path}")
     _say(f"records are in {folder.path}; read them by: ropewalk rollouts {folder.path}")
-    return 0 if all(one["episodes"] for one in found.values()) else 1
+    return 0 if all(summary["episodes"] for summary in summaries.values()) else 1
 
 
 def _compare(first: Path, second: Path, *, as_json: bool) -> int:
     from openenv_core.evaluation.records import EvaluationFolder, compare, table_lines
 
-    found = compare(EvaluationFolder(first), EvaluationFolder(second))
+    comparison = compare(EvaluationFolder(first), EvaluationFolder(second))
     if as_json:
-        print(json.dumps(found, indent=2))
+        print(json.dumps(comparison, indent=2))
         return 0
     headings = ["environment", "tasks", "mean A", "mean B", "B - A", "B better", "equal", "worse"]
     rows = [
         [
             name,
-            f"{one['tasks']:,}",
-            _number(one["first_mean"]),
-            _number(one["second_mean"]),
-            _with_interval(one["difference"], one["ci95"]),
-            *(f"{one[key]:,}" for key in ("better", "equal", "worse")),
+            f"{row['tasks']:,}",
+            _number(row["first_mean"]),
+            _number(row["second_mean"]),
+            _with_interval(row["difference"], row["ci95"]),
+            *(f"{row[key]:,}" for key in ("better", "equal", "worse")),
         ]
-        for name, one in found.items()
+        for name, row in comparison.items()
     ]
     print("\n".join(table_lines(headings, rows)))
-    for name, one in found.items():
-        if one["unpaired"]:
-            _say(f"{name}: {one['unpaired']} tasks have a reward in one of the two alone, and are left out")
-        differ = {task: means for task, means in one["by_task"].items() if means[0] != means[1]}
+    for name, row in comparison.items():
+        if row["unpaired"]:
+            _say(f"{name}: {row['unpaired']} tasks have a reward in one of the two alone, and are left out")
+        differ = {task: means for task, means in row["by_task"].items() if means[0] != means[1]}
         order = sorted(differ, key=lambda task: (differ[task][1] - differ[task][0], int(task)))
         shown = (
             order

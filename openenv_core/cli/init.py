@@ -24,7 +24,8 @@ def configure(parser: argparse.ArgumentParser) -> None:
         "--template",
         default="game",
         metavar="|".join(TEMPLATES),
-        help="; ".join(f"{name}: {what}" for name, what in TEMPLATES.items()) + " (%(default)s)",
+        help="; ".join(f"{name}: {description}" for name, description in TEMPLATES.items())
+        + " (%(default)s)",
     )
     parser.add_argument(
         "--dir", type=Path, metavar="PATH", help="where its folder is made; the working directory by default"

@@ -27,13 +27,13 @@ _EXTRAS: Final[Mapping[str, str]] = {"servers": "server", "rl_bridge": "rl"}
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command line and return the exit status."""
-    words = list(sys.argv[1:] if arguments is None else arguments)
-    return _status(lambda: _main(words))
+    argv = list(sys.argv[1:] if arguments is None else arguments)
+    return _status(lambda: _main(argv))
 
 
-def run(command: Command, words: Sequence[str]) -> int:
+def run(command: Command, argv: Sequence[str]) -> int:
     """Run one command, wherever it was found, with the words behind its name, and return the exit status."""
-    return _status(lambda: _run(command, words))
+    return _status(lambda: _run(command, argv))
 
 
 def _status(work: Callable[[], int]) -> int:
@@ -69,11 +69,11 @@ def _nobody_reads() -> bool:
     return True
 
 
-def _main(words: Sequence[str]) -> int:
+def _main(argv: Sequence[str]) -> int:
     points = sorted(entry_points(group=GROUP), key=lambda point: point.name)
     # The command that is asked for is loaded alone: others may be slow, or broken.
-    asked = next((point for point in points if words and point.name == words[0]), None)
-    return _overview(points, words) if asked is None else _run(load(asked), words[1:])
+    entry_point = next((point for point in points if argv and point.name == argv[0]), None)
+    return _overview(points, argv) if entry_point is None else _run(load(entry_point), argv[1:])
 
 
 def load(point: EntryPoint) -> Command:
@@ -99,7 +99,7 @@ def load(point: EntryPoint) -> Command:
     return command
 
 
-def _run(command: Command, words: Sequence[str]) -> int:
+def _run(command: Command, argv: Sequence[str]) -> int:
     parser = _Parser(
         prog=f"ropewalk {command.name}",
         description=command.help,
@@ -107,11 +107,11 @@ def _run(command: Command, words: Sequence[str]) -> int:
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     command.configure(parser)
-    known = words if command.reword is None else command.reword(words)
+    known = argv if command.reword is None else command.reword(argv)
     return command.run(parser.parse_intermixed_args(known))  # options may stand between other words
 
 
-def _overview(points: Sequence[EntryPoint], words: Sequence[str]) -> int:
+def _overview(points: Sequence[EntryPoint], argv: Sequence[str]) -> int:
     """Handle what is asked of the command itself: help, version, an unknown name."""
     parser = _Parser(
         prog="ropewalk",
@@ -121,14 +121,14 @@ def _overview(points: Sequence[EntryPoint], words: Sequence[str]) -> int:
     )
     parser.add_argument("--version", action="version", version=f"ropewalk {openenv_core.__version__}")
     parser.add_argument("command", nargs="?", metavar="COMMAND", help="one of the commands below")
-    asked = parser.parse_known_args(words)[0].command
-    if asked is None:
+    command_name = parser.parse_known_args(argv)[0].command
+    if command_name is None:
         parser.print_help()
         return 0
     names = [point.name for point in points]
-    near = difflib.get_close_matches(asked, names, n=1)
+    near = difflib.get_close_matches(command_name, names, n=1)
     hint = f"did you mean {near[0]!r}?" if near else f"there are: {', '.join(names) or 'none'}"
-    raise ConfigurationError(f"expected a command, got {asked!r}; {hint}")
+    raise ConfigurationError(f"expected a command, got {command_name!r}; {hint}")
 
 
 def _lines(points: Iterable[EntryPoint]) -> Iterable[str]:

@@ -61,18 +61,18 @@ def run(arguments: argparse.Namespace) -> int:
     terminal = ForPrograms() if arguments.json else Terminal()
     target = target_of(arguments.target)
     token = _token(arguments, target)
-    with served(target) as found:
+    with served(target) as running:
         from openenv_core.client import GenericEnvClient
 
-        schema = _schema(found.url, token)
+        schema = _schema(running.url, token)
         timeout_s = arguments.timeout or None
-        with GenericEnvClient(found.url, token=token, message_timeout_s=timeout_s).sync() as client:
+        with GenericEnvClient(running.url, token=token, message_timeout_s=timeout_s).sync() as client:
             game = Game(client, terminal)
-            explain = partial(_show_traceback, found.provider)
+            explain = partial(_show_traceback, running.provider)
             try:
                 if arguments.action or arguments.random:
                     return _unattended(arguments, game, target, schema)
-                return _attended(arguments, game, schema, found, explain)
+                return _attended(arguments, game, schema, running, explain)
             except (KeyboardInterrupt, OpenEnvError) as error:
                 explain(error)
                 if isinstance(error, KeyboardInterrupt):
@@ -88,7 +88,7 @@ def _attended(
     arguments: argparse.Namespace,
     game: "Game",
     schema: dict[str, Any],
-    found: "RunningTarget",
+    running: "RunningTarget",
     explain: Callable[[Exception], None],
 ) -> int:
     from openenv_core.play.form import forms_of
@@ -98,7 +98,7 @@ def _attended(
     from openenv_core.providers.base import has_died
 
     forms = forms_of(schema["action"]) if "action" in schema else ()
-    game.terminal.say(f"{arguments.target} on {found.url}   (:help for commands)")
+    game.terminal.say(f"{arguments.target} on {running.url}   (:help for commands)")
     for form in forms:
         for line in () if form.lists_tools or form.calls_tools else describe_form(form):
             game.terminal.say(line, DIM)
@@ -107,7 +107,7 @@ def _attended(
         Prompts(game.terminal, forms),
         schema=schema,
         options=_options(arguments),
-        serves=lambda within_s: not has_died(found.provider, within_s=within_s),
+        serves=lambda within_s: not has_died(running.provider, within_s=within_s),
         explain=explain,
     ).run()
 
@@ -157,10 +157,10 @@ def _show_traceback(provider: Any, error: BaseException) -> None:
         return
     deadline = time.monotonic() + TRACEBACK_WAIT_S
     # The reply may be here before what was printed ahead of it has been read.
-    while not (told := last_traceback(provider.output())) and time.monotonic() < deadline:
+    while not (traceback_text := last_traceback(provider.output())) and time.monotonic() < deadline:
         time.sleep(0.02)
-    if told:
-        print(harmless(told), file=sys.stderr)
+    if traceback_text:
+        print(harmless(traceback_text), file=sys.stderr)
 
 
 def _options(arguments: argparse.Namespace) -> dict[str, Any]:
@@ -188,10 +188,10 @@ def _schema(url: str, token: str | None) -> dict[str, Any]:
     try:
         with client_for(http_url(url), token) as http:
             reply = http.get(f"{http_url(url)}/schema", timeout=10)
-        found = reply.json() if reply.status_code == 200 else {}
+        document = reply.json() if reply.status_code == 200 else {}
     except (httpx.HTTPError, httpx.InvalidURL, ValueError):
         return {}  # the session tells what is wrong
-    return found if isinstance(found, dict) and isinstance(found.get("action"), dict) else {}
+    return document if isinstance(document, dict) and isinstance(document.get("action"), dict) else {}
 
 
 COMMAND = Command(

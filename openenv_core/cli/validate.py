@@ -51,11 +51,11 @@ def configure(parser: argparse.ArgumentParser) -> None:
     select_checks.add_argument(
         "--list", action="store_true", help="tell which checks there are, and run none"
     )
-    told = parser.add_argument_group("how it is told")
-    told.add_argument(
+    output = parser.add_argument_group("how it is told")
+    output.add_argument(
         "--json", action="store_true", help="one JSON document on standard output, nothing else"
     )
-    told.add_argument("--junit", metavar="FILE", help="write JUnit XML to this file as well")
+    output.add_argument("--junit", metavar="FILE", help="write JUnit XML to this file as well")
     tried = parser.add_argument_group("how much is tried")
     tried.add_argument("--sessions", type=read_count, metavar="N", help="sessions at once under load (16)")
     tried.add_argument(
@@ -164,9 +164,9 @@ def _writable(text: str) -> Path:
 
 
 def _above_zero(text: str) -> float:
-    if not (found := read_seconds(text)):
+    if not (seconds := read_seconds(text)):
         raise argparse.ArgumentTypeError(f"expected a number of seconds above 0, got {text!r}")
-    return found
+    return seconds
 
 
 COMMAND = Command(

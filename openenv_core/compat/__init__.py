@@ -52,9 +52,9 @@ def check() -> None:
         ConfigurationError: It is installed too. Its names would mean two things, and its wheel brings a package
             `openenv_core` that overwrites ours.
     """
-    if (found := released()) is not None:
+    if (distribution := released()) is not None:
         raise ConfigurationError(
-            f"expected Ropewalk without the released OpenEnv package, got {found} in the same environment "
+            f"expected Ropewalk without the released OpenEnv package, got {distribution} in the same environment "
             f"({sys.prefix}): both bring a package {FORMER!r}, and one overwrites the other; pip uninstall openenv "
             "openenv-core, then pip install --force-reinstall --no-deps ropewalk, or keep each in a virtual "
             "environment of its own"

@@ -21,23 +21,23 @@ Run a command; it, and every Python process that it starts, imports the released
 FAILED: Final = 2
 
 
-def main(words: list[str]) -> NoReturn:
+def main(argv: list[str]) -> NoReturn:
     """Become the command; exit where that cannot be."""
-    if not words or words[0] in ("-h", "--help"):
-        (sys.stdout if words else sys.stderr).write(USAGE)
-        sys.exit(0 if words else FAILED)
+    if not argv or argv[0] in ("-h", "--help"):
+        (sys.stdout if argv else sys.stderr).write(USAGE)
+        sys.exit(0 if argv else FAILED)
     # `python` is this one: it is the one that has Ropewalk.
-    program = sys.executable if words[0] in ("python", "python3") else shutil.which(words[0])
+    program = sys.executable if argv[0] in ("python", "python3") else shutil.which(argv[0])
     try:
         compat.check()
         if program is None:
-            raise ConfigurationError(f"expected a command, got {words[0]!r}, which is none; see --help")
+            raise ConfigurationError(f"expected a command, got {argv[0]!r}, which is none; see --help")
     except ConfigurationError as error:
         sys.stderr.write(f"ropewalk: {error}\n")
         sys.exit(FAILED)
-    here = str(Path(__file__).with_name("everywhere"))
-    path = os.pathsep.join(filter(None, [here, os.environ.get("PYTHONPATH", "")]))
-    os.execve(program, [program, *words[1:]], os.environ | {"PYTHONPATH": path})
+    hook_folder = str(Path(__file__).with_name("everywhere"))
+    path = os.pathsep.join(filter(None, [hook_folder, os.environ.get("PYTHONPATH", "")]))
+    os.execve(program, [program, *argv[1:]], os.environ | {"PYTHONPATH": path})
 
 
 if __name__ == "__main__":

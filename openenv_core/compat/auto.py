@@ -95,9 +95,9 @@ class AutoAction:
         if skip_install or _SPACE.fullmatch(name):
             return GenericAction
         client = client_class(name)
-        found: type[Action] | None = getattr(client, "action_type", None)
-        if found is None:
+        action_type: type[Action] | None = getattr(client, "action_type", None)
+        if action_type is None:
             raise ConfigurationError(f"expected an action_type of {client.__name__}; set it on the class")
-        return found
+        return action_type
 
     from_hub = from_env

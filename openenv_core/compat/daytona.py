@@ -60,7 +60,9 @@ class DaytonaProvider(ContainerProvider):
     ) -> None:
         sdk = _sdk()
         account = {"api_key": api_key or os.environ.get("DAYTONA_API_KEY"), "target": target}
-        self._daytona = sdk.Daytona(sdk.DaytonaConfig(**{key: said for key, said in account.items() if said}))
+        self._daytona = sdk.Daytona(
+            sdk.DaytonaConfig(**{key: value for key, value in account.items() if value})
+        )
         self._options = {
             **({"public": True} if public else {}),
             **({"auto_stop_interval": auto_stop_interval} if auto_stop_interval != AUTO_STOP_MIN else {}),
@@ -89,8 +91,8 @@ class DaytonaProvider(ContainerProvider):
         context = path.parent.parent if context_dir is None else Path(context_dir)
         if not context.is_dir():
             raise ConfigurationError(f"expected a folder as context_dir, got {context_dir!r}")
-        for one in Dockerfile.parse(text).all:
-            copied = one.rest.split()[:1] if one.word == "COPY" else []
+        for instruction in Dockerfile.parse(text).all:
+            copied = instruction.rest.split()[:1] if instruction.word == "COPY" else []
             if not copied or copied[0].startswith(("/", "--from=")) or (context / copied[0]).exists():
                 continue
             if not any(context.glob(copied[0])):
@@ -194,7 +196,7 @@ class DaytonaProvider(ContainerProvider):
             RuntimeError: It has ended; the message has its log.
         """
 
-        def look(left_s: float) -> str | None:
+        def probe(left_s: float) -> str | None:
             try:
                 reply = httpx.get(f"{base_url}/health", timeout=min(left_s, HEALTH_TIMEOUT_S))
                 seen = None if reply.is_success else f"HTTP {reply.status_code}"
@@ -207,7 +209,7 @@ class DaytonaProvider(ContainerProvider):
                 )
             return seen
 
-        if (seen := wait_healthy(look, timeout_s, time.sleep, factor=ELSEWHERE_FACTOR)) is not None:
+        if (seen := wait_healthy(probe, timeout_s, time.sleep, factor=ELSEWHERE_FACTOR)) is not None:
             raise TimeoutError(
                 f"the sandbox at {base_url} did not become ready within {timeout_s:g} s: {seen}"
             )

@@ -72,14 +72,14 @@ class GitServerClient:
     def wait_for_ready(self, timeout: float = 30) -> bool:
         """Return whether the server answers within a time, in seconds."""
 
-        def look(left_s: float) -> str | None:
+        def probe(left_s: float) -> str | None:
             try:
                 reply = httpx.get(f"{self.gitea_url}/", timeout=min(left_s, REQUEST_TIMEOUT_S))
             except httpx.HTTPError as error:
                 return str(error)
             return None if reply.status_code < 400 else f"HTTP {reply.status_code}"
 
-        self.is_ready = self.is_ready or wait_healthy(look, timeout, factor=ELSEWHERE_FACTOR) is None
+        self.is_ready = self.is_ready or wait_healthy(probe, timeout, factor=ELSEWHERE_FACTOR) is None
         return self.is_ready
 
     def list_repositories(self) -> list[dict[str, str]]:
@@ -89,7 +89,7 @@ class GitServerClient:
             RuntimeError: The server has not answered yet, or refuses.
         """
         self._check_ready()
-        found: list[Any] = []
+        repositories: list[Any] = []
         with httpx.Client(auth=(self.username, self.password), timeout=REQUEST_TIMEOUT_S) as client:
             for page in range(1, 1000):
                 try:
@@ -99,11 +99,11 @@ class GitServerClient:
                     listed = reply.json()
                 except (httpx.HTTPError, ValueError) as error:
                     raise RuntimeError(f"{self.gitea_url} did not list its repositories: {error}") from error
-                found += listed
+                repositories += listed
                 if len(listed) < PAGE_SIZE:
                     break
         keys = ("name", "full_name", "clone_url", "description")
-        return [{key: repo.get(key) or "" for key in keys} for repo in found]
+        return [{key: repo.get(key) or "" for key in keys} for repo in repositories]
 
     def clone_to_workspace(self, repo_name: str, target_dir: str | None = None, commit: str = "main") -> str:
         """Clone a repository anew and check a commit out.

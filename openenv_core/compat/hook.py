@@ -44,11 +44,11 @@ class ReleasedNames:
 
     def target(self, module: str, name: str) -> Target | None:
         """Return what a name is; None where it is not provided."""
-        if (found := self.extra.get(module, {}).get(name) or MODULES[module].names.get(name)) is not None:
-            return found
+        if (target := self.extra.get(module, {}).get(name) or MODULES[module].names.get(name)) is not None:
+            return target
         for other in MODULES[module].also:
-            if (found := self.target(other, name)) is not None:
-                return found
+            if (target := self.target(other, name)) is not None:
+                return target
         return _brought().get(module, {}).get(name)
 
     def later(self, module: str, name: str) -> str | None:
@@ -61,12 +61,12 @@ class ReleasedNames:
 @cache
 def _brought() -> Extra:
     """Return the names that installed packages bring. Not before one is wanted that is not in the table."""
-    found: dict[str, dict[str, Target]] = {}
+    modules: dict[str, dict[str, Target]] = {}
     for point in entry_points(group=GROUP):
         with suppress(ImportError):  # the package is there, and what it needs is not
             for module, names in point.load().items():
-                found.setdefault(module, {}).update(names)
-    return found
+                modules.setdefault(module, {}).update(names)
+    return modules
 
 
 class AliasModule(ModuleType):

@@ -50,8 +50,8 @@ def _in(module: str, names: str) -> dict[str, str]:
     return {name: f"{module}:{name}" for name in names.split()}
 
 
-def _later(what: str, names: str) -> dict[str, str]:
-    return dict.fromkeys(names.split(), what)
+def _later(reason: str, names: str) -> dict[str, str]:
+    return dict.fromkeys(names.split(), reason)
 
 
 def _below(package: str, modules: str) -> tuple[str, ...]:

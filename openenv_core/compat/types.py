@@ -123,8 +123,8 @@ class JsonRpcResponse(BaseMessage):
     def model_dump(self, **options: Any) -> dict[str, Any]:
         """Return what goes onto the wire."""
         whole = super().model_dump(**options)
-        told = "error" if self.error is not None else "result"
-        return {name: whole[name] for name in ("jsonrpc", "id", told) if name in whole}
+        outcome = "error" if self.error is not None else "result"
+        return {name: whole[name] for name in ("jsonrpc", "id", outcome) if name in whole}
 
     def model_dump_json(self, **options: Any) -> str:
         """Return the JSON that goes onto the wire."""
@@ -182,15 +182,15 @@ class StepRequest(StepOptions):
     """What /step takes; likewise."""
 
 
-def _message(name: str, said: str, base: Any = BaseMessage, **fields: Any) -> Any:
+def _message(name: str, doc: str, base: Any = BaseMessage, **fields: Any) -> Any:
     """Return a model of a message: fields with their defaults, `...` where there is none."""
-    return create_model(name, __base__=base, __doc__=said, __module__=__name__, **fields)
+    return create_model(name, __base__=base, __doc__=doc, __module__=__name__, **fields)
 
 
-def _frame(name: str, said: str, kind: str, data: Any = None) -> Any:
+def _frame(name: str, doc: str, kind: str, data: Any = None) -> Any:
     """Return a model of a frame: its type, and what it carries."""
     fields = {} if data is None else {"data": (dict[str, Any], data)}
-    return _message(name, said, type=(Literal[kind], kind), **fields)
+    return _message(name, doc, type=(Literal[kind], kind), **fields)
 
 
 HealthResponse = _message("HealthResponse", "/health.", status=(HealthStatus, HealthStatus.HEALTHY))

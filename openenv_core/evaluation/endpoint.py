@@ -107,12 +107,12 @@ class EndpointClient:
                 if status == httpx.codes.OK:
                     self.trouble = "no answer"
                     return content
-                said = self._decode_plain(content)
-                self.trouble = f"status {status}: {said}"
+                text = self._decode_plain(content)
+                self.trouble = f"status {status}: {text}"
                 if status not in BUSY:
                     if method == "POST" and status in REFUSED:
-                        raise RequestRefusedError(f"status {status}: {said}")
-                    raise self._refusal(status, said)
+                        raise RequestRefusedError(f"status {status}: {text}")
+                    raise self._refusal(status, text)
                 wait_s = max(pause_s, _asked_to_wait(response))
             if attempt == attempts:
                 raise self._unusable(self.trouble)
@@ -129,8 +129,8 @@ class EndpointClient:
         good = response.status_code == httpx.codes.OK
         longest = self._longest if good else LONGEST_COMPLAINT
         content = bytearray()
-        async for part in response.aiter_bytes():
-            content += part
+        async for chunk in response.aiter_bytes():
+            content += chunk
             if len(content) > longest:
                 if good:
                     raise self._unusable(f"an answer of more than {longest} bytes")
@@ -158,7 +158,7 @@ class EndpointClient:
                 f"where it has none {self.url_name} begins with http:"
             ) from error
 
-    def _refusal(self, status: int, said: str) -> ConfigurationError:
+    def _refusal(self, status: int, text: str) -> ConfigurationError:
         url, variable = self.url, self._key_variable or (self._key and self._key_name)
         if status in (401, 403):
             remedy = (
@@ -167,11 +167,11 @@ class EndpointClient:
                 else f"name its environment variable by {self._key_name}"
             )
             return ConfigurationError(
-                f"expected {url} to take the key, got status {status}: {said}; {remedy}"
+                f"expected {url} to take the key, got status {status}: {text}; {remedy}"
             )
         return ConfigurationError(
             f"expected {self.url_name} to lead to an OpenAI-compatible server, up to and with /v1; "
-            f"{url} answered with status {status}: {said}"
+            f"{url} answered with status {status}: {text}"
         )
 
     def _unusable(self, got: str) -> ConfigurationError:
@@ -220,7 +220,7 @@ def _transport(url: str, connections: int) -> httpx.AsyncHTTPTransport:
 
 def plain(text: str, longest: int = 300) -> str:
     """What a stranger wrote, fit for one line of a log."""
-    printable = "".join(one if one.isprintable() else " " for one in text[: 4 * longest])
+    printable = "".join(character if character.isprintable() else " " for character in text[: 4 * longest])
     return " ".join(printable.split())[:longest]
 
 

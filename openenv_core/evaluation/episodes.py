@@ -352,9 +352,9 @@ class ChatPlayer(_Player):
         observation = await game.reset(**episode.options)
         in_text = settings.mode == "text"
         system = "\n\n".join(filter(None, [settings.system, game.instructions if in_text else None]))
-        told: list[Json] = [{"role": "system", "content": system}] if system else []
-        told.append({"role": "user", "content": observation})
-        chat = self._model.begin(told, [] if in_text else game.tools, settings.seed + episode.sibling)
+        messages: list[Json] = [{"role": "system", "content": system}] if system else []
+        messages.append({"role": "user", "content": observation})
+        chat = self._model.begin(messages, [] if in_text else game.tools, settings.seed + episode.sibling)
         record.ending = "completed"
         while not game.over:
             if len(record.turns) == settings.max_turns:
@@ -364,19 +364,21 @@ class ChatPlayer(_Player):
             if answer is None:
                 record.ending = "truncated_length"
                 break
-            shown = "\n\n".join(f"[{one['role']}] {one['content']}" for one in told)
+            shown = "\n\n".join(f"[{message['role']}] {message['content']}" for message in messages)
             record.turns.append(turn_record(shown, answer.shown, fresh=not record.turns))
-            told = []
+            messages = []
             for call in answer.calls:
                 record.tool_calls += 1
                 if isinstance(call.arguments, dict):
-                    said = await game.call(call.name, call.arguments)
+                    result = await game.call(call.name, call.arguments)
                 else:
-                    said = f"error: the arguments are no JSON object: {call.arguments[:200]}"
-                told.append({"role": "tool", "tool_call_id": call.id, "name": call.name, "content": said})
+                    result = f"error: the arguments are no JSON object: {call.arguments[:200]}"
+                messages.append(
+                    {"role": "tool", "tool_call_id": call.id, "name": call.name, "content": result}
+                )
             if not answer.calls:
-                told.append({"role": "user", "content": await game.answer(answer.text)})
-            chat.tell(told)
+                messages.append({"role": "user", "content": await game.answer(answer.text)})
+            chat.tell(messages)
         if game.failure is not None:
             record.ending, record.reason = FAILED_ENVIRONMENT, game.failure[:REASON_CHARS]
             await self.leave()

@@ -79,13 +79,13 @@ class RandomPolicy:
 
 @dataclass(frozen=True, slots=True)
 class CallablePolicy:
-    """A callable that is given observations; of a class, an object for each episode."""
+    """A policy that calls a function with each observation; of a class, one object for each episode."""
 
-    found: Callable[..., Any]
+    target: Callable[..., Any]
 
     def begin(self, key: str, schema: Json, tools: Sequence[Json]) -> Act:
         """See `ActionPolicy.begin`."""
-        return self.found() if isinstance(self.found, type) else self.found
+        return self.target() if isinstance(self.target, type) else self.target
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,8 +108,8 @@ class ChatAnswer:
     def shown(self) -> str:
         """All of it as text."""
         calls = (
-            f"<tool_call>{json.dumps({'name': one.name, 'arguments': one.arguments}, ensure_ascii=False)}</tool_call>"
-            for one in self.calls
+            f"<tool_call>{json.dumps({'name': call.name, 'arguments': call.arguments}, ensure_ascii=False)}</tool_call>"
+            for call in self.calls
         )
         return "\n".join(filter(None, [self.text, *calls]))
 
@@ -178,10 +178,10 @@ def _is_folder(policy: str) -> bool:
     return Path(policy).expanduser().is_dir()
 
 
-def load_provided(name: str, what: str) -> Any:
+def load_provided(name: str, expected: str) -> Any:
     """Return what a package above this one offers to evaluations. ConfigurationError: none does."""
     point = next(iter(entry_points(group=GROUP, name=name)), None)
-    with installed_with("rl", what):
+    with installed_with("rl", expected):
         if point is None:
             raise ImportError(f"no package offers the entry point {GROUP}:{name}")
         return point.load()
@@ -189,22 +189,24 @@ def load_provided(name: str, what: str) -> Any:
 
 def _import_callable(text: str) -> Callable[..., Any]:
     module, colon, attribute = text.rpartition(":" if ":" in text else ".")
-    if not colon or not all(part.isidentifier() for part in (*module.split("."), *attribute.split("."))):
+    if not colon or not all(
+        identifier.isidentifier() for identifier in (*module.split("."), *attribute.split("."))
+    ):
         raise ConfigurationError(
             f"expected --policy as random, module:callable, a URL up to and with /v1, or a checkpoint's folder, got "
             f"{text!r}"
         )
-    if (here := str(Path.cwd())) not in sys.path:
-        sys.path.insert(0, here)
+    if (cwd := str(Path.cwd())) not in sys.path:
+        sys.path.insert(0, cwd)
     try:
-        found: Any = import_module(module)
+        target: Any = import_module(module)
         for name in attribute.split("."):
-            found = getattr(found, name)
+            target = getattr(target, name)
     except (ImportError, AttributeError) as error:
         raise ConfigurationError(f"cannot import the policy {text!r}: {error}") from error
-    if not callable(found):
-        raise ConfigurationError(f"expected {text!r} to be callable, got {type(found).__name__}")
-    return found  # type: ignore[no-any-return]  # it is one
+    if not callable(target):
+        raise ConfigurationError(f"expected {text!r} to be callable, got {type(target).__name__}")
+    return target  # type: ignore[no-any-return]  # it is one
 
 
 class _Function(BaseModel):
@@ -250,13 +252,13 @@ class EndpointModel:
     async def start(self) -> None:
         """See which models there are. ConfigurationError: not the one that is asked for."""
         listed = await self.request("GET", "/models")
-        names = [str(one.get("id")) for one in listed.get("data", []) if isinstance(one, Mapping)]
+        names = [str(model.get("id")) for model in listed.get("data", []) if isinstance(model, Mapping)]
         if self.model is None and len(names) == 1:
             self.model = names[0]
         if self.model not in names:
-            told = ", ".join(map(plain, sorted(names)[:10])) or "none"
+            served = ", ".join(map(plain, sorted(names)[:10])) or "none"
             raise ConfigurationError(
-                f"expected --model as one of {told}, which {self.settings.policy} serves, got {self.model!r}"
+                f"expected --model as one of {served}, which {self.settings.policy} serves, got {self.model!r}"
             )
 
     async def request(self, method: str, path: str, body: Json | None = None) -> Json:
@@ -271,14 +273,14 @@ class EndpointModel:
                 f"{self._http.trouble}"
             ) from None
         try:
-            found = json.loads(content)
+            document = json.loads(content)
         except ValueError:
-            found = None
-        if not isinstance(found, dict):
+            document = None
+        if not isinstance(document, dict):
             raise PolicyError(
                 f"expected JSON of {self.settings.policy}{path}, got {plain(repr(content[:200]))}"
             )
-        return found
+        return document
 
     def begin(self, messages: Sequence[Json], tools: Sequence[Json], seed: int) -> "EndpointChat":
         """See `ChatModel.begin`."""
@@ -311,7 +313,7 @@ class EndpointChat:
             **({"tools": self._tools} if self._tools else {}),
         }
         try:
-            found = await self._model.request("POST", "/chat/completions", body)
+            response = await self._model.request("POST", "/chat/completions", body)
         except RequestRefusedError as error:
             if self._answers:  # the chat has grown beyond the context
                 return None
@@ -319,15 +321,19 @@ class EndpointChat:
                 f"{settings.policy} refuses the first request of an episode: {error}; --mode text does without tools"
             ) from error
         try:
-            message = _ChatResponse.model_validate(found).choices[0].message
+            message = _ChatResponse.model_validate(response).choices[0].message
         except (ValidationError, IndexError) as error:
             raise PolicyError(
-                f"expected an answer of the OpenAI chat protocol, got {plain(repr(found))}"
+                f"expected an answer of the OpenAI chat protocol, got {plain(repr(response))}"
             ) from error
         self._answers += 1
         calls = tuple(
-            RequestedCall(one.id or f"call_{number}", one.function.name, _arguments(one.function.arguments))
-            for number, one in enumerate(message.tool_calls or ())
+            RequestedCall(
+                requested.id or f"call_{number}",
+                requested.function.name,
+                _arguments(requested.function.arguments),
+            )
+            for number, requested in enumerate(message.tool_calls or ())
         )
         self._messages.append(
             {"role": "assistant", "content": message.content or ""}
@@ -344,10 +350,10 @@ def _arguments(text: str | Json) -> Json | str:
     if isinstance(text, dict):
         return text
     try:
-        found = json.loads(text or "{}")
+        arguments = json.loads(text or "{}")
     except (ValueError, RecursionError):
         return text
-    return found if isinstance(found, dict) else text
+    return arguments if isinstance(arguments, dict) else text
 
 
 def _call_as_json(call: RequestedCall) -> Json:

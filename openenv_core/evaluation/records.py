@@ -13,7 +13,7 @@ from typing import Any, Final, Literal, Self, TextIO, TypeAlias
 from pydantic import BaseModel, ConfigDict, NonNegativeInt, PositiveFloat, PositiveInt, ValidationError
 
 from openenv_core.errors import ConfigurationError, describe_faults
-from openenv_core.evaluation.statistics import figures, paired_figures
+from openenv_core.evaluation.statistics import paired_statistics, reward_statistics
 
 SETTINGS_FILE: Final = "settings.json"
 RECORDS_FILE: Final = "rollouts/000001.jsonl"
@@ -193,17 +193,17 @@ Rewards: TypeAlias = dict[tuple[str, int], list[float]]
 
 def rewards_by_task(records: Iterable[EpisodeRecord]) -> Rewards:
     """Return the rewards of each task's scored episodes."""
-    found: defaultdict[tuple[str, int], list[float]] = defaultdict(list)
+    rewards: defaultdict[tuple[str, int], list[float]] = defaultdict(list)
     for record in records:
         if record.reward is not None:
-            found[record.environment, record.seed].append(record.reward)
-    return dict(found)
+            rewards[record.environment, record.seed].append(record.reward)
+    return dict(rewards)
 
 
 def summarize(
     records: Sequence[EpisodeRecord], *, success: float | None = None, repetitions: int = 1
 ) -> dict[str, Any]:
-    """Return what some episodes come to: see `statistics.figures`, and how many have no reward.
+    """Return what some episodes come to: see `statistics.reward_statistics`, and how many have no reward.
 
     Returns:
         The figures; `endings` of the scored episodes; how many were `dropped`, lost to failures that are not the
@@ -213,8 +213,8 @@ def summarize(
     absent = [record for record in records if record.reward is None]
     unscored = sum(record.ending == UNSCORED for record in absent)
     return {
-        **figures(rewards, success=success, repetitions=repetitions),
-        "endings": dict(sorted(Counter(one.ending for one in records if one.reward is not None).items())),
+        **reward_statistics(rewards, success=success, repetitions=repetitions),
+        "endings": dict(sorted(Counter(each.ending for each in records if each.reward is not None).items())),
         "dropped": len(absent) - unscored,
         "unscored": unscored,
         "last_absence": absent[-1].reason if absent else None,
@@ -230,26 +230,33 @@ def describe_missing(summary: dict[str, Any]) -> str:
 
 
 def compare(first: EvaluationFolder, second: EvaluationFolder) -> dict[str, dict[str, Any]]:
-    """Return `paired_figures` of two evaluations by environment, and each task's difference.
+    """Return `paired_statistics` of two evaluations by environment, and each task's difference.
 
     Raises:
         ConfigurationError: They have no environment in common.
     """
     _require_same_tasks(first, second)
-    one, two = (rewards_by_task(folder.read().records.values()) for folder in (first, second))
-    names = [list(dict.fromkeys(environment for environment, _ in of)) for of in (one, two)]
-    found = {}
+    first_rewards, second_rewards = (
+        rewards_by_task(folder.read().records.values()) for folder in (first, second)
+    )
+    names = [
+        list(dict.fromkeys(environment for environment, _ in of)) for of in (first_rewards, second_rewards)
+    ]
+    comparison = {}
     for name in [name for name in names[0] if name in names[1]]:
-        a, b = ({task: of[where, task] for where, task in sorted(of) if where == name} for of in (one, two))
-        tasks = {str(task): [fmean(a[task]), fmean(b[task])] for task in a if task in b}
-        found[name] = {**paired_figures(a, b), "by_task": tasks}
-    if not found:
-        told = [", ".join(one) or "none" for one in names]
-        raise ConfigurationError(
-            f"expected two evaluations with rewards in an environment in common, got {told[0]} in {first.path} and "
-            f"{told[1]} in {second.path}"
+        a, b = (
+            {task: of[where, task] for where, task in sorted(of) if where == name}
+            for of in (first_rewards, second_rewards)
         )
-    return found
+        tasks = {str(task): [fmean(a[task]), fmean(b[task])] for task in a if task in b}
+        comparison[name] = {**paired_statistics(a, b), "by_task": tasks}
+    if not comparison:
+        listed = [", ".join(environments) or "none" for environments in names]
+        raise ConfigurationError(
+            f"expected two evaluations with rewards in an environment in common, got {listed[0]} in {first.path} and "
+            f"{listed[1]} in {second.path}"
+        )
+    return comparison
 
 
 def _require_same_tasks(*folders: EvaluationFolder) -> None:
@@ -289,15 +296,15 @@ class ProgressBar:
     def update(self, done: int) -> None:
         """Say how many are done."""
         live = self._sink.isatty()
-        part = done * (100 if live else 10) // self._total
-        if part <= self._drawn or (part == 0 and not live):
+        tenths = done * (100 if live else 10) // self._total
+        if tenths <= self._drawn or (tenths == 0 and not live):
             return
-        self._drawn = part
-        told = f"{self._title}: {done:,} of {self._total:,}"
+        self._drawn = tenths
+        line = f"{self._title}: {done:,} of {self._total:,}"
         if live:
             full = "#" * (done * self.WIDTH // self._total)
-            told = f"\r{self._title} [{full:<{self.WIDTH}}] {done:,}/{self._total:,}"
-        self._sink.write(told if live else f"{told}\n")
+            line = f"\r{self._title} [{full:<{self.WIDTH}}] {done:,}/{self._total:,}"
+        self._sink.write(line if live else f"{line}\n")
         self._sink.flush()
 
     def __enter__(self) -> Self:

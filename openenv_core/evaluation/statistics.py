@@ -73,7 +73,7 @@ def pass_at_k(count: int, successes: int, k: int) -> float:
     return 1.0 - math.comb(count - successes, k) / math.comb(count, k)
 
 
-def figures(
+def reward_statistics(
     rewards: Mapping[Any, Sequence[float]], *, success: float | None = None, repetitions: int = 1
 ) -> dict[str, Any]:
     """What scored episodes come to; those without a reward are no part of any figure.
@@ -103,27 +103,29 @@ def is_success(reward: float, success: float | None) -> bool:
 
 
 def _estimate(name: str, interval: str, values: Mapping[Any, Sequence[float]]) -> dict[str, Any]:
-    groups = [[float(value) for value in one] for one in values.values()]
+    groups = [[float(value) for value in task_rewards] for task_rewards in values.values()]
     # Of one task alone the repetitions are all that varies.
-    means = groups[0] if len(groups) == 1 else [statistics.fmean(one) for one in groups]
-    found = interval_of_tasks(means)
+    means = groups[0] if len(groups) == 1 else [statistics.fmean(task_rewards) for task_rewards in groups]
+    bounds = interval_of_tasks(means)
     return {
         name: statistics.fmean(means) if means else None,
-        interval: None if found is None else list(found),
+        interval: None if bounds is None else list(bounds),
     }
 
 
 def _pass_at(wins: Mapping[Any, Sequence[bool]], repetitions: int) -> dict[str, Any]:
-    found: dict[str, Any] = {}
+    estimates: dict[str, Any] = {}
     for k in sorted({repetitions} | {2**power for power in range(1, repetitions.bit_length())}):
-        values = [pass_at_k(len(one), sum(one), k) for one in wins.values() if len(one) >= k]
+        values = [
+            pass_at_k(len(task_wins), sum(task_wins), k) for task_wins in wins.values() if len(task_wins) >= k
+        ]
         interval = interval_of_tasks(values) if len(values) > 1 else None
         estimate = statistics.fmean(values) if values else None
-        found[str(k)] = [estimate, None if interval is None else list(interval), len(values)]
-    return found
+        estimates[str(k)] = [estimate, None if interval is None else list(interval), len(values)]
+    return estimates
 
 
-def paired_figures(
+def paired_statistics(
     first: Mapping[Any, Sequence[float]], second: Mapping[Any, Sequence[float]]
 ) -> dict[str, Any]:
     """How much better a second policy did than a first one at the tasks that both have a reward of.
@@ -136,15 +138,15 @@ def paired_figures(
         second less first, and its `ci95`; and on how many tasks the second was `better`, `equal` and `worse`.
     """
     common = [task for task in first if first[task] and second.get(task)]
-    one, two = ([statistics.fmean(of[task]) for task in common] for of in (first, second))
-    differences = [after - before for before, after in zip(one, two, strict=True)]
+    first_means, second_means = ([statistics.fmean(of[task]) for task in common] for of in (first, second))
+    differences = [after - before for before, after in zip(first_means, second_means, strict=True)]
     interval = mean_interval(differences)
     every = {task for of in (first, second) for task in of if of[task]}
     return {
         "tasks": len(common),
         "unpaired": len(every) - len(common),
-        "first_mean": statistics.fmean(one) if one else None,
-        "second_mean": statistics.fmean(two) if two else None,
+        "first_mean": statistics.fmean(first_means) if first_means else None,
+        "second_mean": statistics.fmean(second_means) if second_means else None,
         "difference": statistics.fmean(differences) if differences else None,
         "ci95": None if interval is None else list(interval),
         "better": sum(value > 0 for value in differences),

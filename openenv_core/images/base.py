@@ -89,7 +89,9 @@ def place(folder: Path) -> Placed:
         source = str(json.loads(origin)["url"])
     wheel = _make_wheel(source, folder)
     with zipfile.ZipFile(wheel) as archive:
-        (metadata,) = (one for one in zipfile.Path(archive).iterdir() if one.name.endswith(".dist-info"))
+        (metadata,) = (
+            entry for entry in zipfile.Path(archive).iterdir() if entry.name.endswith(".dist-info")
+        )
         return Placed(f"./{wheel.name}", tuple(_dependencies(PathDistribution(metadata))))
 
 
@@ -110,9 +112,9 @@ def _make_wheel(source: str, folder: Path) -> Path:
         )
     made = list(folder.glob("*.whl"))
     if done.returncode != 0 or len(made) != 1:
-        said = (done.stderr or done.stdout).strip()[-2000:]
+        output = (done.stderr or done.stdout).strip()[-2000:]
         raise ConfigurationError(
-            f"pip could not make a wheel of Ropewalk from {source}, which the image installs:\n{said}\n"
+            f"pip could not make a wheel of Ropewalk from {source}, which the image installs:\n{output}\n"
             "install Ropewalk again from a source that is there; pip itself comes by `python -m ensurepip`"
         )
     return made[0]
@@ -201,8 +203,8 @@ def ensure(
 
 
 def _made_from(api: "docker.APIClient", tag: str) -> str | None:
-    found = find_image(api, tag)
-    return None if found is None else labels_of(found).get(FINGERPRINT)
+    image = find_image(api, tag)
+    return None if image is None else labels_of(image).get(FINGERPRINT)
 
 
 @contextmanager
@@ -233,10 +235,10 @@ def context() -> Iterator[BuildRequest]:
 
 def _fingerprint(folder: Path) -> str:
     """Return a digest of the names and contents in a folder."""
-    found = hashlib.sha256()
+    hasher = hashlib.sha256()
     for path in sorted(folder.rglob("*")):
         if path.is_file():
             data = path.read_bytes()
-            found.update(f"{path.relative_to(folder).as_posix()}\0{len(data)}\0".encode())
-            found.update(data)
-    return found.hexdigest()
+            hasher.update(f"{path.relative_to(folder).as_posix()}\0{len(data)}\0".encode())
+            hasher.update(data)
+    return hasher.hexdigest()

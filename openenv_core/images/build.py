@@ -131,10 +131,10 @@ def plan(
 
 def name_of(folder: Path) -> str:
     """Return what the environment in a folder is called: by its manifest, or as the folder is."""
-    found = None
+    name = None
     with suppress(ManifestError):
-        found = read_keys(folder).get("name")
-    return str(found) if found and _NAME.fullmatch(str(found)) else folder.resolve().name
+        name = read_keys(folder).get("name")
+    return str(name) if name and _NAME.fullmatch(str(name)) else folder.resolve().name
 
 
 def default_tag(name: str) -> str:
@@ -152,7 +152,7 @@ def complete_tags(tags: Sequence[str], name: str) -> list[str]:
     Raises:
         ConfigurationError: No image can be called that.
     """
-    found = []
+    completed = []
     for text in tags:
         tag = text.replace("{name}", default_tag(name).partition(":")[0]) if "{name}" in text else text
         match = _TAG.fullmatch(tag)
@@ -161,8 +161,8 @@ def complete_tags(tags: Sequence[str], name: str) -> list[str]:
                 f"expected an image's name such as my-env:1.0 or registry.example.org/team/my-env:1.0, got {tag!r}; "
                 "names are in lower case"
             )
-        found.append(tag if match["tag"] else f"{tag}:latest")
-    return found
+        completed.append(tag if match["tag"] else f"{tag}:latest")
+    return completed
 
 
 def variant_for(dockerfile: Dockerfile) -> base.Variant | None:
@@ -177,25 +177,25 @@ def variant_for(dockerfile: Dockerfile) -> base.Variant | None:
     return None
 
 
-def read_build_args(words: Sequence[str]) -> dict[str, str]:
+def read_build_args(arguments: Sequence[str]) -> dict[str, str]:
     """Read `NAME=VALUE`, or `NAME` for the value that this shell's variable has.
 
     Raises:
         ConfigurationError: A word is neither.
     """
-    found: dict[str, str] = {}
-    for word in words:
-        name, equals, value = word.partition("=")
+    values: dict[str, str] = {}
+    for argument in arguments:
+        name, equals, value = argument.partition("=")
         if not re.fullmatch(r"[A-Za-z_]\w*", name):
-            raise ConfigurationError(f"expected --build-arg NAME=VALUE, got {word!r}")
+            raise ConfigurationError(f"expected --build-arg NAME=VALUE, got {argument!r}")
         if not equals:
             if name not in os.environ:
                 raise ConfigurationError(
                     f"expected --build-arg {name}=VALUE, or a variable {name} in this shell, got neither"
                 )
             value = os.environ[name]
-        found[name] = value
-    return found
+        values[name] = value
+    return values
 
 
 def _dockerfile_of(folder: Path, file: str | None) -> str:
@@ -225,8 +225,8 @@ def _refuse_unknown(given: Mapping[str, str], dockerfile: Dockerfile, path: Path
     for name in given:
         if name not in known:
             near = difflib.get_close_matches(name, dockerfile.args, n=1)
-            there = ", ".join(dockerfile.args) or "none"
-            hint = f"did you mean {near[0]}?" if near else f"it has: {there}"
+            declared = ", ".join(dockerfile.args) or "none"
+            hint = f"did you mean {near[0]}?" if near else f"it has: {declared}"
             raise ConfigurationError(
                 f"expected a build argument that {path} has an ARG for, got {name}; {hint}"
             )

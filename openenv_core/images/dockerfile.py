@@ -69,46 +69,52 @@ class Dockerfile:
     def read(cls, path: Path) -> Self:
         """Read one that is to be built. ConfigurationError: it cannot be read, or has no FROM."""
         try:
-            found = cls.parse(path.read_text(encoding="utf-8"), path)
+            dockerfile = cls.parse(path.read_text(encoding="utf-8"), path)
         except (OSError, ValueError) as error:
             raise ConfigurationError(f"expected a readable Dockerfile at {path}, got: {error}") from error
-        if not found.stages:
+        if not dockerfile.stages:
             raise ConfigurationError(f"there is no FROM in {path}")
-        return found
+        return dockerfile
 
     @classmethod
     def parse(cls, text: str, path: Path = Path("Dockerfile")) -> Self:
         """Read a Dockerfile's text."""
-        found = cls(path)
-        for one in _instructions(text):
-            if one.word == "FROM":
-                words = [word for word in one.rest.split() if not word.startswith("--")]
-                named = len(words) == 3 and words[1].lower() == "as"
-                found.stages.append(Stage(words[0] if words else "", words[2] if named else None))
-            elif found.stages:
-                found.stages[-1].instructions.append(one)
-            elif one.word == "ARG":
-                found.arguments |= _defaults(one.rest)
-        return found
+        dockerfile = cls(path)
+        for instruction in _instructions(text):
+            if instruction.word == "FROM":
+                arguments = [
+                    argument for argument in instruction.rest.split() if not argument.startswith("--")
+                ]
+                named = len(arguments) == 3 and arguments[1].lower() == "as"
+                dockerfile.stages.append(
+                    Stage(arguments[0] if arguments else "", arguments[2] if named else None)
+                )
+            elif dockerfile.stages:
+                dockerfile.stages[-1].instructions.append(instruction)
+            elif instruction.word == "ARG":
+                dockerfile.arguments |= _defaults(instruction.rest)
+        return dockerfile
 
     @property
     def args(self) -> dict[str, str | None]:
         """The build arguments that it takes, with the first default of each."""
-        found = dict(self.arguments)
-        for one in self.all:
-            if one.word == "ARG":
-                found |= {name: value for name, value in _defaults(one.rest).items() if name not in found}
-        return found
+        values = dict(self.arguments)
+        for instruction in self.all:
+            if instruction.word == "ARG":
+                values |= {
+                    name: value for name, value in _defaults(instruction.rest).items() if name not in values
+                }
+        return values
 
     @property
     def all(self) -> list[Instruction]:
         """Every instruction of every stage."""
-        return [one for stage in self.stages for one in stage.instructions]
+        return [instruction for stage in self.stages for instruction in stage.instructions]
 
     @property
     def final(self) -> list[Instruction]:
         """The instructions that the last stage's image has, those of the stages that it begins from included."""
-        return [one for stage in self._line() for one in stage.instructions]
+        return [instruction for stage in self._line() for instruction in stage.instructions]
 
     @property
     def base(self) -> str:
@@ -134,14 +140,14 @@ class Dockerfile:
 
     def last(self, word: str) -> Instruction | None:
         """Return the last of these instructions that the image has."""
-        return next((one for one in reversed(self.final) if one.word == word), None)
+        return next((instruction for instruction in reversed(self.final) if instruction.word == word), None)
 
     def substitute(self, text: str) -> str:
         """Put defaults in the place of variables; one without a default stays."""
         known = dict(self.arguments)
-        for one in self.all:
-            if one.word in ("ARG", "ENV"):
-                known = _defaults(one.rest) | known
+        for instruction in self.all:
+            if instruction.word in ("ARG", "ENV"):
+                known = _defaults(instruction.rest) | known
 
         def default(match: re.Match[str]) -> str:
             return known.get(match["braced"] or match["plain"]) or match["default"] or match[0]
@@ -150,14 +156,14 @@ class Dockerfile:
 
     def _line(self) -> list[Stage]:
         """Return the last stage after those that it begins from."""
-        found: list[Stage] = []
+        line: list[Stage] = []
         wanted: Stage | None = self.stages[-1] if self.stages else None
         while wanted is not None:
-            found.insert(0, wanted)
+            line.insert(0, wanted)
             before = self.stages[: self.stages.index(wanted)]
             base = self.substitute(wanted.base).lower()
             wanted = next((stage for stage in before if (stage.name or "").lower() == base), None)
-        return found
+        return line
 
 
 def variables_in(text: str) -> set[str]:
@@ -167,11 +173,11 @@ def variables_in(text: str) -> set[str]:
 
 def _defaults(rest: str) -> dict[str, str | None]:
     """Return the names in an ARG or ENV, each with its first default."""
-    found: dict[str, str | None] = {}
+    defaults: dict[str, str | None] = {}
     for match in _ARG.finditer(rest):
         value = match["value"]
-        found.setdefault(match["name"], value.strip("\"'") if value is not None else None)
-    return found
+        defaults.setdefault(match["name"], value.strip("\"'") if value is not None else None)
+    return defaults
 
 
 def _instructions(text: str) -> Iterator[Instruction]:
@@ -201,5 +207,5 @@ def _instructions(text: str) -> Iterator[Instruction]:
 
 
 def _strip_comment(line: str) -> str:
-    found = line.strip()
-    return "" if found.startswith("#") else found
+    stripped = line.strip()
+    return "" if stripped.startswith("#") else stripped

@@ -41,9 +41,9 @@ def engine() -> Iterator["docker.APIClient"]:
         from docker.tls import TLSConfig
     from openenv_core.providers.docker.engine import DockerEngine
 
-    found = DockerEngine.find()
-    found.ping()
-    address = found.address
+    docker_engine = DockerEngine.find()
+    docker_engine.ping()
+    address = docker_engine.address
     tls: TLSConfig | bool = False
     if address.certificates is not None:
         folder = Path(address.certificates)
@@ -125,7 +125,7 @@ def build_image(request: BuildRequest) -> str:
         arguments += ["--no-cache"] * request.no_cache + ["--pull"] * request.pull
         status, output = run_docker("build", *arguments, str(request.context), timeout_s=request.timeout_s)
         if status != 0:
-            said = next(
+            reason = next(
                 (
                     line
                     for line in reversed(output)
@@ -134,7 +134,7 @@ def build_image(request: BuildRequest) -> str:
                 f"exit status {status}",
             )
             raise BuildError(
-                f"docker could not build {request.context}: {said.strip()}", remedy_for("\n".join(output))
+                f"docker could not build {request.context}: {reason.strip()}", remedy_for("\n".join(output))
             )
         return identity.read_text().strip()
 
@@ -201,10 +201,10 @@ def find_image(api: "docker.APIClient", image: str) -> dict[str, Any] | None:
     from docker.errors import ImageNotFound
 
     try:
-        found: dict[str, Any] = api.inspect_image(image)  # type: ignore[no-untyped-call]
+        details: dict[str, Any] = api.inspect_image(image)  # type: ignore[no-untyped-call]
     except ImageNotFound:
         return None
-    return found
+    return details
 
 
 def labels_of(image: Mapping[str, Any]) -> dict[str, str]:
@@ -228,7 +228,7 @@ def replace_tags(api: "docker.APIClient", tags: Sequence[str]) -> Iterator[None]
     Only images that `ropewalk build` made are removed. One that has another name, that a container was made of, or
     that another image stands on stays; it goes when the last of those is built anew.
     """
-    before = {found for tag in tags if (found := _ours(api, tag)) is not None}
+    before = {image_id for tag in tags if (image_id := _ours(api, tag)) is not None}
     yield
     for image in before:
         _remove(api, image)
@@ -236,10 +236,10 @@ def replace_tags(api: "docker.APIClient", tags: Sequence[str]) -> Iterator[None]
 
 
 def _ours(api: "docker.APIClient", tag: str) -> str | None:
-    found = find_image(api, tag)
-    if found is None or not any(name.startswith(_OURS) for name in labels_of(found)):
+    image = find_image(api, tag)
+    if image is None or not any(name.startswith(_OURS) for name in labels_of(image)):
         return None
-    return str(found["Id"])
+    return str(image["Id"])
 
 
 def _remove(api: "docker.APIClient", image: str) -> None:
@@ -248,8 +248,8 @@ def _remove(api: "docker.APIClient", image: str) -> None:
 
     # What cannot be removed is left: the build itself has gone well.
     with contextlib.suppress(APIError, OSError):
-        found = find_image(api, image)
-        if found is not None and not found.get("RepoTags") and not found.get("RepoDigests"):
+        details = find_image(api, image)
+        if details is not None and not details.get("RepoTags") and not details.get("RepoDigests"):
             api.remove_image(image)
 
 
@@ -260,7 +260,7 @@ def _remove_old_parts(api: "docker.APIClient") -> None:
     parts: list[dict[str, Any]] = []
     with contextlib.suppress(APIError, OSError):
         parts = api.images(filters={"dangling": True, "label": PARTS})
-    parts.sort(key=lambda one: one["Created"], reverse=True)
-    for one in parts[1:]:
-        if one["Created"] < time.time() - RECENT_STAGE_AGE_S:
-            _remove(api, one["Id"])
+    parts.sort(key=lambda stage: stage["Created"], reverse=True)
+    for stage in parts[1:]:
+        if stage["Created"] < time.time() - RECENT_STAGE_AGE_S:
+            _remove(api, stage["Id"])

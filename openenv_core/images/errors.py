@@ -88,9 +88,9 @@ _REMEDIES: Final = (
 )
 
 
-def remedy_for(said: str) -> str:
+def remedy_for(output: str) -> str:
     """Return what to do about what was said; the first thing that fits, and something general where none does."""
     for pattern, remedy in _REMEDIES:
-        if re.search(pattern, said, re.IGNORECASE):
+        if re.search(pattern, output, re.IGNORECASE):
             return remedy
     return "correct that step of the Dockerfile, or what it works on, and build again: earlier steps are kept"

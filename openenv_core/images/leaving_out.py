@@ -73,19 +73,19 @@ _SEARCHED_BYTES: Final = 4_000_000
 
 
 @dataclass(frozen=True, slots=True)
-class Found:
-    """One file or folder.
+class WalkEntry:
+    """One file or folder of a walk.
 
     Attributes:
         path: Relative to the folder, with slashes.
-        reason: Why it is left out; None: it goes.
+        reason: Why it is left out; None where it is included.
     """
 
     path: str
     reason: str | None = None
 
 
-def walk(folder: Path) -> Iterator[Found]:
+def walk(folder: Path) -> Iterator[WalkEntry]:
     """Yield every file that goes, and the files and folders that stay, in order.
 
     What either ignore file leaves out stays, whatever the other takes back with `!`.
@@ -130,7 +130,7 @@ def is_secret_name(name: str) -> bool:
     return lower not in _HARMLESS and any(fnmatchcase(lower, pattern) for pattern in _SECRET_FILES)
 
 
-def _walk(folder: Path, beneath: str, rules: "dict[str, PathSpec[Any]]") -> Iterator[Found]:
+def _walk(folder: Path, beneath: str, rules: "dict[str, PathSpec[Any]]") -> Iterator[WalkEntry]:
     for path in sorted((folder / beneath).iterdir()):
         relative = f"{beneath}/{path.name}" if beneath else path.name
         reason = _reason(path, relative, rules)
@@ -138,12 +138,12 @@ def _walk(folder: Path, beneath: str, rules: "dict[str, PathSpec[Any]]") -> Iter
             # A .dockerignore may take back a part of a folder that it leaves out.
             looked_into = reason is None or reason == ".dockerignore"
             inside = list(_walk(folder, relative, rules)) if looked_into else []
-            if reason is None or any(found.reason is None for found in inside):
+            if reason is None or any(child_entry.reason is None for child_entry in inside):
                 yield from inside
             else:
-                yield Found(f"{relative}/", reason)
+                yield WalkEntry(f"{relative}/", reason)
         else:
-            yield Found(relative, reason)
+            yield WalkEntry(relative, reason)
 
 
 def _reason(path: Path, relative: str, rules: "dict[str, PathSpec[Any]]") -> str | None:

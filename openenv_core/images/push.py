@@ -96,14 +96,14 @@ def _make_absent_error(image: str) -> NoSuchImageError:
     )
 
 
-def _failure(remote: str, said: str) -> PushError:
+def _failure(remote: str, output: str) -> PushError:
     host = remote.partition("/")[0]
-    text = f"expected {remote} to arrive, got: {said.strip()}"
-    if re.search(_ABSENT, said):
+    text = f"expected {remote} to arrive, got: {output.strip()}"
+    if re.search(_ABSENT, output):
         return _make_absent_error(remote)
-    if re.search(_REFUSED, said):
+    if re.search(_REFUSED, output):
         return NotAllowedError(f"{text}; `docker login {host}` with an account that may write there")
-    if re.search(_SILENT, said):
+    if re.search(_SILENT, output):
         return NotReachedError(
             f"{text}; see that {host} is right and reachable from the engine, with a certificate that it trusts "
             "(or as one of its insecure-registries)"

@@ -105,15 +105,15 @@ def _copy(folder: Path, into: Path, needed: set[str]) -> dict[str, str]:
     """Copy what goes, and return what stays. What a Space cannot do without goes whatever the ignore files say."""
     left_out: dict[str, str] = {}
     secrets = []
-    for found in walk(folder):
-        if found.reason is not None and found.path not in needed:
-            left_out[found.path] = found.reason
+    for entry in walk(folder):
+        if entry.reason is not None and entry.path not in needed:
+            left_out[entry.path] = entry.reason
             continue
-        if secret_in(folder / found.path):
-            secrets.append(found.path)
-        target = into / found.path
+        if secret_in(folder / entry.path):
+            secrets.append(entry.path)
+        target = into / entry.path
         target.parent.mkdir(parents=True, exist_ok=True)
-        shutil.copyfile(folder / found.path, target)
+        shutil.copyfile(folder / entry.path, target)
     for name in needed:
         if (folder / name).is_file() and not (into / name).is_file():
             (into / name).parent.mkdir(parents=True, exist_ok=True)
@@ -138,7 +138,7 @@ def _with_base(text: str, variant: base.Variant, into: Path) -> str:
     (parts / "Dockerfile").unlink()
     if variant is base.Variant.RUNTIME:
         sections = re.split(r"(?m)^(?=# ---- )", made)
-        made = "".join(one for one in sections if f"AS {base.Variant.BUILD}\n" not in one)
+        made = "".join(section for section in sections if f"AS {base.Variant.BUILD}\n" not in section)
     for name, value in (("PARTS", PARTS), ("ROPEWALK", requirement)):
         made = with_default(made, name, value)
     # An index gives what no folder holds, and the hub keeps no empty folder.
@@ -169,14 +169,16 @@ def _write_readme(folder: Path, into: Path, port: int) -> None:
 
     path = into / "README.md"
     text = path.read_text(encoding="utf-8") if path.is_file() else f"# {name_of(folder)}\n"
-    said: dict[str, Any] = {}
+    front_matter: dict[str, Any] = {}
     if (front := _FRONT.match(text)) is not None:
         try:
-            said = yaml.safe_load(front["yaml"]) or {}
+            front_matter = yaml.safe_load(front["yaml"]) or {}
         except yaml.YAMLError as error:
             raise ConfigurationError(f"expected YAML between the --- of README.md, got: {error}") from error
-        if not isinstance(said, dict):
-            raise ConfigurationError(f"expected keys between the --- of README.md, got {type(said).__name__}")
+        if not isinstance(front_matter, dict):
+            raise ConfigurationError(
+                f"expected keys between the --- of README.md, got {type(front_matter).__name__}"
+            )
         text = text[front.end() :]
     title = next((line[2:].strip() for line in text.splitlines() if line.startswith("# ")), name_of(folder))
     card: dict[str, Any] = {
@@ -186,7 +188,7 @@ def _write_readme(folder: Path, into: Path, port: int) -> None:
         "colorTo": "green",
         "tags": ["openenv"],
         "base_path": "/web",
-        **said,
+        **front_matter,
     }
     # These two are what the Space is, whatever was said.
     card["sdk"], card["app_port"] = "docker", port

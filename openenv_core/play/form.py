@@ -76,7 +76,7 @@ class Form:
     @property
     def calls_tools(self) -> bool:
         """Whether it calls a tool by its name."""
-        return {one.name for one in self.fields} >= CALL_FIELDS
+        return {field.name for field in self.fields} >= CALL_FIELDS
 
     @property
     def lists_tools(self) -> bool:
@@ -98,19 +98,19 @@ def as_text(value: Any) -> str:
 def _form(schema: Json, root: Json) -> Form:
     required = schema.get("required", ())
     fields, fixed = [], {}
-    for name, part in (schema.get("properties") or {}).items():
+    for name, subschema in (schema.get("properties") or {}).items():
         if name in _UNASKED and name not in required:
             continue
-        found = _field(name, part, root, name in required)
-        if len(found.choices) == 1 and not found.nullable:
-            fixed[name] = found.choices[0]
+        field = _field(name, subschema, root, name in required)
+        if len(field.choices) == 1 and not field.nullable:
+            fixed[name] = field.choices[0]
         else:
-            fields.append(found)
+            fields.append(field)
     return Form(str(schema.get("title", "action")), tuple(fields), fixed, str(schema.get("description", "")))
 
 
-def _field(name: str, part: Any, root: Json, required: bool) -> FormField:
-    schema = _resolve(part, root)
+def _field(name: str, subschema: Any, root: Json, required: bool) -> FormField:
+    schema = _resolve(subschema, root)
     arms = list(_arms(schema, root))
     some = [arm for arm in arms if arm.get("type") != "null"]
     nullable = len(some) < len(arms)
@@ -143,23 +143,23 @@ def _arms(schema: Json, root: Json, depth: int = 0) -> Iterator[Json]:
 
 
 def _choices(arms: list[Json]) -> tuple[Any, ...]:
-    found: list[Any] = []
+    choices: list[Any] = []
     for arm in arms:
         if "const" in arm:
-            found.append(arm["const"])
+            choices.append(arm["const"])
         elif isinstance(arm.get("enum"), list):
-            found += arm["enum"]
+            choices += arm["enum"]
         elif arm.get("type") == "boolean":
-            found += [True, False]
+            choices += [True, False]
         else:
             return ()
-    return tuple(found)
+    return tuple(choices)
 
 
 def _kind(schema: Json) -> str:
     kind = schema.get("type")
     if isinstance(kind, list):
-        kinds = [one for one in kind if one != "null"]
+        kinds = [name for name in kind if name != "null"]
         kind = kinds[0] if len(kinds) == 1 else None
     return kind if isinstance(kind, str) else "any"
 
@@ -169,17 +169,17 @@ def _resolve(schema: Any, root: Json) -> Json:
     for _ in range(_FOLLOWED):
         if not isinstance(schema, Mapping):
             return {}
-        found = dict(schema)
-        if isinstance(reference := found.pop("$ref", None), str):
+        resolved = dict(schema)
+        if isinstance(reference := resolved.pop("$ref", None), str):
             target: Any = root
-            for part in reference.removeprefix("#/").split("/"):
-                target = target.get(part, {}) if isinstance(target, Mapping) else {}
-            schema = {**target, **found} if isinstance(target, Mapping) else found
-        elif isinstance(parts := found.get("allOf"), list) and len(parts) == 1:
-            del found["allOf"]
-            schema = {**parts[0], **found} if isinstance(parts[0], Mapping) else found
+            for key in reference.removeprefix("#/").split("/"):
+                target = target.get(key, {}) if isinstance(target, Mapping) else {}
+            schema = {**target, **resolved} if isinstance(target, Mapping) else resolved
+        elif isinstance(parts := resolved.get("allOf"), list) and len(parts) == 1:
+            del resolved["allOf"]
+            schema = {**parts[0], **resolved} if isinstance(parts[0], Mapping) else resolved
         else:
-            return found
+            return resolved
     return {}
 
 
@@ -216,7 +216,7 @@ def _read(kind: str, item: str, text: str) -> Any:
     if kind == "string" and not (len(text) > 1 and text[0] == text[-1] == '"'):
         return text
     if kind == "array" and not text.startswith("["):
-        return [_read(item, "any", part) for part in re.split(r"[,\s]+", text) if part]
+        return [_read(item, "any", piece) for piece in re.split(r"[,\s]+", text) if piece]
     # In double quotes a text is read as JSON, for empty ones and those of several lines.
     wanted, of = {"object": ("a JSON object", dict), "array": ("a JSON list", list)}.get(kind, ("", object))
     try:
@@ -235,12 +235,12 @@ def _choice(field: FormField, text: str) -> Any:
         return None
     if field.kind == "boolean":
         return _read("boolean", "any", text)
-    asked = text.strip("\"'").lower()
+    wanted = text.strip("\"'").lower()
     texts = [as_text(choice) for choice in field.choices]
     for same in (
         [at for at, name in enumerate(texts) if name == text.strip("\"'")],
-        [at for at, name in enumerate(texts) if name.lower() == asked],
-        [at for at, name in enumerate(texts) if asked and name.lower().startswith(asked)],
+        [at for at, name in enumerate(texts) if name.lower() == wanted],
+        [at for at, name in enumerate(texts) if wanted and name.lower().startswith(wanted)],
     ):
         if len(same) == 1:
             return field.choices[same[0]]

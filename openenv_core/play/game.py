@@ -58,8 +58,8 @@ class Game:
 
     def tools(self) -> list[Json]:
         """Return the tools of an environment that has some; asking is no step of the episode."""
-        found = self._client.step({"type": "list_tools"}).observation.get("tools")
-        return [tool for tool in found if isinstance(tool, dict)] if isinstance(found, list) else []
+        tools = self._client.step({"type": "list_tools"}).observation.get("tools")
+        return [tool for tool in tools if isinstance(tool, dict)] if isinstance(tools, list) else []
 
     def lose_session(self) -> None:
         """Take it that the session is gone, and the episode with it."""
@@ -127,10 +127,10 @@ class Loop:
                     self._between()
                 else:
                     self._attempt(self._game.step, self._prompts.action())
-            except CommandTypedError as asked:
-                if asked.name == ":quit":
+            except CommandTypedError as command:
+                if command.name == ":quit":
                     break
-                self._attempt(self._do, asked)
+                self._attempt(self._do, command)
             except EOFError:
                 self._terminal.say()
                 break
@@ -158,10 +158,10 @@ class Loop:
             if isinstance(error, ConnectionLostError | SessionError):
                 self._game.lose_session()
 
-    def _do(self, asked: CommandTypedError) -> None:
-        match asked.name:
+    def _do(self, command: CommandTypedError) -> None:
+        match command.name:
             case ":reset":
-                self._reset_with(asked.rest)
+                self._reset_with(command.rest)
             case ":state":
                 self._terminal.show_answer("state", self._game.state())
             case ":schema":

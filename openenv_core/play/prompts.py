@@ -85,13 +85,13 @@ class Prompts:
         title, whole = self._choose("kind", titles)
         return None if title is None else forms[titles.index(title)], whole
 
-    def _choose(self, what: str, names: list[str]) -> tuple[str | None, Json | None]:
+    def _choose(self, label: str, names: list[str]) -> tuple[str | None, Json | None]:
         """Ask for one of some names; return it, or the whole action where that is given, or neither."""
-        text = self.line(f"{what} ({'|'.join(names)}): ", names)
+        text = self.line(f"{label} ({'|'.join(names)}): ", names)
         if text.startswith("{"):
             return None, self._whole(text)
         try:
-            return value_of(FormField(what, "string", choices=tuple(names)), text), None
+            return value_of(FormField(label, "string", choices=tuple(names)), text), None
         except ValueError as error:
             self.refuse(str(error))
             return None, None
@@ -133,8 +133,8 @@ class Prompts:
             default = f" [{as_text(field.default)}]"
         elif not field.required:
             default = " [none]"
-        words = [as_text(choice) for choice in field.choices]
-        return self.line(f"{harmless(field.name)} ({harmless(field.label + default)}): ", words)
+        options = [as_text(choice) for choice in field.choices]
+        return self.line(f"{harmless(field.name)} ({harmless(field.label + default)}): ", options)
 
     def _take(self, field: FormField, text: str, values: Json) -> bool:
         if not text:
@@ -173,8 +173,8 @@ def _is_whole(text: str, form: Form) -> bool:
     if form.fields[0].kind not in ("object", "any"):
         return True
     try:
-        found = json.loads(text)
+        document = json.loads(text)
     except ValueError:
         return False
     names = {field.name for field in form.fields} | set(form.fixed)
-    return bool(found) and set(found) <= names | {"metadata"}
+    return bool(document) and set(document) <= names | {"metadata"}

@@ -52,8 +52,8 @@ def observation_lines(observation: Mapping[str, Any], *, colours: bool = False) 
 def harmless(text: str, *, colours: bool = False) -> str:
     """Return a text without control characters; lines and tabs stay."""
 
-    def instead(found: re.Match[str]) -> str:
-        return found[0] if colours and _COLOUR.fullmatch(found[0]) else ""
+    def instead(match: re.Match[str]) -> str:
+        return match[0] if colours and _COLOUR.fullmatch(match[0]) else ""
 
     return _CONTROL.sub(instead, text.replace("\r\n", "\n").replace("\r", "\n")) + (
         "\x1b[0m" if colours and "\x1b[" in text else ""
@@ -73,9 +73,9 @@ def _plain(value: Any) -> str:
     if len(line) <= _WIDTH:
         return line
     if isinstance(value, Mapping):
-        return "\n".join(f"{name}: {_json(part)}" for name, part in value.items())
-    if isinstance(value, list) and any(isinstance(part, list | Mapping | str) for part in value):
-        return "\n".join(_json(part) for part in value)
+        return "\n".join(f"{name}: {_json(item)}" for name, item in value.items())
+    if isinstance(value, list) and any(isinstance(item, list | Mapping | str) for item in value):
+        return "\n".join(_json(item) for item in value)
     return line
 
 
@@ -129,8 +129,8 @@ class Terminal:
     def show_step(self, step: int, action: Json, result: Result, total: float) -> None:
         """Tell of a step."""
         self._observation(result)
-        figures = f"step {step}   reward {number(result.reward)}   return {number(total)}"
-        self.say(figures + ("   done" if result.done else ""), DIM)
+        line = f"step {step}   reward {number(result.reward)}   return {number(total)}"
+        self.say(line + ("   done" if result.done else ""), DIM)
 
     def show_end(self, episode: int, steps: int, total: float, done: bool) -> None:
         """Tell what an episode came to; one that is not done was left."""
@@ -226,5 +226,5 @@ class _Completer:
         self.installed = True
 
     def _complete(self, text: str, index: int) -> str | None:
-        found = [choice for choice in self.choices if choice.startswith(text)]
-        return found[index] if index < len(found) else None
+        matching = [choice for choice in self.choices if choice.startswith(text)]
+        return matching[index] if index < len(matching) else None

@@ -129,7 +129,7 @@ MAX_POLL_INTERVAL_S: Final = 0.05
 
 
 def wait_healthy(
-    look: Callable[[float], str | None],
+    probe: Callable[[float], str | None],
     timeout_s: float,
     pause: Callable[[float], object] = time.sleep,
     *,
@@ -138,7 +138,7 @@ def wait_healthy(
     """Look at a server until it is healthy.
 
     Args:
-        look: Looks once, within so many seconds; returns None where the server is healthy, else what was seen.
+        probe: Looks once, within so many seconds; returns None where the server is healthy, else what was seen.
         timeout_s: Seconds until it gives up.
         pause: Waits for so many seconds between two looks. It raises where the server has ended meanwhile.
         factor: How many times as long the pauses are as for a server on this machine.
@@ -150,7 +150,7 @@ def wait_healthy(
     seen: str | None = "no answer"
     interval_s = MIN_POLL_INTERVAL_S
     while (left_s := deadline - time.monotonic()) > 0:
-        if (seen := look(left_s)) is None:
+        if (seen := probe(left_s)) is None:
             return None
         pause(min(factor * interval_s, left_s))
         interval_s = min(1.2 * interval_s, MAX_POLL_INTERVAL_S)
@@ -266,14 +266,14 @@ def first_token(environ: Mapping[str, str], folder: str | Path = ".") -> str | N
         environ: The server's.
         folder: The server's working directory.
     """
-    found = environ.get(TOKENS, "").replace(",", " ").split()
+    tokens = environ.get(TOKENS, "").replace(",", " ").split()
     name = environ.get(TOKEN_FILE, "").strip()
-    if not found and name and (file := Path(folder, name)).is_file():
+    if not tokens and name and (file := Path(folder, name)).is_file():
         # Where it cannot be read, the server says so itself.
         with suppress(OSError, ValueError), file.open(encoding="utf-8") as opened:
             lines = [line.strip() for line in opened.read(MOST_CHARS).splitlines()]
-            found = [line for line in lines if line and not line.startswith("#")]
-    return found[0] if found else None
+            tokens = [line for line in lines if line and not line.startswith("#")]
+    return tokens[0] if tokens else None
 
 
 class Released:

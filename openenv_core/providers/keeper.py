@@ -82,8 +82,8 @@ class PoolState:
             f"{self.leaving} are being removed"
         )
         if self.last_failure is not None:
-            said = str(self.last_failure).strip() or type(self.last_failure).__name__
-            text += f"; {self.failed} starts failed, the last of: {said}"
+            reason = str(self.last_failure).strip() or type(self.last_failure).__name__
+            text += f"; {self.failed} starts failed, the last of: {reason}"
         return text
 
 
@@ -242,8 +242,8 @@ class PoolKeeper(Generic[MemberT]):
     def _require_thread(self) -> None:
         dead = self._dead
         if dead is None and not self._thread.is_alive():
-            here = os.getpid() == self._pid
-            dead = RuntimeError("it is not there" if here else "this process is a fork of the pool's")
+            same_process = os.getpid() == self._pid
+            dead = RuntimeError("it is not there" if same_process else "this process is a fork of the pool's")
         if dead is not None:
             raise PoolError(
                 f"expected a pool that replaces what is used, but its thread died of "
@@ -287,12 +287,12 @@ class PoolKeeper(Generic[MemberT]):
         with self.changed:
             starts = self._startable() if now >= self._next_start else 0
             self._starting += starts
-        for begun in range(starts):
+        for submitted in range(starts):
             try:
                 _begin(self._start_one, "openenv-pool-start")
             except RuntimeError as error:  # no thread is to be had, at the interpreter's exit for one
                 with self.changed:
-                    self._starting -= starts - begun
+                    self._starting -= starts - submitted
                     self._note_failure(error)
                 break
         if now >= self._next_look:

@@ -116,7 +116,7 @@ class LocalProcessProvider(OwnedServerProvider):
         return f"http://{LOOPBACK}:{port}"
 
     def _spawn(self, fd: int) -> "subprocess.Popen[bytes]":
-        command = [part.replace("{app}", self.app).replace("{fd}", str(fd)) for part in self._command]
+        command = [argument.replace("{app}", self.app).replace("{fd}", str(fd)) for argument in self._command]
         try:
             return subprocess.Popen(
                 guard_command(command, grace_s=self._stop_timeout_s, kept=fd),
@@ -188,10 +188,10 @@ class _Tail:
 
 def last_traceback(output: str) -> str:
     """Return the last traceback in what a server printed, with its exception; empty where there is none."""
-    _, found, block = output.rpartition(_TRACEBACK)
+    _, header, block = output.rpartition(_TRACEBACK)
     lines = block.strip("\n").splitlines()
     end = next((n for n, line in enumerate(lines) if not line.startswith(" ")), len(lines))
-    return "\n".join([found, *lines[: end + 1]]) if found else ""
+    return "\n".join([header, *lines[: end + 1]]) if header else ""
 
 
 def _added(chunk: bytes, log: Path) -> Path | None:

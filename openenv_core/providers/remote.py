@@ -106,7 +106,7 @@ class HostedSandbox(ABC):
     def _keep(self) -> None:
         expires = time.monotonic() + self._lease_s
         while not self.ended.wait(self._lease_s / RENEWALS):
-            asked = time.monotonic()
+            requested_at = time.monotonic()
             try:
                 if not self.paused:
                     self.renew(self._lease_s, self._lease_s / RENEWALS)
@@ -116,7 +116,7 @@ class HostedSandbox(ABC):
                     self.lost = f"the sandbox {self.sandbox_id} is gone: {error}"
                     return
             else:
-                expires = asked + self._lease_s
+                expires = requested_at + self._lease_s
 
 
 class HostedOptions(TypedDict, total=False):

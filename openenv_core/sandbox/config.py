@@ -69,7 +69,7 @@ class SandboxConfig:
                 "from the strongest: namespaces, lsm, seccomp, process"
             )
         for name in self.preload:
-            if not all(part.isidentifier() for part in name.split(".")):
+            if not all(component.isidentifier() for component in name.split(".")):
                 raise ConfigurationError(f"expected names of modules to preload, got {name!r}")
         if self.links and self.minimum is not Isolation.NAMESPACES:
             raise ConfigurationError(

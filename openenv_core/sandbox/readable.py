@@ -67,7 +67,7 @@ def without_hidden(shown: Iterable[str], hidden: Iterable[str]) -> tuple[str, ..
     """Return the same as files and folders none of which holds a hidden one: their other entries instead."""
     unreadable = {Path(path) for path in hidden}
     # One that is itself a link, as a virtual environment may be, is not there under another name.
-    return tuple(str(found) for path in shown for found in _without(Path(path).resolve(), unreadable))
+    return tuple(str(visible) for path in shown for visible in _without(Path(path).resolve(), unreadable))
 
 
 def _without(path: Path, unreadable: set[Path]) -> list[Path]:
@@ -78,4 +78,4 @@ def _without(path: Path, unreadable: set[Path]) -> list[Path]:
         return [path]
     if path.is_symlink():
         return []  # the folder that it leads to is there under its own name, or it is not to be seen
-    return [found for entry in sorted(path.iterdir()) for found in _without(entry, unreadable)]
+    return [visible for entry in sorted(path.iterdir()) for visible in _without(entry, unreadable)]

@@ -430,7 +430,7 @@ class SandboxSession:
         """Make the forks that have been asked for meanwhile, together: each request costs the interpreter a turn."""
         async with self._turn:
             requests, self._fork_requests, self._forking = self._fork_requests, [], None
-            requests = [one for one in requests if not one[1].done()]
+            requests = [request for request in requests if not request[1].done()]
             made: list[SandboxSession] = []
             failure: Exception = SandboxUnavailableError(
                 "expected a branch of the interpreter, got none; it has ended, or has too many already"

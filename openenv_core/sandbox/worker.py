@@ -238,7 +238,7 @@ class Worker:
                 with self._asking() as answered:
                     request = pack_request({"id": self._number, "op": "branch", "folders": folders})
                     socket.send_fds(
-                        self.control, [request], [one for each in connections for one in each.inner]
+                        self.control, [request], [fd for each in connections for fd in each.inner]
                     )
                     for each in connections:
                         each.hand_over()

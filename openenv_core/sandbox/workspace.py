@@ -236,7 +236,7 @@ class Workspace:
             return math.inf
 
     def _scan(self, quick: int | None) -> dict[str, FileInfo]:
-        found: dict[str, tuple[tuple[int, ...], FileInfo]] = {}
+        files: dict[str, tuple[tuple[int, ...], FileInfo]] = {}
         hashed = 0
         for count, (path, status) in enumerate(self._walk(everything=False), 1):
             if quick is not None and count > quick:
@@ -245,7 +245,7 @@ class Workspace:
                 continue
             mark, known = _mark(status), self._known.get(path)
             if known is not None and known[0] == mark:
-                found[path] = known
+                files[path] = known
                 continue
             hashed += status.st_size
             if quick is not None and hashed > _QUICK_BYTES:
@@ -253,9 +253,9 @@ class Workspace:
             if hashed > self._limits.disk_bytes:
                 continue  # holes: it says to be larger than all files together may be
             with contextlib.suppress(OSError, FileRefusedError):
-                found[path] = (mark, self._looked_at(path))
-        self._known = found
-        return {path: info for path, (_, info) in found.items()}
+                files[path] = (mark, self._looked_at(path))
+        self._known = files
+        return {path: info for path, (_, info) in files.items()}
 
     def _looked_at(self, path: str) -> FileInfo:
         """Return what a file is, of which little is in memory at once: it may be holes, and its code another's."""
@@ -292,25 +292,25 @@ class Workspace:
                         status = entry.stat(follow_symlinks=False)
                     except OSError:
                         continue
-                    here = (*parts, os.fsencode(entry.name).decode("utf-8", "surrogateescape"))
+                    entry_parts = (*parts, os.fsencode(entry.name).decode("utf-8", "surrogateescape"))
                     if stat.S_ISDIR(status.st_mode):
-                        if len(here) <= _MAX_DEPTH:
-                            left.append(here)
+                        if len(entry_parts) <= _MAX_DEPTH:
+                            left.append(entry_parts)
                         elif everything:
                             raise _UnseenError
-                    path = "/".join(here)
+                    path = "/".join(entry_parts)
                     if everything or path.isprintable():
                         yield path, status
 
     def _descend(self, parts: tuple[str, ...], stack: contextlib.ExitStack, *, make: bool) -> int:
         folder = self._top(stack)
-        for part in parts:
+        for name in parts:
             if make:
                 with contextlib.suppress(FileExistsError):
-                    os.mkdir(part, 0o755, dir_fd=folder)
+                    os.mkdir(name, 0o755, dir_fd=folder)
                     if self._owner is not None:
-                        os.chown(part, *self._owner, dir_fd=folder, follow_symlinks=False)
-            folder = os.open(part, _FOLDER, dir_fd=folder)
+                        os.chown(name, *self._owner, dir_fd=folder, follow_symlinks=False)
+            folder = os.open(name, _FOLDER, dir_fd=folder)
             stack.callback(os.close, folder)
         return folder
 
@@ -330,7 +330,7 @@ def _parts(path: str) -> tuple[str, ...]:
     parts = pure.parts
     if pure.is_absolute() or ".." in parts or not parts:
         raise FileRefusedError(path, "expected a path inside of the workspace, relative to it")
-    if len(parts) > _MAX_DEPTH or any(len(part.encode()) > 255 for part in parts):
+    if len(parts) > _MAX_DEPTH or any(len(name.encode()) > 255 for name in parts):
         raise FileRefusedError(path, "it is too deep, or a name in it is too long")
     return parts
 

@@ -81,9 +81,9 @@ def _refuse_what_is_there(folder: Path) -> None:
     plain = folder.is_dir() and not folder.is_symlink()
     if plain and not any(folder.iterdir()):
         return
-    what = "a folder with something in it" if plain else "something else of that name"
+    existing = "a folder with something in it" if plain else "something else of that name"
     raise ConfigurationError(
-        f"expected no {folder} yet, got {what}; choose another name or --dir, or remove it"
+        f"expected no {folder} yet, got {existing}; choose another name or --dir, or remove it"
     )
 
 
@@ -120,12 +120,14 @@ def _stage_folder(folder: Path) -> Iterator[Path]:
 
 def _read(template: str) -> dict[str, str]:
     """Return the texts of a template's files by their paths in it."""
-    found = {}
+    texts = {}
     for path in sorted((_FOLDER / template).rglob("*")):
         name = path.relative_to(_FOLDER / template)
-        if path.is_file() and not any(fnmatch(part, left) for part in name.parts for left in _LEFT_OUT):
-            found[name.as_posix()] = path.read_text(encoding="utf-8")
-    return found
+        if path.is_file() and not any(
+            fnmatch(name_part, left) for name_part in name.parts for left in _LEFT_OUT
+        ):
+            texts[name.as_posix()] = path.read_text(encoding="utf-8")
+    return texts
 
 
 def _rename_texts(texts: Mapping[str, str], names: EnvironmentNames) -> dict[str, str]:
@@ -139,6 +141,6 @@ def _rename_texts(texts: Mapping[str, str], names: EnvironmentNames) -> dict[str
     pattern = re.compile("|".join(map(re.escape, spellings)))
 
     def spell(text: str) -> str:
-        return pattern.sub(lambda found: spellings[found[0]], text)
+        return pattern.sub(lambda match: spellings[match[0]], text)
 
     return {spell(name): spell(text) for name, text in texts.items()}

@@ -100,9 +100,9 @@ def _find_installed(module: str) -> str | None:
     where = spec.origin or next(iter(spec.submodule_search_locations or ()), None)
     if where is None:
         return "this interpreter"
-    here = Path.cwd().resolve()
+    cwd = Path.cwd().resolve()
     # A folder of this name in the working directory is no installation: the folder itself says so, if it is in the way.
-    return None if here in Path(where).resolve().parents and module.count(".") == 0 else where
+    return None if cwd in Path(where).resolve().parents and module.count(".") == 0 else where
 
 
 def _refusal(text: str, expected: str) -> ConfigurationError:

@@ -117,8 +117,8 @@ class ToolContext:
         **options: Any,
     ) -> Mapping[str, Any]:
         """Ask the caller's language model; see `Sample` and `ask`."""
-        asked = Sample(messages=messages, max_tokens=max_tokens, options=options)
-        return (await self.ask({name: asked}))[name]
+        request = Sample(messages=messages, max_tokens=max_tokens, options=options)
+        return (await self.ask({name: request}))[name]
 
     async def roots(self, name: str = "roots") -> Mapping[str, Any]:
         """Ask which folders the caller works in; see `Roots` and `ask`."""

@@ -183,35 +183,41 @@ class DeclaredTools:
 
     def list_resources(self) -> Sequence[ResourceSpec]:
         """Return the single addresses that the class declares."""
-        return [one.spec for one in self.TOOLSET.resources.values() if isinstance(one.spec, ResourceSpec)]
+        return [
+            resource.spec
+            for resource in self.TOOLSET.resources.values()
+            if isinstance(resource.spec, ResourceSpec)
+        ]
 
     def list_resource_templates(self) -> Sequence[ResourceTemplateSpec]:
         """Return the forms of addresses that the class declares."""
         return [
-            one.spec for one in self.TOOLSET.templates.values() if isinstance(one.spec, ResourceTemplateSpec)
+            template.spec
+            for template in self.TOOLSET.templates.values()
+            if isinstance(template.spec, ResourceTemplateSpec)
         ]
 
     def read_resource(self, uri: str, context: ToolContext) -> Now[ResourceContents]:
         """Read what is at an address; see `ToolHost.read_resource`."""
-        for one in (*self.TOOLSET.resources.values(), *self.TOOLSET.templates.values()):
-            if (values := one.form.match(uri)) is not None:
-                return self._read(one, uri, values, context)
+        for resource in (*self.TOOLSET.resources.values(), *self.TOOLSET.templates.values()):
+            if (values := resource.form.match(uri)) is not None:
+                return self._read(resource, uri, values, context)
         raise NoSuchResourceError(f"expected the address of a resource, there is none at {uri[:200]!r}")
 
     def list_prompts(self) -> Sequence[PromptSpec]:
         """Return the prompts that the class declares."""
-        return [one.spec for one in self.TOOLSET.prompts.values()]
+        return [prompt.spec for prompt in self.TOOLSET.prompts.values()]
 
     def get_prompt(self, name: str, arguments: Mapping[str, Any], context: ToolContext) -> Now[PromptResult]:
         """Return the messages of a prompt; see `ToolHost.get_prompt`."""
-        if (one := self.TOOLSET.prompts.get(name)) is None:
+        if (prompt := self.TOOLSET.prompts.get(name)) is None:
             there_are = ", ".join(self.TOOLSET.prompts) or "none"
             raise NoSuchPromptError(f"expected one of the prompts {there_are}, got {name[:200]!r}")
-        given = one.signature.read(arguments, context, strict=False)
-        description = one.spec.description
+        given = prompt.signature.read(arguments, context, strict=False)
+        description = prompt.spec.description
         return _then(
-            getattr(self, one.attribute)(**given),
-            lambda said: PromptResult(messages=_messages(said, one.attribute), description=description),
+            getattr(self, prompt.attribute)(**given),
+            lambda value: PromptResult(messages=_messages(value, prompt.attribute), description=description),
         )
 
     def complete(
@@ -229,18 +235,18 @@ class DeclaredTools:
         )
 
     def _read(
-        self, one: DeclaredResource, uri: str, values: Mapping[str, str], context: ToolContext
+        self, resource: DeclaredResource, uri: str, values: Mapping[str, str], context: ToolContext
     ) -> Now[ResourceContents]:
         try:
-            given = one.signature.read(values, context, strict=False)
+            given = resource.signature.read(values, context, strict=False)
         except InvalidArgumentsError as error:
-            form = one.form.template
+            form = resource.form.template
             raise NoSuchResourceError(
                 f"expected an address like {form}, got {uri[:200]!r}; {error}"
             ) from None
         return _then(
-            getattr(self, one.attribute)(**given),
-            lambda held: [_resource_contents(uri, held, one.spec.mime_type)],
+            getattr(self, resource.attribute)(**given),
+            lambda held: [_resource_contents(uri, held, resource.spec.mime_type)],
         )
 
     async def _call_async(
@@ -415,25 +421,25 @@ def _resource_contents(uri: str, held: object, mime_type: str | None) -> dict[st
     )
 
 
-def _messages(said: object, method: str) -> list[dict[str, Any]]:
+def _messages(value: object, method: str) -> list[dict[str, Any]]:
     """Return the messages of a prompt, in MCP's own JSON; a TypeError where they are none."""
-    parts: Sequence[Any] = said if isinstance(said, list | tuple) else [said]
-    found = []
-    for part in parts:
-        message = part if isinstance(part, PromptMessage) else PromptMessage(part)
+    parts: Sequence[Any] = value if isinstance(value, list | tuple) else [value]
+    messages = []
+    for item in parts:
+        message = item if isinstance(item, PromptMessage) else PromptMessage(item)
         if not isinstance(message.content, str | Content):
             raise TypeError(
                 f"expected text, content or messages from {method}, got {type(message.content).__name__}"
             )
-        found.append(message.to_mcp())
-    return found
+        messages.append(message.to_mcp())
+    return messages
 
 
 def _check_completion(values: object, method: str) -> ArgumentCompletion:
     """Return what an argument could become; a TypeError where that is no list of texts."""
-    found = list(values) if isinstance(values, Iterable) and not isinstance(values, str) else None
-    if found is None or not all(isinstance(value, str) for value in found):
+    items = list(values) if isinstance(values, Iterable) and not isinstance(values, str) else None
+    if items is None or not all(isinstance(value, str) for value in items):
         raise TypeError(f"expected a list of texts from {method}, got {values!r:.200}")
     return ArgumentCompletion(
-        values=found[:MAX_COMPLETIONS], total=len(found), has_more=len(found) > MAX_COMPLETIONS
+        values=items[:MAX_COMPLETIONS], total=len(items), has_more=len(items) > MAX_COMPLETIONS
     )

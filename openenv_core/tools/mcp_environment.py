@@ -61,8 +61,8 @@ def get_server_tools(mcp_server: Any) -> dict[str, Any]:
     """Return the tools of a server object by name, as its own package has them."""
     for method in ("get_tools", "list_tools"):
         if (listing := getattr(mcp_server, method, None)) is not None:
-            found = run_async_safely(listing())
-            return dict(found) if isinstance(found, Mapping) else {tool.name: tool for tool in found}
+            tools = run_async_safely(listing())
+            return dict(tools) if isinstance(tools, Mapping) else {tool.name: tool for tool in tools}
     return {}
 
 
@@ -136,8 +136,8 @@ class MCPEnvironment(Environment[Any, Any, Any]):
     def get_callables(self) -> dict[str, Callable[..., Any]]:
         """Return the functions behind the tools, where the server object tells them."""
         known = {name: getattr(tool, "fn", None) for name, tool in get_server_tools(self.mcp_server).items()}
-        found = {name: function for name, function in known.items() if callable(function)}
-        return {**found, **{name: function for name, (function, _) in self._own_tools.items()}}
+        callables = {name: function for name, function in known.items() if callable(function)}
+        return {**callables, **{name: function for name, (function, _) in self._own_tools.items()}}
 
     def tool(self, mode: str | None = None) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
         """Return a decorator that makes a function a tool: in one mode alone, or in all.
@@ -212,16 +212,16 @@ class MCPEnvironment(Environment[Any, Any, Any]):
 
     async def list_resource_templates(self) -> Sequence[ResourceTemplateSpec]:
         """Return the forms of addresses that can be read."""
-        found = await self._link.arun(lambda client: client.list_resource_templates())
-        return specs(ResourceTemplateSpec, found, "resource_templates")
+        listed = await self._link.arun(lambda client: client.list_resource_templates())
+        return specs(ResourceTemplateSpec, listed, "resource_templates")
 
     async def read_resource(self, uri: str, context: ToolContext) -> ResourceContents:
         """Read a resource. NoSuchResourceError: there is none at that address, or it cannot be read."""
         try:
-            found = await self._link.arun(lambda client: client.read_resource(uri))
+            result = await self._link.arun(lambda client: client.read_resource(uri))
         except Exception as error:
             raise NoSuchResourceError(f"expected a resource at the address {uri[:200]!r}: {error}") from error
-        return [mcp_json(part) for part in getattr(found, "contents", found)]
+        return [mcp_json(content) for content in getattr(result, "contents", result)]
 
     async def list_prompts(self) -> Sequence[PromptSpec]:
         """Return the prompts that there are."""
@@ -235,7 +235,7 @@ class MCPEnvironment(Environment[Any, Any, Any]):
             InvalidArgumentsError: It could not be made of these arguments.
         """
         try:
-            found = await self._link.arun(lambda client: client.get_prompt(name, dict(arguments)))
+            result = await self._link.arun(lambda client: client.get_prompt(name, dict(arguments)))
         except Exception as error:
             there_are = [prompt.name for prompt in await self.list_prompts()]
             if name not in there_are:
@@ -243,7 +243,7 @@ class MCPEnvironment(Environment[Any, Any, Any]):
                 raise NoSuchPromptError(f"expected one of the prompts {known}, got {name[:200]!r}") from error
             raise InvalidArgumentsError(f"expected arguments of the prompt {name!r}, got: {error}") from error
         return PromptResult(
-            messages=[mcp_json(message) for message in found.messages], description=found.description
+            messages=[mcp_json(message) for message in result.messages], description=result.description
         )
 
     async def complete(
@@ -282,8 +282,8 @@ class MCPEnvironment(Environment[Any, Any, Any]):
     async def _listing(self, client: Any) -> list[ToolSpec]:
         listed = specs(ToolSpec, await client.list_tools(), "tools")
         of_modes = {name for tools in self._tools_by_mode.values() for name in tools}
-        others = [spec for spec in listed if spec.name not in of_modes]
-        return [*others, *(spec for _, spec in self._own_tools.values())]
+        remaining = [spec for spec in listed if spec.name not in of_modes]
+        return [*remaining, *(spec for _, spec in self._own_tools.values())]
 
     def _call(self, action: CallToolAction) -> Callable[[Any], Awaitable[CallToolObservation]]:
         name, context = action.tool_name, self._context
@@ -322,8 +322,8 @@ def _age(cls: type, name: str) -> int:
     return next(age for age, owner in enumerate(cls.__mro__) if name in vars(owner))
 
 
-def _listed(found: Sequence[ToolSpec]) -> ListToolsObservation:
-    return ListToolsObservation(tools=[spec.wire() for spec in found])
+def _listed(tool_specs: Sequence[ToolSpec]) -> ListToolsObservation:
+    return ListToolsObservation(tools=[spec.wire() for spec in tool_specs])
 
 
 def _failed(

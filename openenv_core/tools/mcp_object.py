@@ -224,10 +224,10 @@ async def ask_tool(
         context.progress(progress, total, message)
 
     if hasattr(client, "call_tool_mcp"):  # FastMCP's, whose own result has the value beside the content
-        found = await client.call_tool(name, arguments, raise_on_error=False, progress_handler=progress)
+        result = await client.call_tool(name, arguments, raise_on_error=False, progress_handler=progress)
     else:
-        found = await client.call_tool(name, arguments, progress_callback=progress)
-    return _result(found)
+        result = await client.call_tool(name, arguments, progress_callback=progress)
+    return _result(result)
 
 
 def plain_result(value: Any) -> CallToolResult:
@@ -236,17 +236,17 @@ def plain_result(value: Any) -> CallToolResult:
     return CallToolResult(content=[text], structured_content={"result": value}, data=value)
 
 
-def _result(found: Any) -> CallToolResult:
-    structured = getattr(found, "structured_content", None)
-    data = getattr(found, "data", None)
+def _result(result: Any) -> CallToolResult:
+    structured = getattr(result, "structured_content", None)
+    data = getattr(result, "data", None)
     if data is None and isinstance(structured, dict):
         data = structured["result"] if set(structured) == {"result"} else structured
     return CallToolResult(
-        content=list(found.content),
+        content=list(result.content),
         structured_content=structured,
-        meta=getattr(found, "meta", None),
+        meta=getattr(result, "meta", None),
         data=data,
-        is_error=bool(getattr(found, "is_error", False)),
+        is_error=bool(getattr(result, "is_error", False)),
     )
 
 
@@ -272,8 +272,8 @@ def tool_result(observation: Observation) -> ToolResult:
         "metadata": observation.metadata,
     }
     if not isinstance(observation, CallToolObservation):
-        said = observation.model_dump(exclude={"reward", "done", "metadata"}) or observation.metadata
-        return replace(ToolResult.of(said), **worth)
+        payload = observation.model_dump(exclude={"reward", "done", "metadata"}) or observation.metadata
+        return replace(ToolResult.of(payload), **worth)
     if observation.error is not None:
         failed = ToolResult.failed(observation.error.error_type, observation.error.message)
         return replace(failed, **worth)
@@ -293,10 +293,10 @@ def mcp_json(model: Any) -> dict[str, Any]:
     return dumped
 
 
-def specs(kind: type[SpecT], found: Any, within: str) -> list[SpecT]:
+def specs(kind: type[SpecT], listed: Any, within: str) -> list[SpecT]:
     """Return what a client's listing holds; the SDK's has it in an attribute, FastMCP's is a list."""
     known = {field.alias for field in kind.model_fields.values()}
     return [
-        kind.model_validate({key: value for key, value in mcp_json(one).items() if key in known})
-        for one in getattr(found, within, found)
+        kind.model_validate({key: value for key, value in mcp_json(entry).items() if key in known})
+        for entry in getattr(listed, within, listed)
     ]

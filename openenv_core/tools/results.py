@@ -77,9 +77,9 @@ class ResourceLink:
 
     def block(self) -> ContentBlock:
         """Return MCP's own JSON of it."""
-        told = {"description": self.description, "mimeType": self.mime_type}
-        found = {key: value for key, value in told.items() if value is not None}
-        return {"type": "resource_link", "uri": self.uri, "name": self.name, **found}
+        fields = {"description": self.description, "mimeType": self.mime_type}
+        present = {key: value for key, value in fields.items() if value is not None}
+        return {"type": "resource_link", "uri": self.uri, "name": self.name, **present}
 
 
 Content: TypeAlias = Text | Image | Audio | Embedded | ResourceLink
@@ -106,10 +106,10 @@ class PromptMessage:
 
 def contents(uri: str, content: str | bytes, mime_type: str | None) -> dict[str, Any]:
     """Return MCP's own JSON of what a resource holds."""
-    told = {"uri": uri} if mime_type is None else {"uri": uri, "mimeType": mime_type}
+    fields = {"uri": uri} if mime_type is None else {"uri": uri, "mimeType": mime_type}
     if isinstance(content, str):
-        return {**told, "text": content}
-    return {**told, "blob": _base64(content)}
+        return {**fields, "text": content}
+    return {**fields, "blob": _base64(content)}
 
 
 def _base64(data: bytes) -> str:
@@ -156,7 +156,7 @@ class ToolResult:
             return value
         if isinstance(value, _CONTENT):
             return cls._of_content([value])
-        if isinstance(value, list | tuple) and any(isinstance(part, _CONTENT) for part in value):
+        if isinstance(value, list | tuple) and any(isinstance(item, _CONTENT) for item in value):
             return cls._of_content(value)
         plain: Any = value if value is None or type(value) in (int, bool) else _plain(value)
         if wrapped is None:
@@ -179,8 +179,8 @@ class ToolResult:
     def _of_content(cls, parts: Sequence[object]) -> "ToolResult":
         content = [
             block
-            for part in parts
-            for block in ([part.block()] if isinstance(part, _CONTENT) else _blocks(_plain(part)))
+            for item in parts
+            for block in ([item.block()] if isinstance(item, _CONTENT) else _blocks(_plain(item)))
         ]
         _encode(content)
         texts = [block["text"] for block in content if block["type"] == "text"]

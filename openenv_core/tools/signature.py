@@ -29,8 +29,8 @@ def _read_docstring(text: str) -> tuple[str, dict[str, str]]:
     sections: dict[str, list[str]] = {"": []}
     current = ""
     for line in inspect.cleandoc(text).splitlines():
-        if (found := _SECTION.fullmatch(line)) is not None:
-            current = found[1]
+        if (match := _SECTION.fullmatch(line)) is not None:
+            current = match[1]
         else:
             sections.setdefault(current, []).append(line)
     lines = [line for name in ("Args", "Arguments") for line in sections.get(name, []) if line.strip()]
@@ -88,7 +88,7 @@ def read_method(owner: type, attribute: str) -> Method:
         hints["return"] = awaited[-1]
     # Of the nearest that has one, of those that it overrides.
     functions = [function_of(vars(cls)[attribute]) for cls in owner.__mro__ if attribute in vars(cls)]
-    docstrings = (getattr(one, "__doc__", None) for one in functions if callable(one))
+    docstrings = (getattr(candidate, "__doc__", None) for candidate in functions if callable(candidate))
     description, argument_descriptions = _read_docstring(next(filter(None, docstrings), ""))
     return Method(
         attribute=attribute,
@@ -135,10 +135,10 @@ class _Schema(GenerateJsonSchema):
 
     def float_schema(self, schema: Any) -> Any:
         """What is no number becomes null in a result; MCP clients hold that against the schema."""
-        told = super().float_schema(schema)
+        json_schema = super().float_schema(schema)
         if self.mode == "serialization" and schema.get("allow_inf_nan", True):
-            return {**told, "type": ["number", "null"]}
-        return told
+            return {**json_schema, "type": ["number", "null"]}
+        return json_schema
 
 
 class Signature:
@@ -212,15 +212,17 @@ class Signature:
             read = self._model.model_validate_json(text, strict=strict)
         except ValidationError as error:
             faults = "; ".join(
-                f"{'.'.join(str(part) for part in fault['loc']) or 'arguments'}: {fault['msg']}"
+                f"{'.'.join(str(key) for key in fault['loc']) or 'arguments'}: {fault['msg']}"
                 for fault in faults_of(error, len(text))
             )
-            told = short(faults, _MAX_FAULTS_CHARS)
-            raise InvalidArgumentsError(f"expected arguments as the schema has them, got: {told}") from None
-        found = {name: getattr(read, _FIELD + name) for name in self.names}
+            summary = short(faults, _MAX_FAULTS_CHARS)
+            raise InvalidArgumentsError(
+                f"expected arguments as the schema has them, got: {summary}"
+            ) from None
+        values = {name: getattr(read, _FIELD + name) for name in self.names}
         for name in self._contexts:
-            found[name] = context
-        return found
+            values[name] = context
+        return values
 
 
 def _make_refusal(method: Method, name: str, why: str) -> ConfigurationError:
@@ -271,4 +273,6 @@ def returned_schema(method: Method) -> tuple[dict[str, Any] | None, bool | None]
 
 def _is_content(hint: Any) -> bool:
     module = "openenv_core.tools.results"
-    return getattr(hint, "__module__", "") == module or any(_is_content(part) for part in get_args(hint))
+    return getattr(hint, "__module__", "") == module or any(
+        _is_content(argument) for argument in get_args(hint)
+    )

@@ -17,7 +17,9 @@ CALL_FIELDS: Final = frozenset({"tool_name", "arguments"})
 def is_of_tools(schema: Mapping[str, Any]) -> bool:
     """Whether actions of a JSON schema are calls of tools."""
     parts = (schema, *schema.get("$defs", {}).values())
-    return any(set(part.get("properties", ())) >= CALL_FIELDS for part in parts if isinstance(part, Mapping))
+    return any(
+        set(variant.get("properties", ())) >= CALL_FIELDS for variant in parts if isinstance(variant, Mapping)
+    )
 
 
 class _Spec(BaseModel):

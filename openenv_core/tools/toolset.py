@@ -84,14 +84,14 @@ class Toolset:
         declarations: dict[str, tuple[Declared, ...]] = {}
         for base in reversed(owner.__mro__):
             for attribute, value in vars(base).items():
-                if found := declared_as(value):
-                    declarations[attribute] = found
+                if declared_list := declared_as(value):
+                    declarations[attribute] = declared_list
         toolset = cls()
-        for attribute, found in declarations.items():
+        for attribute, declared_list in declarations.items():
             if getattr(owner, attribute) is None:
                 continue
             method = read_method(owner, attribute)
-            for declared in found:
+            for declared in declared_list:
                 match declared.kind:
                     case "tool":
                         toolset._add_tool(declared, method)
@@ -151,17 +151,17 @@ class Toolset:
                 f"expected {method.attribute} to take the values in {declared.uri!r}, "
                 f"{', '.join(form.names) or 'none'}, got {', '.join(signature.names) or 'none'}"
             )
-        told = _common(declared.name or method.attribute, declared, method)
-        told |= {"description": told["description"] or None, "mime_type": declared.mime_type}
+        fields = _common(declared.name or method.attribute, declared, method)
+        fields |= {"description": fields["description"] or None, "mime_type": declared.mime_type}
         spec = (
-            ResourceTemplateSpec(uri_template=declared.uri, **told)
+            ResourceTemplateSpec(uri_template=declared.uri, **fields)
             if form.names
-            else ResourceSpec(uri=declared.uri, **told)
+            else ResourceSpec(uri=declared.uri, **fields)
         )
-        there = self.templates if form.names else self.resources
-        if declared.uri in there:
+        existing = self.templates if form.names else self.resources
+        if declared.uri in existing:
             raise ConfigurationError(f"expected one resource at each address, got {declared.uri!r} twice")
-        there[declared.uri] = DeclaredResource(
+        existing[declared.uri] = DeclaredResource(
             spec=spec, attribute=method.attribute, signature=signature, form=form
         )
 
@@ -170,10 +170,10 @@ class Toolset:
         if name in self.prompts:
             raise ConfigurationError(f"expected prompts with names of their own, got {name!r} twice")
         properties = signature.schema["properties"]
-        told = _common(name, declared, method)
-        told["description"] = told["description"] or None
+        fields = _common(name, declared, method)
+        fields["description"] = fields["description"] or None
         spec = PromptSpec(
-            **told,
+            **fields,
             arguments=tuple(
                 PromptArgument(
                     name=argument,
@@ -187,10 +187,10 @@ class Toolset:
 
     def _check_completions(self) -> None:
         for (kind, of), argument in self.completions:
-            there: Mapping[str, DeclaredPrompt | DeclaredResource] = (
+            completable: Mapping[str, DeclaredPrompt | DeclaredResource] = (
                 self.prompts if kind == "ref/prompt" else self.templates
             )
-            if of not in there or argument not in there[of].signature.names:
+            if of not in completable or argument not in completable[of].signature.names:
                 raise ConfigurationError(
                     f"expected a completion of an argument that is there, got {argument!r} of {of!r}; declare a prompt "
                     "of that name, or a resource of that form, which takes it"

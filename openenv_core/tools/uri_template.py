@@ -33,12 +33,12 @@ class UriTemplate:
         self.template = template
         self._parts: list[str | _Value] = []
         end = 0
-        for found in re.finditer(r"\{(\+?)([A-Za-z_]\w*)(\*?)\}", template):
-            self._parts += [template[end : found.start()], _Value(found[2], bool(found[1] or found[3]))]
-            end = found.end()
+        for match in re.finditer(r"\{(\+?)([A-Za-z_]\w*)(\*?)\}", template):
+            self._parts += [template[end : match.start()], _Value(match[2], bool(match[1] or match[3]))]
+            end = match.end()
         self._parts.append(template[end:])
-        self.names = [part.name for part in self._parts if isinstance(part, _Value)]
-        texts = [part for part in self._parts if isinstance(part, str)]
+        self.names = [segment.name for segment in self._parts if isinstance(segment, _Value)]
+        texts = [segment for segment in self._parts if isinstance(segment, str)]
         if any("{" in text or "}" in text for text in texts):
             raise ConfigurationError(
                 f"expected values like {{name}}, or {{+name}} for one with slashes, got the address {template!r}"
@@ -56,39 +56,39 @@ class UriTemplate:
             return None
         # Everything that a backtracking regular expression would try, but each place once.
         reached: list[set[int]] = [{0}]
-        for part in self._parts:
-            reached.append(_after(part, uri, reached[-1]))
+        for segment in self._parts:
+            reached.append(_after(segment, uri, reached[-1]))
         end = len(uri)
         if end not in reached[-1]:
             return None
-        found: dict[str, str] = {}
-        for part, starts in zip(reversed(self._parts), reversed(reached[:-1]), strict=True):
-            start = _before(part, uri, starts, end)
-            if isinstance(part, _Value):
-                found[part.name] = unquote(uri[start:end])
-                if "/" in found[part.name] and not part.slashes:
+        values: dict[str, str] = {}
+        for segment, starts in zip(reversed(self._parts), reversed(reached[:-1]), strict=True):
+            start = _before(segment, uri, starts, end)
+            if isinstance(segment, _Value):
+                values[segment.name] = unquote(uri[start:end])
+                if "/" in values[segment.name] and not segment.slashes:
                     return None
             end = start
-        return {name: found[name] for name in self.names}
+        return {name: values[name] for name in self.names}
 
 
-def _after(part: str | _Value, uri: str, starts: Iterable[int]) -> set[int]:
+def _after(segment: str | _Value, uri: str, starts: Iterable[int]) -> set[int]:
     """Return where a part can end that begins at one of the places."""
-    if isinstance(part, str):
-        return {start + len(part) for start in starts if uri.startswith(part, start)}
+    if isinstance(segment, str):
+        return {start + len(segment) for start in starts if uri.startswith(segment, start)}
     ends: set[int] = set()
     done = 0
     for start in sorted(starts):
-        slash = -1 if part.slashes else uri.find("/", start)
+        slash = -1 if segment.slashes else uri.find("/", start)
         last = len(uri) if slash < 0 else slash
         ends.update(range(max(start, done) + 1, last + 1))
         done = max(done, last)
     return ends
 
 
-def _before(part: str | _Value, uri: str, starts: Iterable[int], end: int) -> int:
+def _before(segment: str | _Value, uri: str, starts: Iterable[int], end: int) -> int:
     """Return where a part begins that ends at a place."""
-    if isinstance(part, str):
-        return end - len(part)
-    slash = -1 if part.slashes else uri.rfind("/", 0, end)
+    if isinstance(segment, str):
+        return end - len(segment)
+    slash = -1 if segment.slashes else uri.rfind("/", 0, end)
     return max(start for start in starts if slash < start < end)

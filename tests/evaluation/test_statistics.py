@@ -3,10 +3,10 @@
 import pytest
 
 from openenv_core.evaluation.statistics import (
-    figures,
     mean_interval,
-    paired_figures,
+    paired_statistics,
     pass_at_k,
+    reward_statistics,
     student_95,
     wilson_interval,
 )
@@ -41,20 +41,20 @@ def test_pass_at_k_counts_the_draws_with_a_success(
 
 
 def test_repetitions_of_a_task_are_one_value_of_the_interval() -> None:
-    found = figures({0: [1.0, 1.0], 1: [0.0, 0.0], 2: [1.0, 0.0]}, repetitions=2)
+    found = reward_statistics({0: [1.0, 1.0], 1: [0.0, 0.0], 2: [1.0, 0.0]}, repetitions=2)
     assert (found["episodes"], found["mean_reward"], found["win_rate"]) == (6, 0.5, 0.5)
     # The means of the tasks are 1, 0, 0.5: their standard deviation 0.5, so 4.303 x 0.5 / sqrt(3) to each side.
     assert found["ci95"] == pytest.approx([0.5 - 1.2422, 0.5 + 1.2422], abs=1e-4)
     assert found["pass_at"]["2"] == [pytest.approx(2 / 3), list(wilson_interval(2, 3)), 3]
-    one_short = figures({0: [1.0, 1.0], 1: [0.0], 2: []}, repetitions=2)
+    one_short = reward_statistics({0: [1.0, 1.0], 1: [0.0], 2: []}, repetitions=2)
     assert (one_short["episodes"], one_short["pass_at"]["2"]) == (3, [1.0, None, 1])
 
 
 def test_success_is_above_zero_or_what_one_says() -> None:
     rewards = {0: [0.5], 1: [0.0], 2: [1.0]}
-    assert figures(rewards)["win_rate"] == pytest.approx(2 / 3)
-    assert figures(rewards, success=1.0)["win_rate"] == pytest.approx(1 / 3)
-    assert figures({}) == {
+    assert reward_statistics(rewards)["win_rate"] == pytest.approx(2 / 3)
+    assert reward_statistics(rewards, success=1.0)["win_rate"] == pytest.approx(1 / 3)
+    assert reward_statistics({}) == {
         "episodes": 0,
         "mean_reward": None,
         "ci95": None,
@@ -66,7 +66,7 @@ def test_success_is_above_zero_or_what_one_says() -> None:
 def test_pairs_of_tasks_by_hand() -> None:
     first = {1: [0.0], 2: [0.0, 1.0], 3: [1.0], 4: [1.0]}
     second = {1: [1.0], 2: [1.0], 3: [1.0], 5: [1.0]}
-    found = paired_figures(first, second)
+    found = paired_statistics(first, second)
     # The differences are 1, 0.5 and 0.
     assert found.pop("ci95") == pytest.approx([0.5 - 1.2422, 0.5 + 1.2422], abs=1e-4)
     assert found == {

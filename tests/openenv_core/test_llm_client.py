@@ -78,7 +78,7 @@ async def test_a_key_that_a_server_sends_back_is_not_told(answer: bytes) -> None
 def test_hosted_models_get_the_fields_that_they_take() -> None:
     client = create_llm_client("OpenAI", "o3-mini", "k")
     assert isinstance(client, OpenAIClient)
-    asked = client._asked([], {"max_tokens": 9})
+    asked = client._request_body([], {"max_tokens": 9})
     assert asked == {"model": "o3-mini", "messages": [], "max_completion_tokens": 9}
     with pytest.raises(ValueError, match="expected provider to be"):
         create_llm_client("elsewhere", "m", "k")

@@ -246,11 +246,11 @@ class Mux(asyncio.Protocol):
 
     def forget(self, stream: Stream) -> bool:
         """Take a stream out, and return whether it was there."""
-        there = self.streams.get(stream.number) is stream
-        if there:
+        known = self.streams.get(stream.number) is stream
+        if known:
             del self.streams[stream.number]
             self.room.release()
-        return there
+        return known
 
     def stop(self, why: MuxBrokenError) -> None:
         """Close every stream, and the carrier."""
@@ -312,7 +312,7 @@ class Attached(Mux):
         self.splitter = _wire.StreamSplitter()
         self.greeted = asyncio.Event()
         self.greeting = bytearray()
-        self.said = bytearray()  # on standard error
+        self.stderr = bytearray()  # on standard error
 
     def data_received(self, data: bytes) -> None:
         if self.in_head:
@@ -339,9 +339,9 @@ class Attached(Mux):
 
     def connection_lost(self, error: Exception | None) -> None:
         """End, with what the inner side said on standard error."""
-        said = (self.greeting + self.said)[:1000].decode(errors="replace").strip()
-        if said and not self.greeted.is_set():
-            self.stop(MuxBrokenError(said))
+        output = (self.greeting + self.stderr)[:1000].decode(errors="replace").strip()
+        if output and not self.greeted.is_set():
+            self.stop(MuxBrokenError(output))
         super().connection_lost(error)
 
     def unpack_output(self, data: bytes) -> bytes:
@@ -351,8 +351,8 @@ class Attached(Mux):
             if stream == 1:
                 out += piece
             else:
-                self.said += piece
-                del self.said[:-4096]
+                self.stderr += piece
+                del self.stderr[:-4096]
         return bytes(out)
 
 

@@ -152,9 +152,9 @@ class Container:
 
     def pids(self) -> list[int]:
         """Return the processes inside, by their numbers on the engine's machine."""
-        found = self._engine.call("GET", f"/containers/{self.id}/top")
-        column = found["Titles"].index("PID")
-        return [int(process[column]) for process in found["Processes"] or ()]
+        top = self._engine.call("GET", f"/containers/{self.id}/top")
+        column = top["Titles"].index("PID")
+        return [int(process[column]) for process in top["Processes"] or ()]
 
     def remove(self, grace_s: float = 0.0) -> None:
         """End the container and remove it, with its anonymous volumes. Idempotent; call it again after it has failed.
@@ -270,16 +270,16 @@ def start_container(
     publish = serves and options.reach == "port"
     if serves and options.reach == "auto":  # on the loopback interface of the engine's own machine
         publish = options.network != "none" and is_local(engine.address)
-    asked = spec(image, options, ours.labels, publish=publish)
+    requested = spec(image, options, ours.labels, publish=publish)
     with ours.hold_creation(name):
-        container = Container(engine, _create(engine, name, asked, ours), name, image, options, ours)
+        container = Container(engine, _create(engine, name, requested, ours), name, image, options, ours)
     try:
         _run(engine, container, options)
-        found = engine.inspect(container.id)
-        _require_honoured(image, asked, found)
+        actual = engine.inspect(container.id)
+        _require_honoured(image, requested, actual)
         if not serves:
             return container
-        bindings = (found["NetworkSettings"].get("Ports") or {}).get(f"{options.port}/tcp") or ()
+        bindings = (actual["NetworkSettings"].get("Ports") or {}).get(f"{options.port}/tcp") or ()
         port = next((int(each["HostPort"]) for each in bindings if each.get("HostIp") == LOOPBACK), None)
         if port is None and options.reach == "port":
             raise OptionUnavailableError(
@@ -302,7 +302,7 @@ def _wait_until_healthy(
     answer_s = FIRST_RESPONSE_TIMEOUT_S
     next_look = time.monotonic() + POLL_INTERVAL_S
 
-    def look(left_s: float) -> str | None:
+    def probe(left_s: float) -> str | None:
         nonlocal answer_s
         seen = health_of(port, min(left_s, answer_s), container.options.token)
         if seen is not None and seen.startswith("TimeoutError"):
@@ -323,7 +323,7 @@ def _wait_until_healthy(
             next_look = time.monotonic() + POLL_INTERVAL_S
         time.sleep(seconds)
 
-    seen = wait_healthy(look, deadline - time.monotonic(), pause)
+    seen = wait_healthy(probe, deadline - time.monotonic(), pause)
     if seen is None:
         return
     _require_running(container)
@@ -350,12 +350,12 @@ def _require_running(container: Container) -> None:
     )
 
 
-def _create(engine: DockerEngine, name: str, asked: dict[str, Any], ours: companion.Companion) -> str:
+def _create(engine: DockerEngine, name: str, requested: dict[str, Any], ours: companion.Companion) -> str:
     try:
-        created = engine.call("POST", "/containers/create", query={"name": name}, body=asked)
+        created = engine.call("POST", "/containers/create", query={"name": name}, body=requested)
     except EngineRefusedError as error:
         ours.note_gone(name)
-        image = str(asked["Image"])
+        image = str(requested["Image"])
         if error.status == 404:
             raise ImageNotFoundError(
                 f"expected an image {image!r} on the Docker engine, got none; build it with "
@@ -401,8 +401,8 @@ def _run(engine: DockerEngine, container: Container, options: ContainerOptions) 
         ) from error
 
 
-def _require_honoured(image: str, asked: dict[str, Any], found: dict[str, Any]) -> None:
-    lost = find_dropped(asked, found)
+def _require_honoured(image: str, requested: dict[str, Any], actual: dict[str, Any]) -> None:
+    lost = find_dropped(requested, actual)
     if lost:
         hint = (
             "; swap=None does without a limit on swap" if any("MemorySwap" in line for line in lost) else ""

@@ -67,10 +67,10 @@ def _config_folder() -> Path:
 
 def _read_docker_config() -> dict[str, Any]:
     try:
-        found = json.loads((_config_folder() / "config.json").read_text())
+        document = json.loads((_config_folder() / "config.json").read_text())
     except (OSError, ValueError, RuntimeError):
         return {}
-    return found if isinstance(found, dict) else {}
+    return document if isinstance(document, dict) else {}
 
 
 def _of_context(name: str) -> EngineAddress:
@@ -162,12 +162,12 @@ class DockerEngine:
             EngineUnavailableError: The engine does not answer.
         """
         try:
-            found: dict[str, Any] = self.call("GET", f"/images/{name}/json")
+            image: dict[str, Any] = self.call("GET", f"/images/{name}/json")
         except EngineRefusedError as error:
             if error.status in (400, 404):
                 return None
             raise
-        return found
+        return image
 
     def has_image(self, name: str) -> bool:
         """Whether the engine has an image of this name."""
@@ -175,14 +175,14 @@ class DockerEngine:
 
     def inspect(self, container: str) -> dict[str, Any]:
         """Return what the engine knows of a container."""
-        found: dict[str, Any] = self.call("GET", f"/containers/{container}/json")
-        return found
+        details: dict[str, Any] = self.call("GET", f"/containers/{container}/json")
+        return details
 
     def list_labelled(self, *labels: str) -> list[dict[str, Any]]:
         """Return the containers, stopped ones too, that have all these labels ("key" or "key=value")."""
         query = {"all": True, "filters": {"label": list(labels)}}
-        found: list[dict[str, Any]] = self.call("GET", "/containers/json", query=query)
-        return found
+        containers: list[dict[str, Any]] = self.call("GET", "/containers/json", query=query)
+        return containers
 
     def logs(self, container: str, tail: int) -> bytes:
         """Return the last lines of what a container printed, both streams as they came."""
@@ -218,21 +218,21 @@ class DockerEngine:
             EngineUnavailableError: The engine does not answer.
             EngineRefusedError: The container does not run, say.
         """
-        asked = {"AttachStdout": True, "AttachStderr": True, "Cmd": list(command), **settings}
-        made = self.call("POST", f"/containers/{container}/exec", body=asked)["Id"]
+        request = {"AttachStdout": True, "AttachStderr": True, "Cmd": list(command), **settings}
+        made = self.call("POST", f"/containers/{container}/exec", body=request)["Id"]
         with self._telling(f"POST /exec/{made}/start", timeout_s):
-            found = _wire.stream(
+            response = _wire.stream(
                 self.address,
                 f"/exec/{made}/start",
                 {"Detach": False, "Tty": False},
                 timeout_s=timeout_s,
                 most=most,
             )
-        if found.status not in DONE:
-            raise _refusal(f"POST /exec/{made}/start", _wire.EngineResponse(found.status, found.data))
-        output = _without_headers(found.data)
-        if not found.ended:
-            return EngineExecution(output, None, found.full)
+        if response.status not in DONE:
+            raise _refusal(f"POST /exec/{made}/start", _wire.EngineResponse(response.status, response.data))
+        output = _without_headers(response.data)
+        if not response.ended:
+            return EngineExecution(output, None, response.full)
         return EngineExecution(output, int(self.call("GET", f"/exec/{made}/json")["ExitCode"]), False)
 
     def ended_for_memory(self, container: str, since: float, until: float) -> bool:

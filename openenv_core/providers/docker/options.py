@@ -239,10 +239,10 @@ def spec(
     return body
 
 
-def find_dropped(requested: Mapping[str, Any], found: Mapping[str, Any]) -> list[str]:
+def find_dropped(requested: Mapping[str, Any], actual: Mapping[str, Any]) -> list[str]:
     """Return what the engine did not take over, of what it was asked for."""
-    config = found.get("Config") or {}
-    lines = _differences("HostConfig", requested["HostConfig"], found.get("HostConfig"))
+    config = actual.get("Config") or {}
+    lines = _differences("HostConfig", requested["HostConfig"], actual.get("HostConfig"))
     for place in ("Labels", "User", "Entrypoint", "Cmd"):
         if place in requested:
             lines += _differences(place, requested[place], config.get(place))
@@ -290,22 +290,26 @@ def _gpus(gpus: str | int) -> dict[str, Any]:
     return request
 
 
-def _differences(place: str, asked: Any, found: Any) -> list[str]:
-    """Return where `found` lacks what was asked; it may have more."""
-    if isinstance(asked, Mapping):
-        if not isinstance(found, Mapping):
-            return [f"{place}: asked {dict(asked)!r}, got {found!r}"] if asked else []
+def _differences(place: str, requested: Any, actual: Any) -> list[str]:
+    """Return where `actual` lacks what was asked; it may have more."""
+    if isinstance(requested, Mapping):
+        if not isinstance(actual, Mapping):
+            return [f"{place}: asked {dict(requested)!r}, got {actual!r}"] if requested else []
         return [
             line
-            for key, value in asked.items()
-            for line in _differences(f"{place}.{key}", value, found.get(key))
+            for key, value in requested.items()
+            for line in _differences(f"{place}.{key}", value, actual.get(key))
         ]
-    if isinstance(asked, Sequence) and not isinstance(asked, str):
-        if asked and isinstance(asked[0], Mapping):
-            if not isinstance(found, Sequence) or len(found) != len(asked):
-                return [f"{place}: asked {asked!r}, got {found!r}"]
-            pairs = zip(asked, found, strict=True)
+    if isinstance(requested, Sequence) and not isinstance(requested, str):
+        if requested and isinstance(requested[0], Mapping):
+            if not isinstance(actual, Sequence) or len(actual) != len(requested):
+                return [f"{place}: asked {requested!r}, got {actual!r}"]
+            pairs = zip(requested, actual, strict=True)
             return [line for a, f in pairs for line in _differences(place, a, f)]
-        missing = [each for each in asked if each not in (found or ())]
-        return [f"{place}: asked {missing!r}, got {found!r}"] if missing else []
-    return [] if asked == found or (not asked and not found) else [f"{place}: asked {asked!r}, got {found!r}"]
+        missing = [each for each in requested if each not in (actual or ())]
+        return [f"{place}: asked {missing!r}, got {actual!r}"] if missing else []
+    return (
+        []
+        if requested == actual or (not requested and not actual)
+        else [f"{place}: asked {requested!r}, got {actual!r}"]
+    )

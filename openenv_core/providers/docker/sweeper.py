@@ -140,21 +140,21 @@ def main(arguments: list[str]) -> int:
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, signal.SIG_IGN)
     threading.Thread(target=sweep, args=(address, owner), daemon=True).start()
-    said = last_word(owner.pid)
+    word = last_word(owner.pid)
     ours = f"{LABEL}={label}", f"{RUN}={run}"
     return clean(
-        address, ours, 0.0 if said else QUIET_PERIOD_S, 0.0 if said == NOTHING_LEFT else GIVE_UP_AFTER_S
+        address, ours, 0.0 if word else QUIET_PERIOD_S, 0.0 if word == NOTHING_LEFT else GIVE_UP_AFTER_S
     )
 
 
 def last_word(owner: int) -> bytes:
     """Return what the owner says when it is done; nothing where it died."""
     while True:
-        here = os.getppid() == owner
+        alive = os.getppid() == owner
         # What was said is there after an owner's end too, which does not wait for a companion that still starts.
-        if select.select([0], [], [], PARENT_CHECK_INTERVAL_S if here else 0)[0]:
+        if select.select([0], [], [], PARENT_CHECK_INTERVAL_S if alive else 0)[0]:
             return os.read(0, 1)
-        if not here:
+        if not alive:
             return b""
 
 
@@ -164,12 +164,12 @@ def clean(address: _wire.EngineAddress, labels: Sequence[str], quiet_s: float, g
     pause = MIN_BACKOFF_S
     while True:
         try:
-            found = list_labelled(address, *labels)
+            containers = list_labelled(address, *labels)
         except _wire.UNWELL:
             last = time.monotonic()
         else:
-            if found:
-                remove(address, (str(each["Id"]) for each in found))
+            if containers:
+                remove(address, (str(each["Id"]) for each in containers))
                 last, pause = time.monotonic(), MIN_BACKOFF_S
             elif time.monotonic() - last >= quiet_s:
                 return 0
@@ -213,20 +213,20 @@ def list_labelled(address: _wire.EngineAddress, *labels: str) -> list[dict[str, 
     answer = _wire.call(address, "GET", "/containers/json", query=query, timeout_s=CALL_TIMEOUT_S)
     if answer.status != 200:
         raise ValueError(answer.text())
-    found: list[dict[str, Any]] = answer.json()
-    return found
+    containers: list[dict[str, Any]] = answer.json()
+    return containers
 
 
 def remove(address: _wire.EngineAddress, containers: Iterable[str]) -> None:
     """Remove containers, several at a time. Whoever asked looks again."""
 
-    def one(container: str) -> None:
+    def remove_one(container: str) -> None:
         with suppress(*_wire.UNWELL):
             query = {"force": True, "v": True}
             _wire.call(address, "DELETE", f"/containers/{container}", query=query, timeout_s=CALL_TIMEOUT_S)
 
     with ThreadPoolExecutor(AT_ONCE) as pool:
-        list(pool.map(one, containers))
+        list(pool.map(remove_one, containers))
 
 
 if __name__ == "__main__":

@@ -301,7 +301,7 @@ class _Context:
     def _begin(self, life: _Life | None = None) -> None:
         self._life = life = life or self._spawn()
         self.pipes = _Pipes(self._agent, self._name, {life.stdout: "stdout", life.stderr: "stderr"})
-        self._agent.watch(life.control.fileno(), self._heard)
+        self._agent.watch(life.control.fileno(), self._on_answer)
 
     def _spawn(self) -> _Life:
         control, theirs = socket.socketpair()
@@ -321,7 +321,7 @@ class _Context:
         os.close(to_stderr)
         return _Life(process, control, stdout, stderr, ours=True)
 
-    def _heard(self, _: int) -> None:
+    def _on_answer(self, _: int) -> None:
         try:
             header, blob = receive(self._life.control.recv)
         except (OSError, EOFError, ValueError):
@@ -344,7 +344,7 @@ class _Watcher:
     def __init__(self, agent: "Agent", name: str, path: str, recursive: bool, held: bool) -> None:
         self._agent, self._name, self._path, self._recursive = agent, name, path, recursive
         self._held: list[tuple[str, str]] | None = [] if held else None
-        self._seen = self._look()
+        self._seen = self._snapshot()
 
     def take(self) -> list[tuple[str, str]]:
         """Return what has happened since it was asked last."""
@@ -352,7 +352,7 @@ class _Watcher:
         return events
 
     def tick(self) -> None:
-        now, before = self._look(), self._seen
+        now, before = self._snapshot(), self._seen
         self._seen = now
         gone = {before[name][0]: name for name in before.keys() - now.keys()}
         events = []
@@ -372,29 +372,29 @@ class _Watcher:
         for begin in range(0, len(events), _EVENTS):
             self._agent.send({"stream": self._name, "events": events[begin : begin + _EVENTS]})
 
-    def _look(self) -> dict[str, tuple[int, tuple[int, int], int]]:
-        found = {}
-        for path, told in _walk(self._path, 64 if self._recursive else 1):
-            changed = (0, 0) if stat.S_ISDIR(told.st_mode) else (told.st_mtime_ns, told.st_size)
-            found[os.path.relpath(path, self._path)] = (told.st_ino, changed, told.st_mode)
-        return found
+    def _snapshot(self) -> dict[str, tuple[int, tuple[int, int], int]]:
+        entries = {}
+        for path, status in _walk(self._path, 64 if self._recursive else 1):
+            changed = (0, 0) if stat.S_ISDIR(status.st_mode) else (status.st_mtime_ns, status.st_size)
+            entries[os.path.relpath(path, self._path)] = (status.st_ino, changed, status.st_mode)
+        return entries
 
 
 def _walk(path: str, depth: int) -> list[tuple[str, os.stat_result]]:
     """Return what is below a folder, sorted, so many levels deep; links are not followed."""
-    found: list[tuple[str, os.stat_result]] = []
+    entries: list[tuple[str, os.stat_result]] = []
     os.listdir(path)  # raises where it is none
     for folder, folders, files in os.walk(path):
-        for here in (os.path.join(folder, name) for name in folders + files):
+        for entry in (os.path.join(folder, name) for name in folders + files):
             with contextlib.suppress(OSError):
-                found.append((here, os.lstat(here)))
-        if len(found) > MAX_ENTRIES:
+                entries.append((entry, os.lstat(entry)))
+        if len(entries) > MAX_ENTRIES:
             raise _RefusedError(
                 "resource_exhausted", f"there are more than {MAX_ENTRIES} entries below {path}"
             )
         if os.path.relpath(os.path.join(folder, "x"), path).count(os.sep) + 1 >= depth:
             folders.clear()
-    return sorted(found)
+    return sorted(entries)
 
 
 def _entry(path: str, info: os.stat_result) -> dict[str, Any]:
@@ -517,11 +517,11 @@ class Agent:
         data = b""
         try:
             operation = getattr(self, f"_op_{header.pop('op')}")
-            told = operation(**header, **({"blob": blob} if blob else {}))
-            if isinstance(told, bytes):
-                data = told
-            elif told is not None:
-                answer.update(told)
+            result = operation(**header, **({"blob": blob} if blob else {}))
+            if isinstance(result, bytes):
+                data = result
+            elif result is not None:
+                answer.update(result)
         except _RefusedError as error:
             answer.update(error=error.code, message=str(error))
         except OSError as error:
@@ -546,12 +546,12 @@ class Agent:
             raise _RefusedError("unimplemented", "expected a sandbox that can be forked, got one that cannot")
         home = self._home
 
-        def others(below: str, _: list[str]) -> list[str]:
+        def ignore_others(below: str, _: list[str]) -> list[str]:
             return [os.path.basename(os.environ["TMPDIR"])] if below == home else []
 
         came: list[int] = []
         try:
-            shutil.copytree(home, folder, symlinks=True, dirs_exist_ok=True, ignore=others)
+            shutil.copytree(home, folder, symlinks=True, dirs_exist_ok=True, ignore=ignore_others)
             originals = [(name, self._contexts[name]) for name in contexts]
             copies = [(name, context.cwd, context.fork(home, folder)) for name, context in originals]
             came = socket.recv_fds(self.host, 1, MAX_DESCRIPTORS)[1]
@@ -569,14 +569,14 @@ class Agent:
 
     def _unused(self) -> list[int]:
         """Return the descriptors that came for a fork that has failed."""
-        found: list[int] = []
+        ports: list[int] = []
         assert self.host is not None
         self.host.setblocking(False)
         with contextlib.suppress(BlockingIOError):
             while more := socket.recv_fds(self.host, 1, MAX_DESCRIPTORS)[1]:
-                found += more
+                ports += more
         self.host.setblocking(True)
-        return found
+        return ports
 
     def _become(self, folder: str, came: list[int], contexts: list[tuple[str, str, int]]) -> NoReturn:
         """In the copy: let go of all that is the original's, and serve the other channel."""
@@ -635,8 +635,8 @@ class Agent:
         return {"pid": process.pid}
 
     def _op_commands(self) -> bytes:
-        told = [{"pid": pid, **command.config} for pid, command in self._commands.items()]
-        return json.dumps(told).encode()
+        rows = [{"pid": pid, **command.config} for pid, command in self._commands.items()]
+        return json.dumps(rows).encode()
 
     def _command(self, pid: int | None, stream: str | None = None) -> _Command:
         for number, command in self._commands.items():
@@ -685,8 +685,8 @@ class Agent:
         return {"entry": _entry(path, os.lstat(path))}
 
     def _op_list(self, path: str, depth: int) -> bytes:
-        told = [_entry(*each) for each in _walk(self._path(path), depth)]
-        return json.dumps(told).encode("utf-8", "replace")
+        rows = [_entry(*each) for each in _walk(self._path(path), depth)]
+        return json.dumps(rows).encode("utf-8", "replace")
 
     def _op_mkdir(self, path: str) -> dict[str, Any]:
         path = self._path(path)

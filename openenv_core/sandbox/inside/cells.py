@@ -69,19 +69,21 @@ def _bundle(value: Any, text: str) -> dict[str, str]:
     if callable(several := getattr(kind, "_repr_mimebundle_", None)):
         made = several(value)
         made = made[0] if isinstance(made, tuple) else made
-        data.update({str(mime): _plain(part) for mime, part in dict(made or {}).items() if part is not None})
+        data.update(
+            {str(mime): _plain(content) for mime, content in dict(made or {}).items() if content is not None}
+        )
         return data
     for mime, name in _METHODS:
         method: Callable[[Any], Any] | None = getattr(kind, name, None)
-        if callable(method) and (part := method(value)) is not None:
-            data[mime] = _plain(part)
+        if callable(method) and (content := method(value)) is not None:
+            data[mime] = _plain(content)
     return data
 
 
-def _plain(part: Any) -> str:
-    if isinstance(part, bytes | bytearray):
-        return base64.b64encode(part).decode("ascii")
-    return part if type(part) is str else str(part)
+def _plain(value: Any) -> str:
+    if isinstance(value, bytes | bytearray):
+        return base64.b64encode(value).decode("ascii")
+    return value if type(value) is str else str(value)
 
 
 BACKEND: Final = "ropewalk_figures"
@@ -228,9 +230,9 @@ def _lines(error: BaseException) -> list[str]:
 
 
 def _chain(summary: traceback.TracebackException) -> list[traceback.TracebackException]:
-    found: list[traceback.TracebackException] = []
+    chain: list[traceback.TracebackException] = []
     left = [summary]
-    while left and len(found) < 32:
-        found.append(left.pop())
-        left += [other for other in (found[-1].__cause__, found[-1].__context__) if other is not None]
-    return found
+    while left and len(chain) < 32:
+        chain.append(left.pop())
+        left += [other for other in (chain[-1].__cause__, chain[-1].__context__) if other is not None]
+    return chain

@@ -92,8 +92,8 @@ def _text(message: Any) -> bytes:
 def _exactly(connection: socket.socket, length: int) -> bytes:
     parts = bytearray()
     while len(parts) < length:
-        part = connection.recv(min(length - len(parts), 1 << 20))
-        if not part:
+        piece = connection.recv(min(length - len(parts), 1 << 20))
+        if not piece:
             raise EOFError
-        parts += part
+        parts += piece
     return bytes(parts)

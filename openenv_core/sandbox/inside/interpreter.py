@@ -48,10 +48,10 @@ def receive(read: Callable[[int], bytes]) -> tuple[dict[str, Any], bytes]:
     def exactly(size: int) -> bytes:
         parts = bytearray()
         while len(parts) < size:
-            part = read(min(size - len(parts), FILE_PIECE))
-            if not part:
+            piece = read(min(size - len(parts), FILE_PIECE))
+            if not piece:
                 raise EOFError
-            parts += part
+            parts += piece
         return bytes(parts)
 
     head, size = FRAME.unpack(exactly(FRAME.size))
@@ -92,10 +92,10 @@ def _forked(control: socket.socket, furnish: Furnish, home: str, folder: str) ->
     for place, descriptor in enumerate(came, 1):
         os.dup2(descriptor, place, inheritable=place < 3)
         os.close(descriptor)
-    here = os.getcwd()
+    cwd = os.getcwd()
     furnish(folder)
-    if here.startswith(home + "/"):
-        os.chdir(folder + here[len(home) :])
+    if cwd.startswith(home + "/"):
+        os.chdir(folder + cwd[len(home) :])
     return True
 
 

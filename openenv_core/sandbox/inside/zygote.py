@@ -104,10 +104,10 @@ def main(descriptor: int) -> None:
             except BaseException as error:
                 _send(channel, {"unimportable": f"{name}: {type(error).__name__}: {error}"})
                 sys.exit(1)
-        for name, others in _LATE.items():
+        for name, submodules in _LATE.items():
             if name in sys.modules:
-                for other in others:
-                    importlib.import_module(other)
+                for submodule in submodules:
+                    importlib.import_module(submodule)
         rehearse(filtered=spec.isolation != "process")
     # Nothing of ours is to be among what code can import. Kept, since there is no telling what of it is needed yet.
     ours = [name for name in sys.modules if name.partition(".")[0] == "openenv_core"]

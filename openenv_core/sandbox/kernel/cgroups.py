@@ -48,17 +48,17 @@ class Cgroup:
         directory = self.directories["memory"]
         for name in ("memory.events", "memory.oom_control"):
             with suppress(OSError):
-                found = re.search(r"^oom_kill (\d+)$", (directory / name).read_text(), re.MULTILINE)
-                return found is not None and int(found[1]) > 0
+                match = re.search(r"^oom_kill (\d+)$", (directory / name).read_text(), re.MULTILINE)
+                return match is not None and int(match[1]) > 0
         return False
 
     def pids(self) -> set[int]:
         """Return the processes in the group, as this process's pid namespace sees them."""
-        found: set[int] = set()
+        pids: set[int] = set()
         for directory in self._each:
             with suppress(OSError):
-                found.update(map(int, (directory / "cgroup.procs").read_text().split()))
-        return found - {0}  # 0: one that this namespace does not see
+                pids.update(map(int, (directory / "cgroup.procs").read_text().split()))
+        return pids - {0}  # 0: one that this namespace does not see
 
     def kill(self) -> None:
         """Kill every process of the group; those that a fork adds meanwhile, too."""
@@ -198,27 +198,27 @@ def _beneath(mounted: tuple[str, Path], own: str) -> Path:
 
 def _mounted() -> dict[str, tuple[str, Path]]:
     """Root within the hierarchy and mount point by controller; version 2 under the empty name."""
-    found: dict[str, tuple[str, Path]] = {}
+    mounts: dict[str, tuple[str, Path]] = {}
     for line in Path("/proc/self/mountinfo").read_text().splitlines():
         before, _, after = line.partition(" - ")
         fields, (kind, _source, options) = before.split(), after.split()[:3]
         place = (fields[3], Path(fields[4]))
         if kind == "cgroup2":
-            found.setdefault("", place)
+            mounts.setdefault("", place)
         elif kind == "cgroup":
             for controller in options.split(","):
-                found.setdefault(controller, place)
-    return found
+                mounts.setdefault(controller, place)
+    return mounts
 
 
 def _own() -> dict[str, str]:
     """This process's group by controller; version 2 under the empty name."""
-    found: dict[str, str] = {}
+    paths: dict[str, str] = {}
     for line in Path("/proc/self/cgroup").read_text().splitlines():
         _, controllers, path = line.split(":", 2)
         for controller in controllers.split(","):
-            found[controller] = path
-    return found
+            paths[controller] = path
+    return paths
 
 
 def _alive(pid: int) -> bool:

@@ -162,16 +162,16 @@ class _Tree:
     def show(self, path: str, flags: int) -> None:
         """Bind a path of the old root at the same place."""
         try:
-            here = self._walk(path)
+            resolved = self._walk(path)
         except (FileNotFoundError, NotADirectoryError, PermissionError):
             return
-        if here == "/":
+        if resolved == "/":
             raise OSError(errno.EINVAL, f"building a root: {path} is the whole machine")
-        if self._is_shown(here):
+        if self._is_shown(resolved):
             return
-        _make_place(here, os.stat(_OLD + here).st_mode)
-        _bind(_OLD + here, here, flags)
-        self._shown.add(here)
+        _make_place(resolved, os.stat(_OLD + resolved).st_mode)
+        _bind(_OLD + resolved, resolved, flags)
+        self._shown.add(resolved)
 
     def _is_shown(self, path: str) -> bool:
         while path != "/":
@@ -182,25 +182,25 @@ class _Tree:
 
     def _walk(self, path: str) -> str:
         """Where a path leads, with the directories above it made and the links on its way reproduced."""
-        here, todo, links = "/", _parts(path), 0
+        resolved, todo, links = "/", _parts(path), 0
         while todo:
-            part = todo.pop(0)
-            if part == "..":
-                here = os.path.dirname(here)
+            name = todo.pop(0)
+            if name == "..":
+                resolved = os.path.dirname(resolved)
                 continue
-            above, here = here, os.path.join(here, part)
-            if stat.S_ISLNK(os.lstat(_OLD + here).st_mode):
+            above, resolved = resolved, os.path.join(resolved, name)
+            if stat.S_ISLNK(os.lstat(_OLD + resolved).st_mode):
                 links += 1
                 if links > _MOST_LINKS:
                     raise OSError(errno.ELOOP, f"building a root: {path} goes through too many links")
-                target = os.readlink(_OLD + here)
-                if not self._is_shown(here) and not os.path.lexists(here):
-                    os.symlink(target, here)
-                here = "/" if target.startswith("/") else above
+                target = os.readlink(_OLD + resolved)
+                if not self._is_shown(resolved) and not os.path.lexists(resolved):
+                    os.symlink(target, resolved)
+                resolved = "/" if target.startswith("/") else above
                 todo = _parts(target) + todo
-            elif todo and not self._is_shown(here):
-                os.makedirs(here, 0o755, exist_ok=True)
-        return here
+            elif todo and not self._is_shown(resolved):
+                os.makedirs(resolved, 0o755, exist_ok=True)
+        return resolved
 
 
 def _hide(path: str) -> None:
@@ -219,7 +219,7 @@ def _hide(path: str) -> None:
 
 
 def _parts(path: str) -> list[str]:
-    return [part for part in path.split("/") if part not in ("", ".")]
+    return [name for name in path.split("/") if name not in ("", ".")]
 
 
 _NEW_MOUNTS = 0x0002_0000
@@ -348,13 +348,13 @@ def uncover(paths: Iterable[str]) -> None:
 
 def _covered(paths: Iterable[str]) -> dict[str, list[str]]:
     """Return the paths that other users cannot reach, by the first folder on the way that keeps them out."""
-    found: dict[str, list[str]] = {}
+    covered: dict[str, list[str]] = {}
     for path in paths:
         real = os.path.realpath(path)
         parts = real.split("/")
         for depth in range(1, len(parts)):
             above = "/".join(parts[:depth]) or "/"
             if not os.stat(above).st_mode & stat.S_IXOTH:
-                found.setdefault(above, []).append(real)
+                covered.setdefault(above, []).append(real)
                 break
-    return found
+    return covered

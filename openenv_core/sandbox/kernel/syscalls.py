@@ -138,12 +138,12 @@ def current() -> SyscallTable:
     """Return the architecture of this process."""
     # os.uname, not platform: that imports a good deal, and asks the same.
     uname = getattr(os, "uname", None)
-    found = uname() if uname is not None else None
-    if found is None or found.sysname != "Linux":
+    system = uname() if uname is not None else None
+    if system is None or system.sysname != "Linux":
         raise OSError(errno.ENOSYS, "expected Linux, which the sandbox's kernel room is written for")
-    architecture = ARCHITECTURES.get(found.machine)
+    architecture = ARCHITECTURES.get(system.machine)
     # A 32-bit program on a 64-bit kernel reports the kernel's machine, and has other numbers.
     if architecture is None or struct.calcsize("P") != 8:
         known = ", ".join(sorted(ARCHITECTURES))
-        raise OSError(errno.ENOSYS, f"expected a 64-bit process on one of {known}, got {found.machine}")
+        raise OSError(errno.ENOSYS, f"expected a 64-bit process on one of {known}, got {system.machine}")
     return architecture

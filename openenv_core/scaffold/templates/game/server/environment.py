@@ -91,8 +91,8 @@ class PlaceHolderEnvironment(Environment[PlaceHolderAction, PlaceHolderObservati
         elif self._state.done:
             text = f"Not found: it was {self._number}."
         else:
-            said = "" if hint is None else f"It is {hint}. "
-            text = f"{said}Guess a number from {self._lowest} to {self._highest}. Guesses left: {left}."
+            hint_text = "" if hint is None else f"It is {hint}. "
+            text = f"{hint_text}Guess a number from {self._lowest} to {self._highest}. Guesses left: {left}."
         return PlaceHolderObservation(
             done=self._state.done,
             reward=None if hint is None else float(hint == "found"),

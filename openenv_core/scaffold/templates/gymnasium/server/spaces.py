@@ -14,9 +14,9 @@ def to_json(value: Any) -> Any:
     if isinstance(value, (numpy.ndarray, numpy.generic)):
         return value.tolist()
     if isinstance(value, Mapping):
-        return {str(key): to_json(part) for key, part in value.items()}
+        return {str(key): to_json(item) for key, item in value.items()}
     if isinstance(value, (tuple, list)):
-        return [to_json(part) for part in value]
+        return [to_json(item) for item in value]
     return value
 
 
@@ -27,15 +27,15 @@ def from_json(space: Space[Any], value: Any) -> Any:
         EnvironmentFailureError: The space does not take it.
     """
     try:
-        found = _read(space, value)
-        taken = space.contains(found)
+        converted = _read(space, value)
+        taken = space.contains(converted)
     except (TypeError, ValueError, KeyError, OverflowError) as error:
         raise EnvironmentFailureError(
             f"expected an action of {space}, got {str(value)[:200]}: {error}"
         ) from error
     if not taken:
         raise EnvironmentFailureError(f"expected an action of {space}, got {str(value)[:200]}")
-    return found
+    return converted
 
 
 def _read(space: Space[Any], value: Any) -> Any:
@@ -44,7 +44,7 @@ def _read(space: Space[Any], value: Any) -> Any:
     if isinstance(space, (spaces.Box, spaces.MultiDiscrete, spaces.MultiBinary)):
         return numpy.asarray(value, dtype=space.dtype)
     if isinstance(space, spaces.Tuple):
-        return tuple(_read(part, one) for part, one in zip(space.spaces, value, strict=True))
+        return tuple(_read(subspace, item) for subspace, item in zip(space.spaces, value, strict=True))
     if isinstance(space, spaces.Dict):
-        return {key: _read(part, value[key]) for key, part in space.spaces.items()}
+        return {key: _read(subspace, value[key]) for key, subspace in space.spaces.items()}
     return value

@@ -51,14 +51,14 @@ def test_an_episode_goes_through_the_client_as_it_does_in_gymnasium() -> None:
     """The same seed and actions give the same values here and behind a server."""
     environment = PlaceHolderEnvironment()
     with PlaceHolderEnv.from_process(cwd=str(PARENT)) as env:
-        here, there = environment.reset(seed=7), env.reset(seed=7)
+        local, remote = environment.reset(seed=7), env.reset(seed=7)
         for _ in range(500):
-            assert there.observation == here
-            if here.done:
+            assert remote.observation == local
+            if local.done:
                 break
             action = PlaceHolderAction(action=0)
-            here, there = environment.step(action), env.step(action)
-    assert here.terminated
+            local, remote = environment.step(action), env.step(action)
+    assert local.terminated
     with pytest.raises(EpisodeOverError):
         environment.step(PlaceHolderAction(action=0))
     environment.close()

@@ -40,9 +40,9 @@ def test_looking_at_every_shelf_answers_the_question_through_the_client() -> Non
     with PlaceHolderEnv.from_process(cwd=str(PARENT)) as env:
         assert [tool.name for tool in env.list_tools()] == ["list_shelves", "look", "submit"]
         for seed in range(10):
-            begun = env.reset(seed=seed).observation
-            assert isinstance(begun, PlaceHolderObservation)
-            wanted = begun.task.split()[2]
+            first = env.reset(seed=seed).observation
+            assert isinstance(first, PlaceHolderObservation)
+            wanted = first.task.split()[2]
             seen = [env.call_tool("look", shelf=shelf) for shelf in env.call_tool("list_shelves")]
             total = sum(goods.get(wanted, 0) for goods in seen)
             end = env.step(CallToolAction(tool_name="submit", arguments={"total": total}))
