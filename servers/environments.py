@@ -57,23 +57,23 @@ def environments_below(folder: Path) -> list[ListedEnvironment]:
     """
     if not folder.is_dir():
         raise ConfigurationError(f"expected a folder to look into, got {folder}")
-    return _sort(_list_one(found, _as_path(found)) for found in _folders(folder))
+    return _sort(_list_one(each, _as_path(each)) for each in _folders(folder))
 
 
 def environments() -> list[ListedEnvironment]:
     """Return the environments that can be served from here: by their names, and those of the working directory."""
-    found: dict[Path, ListedEnvironment] = {}
+    listed: dict[Path, ListedEnvironment] = {}
     for package in _packages():
         folder = find_module(package)
         if folder is not None and folder.is_dir() and is_environment_folder(folder):
-            found.setdefault(folder.resolve(), _list_one(folder.resolve(), _target(package, folder)))
+            listed.setdefault(folder.resolve(), _list_one(folder.resolve(), _target(package, folder)))
     for folder in _folders(Path.cwd()):
-        found.setdefault(folder.resolve(), _list_one(folder, _as_path(folder.relative_to(Path.cwd()))))
-    return _sort(found.values())
+        listed.setdefault(folder.resolve(), _list_one(folder, _as_path(folder.relative_to(Path.cwd()))))
+    return _sort(listed.values())
 
 
-def _sort(found: Iterable[ListedEnvironment]) -> list[ListedEnvironment]:
-    return sorted(found, key=lambda one: (one.name, one.where))
+def _sort(listed: Iterable[ListedEnvironment]) -> list[ListedEnvironment]:
+    return sorted(listed, key=lambda environment: (environment.name, environment.where))
 
 
 def _as_path(folder: Path) -> str:
@@ -84,7 +84,7 @@ def _as_path(folder: Path) -> str:
 def _folders(top: Path) -> Iterator[Path]:
     for pattern in (MANIFEST, f"*/{MANIFEST}", f"*/*/{MANIFEST}"):
         for manifest in sorted(top.glob(pattern)):
-            if not any(part.startswith(".") for part in manifest.relative_to(top).parts):
+            if not any(name.startswith(".") for name in manifest.relative_to(top).parts):
                 yield manifest.parent
 
 
@@ -92,9 +92,9 @@ def _packages() -> Iterator[str]:
     """Yield the packages that may be environments, those of this tree first."""
     envs = find_module("envs")
     if envs is not None:
-        yield from (f"envs.{one.name}" for one in pkgutil.iter_modules([str(envs)]) if one.ispkg)
-    here = pkgutil.iter_modules([str(Path.cwd()), *sys.path])
-    yield from sorted({one.name for one in here if one.ispkg and one.name.endswith(_SUFFIX)})
+        yield from (f"envs.{module.name}" for module in pkgutil.iter_modules([str(envs)]) if module.ispkg)
+    modules = pkgutil.iter_modules([str(Path.cwd()), *sys.path])
+    yield from sorted({module.name for module in modules if module.ispkg and module.name.endswith(_SUFFIX)})
     for distribution in distributions():
         if (match := _DISTRIBUTION.fullmatch(distribution.name or "")) is not None:
             yield from _modules(distribution, match["name"].replace("-", "_"))
@@ -103,8 +103,8 @@ def _packages() -> Iterator[str]:
 def _modules(distribution: Distribution, name: str) -> list[str]:
     """Return the packages of a distribution. Those of an installed source tree are not among its files."""
     text = distribution.read_text("top_level.txt") or ""
-    found = {line.strip() for line in text.splitlines()}
-    return [one for one in sorted(found | {name, f"{name}{_SUFFIX}"}) if one.isidentifier()]
+    names = {line.strip() for line in text.splitlines()}
+    return [candidate for candidate in sorted(names | {name, f"{name}{_SUFFIX}"}) if candidate.isidentifier()]
 
 
 def _target(package: str, folder: Path) -> str:
@@ -140,10 +140,10 @@ def _list_one(folder: Path, target: str) -> ListedEnvironment:
 
 def _project(folder: Path) -> dict[str, Any]:
     try:
-        found = tomllib.loads((folder / "pyproject.toml").read_text(encoding="utf-8")).get("project", {})
+        project = tomllib.loads((folder / "pyproject.toml").read_text(encoding="utf-8")).get("project", {})
     except (OSError, ValueError):
         return {}
-    return found if isinstance(found, dict) else {}
+    return project if isinstance(project, dict) else {}
 
 
 def _docstring(folder: Path) -> str:
@@ -172,8 +172,8 @@ def _flaw(folder: Path, app: str) -> str | None:
             ast.parse(file.read_bytes(), str(file))
         except (SyntaxError, ValueError) as error:
             line = getattr(error, "lineno", None)
-            what = getattr(error, "msg", None) or error
-            return f"{file.relative_to(folder)}{f', line {line}' if line else ''}: {what}"
+            reason = getattr(error, "msg", None) or error
+            return f"{file.relative_to(folder)}{f', line {line}' if line else ''}: {reason}"
     return None
 
 
@@ -199,13 +199,13 @@ def source_of(target: str) -> Path:
 
 
 def _of_module(module: str, target: str) -> Path:
-    found = find_module(module)
-    if found is None:
+    location = find_module(module)
+    if location is None:
         raise ConfigurationError(
             f'expected an app at {target!r}, got: Could not import module "{module}"; {FORMS}, '
             "importable from here or installed"
         )
-    return _around(found.resolve())
+    return _around(location.resolve())
 
 
 def _around(path: Path) -> Path:

@@ -309,10 +309,10 @@ class ServerMetrics:
         slots, environment = self.slots, self.environment
 
         def family(
-            kind: Any, name: str, text: str, found: Mapping[tuple[str, ...], Any], *labels: str
+            kind: Any, name: str, text: str, by_label: Mapping[tuple[str, ...], Any], *labels: str
         ) -> Any:
             made = kind(f"ropewalk_{name}", text, labels=("environment", *labels))
-            for of, value in found.items():
+            for of, value in by_label.items():
                 made.add_metric((environment, *of), *(value if isinstance(value, tuple) else (value,)))
             return made
 
@@ -330,19 +330,19 @@ class ServerMetrics:
         text = "From the frame of a call to its reply: time in the server and in the environment."
         yield family(HistogramMetricFamily, "call_seconds", text, of_calls(seconds), "call")
         text = "Time of these calls in the environment's own methods."
-        found = of_calls(lambda calls: calls.environment_s)
-        yield family(counter, "environment_seconds", text, found, "call")
+        by_label = of_calls(lambda calls: calls.environment_s)
+        yield family(counter, "environment_seconds", text, by_label, "call")
         text = "Time of their requests outside of them: reading, validating, waiting for a turn or a thread, writing."
         yield family(counter, "server_seconds", text, of_calls(lambda calls: calls.server_s), "call")
-        found = {(code,): count for code, count in zip(CODES, total.errors, strict=True)}
-        yield family(counter, "errors", "Errors that callers were told.", found, "code")
+        by_label = {(code,): count for code, count in zip(CODES, total.errors, strict=True)}
+        yield family(counter, "errors", "Errors that callers were told.", by_label, "code")
         text = "Of requests to sessions: frames, and bodies over HTTP."
         yield family(counter, "received_bytes", text, {(): total.received})
         yield family(counter, "sent_bytes", "Of what answers them.", {(): total.sent})
         yield family(counter, "sessions_opened", "Sessions that were opened.", {(): total.opened})
         text = "Steps that each worker process has answered."
-        found = of_workers(row.calls[STEP].count for row in rows)
-        yield family(counter, "worker_steps", text, found, "worker")
+        by_label = of_workers(row.calls[STEP].count for row in rows)
+        yield family(counter, "worker_steps", text, by_label, "worker")
         yield family(gauge, "slots", "Sessions that there may be at once.", {(): slots.total})
         text = "Slots taken, in each worker process."
         yield family(gauge, "slots_in_use", text, of_workers(slots.by_worker), "worker")
@@ -351,6 +351,6 @@ class ServerMetrics:
         yield family(SummaryMetricFamily, "queue_wait_seconds", text, {(): (total.admitted, total.waited_s)})
 
 
-def size_of(part: str | bytes) -> int:
+def size_of(text: str | bytes) -> int:
     """Return the bytes of a frame, as it is sent."""
-    return len(part.encode() if isinstance(part, str) else part)
+    return len(text.encode() if isinstance(text, str) else text)

@@ -122,15 +122,15 @@ class Reloader:
         return 0
 
     def _follow(self, changes: Iterable[set[tuple[Any, str]]]) -> None:
-        for found in changes:
+        for changed in changes:
             if self._stop.is_set():
                 return
-            if found:
-                self._reload(sorted({Path(path) for _, path in found}))
+            if changed:
+                self._reload(sorted({Path(path) for _, path in changed}))
             elif self._guard is None and not self._waiting:
                 self._start()  # not before the watch stands: it would miss what changes in between
             else:
-                self._look()
+                self._check_server()
 
     def _reload(self, files: Sequence[Path]) -> None:
         names = [self._name(file) for file in files[:_NAMES_SHOWN]]
@@ -161,7 +161,7 @@ class Reloader:
             start_new_session=True,
         )
 
-    def _look(self) -> None:
+    def _check_server(self) -> None:
         if self._guard is not None and (status := self._guard.poll()) is not None:
             self._end()
             self._waiting = True

@@ -202,11 +202,11 @@ class Guard:
                     message = await receive()
                     if message["type"] != "http.request":
                         return None
-                    part = message.get("body", b"")
-                    size += len(part)
+                    chunk = message.get("body", b"")
+                    size += len(chunk)
                     if size > self._max_body_bytes:
                         raise self._too_large()
-                    parts.append(part)
+                    parts.append(chunk)
                     if not message.get("more_body", False):
                         return b"".join(parts)
         except TimeoutError:
@@ -245,10 +245,10 @@ async def _refuse(
 
 
 def _headers(scope: Scope) -> dict[bytes, list[bytes]]:
-    found: dict[bytes, list[bytes]] = {}
+    headers: dict[bytes, list[bytes]] = {}
     for name, value in scope["headers"]:
-        found.setdefault(name.lower(), []).append(value)
-    return found
+        headers.setdefault(name.lower(), []).append(value)
+    return headers
 
 
 def replay(body: bytes, receive: Receive) -> Receive:
@@ -389,13 +389,13 @@ class Tokens:
         if len(authorizations) > 1 or scheme.lower() != b"bearer" or not token.strip():
             raise _make_unauthorized("something else")
         digest = hashlib.sha256(token.strip()).digest()
-        found = ""
+        principal = ""
         for known, name in self._principals:
             if hmac.compare_digest(known, digest):
-                found = name
-        if not found:
+                principal = name
+        if not principal:
             raise _make_unauthorized("one that it does not know")
-        return found
+        return principal
 
 
 def _named_in(subprotocols: Iterable[str]) -> list[bytes]:

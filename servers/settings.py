@@ -85,14 +85,14 @@ class ServerSettings:
         Raises:
             ConfigurationError: A value cannot be read.
         """
-        found: dict[str, Any] = {}
+        values: dict[str, Any] = {}
         for variable, (name, read) in _VARIABLES.items():
             if value := environ.get(variable, "").strip():
-                found[name] = read(variable, value)
+                values[name] = read(variable, value)
         tokens = _split_words("ROPEWALK_TOKENS", environ.get("ROPEWALK_TOKENS", ""))
         if path := environ.get("ROPEWALK_TOKEN_FILE", "").strip():
             tokens += token_lines("ROPEWALK_TOKEN_FILE", path)
-        return cls(tokens=tokens, **found)
+        return cls(tokens=tokens, **values)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -94,12 +94,12 @@ def _load(target: str) -> Any:
         return _attribute(_from_file(path.resolve(), target), attribute or "app", target)
     if not path.is_dir():
         raise ConfigurationError(f"expected a folder or file at {target}, got none; {FORMS}")
-    if (found := _app_of(path.resolve())) is None:
+    if (app := _app_of(path.resolve())) is None:
         raise ConfigurationError(
             f"expected an environment in the folder {target}, got neither {MANIFEST} nor server/app.py there; "
             "name the folder that holds them"
         )
-    module, _, attribute = found.partition(":")
+    module, _, attribute = app.partition(":")
     return _attribute(_from_folder(path.resolve(), module, target), attribute, target)
 
 
@@ -135,9 +135,9 @@ def _from_folder(folder: Path, module: str, target: str) -> ModuleType:
         _on_path(folder, len(sys.path))
         return _import(f"{name}.{module}", target)
     _on_path(folder, 0)
-    found = _import(module, target)
-    _check_place(found, folder)
-    return found
+    imported = _import(module, target)
+    _check_place(imported, folder)
+    return imported
 
 
 def _holds(folder: Path, parts: list[str]) -> bool:
@@ -154,9 +154,9 @@ def _from_file(file: Path, target: str) -> ModuleType:
         top, root = root, root.parent
     if len(parts) == 1:
         _on_path(root, 0)
-        found = _import(file.stem, target)
-        _check_place(found, root)
-        return found
+        module = _import(file.stem, target)
+        _check_place(module, root)
+        return module
     _package(top, parts[0])
     _on_path(top, len(sys.path))
     return _import(".".join(parts), target)
@@ -173,8 +173,8 @@ def _package_name(folder: Path) -> str | None:
 
 def _package(folder: Path, name: str) -> None:
     """Make a folder a package that can be imported, whatever else the folder around it holds."""
-    if (there := sys.modules.get(name)) is not None:
-        _check_place(there, folder)
+    if (loaded := sys.modules.get(name)) is not None:
+        _check_place(loaded, folder)
         return
     file = folder / "__init__.py"
     spec = spec_from_file_location(name, file, submodule_search_locations=[str(folder)])
@@ -190,10 +190,10 @@ def _package(folder: Path, name: str) -> None:
 
 
 def _check_place(module: ModuleType, folder: Path) -> None:
-    found = getattr(module, "__file__", None)
-    if found is None or not Path(found).resolve().is_relative_to(folder):
+    location = getattr(module, "__file__", None)
+    if location is None or not Path(location).resolve().is_relative_to(folder):
         raise ConfigurationError(
-            f"expected to import {module.__name__} from {folder}, got the one of {found or 'this interpreter'}; "
+            f"expected to import {module.__name__} from {folder}, got the one of {location or 'this interpreter'}; "
             "rename the folder or file"
         )
 
@@ -241,11 +241,11 @@ def _explain(error: BaseException, target: str, module: str) -> None:
 
 def _attribute(module: ModuleType, name: str, target: str) -> Any:
     value: Any = module
-    for part in name.split("."):
+    for component in name.split("."):
         try:
-            value = getattr(value, part)
+            value = getattr(value, component)
         except AttributeError:
-            near = difflib.get_close_matches(part, dir(value), n=1)
+            near = difflib.get_close_matches(component, dir(value), n=1)
             raise ConfigurationError(
                 f'expected an app at {target!r}, got: Attribute "{name}" not found in module "{module.__name__}"; '
                 + (f"did you mean {near[0]!r}?" if near else FORMS)
@@ -264,7 +264,7 @@ def _by_name(target: str) -> Any:
 
 
 def _names() -> list[str]:
-    found = {module.name for module in pkgutil.iter_modules()}
+    names = {module.name for module in pkgutil.iter_modules()}
     with contextlib.suppress(ImportError):  # an installation of core and servers alone
-        found |= {module.name for module in pkgutil.iter_modules(importlib.import_module("envs").__path__)}
-    return sorted(name.removesuffix(_SUFFIX) for name in found if name.endswith(_SUFFIX))
+        names |= {module.name for module in pkgutil.iter_modules(importlib.import_module("envs").__path__)}
+    return sorted(name.removesuffix(_SUFFIX) for name in names if name.endswith(_SUFFIX))

@@ -66,9 +66,9 @@ def contain(error: BaseException) -> Exception:
 
     Panics of compiled libraries are such, and the interrupts and cancellations that an environment makes up.
     """
-    told = RuntimeError(f"{type(error).__name__}: {text_of(error)}")
-    told.__cause__ = error
-    return told
+    contained = RuntimeError(f"{type(error).__name__}: {text_of(error)}")
+    contained.__cause__ = error
+    return contained
 
 
 def outcome_of(fn: Callable[[], Any]) -> Outcome:
@@ -185,9 +185,9 @@ class ThreadCall:
         self.spent_s = spent_s
         self.mailbox.post(self._deliver, self._result)
 
-    def _begin(self, told: Callable[[], None]) -> None:
+    def _begin(self, on_begin: Callable[[], None]) -> None:
         if not self.waiter.done():
-            told()
+            on_begin()
 
     def _deliver(self, outcome: Outcome) -> None:
         self.outcome = outcome
@@ -434,7 +434,9 @@ class ThreadPool:
                 mailbox.loop.call_soon(mailbox.empty)  # what came since, of a thread that has gone on
                 return
             self._draining -= {
-                one for one in self._draining if one.call is not None and now - one.began > _LONG_S
+                thread
+                for thread in self._draining
+                if thread.call is not None and now - thread.began > _LONG_S
             }
             if not self._draining and not quick:  # or it was only for a moment without a core
                 # Where cores are free for no more, they take turns.

@@ -46,7 +46,7 @@ class Tooling:
         """Whether there may be tools; where a function makes the environment, only an instance tells."""
         return self._owner is None or self._steps or is_tool_host(self._owner)
 
-    def offers(self, what: str) -> bool:
+    def offers(self, feature: str) -> bool:
         """Whether there may be resources, prompts or completions too."""
         if (toolset := self.toolset) is not None:
             return bool(
@@ -54,10 +54,10 @@ class Tooling:
                     "resources": toolset.resources or toolset.templates,
                     "prompts": toolset.prompts,
                     "completions": toolset.completions,
-                }[what]
+                }[feature]
             )
         return self._owner is None or (
-            is_tool_host(self._owner) and callable(getattr(self._owner, METHODS[what], None))
+            is_tool_host(self._owner) and callable(getattr(self._owner, METHODS[feature], None))
         )
 
     def has_tools(self, runner: EnvironmentRunner) -> bool:
@@ -77,7 +77,7 @@ class Tooling:
             "list_resource_templates": toolset.templates,
             "list_prompts": toolset.prompts,
         }
-        return [one.spec for one in declared[method].values()]
+        return [each.spec for each in declared[method].values()]
 
     async def list(self, runner: EnvironmentRunner) -> Sequence[ToolSpec]:
         """Return the tools. NoToolsError: there are none; Exception: whatever the environment raised."""
@@ -117,7 +117,7 @@ def _takes_tools(action: Any) -> bool:
     """Whether an action model, or one of a union, is the call of a tool."""
     if isinstance(action, type):
         return issubclass(action, CallToolAction)
-    return any(_takes_tools(part) for part in get_args(action))
+    return any(_takes_tools(argument) for argument in get_args(action))
 
 
 def _find_toolset(owner: Any) -> Toolset | None:

@@ -40,15 +40,15 @@ def run(arguments: argparse.Namespace) -> int:
 
     where = arguments.where
     if where is None:
-        found = environments()
+        listed = environments()
     elif where.lower().startswith(_URLS):
-        found = _ask(where, arguments.token or os.environ.get("ROPEWALK_TOKEN"))
+        listed = _ask(where, arguments.token or os.environ.get("ROPEWALK_TOKEN"))
     else:
-        found = environments_below(Path(where))
+        listed = environments_below(Path(where))
     if arguments.json:
-        print(json.dumps([dataclasses.asdict(one) for one in found], indent=2))
-    elif found:
-        _print_table(found)
+        print(json.dumps([dataclasses.asdict(environment) for environment in listed], indent=2))
+    elif listed:
+        _print_table(listed)
     else:
         print("no environments here; ropewalk init NAME makes one", file=sys.stderr)
     return 0
@@ -73,8 +73,8 @@ def _ask(url: str, token: str | None) -> "list[ListedEnvironment]":
     metadata = _data(about)
     if not isinstance(metadata, dict):
         metadata = {}
-    found = _data(names)
-    served = [str(name) for name in found] if isinstance(found, list) else [metadata.get("name")]
+    data = _data(names)
+    served = [str(name) for name in data] if isinstance(data, list) else [metadata.get("name")]
     if served == [None]:
         raise ProtocolError(
             f"expected an environment server at {base}, got {names.status_code} on /list_environments and "
@@ -99,16 +99,25 @@ def _data(reply: Any) -> Any:
         return None
 
 
-def _print_table(found: "Sequence[ListedEnvironment]") -> None:
-    rows = [(one.name, one.version or "-", one.target, _short(one.where), one.description) for one in found]
+def _print_table(listed: "Sequence[ListedEnvironment]") -> None:
+    rows = [
+        (
+            environment.name,
+            environment.version or "-",
+            environment.target,
+            _short(environment.where),
+            environment.description,
+        )
+        for environment in listed
+    ]
     # A broken one has a line of its own below.
     widths = [max(len(row[at]) for row in (_COLUMNS, *rows)) for at in range(len(_COLUMNS) - 1)]
     width = shutil.get_terminal_size().columns if sys.stdout.isatty() else None
-    for row, one in zip((_COLUMNS, *rows), (None, *found), strict=True):
+    for row, environment in zip((_COLUMNS, *rows), (None, *listed), strict=True):
         cells = "  ".join(cell.ljust(size) for cell, size in zip(row, widths, strict=False))
         print(_shorten(f"{cells}  {row[-1]}".rstrip(), width))
-        if one is not None and one.error is not None:
-            print(f"  broken: {one.error}")
+        if environment is not None and environment.error is not None:
+            print(f"  broken: {environment.error}")
 
 
 def _shorten(line: str, width: int | None) -> str:

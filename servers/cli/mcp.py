@@ -99,18 +99,18 @@ def _serve(
 
 
 def _options(arguments: argparse.Namespace) -> dict[str, Any]:
-    found: dict[str, Any] = {}
+    options: dict[str, Any] = {}
     for given in arguments.option or ():
         name, equals, value = given.partition("=")
         if not equals or not name:
             raise ConfigurationError(f"expected --option NAME=VALUE, got {given!r}")
         try:
-            found[name] = from_json(value)
+            options[name] = from_json(value)
         except ValueError:
-            found[name] = value
+            options[name] = value
     if arguments.seed is not None:
-        found["seed"] = arguments.seed
-    return found
+        options["seed"] = arguments.seed
+    return options
 
 
 COMMAND = Command(

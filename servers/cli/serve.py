@@ -154,10 +154,10 @@ def _run_reloading(arguments: argparse.Namespace, settings: ServerSettings, list
 
 
 def _folder(path: str) -> Path:
-    found = Path(path).resolve()
-    if not found.is_dir():
+    folder = Path(path).resolve()
+    if not folder.is_dir():
         raise ConfigurationError(f"expected --reload-dir to name a folder, got {path}")
-    return found
+    return folder
 
 
 def _refuse_what_reload_cannot(arguments: argparse.Namespace) -> None:
@@ -286,8 +286,8 @@ def _take_settings(arguments: argparse.Namespace, environ: MutableMapping[str, s
 
 def _is_insecure(arguments: argparse.Namespace) -> bool:
     """Say whether a server without tokens may listen beyond loopback."""
-    said = os.environ.get("ROPEWALK_INSECURE", "").strip().lower()
-    return bool(arguments.insecure) or said in ("1", "true", "yes")
+    value = os.environ.get("ROPEWALK_INSECURE", "").strip().lower()
+    return bool(arguments.insecure) or value in ("1", "true", "yes")
 
 
 COMMAND = Command(

@@ -30,12 +30,12 @@ Row = dict[str, str]
 
 def configure(parser: argparse.ArgumentParser) -> None:
     """Add the arguments of `top`."""
-    told = f"servers ({DEFAULT_URL}), any worker of which answers for all, and training runs, by where they listen"
-    parser.add_argument("urls", nargs="*", default=[DEFAULT_URL], metavar="URL", help=told)
-    told = "between two looks (%(default)g)"
-    parser.add_argument("--interval", type=float, default=DEFAULT_INTERVAL_S, metavar="SECONDS", help=told)
-    told = "look twice, print what went on between, and end; status 1 where somebody does not answer"
-    parser.add_argument("--once", action="store_true", help=told)
+    text = f"servers ({DEFAULT_URL}), any worker of which answers for all, and training runs, by where they listen"
+    parser.add_argument("urls", nargs="*", default=[DEFAULT_URL], metavar="URL", help=text)
+    text = "between two looks (%(default)g)"
+    parser.add_argument("--interval", type=float, default=DEFAULT_INTERVAL_S, metavar="SECONDS", help=text)
+    text = "look twice, print what went on between, and end; status 1 where somebody does not answer"
+    parser.add_argument("--once", action="store_true", help=text)
     parser.add_argument("--token", help="bearer token of the servers; prefer ROPEWALK_TOKEN")
 
 
@@ -61,23 +61,23 @@ def run(arguments: argparse.Namespace) -> int:
                 from rich.console import Group
                 from rich.live import Live
             live = stack.enter_context(Live("looking ...", screen=True, auto_refresh=False))
-        looks = list(pool.map(look, clients, urls))
+        scrapes = list(pool.map(scrape, clients, urls))
         while True:
             time.sleep(arguments.interval)
-            before, looks = looks, list(pool.map(look, clients, urls))
-            rows = [row for pair in zip(before, looks, strict=True) for row in rows_of(*pair)]
+            before, scrapes = scrapes, list(pool.map(scrape, clients, urls))
+            rows = [row for pair in zip(before, scrapes, strict=True) for row in rows_of(*pair)]
             if live is not None:
                 live.update(Group(time.strftime("%H:%M:%S"), *_tables(rows)), refresh=True)
             else:
                 for row in rows:
-                    told = ", ".join(f"{heading} {value}" for heading, value in row.items() if value)
-                    print(time.strftime("%H:%M:%S"), told, flush=True)
+                    line = ", ".join(f"{heading} {value}" for heading, value in row.items() if value)
+                    print(time.strftime("%H:%M:%S"), line, flush=True)
             if arguments.once:
-                return _FAILED if any(one.error for one in looks) else 0
+                return _FAILED if any(scrape.error for scrape in scrapes) else 0
 
 
 @dataclass(frozen=True, slots=True)
-class Look:
+class Scrape:
     """What a server or a run told at one moment.
 
     Attributes:
@@ -99,7 +99,7 @@ class Look:
         return {key[1]: value for key, value in self.samples.items() if key[0] == name}
 
 
-def look(client: "httpx.Client", url: str) -> Look:
+def scrape(client: "httpx.Client", url: str) -> Scrape:
     """Ask for metrics; what goes wrong is told in the result."""
     import httpx
 
@@ -109,15 +109,15 @@ def look(client: "httpx.Client", url: str) -> Look:
     body = b""
     try:
         with client.stream("GET", f"{url}/metrics", timeout=TIMEOUT_S) as reply:
-            for part in reply.iter_bytes():
-                body += part
+            for chunk in reply.iter_bytes():
+                body += chunk
                 if len(body) > MAX_BYTES or time.monotonic() > at + TIMEOUT_S:
                     text = f"expected metrics of at most {MAX_BYTES} bytes within {TIMEOUT_S:g} s, got more"
-                    return Look(url, at, {}, error=text)
+                    return Scrape(url, at, {}, error=text)
         if reply.status_code != 200:
             remedy = {401: "; give its --token", 404: "; is it a server of Ropewalk's with metrics on?"}
             text = f"expected its metrics, got HTTP {reply.status_code}{remedy.get(reply.status_code, '')}"
-            return Look(url, at, {}, error=text)
+            return Scrape(url, at, {}, error=text)
         samples: dict[tuple[str, ...], float] = {}
         name = ""
         for family in text_string_to_metric_families(body.decode()):
@@ -126,14 +126,14 @@ def look(client: "httpx.Client", url: str) -> Look:
                 name = labels.pop("environment", "") or labels.pop("run", name)
                 samples[sample.name, *(labels[label] for label in sorted(labels))] = sample.value
     except httpx.HTTPError as error:
-        return Look(url, at, {}, error=str(error) or type(error).__name__)
+        return Scrape(url, at, {}, error=str(error) or type(error).__name__)
     except ValueError as error:
-        return Look(url, at, {}, error=f"expected metrics in Prometheus's format, got: {error}"[:200])
+        return Scrape(url, at, {}, error=f"expected metrics in Prometheus's format, got: {error}"[:200])
     known = ("ropewalk_slots",) in samples or ("ropewalk_run_version",) in samples
-    return Look(url, at, samples, name, "" if known else "expected metrics of Ropewalk's, got others")
+    return Scrape(url, at, samples, name, "" if known else "expected metrics of Ropewalk's, got others")
 
 
-def rows_of(before: Look, now: Look) -> list[Row]:
+def rows_of(before: Scrape, now: Scrape) -> list[Row]:
     """Return what is shown of the time between two looks: of a run, or of a server and its workers."""
     where = redact_url(now.url)
     if now.error:
@@ -161,7 +161,9 @@ def rows_of(before: Look, now: Look) -> list[Row]:
         former = value if before.error else before.samples.get(key, 0.0)
         return value - former if value >= former else value
 
-    there, here = (grown(f"ropewalk_{name}_seconds_total", "step") for name in ("environment", "server"))
+    environment_s, server_s = (
+        grown(f"ropewalk_{name}_seconds_total", "step") for name in ("environment", "server")
+    )
     bucket = ("ropewalk_call_seconds_bucket", "step")
     buckets = [(float(key[2]), grown(*key)) for key in samples if key[:2] == bucket]
     errors = {code: grown("ropewalk_errors_total", code) for code in now.of("ropewalk_errors_total")}
@@ -174,7 +176,9 @@ def rows_of(before: Look, now: Look) -> list[Row]:
         "resets/s": f"{grown('ropewalk_call_seconds_count', 'reset') / seconds:.1f}",
         "p50": _milliseconds(quantile(buckets, 0.5)),
         "p99": _milliseconds(quantile(buckets, 0.99)),
-        "in environment": f"{there / (there + here):.0%}" if there + here > 0 else "-",
+        "in environment": f"{environment_s / (environment_s + server_s):.0%}"
+        if environment_s + server_s > 0
+        else "-",
         "in/s": _bytes(grown("ropewalk_received_bytes_total") / seconds),
         "out/s": _bytes(grown("ropewalk_sent_bytes_total") / seconds),
         "errors/s": " ".join(f"{code} {count / seconds:.3g}" for code, count in errors.items() if count),

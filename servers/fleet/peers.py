@@ -101,8 +101,8 @@ class UnixPeers:
             return
         try:
             assert peer.response is not None
-            told = peer.response.headers.get(DETERMINISTIC_HEADER)
-            headers = [] if told is None else [(DETERMINISTIC_HEADER.lower().encode(), told.encode())]
+            value = peer.response.headers.get(DETERMINISTIC_HEADER)
+            headers = [] if value is None else [(DETERMINISTIC_HEADER.lower().encode(), value.encode())]
             await send({"type": "websocket.accept", "subprotocol": peer.subprotocol, "headers": headers})
             await _relay(worker, peer, receive, send)
         finally:
@@ -125,7 +125,7 @@ class UnixPeers:
         query = scope.get("query_string", b"")
         target = scope["raw_path"] + (b"?" + query if query else b"")
         url = httpcore.URL(scheme=b"http", host=b"worker", port=None, target=target)
-        begun = False
+        started = False
         try:
             async with asyncio.timeout(self._connect_s):
                 await _appeared(self._path(worker))
@@ -144,20 +144,20 @@ class UnixPeers:
                 if not kind.startswith(b"text/event-stream"):
                     content = await response.aread()
                     kept.append((b"content-length", str(len(content)).encode()))
-                    begun = True
+                    started = True
                     await send({"type": "http.response.start", "status": response.status, "headers": kept})
                     await send({"type": "http.response.body", "body": content})
                     return True
-                begun = True
+                started = True
                 await send({"type": "http.response.start", "status": response.status, "headers": kept})
-                async for part in response.aiter_stream():
+                async for chunk in response.aiter_stream():
                     if self._reply_s is not None:
                         deadline.reschedule(asyncio.get_running_loop().time() + _STREAM_SILENCE_TIMEOUT_S)
-                    await send({"type": "http.response.body", "body": part, "more_body": True})
+                    await send({"type": "http.response.body", "body": chunk, "more_body": True})
         except (OSError, TimeoutError, httpcore.NetworkError, httpcore.ProtocolError) as error:
             why = str(error) or type(error).__name__
             logger.warning("worker %d did not answer: %s", worker, why)
-            if not begun:
+            if not started:
                 text = (
                     f"expected worker {worker}, which holds this session, to answer, got: {why}; if it died, its "
                     "sessions are gone: reset"

@@ -36,14 +36,14 @@ KILL_AFTER_DRAIN_S: Final = 5.0
 class _Worker:
     plan: WorkerPlan
     process: asyncio.subprocess.Process | None = None
-    said: bytes = b""
+    output: bytes = b""
 
     def listen(self, fd: int) -> None:
         """Take what the worker says of its start."""
         with suppress(BlockingIOError):
-            part = os.read(fd, 65_536)
-            self.said += part
-            if not part:
+            chunk = os.read(fd, 65_536)
+            self.output += chunk
+            if not chunk:
                 asyncio.get_running_loop().remove_reader(fd)
 
     def signal(self, number: signal.Signals) -> None:
@@ -136,7 +136,7 @@ class Supervisor:
         while not self._stopping.is_set():
             started = loop.time()
             await self._live(worker)
-            healthy = worker.said == READY
+            healthy = worker.output == READY
             table.clear(worker.plan.index)
             assert worker.process is not None
             status = worker.process.returncode
@@ -144,7 +144,7 @@ class Supervisor:
                 return
             stillborn = 0 if healthy else stillborn + 1
             if status == FAILED and not healthy:
-                raise ConfigurationError(worker.said.decode(errors="replace") or "a worker could not start")
+                raise ConfigurationError(worker.output.decode(errors="replace") or "a worker could not start")
             if stillborn == MAX_STILLBORN:
                 self._status = 1
                 logger.error(
@@ -163,7 +163,7 @@ class Supervisor:
 
     async def _live(self, worker: _Worker) -> None:
         """Run one worker to its end."""
-        worker.said = b""
+        worker.output = b""
         ready, write = os.pipe()
         plan = replace(worker.plan, ready=write)
         try:

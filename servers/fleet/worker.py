@@ -92,10 +92,10 @@ def _leave(plan: WorkerPlan) -> None:
 
 
 def _answers(path: str) -> bool:
-    with socket.socket(socket.AF_UNIX) as asked:
-        asked.settimeout(_PEER_SOCKET_TIMEOUT_S)
+    with socket.socket(socket.AF_UNIX) as peer:
+        peer.settimeout(_PEER_SOCKET_TIMEOUT_S)
         try:
-            asked.connect(path)
+            peer.connect(path)
         except ConnectionRefusedError:
             return False
         except OSError:  # a queue that is full, for one
@@ -107,10 +107,10 @@ def _take_plan() -> tuple[WorkerPlan, int]:
     lifeline = os.dup(0)  # not inheritable
     line = bytearray()
     while not line.endswith(b"\n"):
-        part = os.read(lifeline, 1)  # one byte, so that nothing beyond the line is taken
-        if not part:
+        byte = os.read(lifeline, 1)  # one byte, so that nothing beyond the line is taken
+        if not byte:
             sys.exit(0)  # the supervisor has ended already
-        line += part
+        line += byte
     nothing = os.open(os.devnull, os.O_RDONLY)
     os.dup2(nothing, 0)
     os.close(nothing)

@@ -47,17 +47,19 @@ _KINDS: Final[Mapping[type[Request], _Kind]] = {
 
 def to_mcp(question: Request) -> dict[str, Any]:
     """Return MCP's own JSON of a question."""
-    asked: dict[str, Any] = {"method": _KINDS[type(question)].method}
+    request: dict[str, Any] = {"method": _KINDS[type(question)].method}
     match question:
         case Elicit(message=message, schema=schema):
-            asked["params"] = {"message": message, "requestedSchema": dict(schema)}
+            request["params"] = {"message": message, "requestedSchema": dict(schema)}
         case Sample(messages=messages, max_tokens=max_tokens, options=options):
             if isinstance(messages, str):
-                said: list[Any] = [{"role": "user", "content": {"type": "text", "text": messages}}]
+                sampling_messages: list[Any] = [
+                    {"role": "user", "content": {"type": "text", "text": messages}}
+                ]
             else:
-                said = [dict(message) for message in messages]
-            asked["params"] = {"messages": said, "maxTokens": max_tokens, **options}
-    return asked
+                sampling_messages = [dict(message) for message in messages]
+            request["params"] = {"messages": sampling_messages, "maxTokens": max_tokens, **options}
+    return request
 
 
 def _answer_model(question: Request) -> type[BaseModel]:
@@ -104,22 +106,22 @@ class _Rounds:
         """Return the answers to what a tool asks; None where the caller has to be asked first."""
         number, self._send_question = self._send_question, self._send_question + 1
         if number < len(self._answered):
-            found = self._answered[number]
+            answered = self._answered[number]
         else:
-            found = {
+            answered = {
                 key: answer
                 for key, question in questions.items()
                 if (answer := self._partly.get(key) or _read_answer(question, self._responses.get(key)))
             }
             self._partly, self._responses = {}, {}
-        self.open = {key: question for key, question in questions.items() if key not in found}
+        self.open = {key: question for key, question in questions.items() if key not in answered}
         if self.open:
-            self._partly = found
+            self._partly = answered
             del self._answered[number:]
             return None
         if number == len(self._answered):
-            self._answered.append(found)
-        return {key: found[key] for key in questions}
+            self._answered.append(answered)
+        return {key: answered[key] for key in questions}
 
     def result(self) -> dict[str, Any]:
         """Return the result of a call that ends with questions, in MCP's own JSON."""
@@ -282,8 +284,8 @@ class CallContext(ToolContext):
             names = list(requests)
             answers = await asyncio.gather(*(self._send_question(requests[name]) for name in names))
             return dict(zip(names, answers, strict=True))
-        if (found := self._rounds.answers(requests)) is not None:
-            return found
+        if (answered := self._rounds.answers(requests)) is not None:
+            return answered
         assert self._task is not None
         self._task.cancel()
         await asyncio.get_running_loop().create_future()  # until the cancellation comes

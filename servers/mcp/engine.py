@@ -113,7 +113,7 @@ class McpEngine:
         self._held = HeldEvents()
         self._hubs: dict[EnvironmentSession, Hub] = {}
         self._connections: dict[EnvironmentSession, dict[str, _Connection]] = {}
-        self._parting: set[asyncio.Task[None]] = set()
+        self._closing: set[asyncio.Task[None]] = set()
 
     async def start(self) -> None:
         """Be ready for requests."""
@@ -131,36 +131,38 @@ class McpEngine:
 
     async def drain(self, deadline: float) -> None:
         """Wait until the connections of sessions that have ended are ended too, or the loop's clock is that far."""
-        if self._parting:
+        if self._closing:
             remaining = deadline - asyncio.get_running_loop().time()
-            await asyncio.wait(self._parting, timeout=max(0.0, remaining))
+            await asyncio.wait(self._closing, timeout=max(0.0, remaining))
 
     async def stop(self) -> None:
         """End everything that runs here."""
         for hub in self._hubs.values():
             hub.close()
-        connections = [one for of_session in self._connections.values() for one in of_session.values()]
-        tasks = [one.task for one in connections if one.task is not None]
+        connections = [
+            connection for of_session in self._connections.values() for connection in of_session.values()
+        ]
+        tasks = [connection.task for connection in connections if connection.task is not None]
         if self._manager is not None:
             tasks.append(self._manager)
         await asyncio.gather(*(end(task) for task in tasks))
 
     async def __call__(self, exchange: Exchange) -> None:
         """Answer one request. McpRequestRefusedError: it is not for the SDK."""
-        asked = exchange.asked
+        request = exchange.request
         if not self._tooling.possible:
             raise _no_tools()
-        if asked.in_path is not None and asked.in_header not in (None, asked.in_path):
+        if request.in_path is not None and request.in_header not in (None, request.in_path):
             text = "expected one session, got one in the path and another in the header X-OpenEnv-Session"
             raise McpRequestRefusedError.invalid(text)
-        if asked.method == INITIALIZE and len(exchange.body) > _MAX_HELLO_BYTES:
+        if request.method == INITIALIZE and len(exchange.body) > _MAX_HELLO_BYTES:
             text = f"expected a handshake of at most {_MAX_HELLO_BYTES} bytes, got {len(exchange.body)}"
             raise McpRequestRefusedError.invalid(text, 413)
-        if asked.version is not None and asked.version not in HANDSHAKE_PROTOCOL_VERSIONS:
+        if request.version is not None and request.version not in HANDSHAKE_PROTOCOL_VERSIONS:
             await self._answer_stateless(exchange)
-        elif asked.connection is not None:
-            await self._answer_connected(exchange, asked.connection)
-        elif asked.http == "POST" and asked.method == INITIALIZE:
+        elif request.connection is not None:
+            await self._answer_connected(exchange, request.connection)
+        elif request.http == "POST" and request.method == INITIALIZE:
             await self._initialize(exchange)
         else:
             text = (
@@ -172,13 +174,15 @@ class McpEngine:
     # Requests
 
     async def _answer_stateless(self, exchange: Exchange) -> None:
-        asked, owner = exchange.asked, exchange.owner
+        request, owner = exchange.request, exchange.owner
         session = None
-        if asked.http == "POST" and asked.version in MODERN_PROTOCOL_VERSIONS:
-            named = asked.in_path is not None or (asked.in_header is not None and asked.method != DISCOVER)
-            session = (await self._session_of(asked, owner))[0] if named else None
+        if request.http == "POST" and request.version in MODERN_PROTOCOL_VERSIONS:
+            named = request.in_path is not None or (
+                request.in_header is not None and request.method != DISCOVER
+            )
+            session = (await self._session_of(request, owner))[0] if named else None
         if session is None:
-            seat = RequestSeat(owner, named=asked.in_path is not None or asked.in_header is not None)
+            seat = RequestSeat(owner, named=request.in_path is not None or request.in_header is not None)
             await self._stateless.handle_request(_with_seat(exchange, seat), exchange.replayed, exchange.send)
             return
         with _hold_session(session):
@@ -186,12 +190,12 @@ class McpEngine:
             await self._stateless.handle_request(_with_seat(exchange, seat), exchange.replayed, exchange.send)
 
     async def _initialize(self, exchange: Exchange) -> None:
-        finding = self._session_of(exchange.asked, exchange.owner)
-        found = await while_connected(exchange.receive, finding)
-        if found is None:
+        finding = self._session_of(exchange.request, exchange.owner)
+        result = await while_connected(exchange.receive, finding)
+        if result is None:
             gone = JsonRpcFaultError(jsonrpc.SERVER_ERROR, "the client has left")
             raise McpRequestRefusedError(CLIENT_LEFT, gone)
-        session, opened = found
+        session, opened = result
         with _hold_session(session):
             connection = None
             try:
@@ -205,17 +209,17 @@ class McpEngine:
                     or session.over
                 ):
                     if connection is not None:
-                        self._part(connection)
+                        self._close_connection(connection)
                     if opened:
                         await self._sessions.close(session)
 
     async def _answer_connected(self, exchange: Exchange, connection_id: str) -> None:
-        asked = exchange.asked
+        request = exchange.request
         connection = None
         with suppress(RefusalError):
-            session = self._sessions.find(exchange.owner, asked.session)
+            session = self._sessions.find(exchange.owner, request.session)
             connection = self._connections.get(session, {}).get(connection_id)
-        named = {asked.in_path, asked.in_header} - {None}
+        named = {request.in_path, request.in_header} - {None}
         if (
             connection is None
             or not connection.established
@@ -224,16 +228,20 @@ class McpEngine:
         ):
             text = "expected the mcp-session-id of a connection, got none of this caller's"
             raise McpRequestRefusedError.invalid(text, 404)
-        if asked.http == "GET" and asked.last_event and connection.events.after(asked.last_event) is None:
+        if (
+            request.http == "GET"
+            and request.last_event
+            and connection.events.after(request.last_event) is None
+        ):
             # The SDK would answer with a stream that ends at once, and official clients would come back to it for
             # ever. By 404 a client would take its session for ended.
             text = (
                 "expected the Last-Event-ID of an event that is still kept, got "
-                f"{short(asked.last_event)!r}; what came after it is not told again"
+                f"{short(request.last_event)!r}; what came after it is not told again"
             )
             raise McpRequestRefusedError.invalid(text)
         with _hold_session(connection.session):
-            ending = asked.http == "DELETE"
+            ending = request.http == "DELETE"
             if ending:
                 self._forget(connection)
                 if connection.owns:
@@ -244,7 +252,7 @@ class McpEngine:
             connection.peer.close()
             connection.events.forget()
         elif status == 404:  # the SDK has ended it
-            self._part(connection)
+            self._close_connection(connection)
 
     async def _pass_on(self, connection: _Connection, exchange: Exchange, send: Send) -> int:
         """Have the SDK answer a request on a connection; return the status."""
@@ -256,7 +264,7 @@ class McpEngine:
                 connection.established = True
                 hub.peers.add(connection.peer)
 
-        stream = exchange.asked.http == "GET"
+        stream = exchange.request.http == "GET"
         replies = Replies(send, connection.events, start, answers=not stream)
         seat = RequestSeat(session.owner, session, hub, connection.peer)
         with connection.in_use(stream=stream):
@@ -265,19 +273,19 @@ class McpEngine:
 
     # Sessions
 
-    async def _session_of(self, asked: McpRequest, owner: str) -> tuple[EnvironmentSession, bool]:
+    async def _session_of(self, request: McpRequest, owner: str) -> tuple[EnvironmentSession, bool]:
         """Return the session that a request is about, or a new one; and whether it was opened for it."""
         sessions = self._sessions
-        wanted = asked.in_header
-        if asked.in_path is None and wanted is not None:
+        wanted = request.in_header
+        if request.in_path is None and wanted is not None:
             if wanted == NEW or SESSION_ID.fullmatch(wanted) is None:
                 text = f"expected the id of a session in X-OpenEnv-Session, got {wanted[:128]!r}; {HANDLES}"
                 raise McpRequestRefusedError(400, JsonRpcFaultError(jsonrpc.INVALID_PARAMS, text))
             with suppress(RefusalError):
                 return sessions.find(owner, wanted), False
         try:
-            if asked.in_path is not None:
-                return sessions.find(owner, asked.in_path), False
+            if request.in_path is not None:
+                return sessions.find(owner, request.in_path), False
             session = await (sessions.open(owner) if wanted is None else sessions.find_or_open(owner, wanted))
         except RefusalError as refusal:
             raise McpRequestRefusedError.of(refusal) from None
@@ -319,22 +327,25 @@ class McpEngine:
             hub.close()
         for connection in list(self._connections.get(session, {}).values()):
             if connection.established:  # or else whoever serves its handshake ends it
-                self._part(connection)
+                self._close_connection(connection)
 
     # Connections
 
     async def _connect(self, session: EnvironmentSession, *, owns: bool) -> _Connection:
-        there = self._connections.setdefault(session, {})
-        if len(there) >= MAX_CONNECTIONS:
+        connections = self._connections.setdefault(session, {})
+        if len(connections) >= MAX_CONNECTIONS:
             unused = [
-                one
-                for one in there.values()
-                if one.established and not one.posts and not one.streams and not one.owns
+                candidate
+                for candidate in connections.values()
+                if candidate.established
+                and not candidate.posts
+                and not candidate.streams
+                and not candidate.owns
             ]
             if not unused:
                 text = "expected a session with room for another connection, got one that is full; try again later"
                 raise McpRequestRefusedError(503, JsonRpcFaultError(jsonrpc.SERVER_ERROR, text))
-            self._part(min(unused, key=lambda one: one.last_use))
+            self._close_connection(min(unused, key=lambda candidate: candidate.last_use))
         connection = _Connection(session, owns=owns, held=self._held)
         self._connections.setdefault(session, {})[connection.id] = connection
         ready = asyncio.Event()
@@ -342,7 +353,7 @@ class McpEngine:
         try:
             await ready.wait()
         except BaseException:
-            self._part(connection)
+            self._close_connection(connection)
             raise
         return connection
 
@@ -362,22 +373,22 @@ class McpEngine:
     def _forget(self, connection: _Connection) -> bool:
         """Let a connection be found no more, nor told of changes; return whether it was there."""
         session = connection.session
-        there = self._connections.get(session, {})
-        if there.get(connection.id) is not connection:
+        connections = self._connections.get(session, {})
+        if connections.get(connection.id) is not connection:
             return False
-        del there[connection.id]
-        if not there:
+        del connections[connection.id]
+        if not connections:
             del self._connections[session]
         if (hub := self._hubs.get(session)) is not None:
             hub.peers.discard(connection.peer)
         return True
 
-    def _part(self, connection: _Connection) -> None:
+    def _close_connection(self, connection: _Connection) -> None:
         """End a connection, after the replies that are under way on it."""
         if self._forget(connection):
             task = keep(asyncio.create_task(self._end(connection)))
-            self._parting.add(task)
-            task.add_done_callback(self._parting.discard)
+            self._closing.add(task)
+            task.add_done_callback(self._closing.discard)
 
     async def _end(self, connection: _Connection) -> None:
         await _within(connection.idle.wait(), self._grace_s)  # the replies under way

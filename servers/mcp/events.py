@@ -92,7 +92,11 @@ class RecentEvents(EventStore):
         """Return the stream of an event, and what followed it there; None where it is known no more."""
         event = self._find(event_id)
         if event is not None:
-            later = [one for one in self._events if one.stream == event.stream and one.number > event.number]
+            later = [
+                recent
+                for recent in self._events
+                if recent.stream == event.stream and recent.number > event.number
+            ]
             return event.stream, later
         if event_id == str(self._standing):
             return GET_STREAM_KEY, []  # what has been forgotten since was told on other streams
@@ -100,10 +104,10 @@ class RecentEvents(EventStore):
 
     async def replay_events_after(self, last_event_id: str, send_callback: EventCallback) -> str | None:
         """Send what a stream has told since; return its name where more is to come."""
-        found = self.after(last_event_id)
-        if found is None:
+        missed = self.after(last_event_id)
+        if missed is None:
             return None
-        stream, later = found
+        stream, later = missed
         for event in later:
             if event.message is not None:
                 await send_callback(EventMessage(event.message, str(event.number)))
@@ -136,13 +140,13 @@ def _weigh(message: JSONRPCMessage | None) -> int:
     weight = 0
     parts: list[Any] = [getattr(message, name, None) for name in ("result", "params", "error")]
     while parts and weight <= MAX_WEIGHT:
-        part = parts.pop()
-        weight += len(part) if isinstance(part, str) else 8
-        if isinstance(part, dict):
-            weight += sum(map(len, part))
-            parts += part.values()
-        elif isinstance(part, list | tuple):
-            parts += part
-        elif isinstance(part, JSONRPCError) or hasattr(part, "model_fields_set"):
-            parts += vars(part).values()
+        item = parts.pop()
+        weight += len(item) if isinstance(item, str) else 8
+        if isinstance(item, dict):
+            weight += sum(map(len, item))
+            parts += item.values()
+        elif isinstance(item, list | tuple):
+            parts += item
+        elif isinstance(item, JSONRPCError) or hasattr(item, "model_fields_set"):
+            parts += vars(item).values()
     return weight

@@ -59,8 +59,8 @@ _MAX_SUBSCRIBED: Final = 256 * 1024
 
 def _to_mcp_error(ctx: Ctx, error: BaseException) -> MCPError:
     """Return what a client is told of a failure."""
-    found = _translate(ctx, error)
-    return MCPError(found.code, sendable(found.message), sendable(found.data))
+    translated = _translate(ctx, error)
+    return MCPError(translated.code, sendable(translated.message), sendable(translated.data))
 
 
 def _translate(ctx: Ctx, error: BaseException) -> MCPError:
@@ -116,7 +116,7 @@ class Handlers:
         _refuse_cursor(params)
         specs = self._tooling.declared_tools()
         if specs is None:
-            specs = await self._look(ctx, self._tooling.list)
+            specs = await self._run_lookup(ctx, self._tooling.list)
         return {"tools": [spec.to_mcp() for spec in specs]}
 
     async def list_objects(
@@ -130,7 +130,10 @@ class Handlers:
 
         declared = self._tooling.list_declared(method)
         return {
-            key: [spec.to_mcp() for spec in (await self._look(ctx, work) if declared is None else declared)]
+            key: [
+                spec.to_mcp()
+                for spec in (await self._run_lookup(ctx, work) if declared is None else declared)
+            ]
         }
 
     # Calls
@@ -183,11 +186,14 @@ class Handlers:
         """Answer completion/complete."""
         ref = params.ref.model_dump(mode="json", by_alias=True, exclude_none=True)
         argument = params.argument.model_dump(mode="json", by_alias=True, exclude_none=True)
-        found, _ = await self._call(
+        result, _ = await self._call(
             ctx, lambda runner, context: runner.begin("complete", ref, argument, context)
         )
-        completion: dict[str, Any] = {"values": found.values, "hasMore": found.has_more}
-        return {"completion": completion if found.total is None else completion | {"total": found.total}}
+        completion: dict[str, Any] = {
+            "values": result.values,
+            "hasMore": result.has_more,
+        }
+        return {"completion": completion if result.total is None else completion | {"total": result.total}}
 
     # Listening
 
@@ -226,7 +232,7 @@ class Handlers:
             raise MCPError(types.METHOD_NOT_FOUND, "expected subscriptions/listen, got a subscription")
         return peer.subscriptions
 
-    async def _look(self, ctx: Ctx, work: Callable[[EnvironmentRunner], Awaitable[T]]) -> T:
+    async def _run_lookup(self, ctx: Ctx, work: Callable[[EnvironmentRunner], Awaitable[T]]) -> T:
         """Look something up in the request's session; where it has none, in an environment of its own."""
         seat = self.seat(ctx)
         try:
@@ -251,12 +257,12 @@ class Handlers:
         context = CallContext(ctx, seat, self._answer_s)
 
         async def work(runner: EnvironmentRunner) -> Any:
-            begun = await begin(runner, context)
+            pending = await begin(runner, context)
             context.spent_s, resumed = runner.spent_s, perf_counter()
-            if not isawaitable(begun):
-                return begun
+            if not isawaitable(pending):
+                return pending
             try:
-                return await context.run(begun)
+                return await context.run(pending)
             finally:
                 context.spent_s += perf_counter() - resumed
 
@@ -295,8 +301,8 @@ def _check_subscriptions(uris: Sequence[str]) -> None:
 
 
 def _size(content: list[dict[str, Any]]) -> int:
-    held = [part for block in content for part in (block, block.get("resource") or {})]
-    return sum(len(part.get(key) or "") for part in held for key in ("text", "data", "blob"))
+    held = [source for block in content for source in (block, block.get("resource") or {})]
+    return sum(len(source.get(key) or "") for source in held for key in ("text", "data", "blob"))
 
 
 def _over(error: EpisodeOverError) -> ToolResult:

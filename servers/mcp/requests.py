@@ -139,14 +139,14 @@ class Exchange:
     """A request, and where its response goes.
 
     Attributes:
-        asked: What it asks for.
+        request: What the client requests.
         scope: Its head.
         body: Its body, which has been taken from `receive`.
         receive: Tells when the client leaves.
         send: Takes the response.
     """
 
-    asked: McpRequest
+    request: McpRequest
     scope: Scope
     body: bytes
     receive: Receive
@@ -160,4 +160,4 @@ class Exchange:
     @property
     def replayed(self) -> Receive:
         """A `receive` that begins with the body."""
-        return replay(self.body, self.receive) if self.asked.http == "POST" else self.receive
+        return replay(self.body, self.receive) if self.request.http == "POST" else self.receive

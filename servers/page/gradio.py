@@ -82,29 +82,29 @@ def action_fields(schema: dict[str, Any]) -> list[dict[str, Any]]:
     return [
         {
             "name": name,
-            "type": _input(name, part),
+            "type": _input(name, field),
             "required": name in schema.get("required", ()),
             "placeholder": f"Enter {name.replace('_', ' ')}...",
-            **dict.fromkeys(("description", "help_text"), part.get("description", "")),
-            **{given: part.get(key) for given, key in names.items()},
+            **dict.fromkeys(("description", "help_text"), field.get("description", "")),
+            **{given: field.get(key) for given, key in names.items()},
         }
-        for name, part in schema.get("properties", {}).items()
+        for name, field in schema.get("properties", {}).items()
         if name != "metadata"
     ]
 
 
-def _input(name: str, part: dict[str, Any]) -> str:
+def _input(name: str, field: dict[str, Any]) -> str:
     lowered = name.lower()
     if "tokens" in lowered:
         return "tensor"
-    if "enum" in part:
+    if "enum" in field:
         return "select"
-    match part.get("type"):
+    match field.get("type"):
         case "boolean":
             return "checkbox"
         case "integer" | "number":
             return "number"
-        case "string" if part.get("maxLength", 0) > 100 or "message" in lowered or "code" in lowered:
+        case "string" if field.get("maxLength", 0) > 100 or "message" in lowered or "code" in lowered:
             return "textarea"
     return "text"
 

@@ -112,13 +112,13 @@ class WebInterfaceManager:
     async def reset_environment(self, reset_kwargs: Mapping[str, Any] | None = None) -> dict[str, Any]:
         """Reset with the options that the environment takes; return the observation as the wire has it."""
         visit = await self._visit()
-        told, state = await visit.session.run(_reset, reset_kwargs or {})
+        reply, state = await visit.session.run(_reset, reset_kwargs or {})
         visit.state = state
         visit.episode = EpisodeState(
-            episode_id=state.get("episode_id"), current_observation=told["observation"]
+            episode_id=state.get("episode_id"), current_observation=reply["observation"]
         )
         self._tell()
-        return told
+        return reply
 
     async def step_environment(self, action_data: Mapping[str, Any]) -> dict[str, Any]:
         """Take a step; arguments in a text are read as JSON, as forms give them."""
@@ -127,26 +127,26 @@ class WebInterfaceManager:
             data["arguments"] = read_json(data["arguments"].encode())
         action = self._decoder.action(data, len(dumps(data)))
         visit = await self._visit()
-        told, state = await visit.session.run(_step, action)
+        reply, state = await visit.session.run(_step, action)
         visit.state = state
         steps = int(state.get("step_count") or 0)
         log = ActionLog(
             timestamp=datetime.now().isoformat(),
             action=action.model_dump(mode="json", exclude={"metadata"}),
-            observation=told["observation"],
-            reward=told["reward"],
-            done=told["done"],
+            observation=reply["observation"],
+            reward=reply["reward"],
+            done=reply["done"],
             step_count=steps,
         )
         visit.episode = EpisodeState(
             episode_id=state.get("episode_id"),
             step_count=steps,
-            current_observation=told["observation"],
+            current_observation=reply["observation"],
             action_logs=[*visit.episode.action_logs, log][-_MAX_LOGS:],
             is_reset=False,
         )
         self._tell()
-        return told
+        return reply
 
     def get_state(self) -> dict[str, Any]:
         """Return the state after the visitor's last call. RuntimeError: there was none."""
@@ -184,7 +184,9 @@ class WebInterfaceManager:
         session = await self._sessions.find_or_open(*key)
         visit = self._visits.get(key)
         if visit is None or visit.session is not session:
-            self._visits = {one: known for one, known in self._visits.items() if not known.session.over}
+            self._visits = {
+                visit_id: known for visit_id, known in self._visits.items() if not known.session.over
+            }
             visit = self._visits[key] = _Visit(session)
         return visit
 

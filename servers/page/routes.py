@@ -113,10 +113,10 @@ class Page:
         return Response(text, media_type=kind, headers=self._headers)
 
     async def _tell(self, request: Request) -> Response:
-        told = await self.about(owner_of(request.scope))
+        metadata = await self.about(owner_of(request.scope))
         body = {
             "title": self._title,
-            "about": told.model_dump(mode="json"),
+            "about": metadata.model_dump(mode="json"),
             "action": describe(self._action),
             "reset": describe_reset(self._factory),
             "idle_s": self._idle_s,
@@ -126,7 +126,7 @@ class Page:
 
 def _headers(settings: ServerSettings) -> dict[str, str]:
     """Return the headers of the page. Only this server is asked for anything, and no text becomes code or markup."""
-    framing = ["'self'", *(one for one in settings.allowed_origins if one != "null")]
+    framing = ["'self'", *(origin for origin in settings.allowed_origins if origin != "null")]
     if os.environ.get("SPACE_ID"):  # which the hub sets
         framing.append(_HUB)
     policy = (

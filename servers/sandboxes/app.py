@@ -88,7 +88,7 @@ class SandboxApp(Starlette):
         self._domain = domain
         self._drain_s = settings.drain_s
         self._ports = Ports(self.table)
-        one = "/sandboxes/{id}"
+        sandbox_path = "/sandboxes/{id}"
         routes = [
             Route(path, act, methods=[method])
             for method, path, act in (
@@ -96,15 +96,15 @@ class SandboxApp(Starlette):
                 ("POST", "/sandboxes", self._create),
                 ("POST", "/v2/sandboxes", self._create),
                 ("GET", "/v2/sandboxes", self._list),
-                ("GET", one, self._get),
-                ("DELETE", one, self._end),
-                ("POST", one + "/timeout", self._set_timeout),
-                ("POST", one + "/connect", self._connect),
-                ("POST", "/v2" + one + "/connect", self._connect),
-                ("POST", one + "/resume", self._connect),
-                ("POST", one + "/pause", self._pause),
-                ("POST", one + "/fork", self._fork),
-                ("POST", one + "/snapshots", self._snapshot),
+                ("GET", sandbox_path, self._get),
+                ("DELETE", sandbox_path, self._end),
+                ("POST", sandbox_path + "/timeout", self._set_timeout),
+                ("POST", sandbox_path + "/connect", self._connect),
+                ("POST", "/v2" + sandbox_path + "/connect", self._connect),
+                ("POST", sandbox_path + "/resume", self._connect),
+                ("POST", sandbox_path + "/pause", self._pause),
+                ("POST", sandbox_path + "/fork", self._fork),
+                ("POST", sandbox_path + "/snapshots", self._snapshot),
                 ("GET", "/snapshots", self._list_snapshots),
                 ("DELETE", "/templates/{id}", self._end),
             )
@@ -219,7 +219,7 @@ class SandboxApp(Starlette):
             )
         except ValueError as error:
             raise ApiError(400, f"expected a time, got: {error}") from None
-        found = [
+        records = [
             each
             for each in self.table.records(owner)
             if wanted.items() <= each.metadata.items()
@@ -228,14 +228,14 @@ class SandboxApp(Starlette):
             and query.get("template", each.template) == each.template
         ]
         if query.get("order") == "desc":
-            found.reverse()
-        return _page(request, [self._told(each) for each in found])
+            records.reverse()
+        return _page(request, [self._to_json(each) for each in records])
 
     async def _get(self, request: Request) -> Response:
         record = self._mine(request)
         lifecycle = {"onTimeout": "pause" if record.pauses else "kill", "autoResume": False}
         more = {"lifecycle": lifecycle, "allowInternetAccess": record.allow_internet, "domain": self._domain}
-        return JSONResponse({**self._told(record), **more, "envdAccessToken": record.token})
+        return JSONResponse({**self._to_json(record), **more, "envdAccessToken": record.token})
 
     async def _end(self, request: Request) -> Response:
         await asyncio.shield(self.table.end(self._mine(request)))
@@ -281,13 +281,13 @@ class SandboxApp(Starlette):
 
     async def _list_snapshots(self, request: Request) -> Response:
         query = request.query_params
-        found = [
+        rows = [
             {"snapshotID": each.id, "names": each.names}
             for each in self.table.records(self._owner(request), snapshots=True)
             if query.get("sandboxID", each.snapshot_of) == each.snapshot_of
             and ("name" not in query or query["name"] in each.names)
         ]
-        return _page(request, found)
+        return _page(request, rows)
 
     def _named(self, record: Record) -> dict[str, Any]:
         """Return what every answer about a sandbox tells."""
@@ -305,7 +305,7 @@ class SandboxApp(Starlette):
         tokens = {"envdAccessToken": record.token, "trafficAccessToken": record.token}
         return {**self._named(record), **tokens, "domain": self._domain}
 
-    def _told(self, record: Record) -> dict[str, Any]:
+    def _to_json(self, record: Record) -> dict[str, Any]:
         """Return what lists and details of sandboxes tell."""
         assert record.machine is not None
         return {
@@ -330,15 +330,15 @@ async def _lifespan(app: Starlette) -> AsyncIterator[None]:
         await app.drain()
 
 
-def _page(request: Request, found: list[dict[str, Any]]) -> Response:
+def _page(request: Request, rows: list[dict[str, Any]]) -> Response:
     query = request.query_params
     try:
         limit = max(1, min(int(query.get("limit", MAX_PAGE)), MAX_PAGE))
         begin = max(0, int(query.get("nextToken") or 0))
     except ValueError as error:
         raise ApiError(400, f"expected a limit and a token of a page, got: {error}") from None
-    headers = {"x-next-token": str(begin + limit)} if begin + limit < len(found) else {}
-    return JSONResponse(found[begin : begin + limit], headers=headers)
+    headers = {"x-next-token": str(begin + limit)} if begin + limit < len(rows) else {}
+    return JSONResponse(rows[begin : begin + limit], headers=headers)
 
 
 def _state(record: Record) -> str:

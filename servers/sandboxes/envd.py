@@ -233,11 +233,11 @@ async def _signal(guest: Guest, body: Json) -> Json:
 
 
 async def _list_processes(guest: Guest, _: Json) -> Json:
-    told = [
+    rows = [
         {"pid": each["pid"], "config": {name: each[name] for name in ("cmd", "args", "envs", "cwd")}}
         for each in await _listing(guest, "commands")
     ]
-    return {"processes": told}
+    return {"processes": rows}
 
 
 async def _start(guest: Guest, body: Json, timeout_s: float | None) -> AsyncIterator[Json]:
@@ -390,14 +390,14 @@ async def _upload(guest: Guest, request: Request, path: str) -> list[Json]:
             raise GuestError(
                 "resource_exhausted", f"expected a form of at most {MAX_UPLOAD} bytes, got a larger one"
             )
-    told = []
+    entries = []
     for name, data in _form_files(kind, bytes(body)):
 
         async def whole(data: bytes = data) -> AsyncIterator[bytes]:
             yield data
 
-        told.append(await _write(guest, path or name, whole()))
-    return told
+        entries.append(await _write(guest, path or name, whole()))
+    return entries
 
 
 async def _write(guest: Guest, path: str, pieces: AsyncIterator[bytes]) -> Json:
@@ -411,8 +411,8 @@ async def _write(guest: Guest, path: str, pieces: AsyncIterator[bytes]) -> Json:
             del held[:FILE_PIECE]
     if held or not offset:
         entry = (await guest.ask("write", bytes(held), path=path, offset=offset))[0]
-    told: Json = entry["entry"]
-    return told
+    info: Json = entry["entry"]
+    return info
 
 
 async def _inflated(request: Request) -> AsyncIterator[bytes]:
@@ -441,16 +441,16 @@ def _form_files(kind: str, body: bytes) -> list[tuple[str, bytes]]:
         raise GuestError(
             "invalid_argument", "expected multipart/form-data or application/octet-stream, got neither"
         )
-    found = []
-    for part in (b"\r\n" + body).split(b"\r\n--" + match[1].encode())[1:-1]:
-        head, _, data = part.partition(b"\r\n\r\n")
+    files = []
+    for section in (b"\r\n" + body).split(b"\r\n--" + match[1].encode())[1:-1]:
+        head, _, data = section.partition(b"\r\n\r\n")
         if (named := _FILENAME.search(head)) is None:
             raise GuestError("invalid_argument", "expected files with names in the form, got one without")
         # As browsers and httpx write it.
         name = (
             named[1].decode("utf-8", "replace").replace("%22", '"').replace('\\"', '"').replace("\\\\", "\\")
         )
-        found.append((name, data))
-    if not found:
+        files.append((name, data))
+    if not files:
         raise GuestError("invalid_argument", "expected a file in the form, got none")
-    return found
+    return files

@@ -214,14 +214,14 @@ class Guest:
                 header = json.loads(await self._reader.readexactly(head))
                 if type(header) is not dict:
                     raise ValueError("a header that is no object")
-                self._heard(header, await self._reader.readexactly(size) if size else b"", head + size)
+                self._on_frame(header, await self._reader.readexactly(size) if size else b"", head + size)
         except (EOFError, OSError):
             pass
         except Exception as error:  # whatever it is: somebody has forged it
             why = f"its agent sent what is no frame ({type(error).__name__}: {error})"
         self._over(why)
 
-    def _heard(self, header: dict[str, Any], blob: bytes, size: int) -> None:
+    def _on_frame(self, header: dict[str, Any], blob: bytes, size: int) -> None:
         if "stream" in header:
             stream = str(header["stream"])
             readers = self._streams.get(stream, ())

@@ -45,7 +45,7 @@ def routes(find: Find, table: SandboxTable) -> list[Route]:
     async def contexts(request: Request) -> Response:
         record = find(request)
         if request.method == "GET":
-            return JSONResponse([told for told, _ in record.contexts.values()])
+            return JSONResponse([context for context, _ in record.contexts.values()])
         body = await _python(request)
         return JSONResponse(await _make(record, record.guest.name(), str(body.get("cwd") or "")))
 
@@ -86,8 +86,8 @@ async def _make(record: Record, name: str, cwd: str) -> dict[str, str]:
             if len(record.contexts) >= MAX_CONTEXTS:
                 raise ApiError(429, f"expected at most {MAX_CONTEXTS} contexts, got one more; remove one")
             header, _ = await record.guest.ask("context", name=name, cwd=cwd)
-            told = {"id": name, "language": "python", "cwd": str(header["cwd"])}
-            record.contexts[name] = (told, asyncio.Lock())
+            context = {"id": name, "language": "python", "cwd": str(header["cwd"])}
+            record.contexts[name] = (context, asyncio.Lock())
         return record.contexts[name][0]
 
 

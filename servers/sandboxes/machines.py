@@ -162,8 +162,8 @@ class ContainerMachine:
             GuestError: The image has no Python of 3.10 or later.
         """
         engine = DockerEngine.find()
-        found = await asyncio.to_thread(engine.find_image, image)
-        config = (found or {}).get("Config") or {}
+        image_details = await asyncio.to_thread(engine.find_image, image)
+        config = (image_details or {}).get("Config") or {}
         options = options.model_copy(update={"entrypoint": ("python3", "-c", _STAYS), "command": ()})
         started = asyncio.to_thread(partial(start_container, engine=engine, serves=False), image, options)
         starting = asyncio.create_task(started, name=f"start of {image}")
@@ -183,10 +183,10 @@ class ContainerMachine:
     async def begin(self, envs: dict[str, str]) -> None:
         """Set the variables, and then start the image's own command."""
         await self.guest.greet(envs, GREETING_TIMEOUT_S)
-        words = [*(self._config.get("Entrypoint") or ()), *(self._config.get("Cmd") or ())]
-        if words:
+        argv = [*(self._config.get("Entrypoint") or ()), *(self._config.get("Cmd") or ())]
+        if argv:
             cwd = self._config.get("WorkingDir") or "/"
-            command = {"cmd": words[0], "args": words[1:], "envs": {}, "cwd": cwd, "stdin": False}
+            command = {"cmd": argv[0], "args": argv[1:], "envs": {}, "cwd": cwd, "stdin": False}
             with contextlib.suppress(GuestError):
                 await self.guest.ask("start", stream="image", **command)
 
@@ -230,8 +230,8 @@ class WarmContainers:
         """Return a container that nobody had. Raises as `ContainerMachine.start` does."""
         if not self._size:
             return await ContainerMachine.start(image, options)
-        found = await asyncio.to_thread(DockerEngine.find().find_image, image)
-        kind = image, options, str((found or {}).get("Id"))
+        image_details = await asyncio.to_thread(DockerEngine.find().find_image, image)
+        kind = image, options, str((image_details or {}).get("Id"))
         for each in self._ready:
             if each[0] == kind and not each[1].guest.gone.done():
                 self._ready.remove(each)

@@ -206,11 +206,11 @@ class SandboxTable:
         record = self._record(source.owner, source.template, timeout_s, **fields)
         known = dict(source.contexts)
         await self._started(record, partial(machine.fork, list(known)), envs or {})
-        for name, (told, _) in known.items():
-            cwd = told["cwd"]
+        for name, (context, _) in known.items():
+            cwd = context["cwd"]
             if cwd.startswith(machine.guest.home):
                 cwd = record.guest.home + cwd.removeprefix(machine.guest.home)
-            record.contexts[name] = ({**told, "cwd": cwd}, asyncio.Lock())
+            record.contexts[name] = ({**context, "cwd": cwd}, asyncio.Lock())
         return record
 
     def _record(self, owner: str, template: str, timeout_s: float, **fields: Any) -> Record:
@@ -262,8 +262,8 @@ class SandboxTable:
 
     def find(self, sandbox_id: str, owner: str | None = None, *, snapshots: bool = False) -> Record | None:
         """Return a sandbox or a snapshot by its name; None where its owner, or nobody, has one."""
-        found = self.records(owner, snapshots=snapshots)
-        return next((each for each in found if each.id == sandbox_id), None)
+        records = self.records(owner, snapshots=snapshots)
+        return next((each for each in records if each.id == sandbox_id), None)
 
     def set_timeout(self, record: Record, timeout_s: float, *, only_longer: bool = False) -> None:
         """Let a sandbox live for so long, counted from now. ApiError: that is too long."""
