@@ -16,7 +16,7 @@ from terminal_process import in_terminal
 from test_metrics import TOKEN
 
 from openenv_core.cli import main
-from servers.cli.top import COMMAND, look, quantile, rows_of
+from servers.cli.top import COMMAND, quantile, rows_of, scrape
 from tests.rl_bridge.metrics.status_fixtures import served, snapshot
 
 RUN = "import sys; from openenv_core.cli import main; from servers.cli.top import COMMAND; "
@@ -27,10 +27,10 @@ async def test_figures_are_of_the_time_between_two_looks() -> None:
     async with serving(app_of(Counter)) as address, socket_to(address) as socket:
         with httpx.Client(trust_env=False) as client:
             await ask(socket, {"type": "reset"})
-            before = await asyncio.to_thread(look, client, f"http://{address}")
+            before = await asyncio.to_thread(scrape, client, f"http://{address}")
             for _ in range(6):  # the last of them fails
                 await ask(socket, step())
-            now = await asyncio.to_thread(look, client, f"http://{address}")
+            now = await asyncio.to_thread(scrape, client, f"http://{address}")
     now = replace(now, at=before.at + 2.0)
     (row,) = rows_of(before, now)
     for name in ("p50", "p99", "in environment", "out/s"):

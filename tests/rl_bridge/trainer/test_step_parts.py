@@ -275,7 +275,7 @@ def test_a_step_is_measured_by_its_slowest_rank(monkeypatch: pytest.MonkeyPatch)
     meter.begin()
     meter.begin()
     assert len(reset) == 2, "each step has a peak of its own"
-    assert meter.figures(tokens=1000, flops=4e14) == {
+    assert meter.metrics(tokens=1000, flops=4e14) == {
         "train/tokens_per_s": 500.0,
         "train/tokens_per_s_per_rank": 250.0,
         "train/flops_per_token": 4e11,
@@ -289,7 +289,7 @@ def test_on_a_cpu_neither_peak_nor_memory_is_told(monkeypatch: pytest.MonkeyPatc
     monkeypatch.setattr("torch.distributed.get_world_size", lambda: 1)
     meter = StepMeter(torch.device("cpu"))
     meter.begin()
-    assert set(meter.figures(tokens=10, flops=10)) == {
+    assert set(meter.metrics(tokens=10, flops=10)) == {
         "train/tokens_per_s",
         "train/tokens_per_s_per_rank",
         "train/flops_per_token",

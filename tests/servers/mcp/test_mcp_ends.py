@@ -60,7 +60,7 @@ def nothing_left(app: EnvironmentApp) -> bool:
         app.sessions.active
         or engine._hubs
         or engine._connections
-        or engine._parting
+        or engine._closing
         or [task for task in asyncio.all_tasks() if task.get_coro().__name__ == "_serve"]
     )
 

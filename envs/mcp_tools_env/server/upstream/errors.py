@@ -64,7 +64,7 @@ class FirstFailure:
 
     def take(self) -> str | None:
         """Return what went wrong, and forget it."""
-        message, self._message = self._words, None
+        message, self._message = self._message, None
         self.event.clear()
         return message
 
