@@ -42,10 +42,10 @@ def _measure(
     tokens: int, vocabulary: int, chunk: int, end: "multiprocessing.connection.Connection[int, object]"
 ) -> None:
     torch.set_num_threads(1)
-    taken = one_pass(tokens, vocabulary=vocabulary, chunk=chunk)
+    run_pass = one_pass(tokens, vocabulary=vocabulary, chunk=chunk)
     Path("/proc/self/clear_refs").write_text("5")  # the peak is from here on
     before = _status("VmRSS")
-    taken()
+    run_pass()
     end.send(_status("VmHWM") - before)
 
 
@@ -53,11 +53,11 @@ def peak_on_gpu(
     tokens: int, *, vocabulary: int, chunk: int, width: int, dtype: torch.dtype
 ) -> tuple[int, float]:
     """The same of this process's GPU, and the seconds that the pass takes."""
-    taken = one_pass(tokens, vocabulary=vocabulary, chunk=chunk, width=width, dtype=dtype, device="cuda")
+    run_pass = one_pass(tokens, vocabulary=vocabulary, chunk=chunk, width=width, dtype=dtype, device="cuda")
     torch.cuda.synchronize()
     torch.cuda.reset_peak_memory_stats()
     before, began = torch.cuda.memory_allocated(), time.perf_counter()
-    taken()
+    run_pass()
     torch.cuda.synchronize()
     return torch.cuda.max_memory_allocated() - before, time.perf_counter() - began
 

@@ -36,9 +36,9 @@ def own_device() -> torch.device:
     if torch.cuda.is_available():
         return torch.device("cuda")
     if (gpu := os.environ.get(GPU_VARIABLE)) is not None:
-        shown = os.environ.get(GPUS_VARIABLE) or "all there are"
+        visible = os.environ.get(GPUS_VARIABLE) or "all there are"
         raise ModelError(
-            f"expected a GPU at position {gpu} on {os.uname().nodename}, of those that its worker was shown ({shown}), "
-            "got none; lower monarch.gpus_per_node to what each host has, or see `ropewalk doctor` there"
+            f"expected a GPU at position {gpu} on {os.uname().nodename}, of those that its worker was shown "
+            f"({visible}), got none; lower monarch.gpus_per_node to what each host has, or see `ropewalk doctor` there"
         )
     return torch.device("cpu")

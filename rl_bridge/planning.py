@@ -219,23 +219,25 @@ def _trainer(config: Config, size: ModelSize) -> RoleMemory:
             "adapters": TRAINER_BYTES * adapters,
             **({"critic": FROZEN_BYTES * body + TRAINER_BYTES * adapters} if critic else {}),
         }
-    kept = {ON_THEIR_WAY: KEPT_VERSIONS * sent}
+    host_memory = {ON_THEIR_WAY: KEPT_VERSIONS * sent}
     if config.monarch.transport == "torchstore":
-        kept = {
+        host_memory = {
             "a version that is being put": sent,
             f"{KEPT_VERSIONS} versions in the volume, on the controller's host": KEPT_VERSIONS * sent,
         }
     elif config.monarch.transport == "cuda_ipc":
-        kept = {}
+        host_memory = {}
     if config.monarch.colocate:
-        kept["what it trains, in the generators' turn"] = sum(parts.values()) - parts.get("gradients", 0)
+        host_memory["what it trains, in the generators' turn"] = sum(parts.values()) - parts.get(
+            "gradients", 0
+        )
     return RoleMemory(
         role="trainer",
         replicas=1,
         processes=role.procs * role.hosts,
         parts=parts,
         per_process=_pass(config, size, trains=True) | _on_card(config, sent),
-        host=kept,
+        host=host_memory,
     )
 
 
@@ -287,10 +289,10 @@ def _pass(config: Config, size: ModelSize, *, trains: bool) -> dict[str, int]:
     products = queries + 2 * keys + 2 * architecture.hidden_dim + 2 * architecture.dim
     anew = {"full": architecture.dim, "selective": architecture.dim + queries + products // 2}
     if (kind := trainer.activation_checkpointing) in anew:
-        kept = architecture.layers * anew[kind] * width + 2 * block
+        saved = architecture.layers * anew[kind] * width + 2 * block
     else:
-        kept = (architecture.layers + 1) * block
-    return memory | {"activations": tokens * (kept + ends) // share}
+        saved = (architecture.layers + 1) * block
+    return memory | {"activations": tokens * (saved + ends) // share}
 
 
 def _receive_bytes(config: Config, sent: int) -> dict[str, int]:
@@ -406,16 +408,16 @@ class RunPlan:
             path = config.reward.model
             reward_model = None if path is None else ModelSize.of_folder(Path(path).expanduser())
             roles = tuple(memory_of_roles(config, size, reward_model))
-        kept = TRAINER_BYTES * size.parameters
+        trainer_bytes = TRAINER_BYTES * size.parameters
         if roles:
-            kept = sum(held for name, held in roles[0].parts.items() if name != "critic")
+            trainer_bytes = sum(held for name, held in roles[0].parts.items() if name != "critic")
         lora = None if config is None else config.model.lora
         adapters = None if lora is None else size.adapter_parameters(lora)
         return replace(
             self,
             parameters=size.parameters,
             adapters=adapters,
-            trainer_bytes=kept,
+            trainer_bytes=trainer_bytes,
             roles=roles,
             decided={} if config is None else config.decided_by_gpus(),
         )

@@ -172,12 +172,12 @@ def group_records(
 
 
 def _turns(trajectory: Trajectory, rows: Sequence[TrainSample], text: TokenText) -> Iterator[TurnRecord]:
-    seen: list[int] = []
+    previous: list[int] = []
     marks = trained_marks(trajectory.turns, rows)
     for turn, trained in zip(trajectory.turns, marks, strict=True):
-        fresh = not seen or list(turn.prompt[: len(seen)]) != seen
-        new = turn.prompt if fresh else turn.prompt[len(seen) :]
-        seen = [*turn.prompt, *turn.completion.tokens]
+        fresh = not previous or list(turn.prompt[: len(previous)]) != previous
+        new = turn.prompt if fresh else turn.prompt[len(previous) :]
+        previous = [*turn.prompt, *turn.completion.tokens]
         context, left_out = shorten_text(text.whole(new))
         answer = turn.completion
         yield TurnRecord(

@@ -239,8 +239,8 @@ def imports(python: Path, package: str) -> bool:
 
 def run_pip(command: Sequence[str]) -> None:
     """Run pip, showing how far it is; on failure, what it said last."""
-    kept: deque[str] = deque(maxlen=KEPT_LINES)
-    began = shown = time.monotonic()
+    last_lines: deque[str] = deque(maxlen=KEPT_LINES)
+    began = reported_at = time.monotonic()
     packages = 0
     doing = "asking the index"
     with (
@@ -249,17 +249,17 @@ def run_pip(command: Sequence[str]) -> None:
     ):
         assert process.stdout is not None
         for line in process.stdout:
-            kept.append(line)
+            last_lines.append(line)
             packages += line.startswith("Collecting ")
             if line.startswith(("Collecting ", "Building ", "Installing ")):
                 doing = line.split(" (from ")[0].strip()[:60]
             pause = 0.2 if sys.stdout.isatty() else 15.0
-            if time.monotonic() - shown > pause:
-                shown = time.monotonic()
-                progress(f"  {shown - began:4.0f} s  {packages:3} packages  {doing}")
+            if time.monotonic() - reported_at > pause:
+                reported_at = time.monotonic()
+                progress(f"  {reported_at - began:4.0f} s  {packages:3} packages  {doing}")
     progress("")
     if process.returncode:
-        sys.stderr.writelines(kept)
+        sys.stderr.writelines(last_lines)
         sys.exit(f"pip failed with status {process.returncode}: {' '.join(command)}")
 
 

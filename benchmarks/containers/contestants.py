@@ -45,9 +45,9 @@ def plain_start(subject: Subject) -> float:
     try:
         docker("run", "-d", "--name", name, "-p", publish, subject.image, *(subject.command or ()))
         port = int(docker("port", name, str(subject.port)).splitlines()[0].rpartition(":")[2])
-        seen = wait_healthy(lambda left_s: health_of(port, left_s), DEADLINE_S)
-        if seen is not None:
-            raise BenchError(f"{subject.image} was not healthy within {DEADLINE_S:g} s: {seen}")
+        trouble = wait_healthy(lambda left_s: health_of(port, left_s), DEADLINE_S)
+        if trouble is not None:
+            raise BenchError(f"{subject.image} was not healthy within {DEADLINE_S:g} s: {trouble}")
         return time.perf_counter() - begin
     finally:
         subprocess.run(["docker", "rm", "-f", name], capture_output=True, timeout=DEADLINE_S, check=False)

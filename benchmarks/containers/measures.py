@@ -1,4 +1,4 @@
-"""What is measured, each into the figures of the run."""
+"""The measurements of cold starts and of the pool."""
 
 import math
 import time

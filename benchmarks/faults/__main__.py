@@ -76,7 +76,7 @@ def _measure(job: Job, arguments: argparse.Namespace) -> int:
     progress("")
     if status != 0:
         print(job.output()[-3000:])
-    held = list(
+    all_bars = list(
         bars(
             killer,
             wanted=arguments.kills,
@@ -86,8 +86,8 @@ def _measure(job: Job, arguments: argparse.Namespace) -> int:
         )
     )
     print(f"seed {arguments.seed}, {arguments.iterations} iterations; {' '.join(SMALL)}\n")
-    print(report(killer, held, job.account() if status == 0 else {}))
-    return 0 if all(bar.met for bar in held) else 1
+    print(report(killer, all_bars, job.account() if status == 0 else {}))
+    return 0 if all(bar.met for bar in all_bars) else 1
 
 
 if __name__ == "__main__":

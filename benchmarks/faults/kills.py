@@ -135,8 +135,8 @@ def _cold_start(status: StatusSnapshot) -> float | None:
     serves = {
         e.replica: e.at for e in reversed(status.events) if e.service == "policy" and e.what == "serving"
     }
-    taken = [serves[replica] - at for replica, at in starts.items() if replica in serves]
-    return max(taken, default=None)
+    durations = [serves[replica] - at for replica, at in starts.items() if replica in serves]
+    return max(durations, default=None)
 
 
 def _kill(pid: int, kind: str) -> None:

@@ -5,7 +5,7 @@ from collections.abc import Iterator, Mapping, Sequence
 
 from benchmarks.faults.kills import Killer
 from benchmarks.wire.bars import Bar
-from benchmarks.wire.measurements import Figures
+from benchmarks.wire.measurements import Measurements
 from benchmarks.wire.report import table, verdicts
 
 NOTICED_S = 10.0
@@ -49,7 +49,7 @@ def bars(
             yield Bar(f"{kind}: slowest to serve again, s", serving, NOTICED_S, "at most")
 
 
-def report(killer: Killer, held: Sequence[Bar], account: Mapping[str, float]) -> str:
+def report(killer: Killer, all_bars: Sequence[Bar], account: Mapping[str, float]) -> str:
     """Return the kills, what was lost with them and the bars as Markdown."""
     rows = [
         (kill.kind, str(kill.replica), str(kill.version), _seconds(kill.noticed_s), _seconds(kill.serving_s))
@@ -63,7 +63,7 @@ def report(killer: Killer, held: Sequence[Bar], account: Mapping[str, float]) ->
             f"{name.partition('/')[2].replace('_', ' ')} {count:g}" for name, count in account.items()
         )
         parts.append(f"of groups leased and episodes played: {lost}")
-    parts += verdicts(Figures(), held, ".3g")
+    parts += verdicts(Measurements(), all_bars, ".3g")
     return "\n\n".join(parts)
 
 

@@ -125,12 +125,12 @@ def decode(reporter: Reporter) -> None:
         _answers(engine, prompts[:4], temperature=1.0, tokens=8)
         began = time.perf_counter()
         answers = _answers(engine, prompts, temperature=1.0, tokens=tokens)
-        taken = time.perf_counter() - began
+        elapsed_s = time.perf_counter() - began
         engine.close()
-    made = sum(len(answer.tokens) for answer in answers)
-    reporter.record(f"answers to {count} prompts of {before} tokens", made / taken, "tokens/s")
-    forward = architecture.train_flops([before + len(answer.tokens) for answer in answers], made) / 3
-    reporter.record("the model's operations", forward / taken / 1e12, "TFLOP/s")
+    generated = sum(len(answer.tokens) for answer in answers)
+    reporter.record(f"answers to {count} prompts of {before} tokens", generated / elapsed_s, "tokens/s")
+    forward = architecture.train_flops([before + len(answer.tokens) for answer in answers], generated) / 3
+    reporter.record("the model's operations", forward / elapsed_s / 1e12, "TFLOP/s")
 
 
 def blackjack(reporter: Reporter) -> None:
@@ -139,20 +139,20 @@ def blackjack(reporter: Reporter) -> None:
     from rl_bridge.config import MonarchConfig
 
     if device == "cpu":
-        how, overrides = "on the CPU", ["rollout.batch_size=64"]
+        placement, overrides = "on the CPU", ["rollout.batch_size=64"]
     elif torch.cuda.device_count() > 1:
-        how, overrides = "a card each for trainer and generator", ["trainer.num_gpus=1", *NARROW]
+        placement, overrides = "a card each for trainer and generator", ["trainer.num_gpus=1", *NARROW]
     elif "colocate" in MonarchConfig.model_fields:
-        how, overrides = (
+        placement, overrides = (
             "trainer and generator share the card",
             ["monarch.colocate=true", "trainer.num_gpus=1", *NARROW],
         )
     else:
-        how, overrides = (
+        placement, overrides = (
             "the generator has the card, the trainer the CPU",
             ["monarch.roles.policy={gpus: 1}", *NARROW],
         )
-    reporter.record("how", how)
+    reporter.record("how", placement)
     with tempfile.TemporaryDirectory() as folder:
         command = [
             *(sys.executable, "-m", "rl_bridge.train", "--config", "examples/grpo_blackjack/config.yaml"),

@@ -91,12 +91,12 @@ def random_weights(
 ) -> dict[str, Tensor]:
     """Return random weights as small as at initialization; norms are 1."""
     draw = torch.Generator(device).manual_seed(seed)
-    made: dict[str, Tensor] = {}
+    weights: dict[str, Tensor] = {}
     for name, shape in tensors(architecture):
-        made[name] = torch.ones(shape, device=device, dtype=dtype)
+        weights[name] = torch.ones(shape, device=device, dtype=dtype)
         if len(shape) > 1:
-            made[name].normal_(0.0, 0.02 if architecture.dim > 64 else 0.2, generator=draw)
-    return made
+            weights[name].normal_(0.0, 0.02 if architecture.dim > 64 else 0.2, generator=draw)
+    return weights
 
 
 def write_checkpoint(

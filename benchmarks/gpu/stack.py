@@ -16,14 +16,14 @@ GIB = 1 << 30
 
 def seconds(work: Callable[[], object], *, times: int = 5) -> float:
     """Return the median duration of `times` calls, after one call that warms up."""
-    taken = []
+    durations = []
     for _ in range(times + 1):
         began = time.perf_counter()
         work()
         if torch.cuda.is_available():
             torch.cuda.synchronize()
-        taken.append(time.perf_counter() - began)
-    return sorted(taken[1:])[times // 2]
+        durations.append(time.perf_counter() - began)
+    return sorted(durations[1:])[times // 2]
 
 
 def versions(reporter: Reporter) -> None:
@@ -87,7 +87,9 @@ def loss(reporter: Reporter) -> None:
     expected = arithmetic(vocabulary=VOCABULARY, chunk=CHUNK, width=width, dtype=dtype)
     reporter.record("by arithmetic", expected / 1e9, "GB")
     for tokens in (4096, 16_384, 32_768):
-        peak_bytes, taken = peak_on_gpu(tokens, vocabulary=VOCABULARY, chunk=CHUNK, width=width, dtype=dtype)
+        peak_bytes, elapsed_s = peak_on_gpu(
+            tokens, vocabulary=VOCABULARY, chunk=CHUNK, width=width, dtype=dtype
+        )
         reporter.record(f"{tokens:,} tokens", peak_bytes / 1e9, "GB")
         reporter.record(f"{tokens:,} tokens, over the arithmetic", peak_bytes / expected, at_most=MOST)
-        reporter.record(f"{tokens:,} tokens, forward and backward", 1000 * taken, "ms")
+        reporter.record(f"{tokens:,} tokens, forward and backward", 1000 * elapsed_s, "ms")

@@ -170,9 +170,11 @@ def attention(reporter: Reporter) -> None:
     rows = [torch.randn(1, 16_384, n, 128, device=device, dtype=torch.bfloat16) for n in (32, 8, 8)]
     q, k, v = (tensor.requires_grad_() for tensor in rows)
     places = torch.arange(4096).repeat(4).unsqueeze(0)
-    taken = seconds(lambda: torch.autograd.grad(varlen(q, k, v, places).sum(), (q, k, v)))
-    reporter.record("16,384 tokens in 4 documents, 32 heads of 128, forward and backward", 1000 * taken, "ms")
-    reporter.record("which is, causal", 3.5 * 4 * 32 * 128 * 16_384 * 4096 / 2 / taken / 1e12, "TFLOP/s")
+    elapsed_s = seconds(lambda: torch.autograd.grad(varlen(q, k, v, places).sum(), (q, k, v)))
+    reporter.record(
+        "16,384 tokens in 4 documents, 32 heads of 128, forward and backward", 1000 * elapsed_s, "ms"
+    )
+    reporter.record("which is, causal", 3.5 * 4 * 32 * 128 * 16_384 * 4096 / 2 / elapsed_s / 1e12, "TFLOP/s")
 
 
 def _with_gradients(kernel: Callable[..., Tensor], inputs: list[Tensor]) -> list[Tensor]:
@@ -296,13 +298,15 @@ async def _through_the_store(
                 _, digests = await ask(None)
                 tell_difference("tensors that changed while they were held", digests)
             if version > 2:
-                taken, _ = await ask((await directory.find(version, 0), False))
-        for label, took in (("push", pushed), ("take, onto the device", taken)):
+                loaded_s, _ = await ask((await directory.find(version, 0), False))
+        for label, took in (("push", pushed), ("take, onto the device", loaded_s)):
             reporter.record(f"{transport}: {label}", took, "s")
             reporter.record(f"{transport}: {label}", sent / 1e9 / took, "GB/s")
         # Two versions, and a third because one of them was held.
-        held, bound = (_shared_memory() - before) / sent, 3.1 if transport == "shared_memory" else 0.1
-        reporter.record(f"{transport}: host memory of the publisher, over what is sent", held, at_most=bound)
+        shared_ratio, bound = (_shared_memory() - before) / sent, 3.1 if transport == "shared_memory" else 0.1
+        reporter.record(
+            f"{transport}: host memory of the publisher, over what is sent", shared_ratio, at_most=bound
+        )
     finally:
         connection.close()  # which ends the reader
         await asyncio.to_thread(reader.join, 10.0)

@@ -44,8 +44,8 @@ async def handshake(url: str) -> AsyncIterator[Call]:
 async def stateless(url: str) -> AsyncIterator[Call]:
     """Call over streamable HTTP without a handshake, the session named in the path."""
     async with httpx.AsyncClient(trust_env=False) as http:
-        made = (await http.post(f"{url}/mcp", json=_rpc("openenv/session/create"))).json()
-        session = made["result"]["session_id"]
+        created = (await http.post(f"{url}/mcp", json=_rpc("openenv/session/create"))).json()
+        session = created["result"]["session_id"]
         async with _standard(f"{url}/mcp/{session}", STATELESS) as call:
             yield call
 
@@ -61,8 +61,8 @@ async def stateless_sdk(url: str) -> AsyncIterator[Call]:
 async def json_rpc(url: str) -> AsyncIterator[Call]:
     """Call as the released clients do: JSON-RPC over POST /mcp, in a session of its own."""
     async with httpx.AsyncClient(trust_env=False) as http:
-        made = (await http.post(f"{url}/mcp", json=_rpc("openenv/session/create"))).json()
-        body = _rpc("tools/call", name="add", arguments=ARGUMENTS, **made["result"])
+        created = (await http.post(f"{url}/mcp", json=_rpc("openenv/session/create"))).json()
+        body = _rpc("tools/call", name="add", arguments=ARGUMENTS, **created["result"])
 
         async def call() -> None:
             reply = (await http.post(f"{url}/mcp", json=body)).json()

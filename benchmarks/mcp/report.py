@@ -1,4 +1,4 @@
-"""Figures as Markdown tables, and each way over the call that nothing lies between."""
+"""Reports as Markdown tables, with each way to call relative to the SDK's in-process call."""
 
 from collections.abc import Iterator
 

@@ -26,7 +26,7 @@ _METRICS: Final = "metrics.jsonl"
 
 
 def measure(plan: Plan, parts: Parts) -> None:
-    """Measure every preset of a plan. Figures are added for each iteration."""
+    """Measure every preset of a plan. Measurements are added for each iteration."""
     for name in plan.presets:
         for seed in plan.seeds:
             parts.measure(part_name(name, seed), partial(_train_and_record, plan, name, seed))

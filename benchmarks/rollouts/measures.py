@@ -155,16 +155,16 @@ def _assignment(first: int, episodes: int) -> Assignment:
 
 @asynccontextmanager
 async def _most_in_flight(leases: SessionLeases) -> AsyncIterator[list[int]]:
-    seen = [0]
+    counts = [0]
 
     async def watch() -> None:
         while True:
-            seen.append(leases.lent)
+            counts.append(leases.lent)
             await asyncio.sleep(0.01)
 
     watching = asyncio.ensure_future(watch())
     try:
-        yield seen
+        yield counts
     finally:
         watching.cancel()
         await asyncio.gather(watching, return_exceptions=True)

@@ -75,15 +75,15 @@ def abandon(level: str, count: int, wave: int, progress: Callable[[str], None]) 
                 descriptors(running.pid) - open_files,
             )
 
-        while max(seen := left()) > 0 and time.perf_counter() - began < RECLAIM_TIMEOUT_S:
+        while max(remaining := left()) > 0 and time.perf_counter() - began < RECLAIM_TIMEOUT_S:
             time.sleep(POLL_INTERVAL_S)
         return Leftovers(
             sessions=count,
             opened_s=opened,
-            reclaimed_s=time.perf_counter() - began if max(seen) <= 0 else None,
-            processes=max(0, seen[0]),
-            files=max(0, seen[1]),
-            descriptors=max(0, seen[2]),
+            reclaimed_s=time.perf_counter() - began if max(remaining) <= 0 else None,
+            processes=max(0, remaining[0]),
+            files=max(0, remaining[1]),
+            descriptors=max(0, remaining[2]),
         )
 
 
@@ -108,10 +108,10 @@ def _wave(port: int, count: int) -> None:
 
 def _settle(pid: int) -> None:
     """Wait until a server has had the same processes for a while."""
-    seen, since = -1, time.perf_counter()
+    count, since = -1, time.perf_counter()
     while time.perf_counter() - since < 0.5:
-        if (now := len(tree(pid))) != seen:
-            seen, since = now, time.perf_counter()
+        if (now := len(tree(pid))) != count:
+            count, since = now, time.perf_counter()
         time.sleep(POLL_INTERVAL_S)
 
 

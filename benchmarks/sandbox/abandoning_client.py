@@ -36,8 +36,8 @@ async def use(port: int, number: int, slots: asyncio.Semaphore) -> "asyncio.Task
                 await env.close()
                 env = CodeInterpreterEnv(base_url=f"http://127.0.0.1:{port}")
                 await asyncio.sleep(PAUSE_S)
-        seen = await env.execute(USE)
-        assert seen.observation.status == "ok", seen
+        result = await env.execute(USE)
+        assert result.observation.status == "ok", result
         return asyncio.create_task(env.execute(FOREVER)) if number % 20 == 7 else None
 
 
@@ -45,11 +45,11 @@ async def main() -> None:
     """Open as many as asked for, say so, and wait for the end."""
     port, count = map(int, sys.argv[1:])
     slots = asyncio.Semaphore(AT_ONCE)
-    kept = await asyncio.gather(*(use(port, number, slots) for number in range(count)))
+    clients = await asyncio.gather(*(use(port, number, slots) for number in range(count)))
     await asyncio.sleep(0.05)
     print(READY, flush=True)
     await asyncio.Event().wait()
-    del kept
+    del clients
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""What is measured, each section into the figures of the run."""
+"""The sections of a run; each adds its measurements."""
 
 import asyncio
 import json

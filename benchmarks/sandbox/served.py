@@ -54,9 +54,9 @@ async def executions(running: Server, count: int) -> tuple[list[float], float]:
         before, took = cpu_s([running.pid]), []
         for _ in range(count):
             began = time.perf_counter()
-            seen = await env.execute(CODE)
+            result = await env.execute(CODE)
             took.append((time.perf_counter() - began) * 1e3)
-            assert seen.observation.result == "2", seen
+            assert result.observation.result == "2", result
         return took, (cpu_s([running.pid]) - before) * 1e6 / count
 
 
@@ -68,8 +68,8 @@ async def throughput(running: Server, sessions: int, seconds: float) -> tuple[fl
     async def work(env: CodeInterpreterEnv) -> int:
         count = 0
         while time.perf_counter() < end:
-            seen = await env.execute(CODE)
-            assert seen.observation.result == "2", seen
+            result = await env.execute(CODE)
+            assert result.observation.result == "2", result
             count += 1
         return count
 

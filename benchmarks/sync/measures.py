@@ -68,7 +68,7 @@ def make_checkpoint(folder: Path, parameters: int) -> None:
 async def synchronisations(
     parameters: int, rounds: int, measurements: Measurements, progress: Callable[[str], None]
 ) -> None:
-    """Synchronise `rounds` times with an idle engine and as often with one at work, and add the figures.
+    """Synchronise `rounds` times with an idle engine and as often with one at work, and add the measurements.
 
     The trainer's side is this process: what it publishes is the checkpoint, again and again.
     """
@@ -106,19 +106,19 @@ async def _synchronise(
         await asyncio.sleep(0.2)
     began = time.monotonic()
     await store.put(version, weights)
-    put = time.monotonic() - began
-    taken = (await policy.update_weights.fanout(version)).values[0]
+    put_s = time.monotonic() - began
+    update = (await policy.update_weights.fanout(version)).values[0]
     whole = time.monotonic() - began
     if working is not None:
         await working
     reload = await policy.reload.route(version)
-    transport = put + taken.transport_s
+    transport = put_s + update.transport_s
     return {
         "whole ms": 1000 * whole,
-        "put ms": 1000 * put,
-        "to tensors ms": 1000 * taken.transport_s,
-        "replacing the weights ms": 1000 * taken.load_s,
+        "put ms": 1000 * put_s,
+        "to tensors ms": 1000 * update.transport_s,
+        "replacing the weights ms": 1000 * update.load_s,
         "own reload ms": 1000 * reload,
-        "pause ms": 1000 * taken.pause_s,
+        "pause ms": 1000 * update.pause_s,
         WHOLE: whole / (transport + reload),
     }

@@ -79,7 +79,7 @@ Measure = Callable[[], tuple[float, float]]
 
 def _measure(measurements: Measurements, released: Path, rounds: int, seconds: float, share: int) -> None:
     members, pictures, processes = MEMBERS // share, PICTURES // share, max(2, PROCESSES // share)
-    plain, shown = f"cart, {members}", f"pictures, {pictures}"
+    plain, images = f"cart, {members}", f"pictures, {pictures}"
     contestants: list[tuple[str, str, Measure]] = [
         ("ours", plain, partial(_ours, "cart", members, seconds)),
         *(
@@ -95,8 +95,8 @@ def _measure(measurements: Measurements, released: Path, rounds: int, seconds: f
                 ),
             )
         ),
-        ("ours", shown, partial(_ours, "pictures", pictures, seconds)),
-        ("bare WebSocket", shown, partial(_bare, pictures, seconds)),
+        ("ours", images, partial(_ours, "pictures", pictures, seconds)),
+        ("bare WebSocket", images, partial(_bare, pictures, seconds)),
     ]
     if released.exists():
         contestants.insert(0, ("released", plain, partial(_released, released, members, seconds)))

@@ -28,7 +28,7 @@ async def transfers(
     measurements: Measurements,
     progress: Callable[[str], None],
 ) -> None:
-    """Transfer a model `rounds` times beyond the first, and add the figures.
+    """Transfer a model `rounds` times beyond the first, and add the measurements.
 
     Raises:
         BenchError: What arrived was not one version of the weights.
@@ -59,17 +59,17 @@ async def transfers(
 async def _transfer(trainer: Any, generator: Any, version: int, add: Callable[[str, float], None]) -> None:
     (nbytes, *_) = [size for _, size in (await trainer.fill.call(float(version + 1))).items()]
     puts: list[Put] = [put for _, put in (await trainer.put.call(version)).items()]
-    taken = await generator.take.call_one(version)
-    if taken.values != 1:
-        raise BenchError(f"expected the weights of version {version} alone, got {taken.values} values")
+    transfer = await generator.take.call_one(version)
+    if transfer.values != 1:
+        raise BenchError(f"expected the weights of version {version} alone, got {transfer.values} values")
     began = min(put.began for put in puts)
     megabytes = nbytes / MEBIBYTE
     add("put ms", 1000 * max(put.seconds for put in puts))
-    add("to tensors ms", 1000 * (taken.opened - began))
-    add("to the engine's own memory ms", 1000 * (taken.copied - began))
-    add("memcpy ms", 1000 * taken.memcpy_s)
-    add("to tensors / memcpy", (taken.opened - began) / taken.memcpy_s)
-    add("to the engine's own memory / memcpy", (taken.copied - began) / taken.memcpy_s)
+    add("to tensors ms", 1000 * (transfer.opened - began))
+    add("to the engine's own memory ms", 1000 * (transfer.copied - began))
+    add("memcpy ms", 1000 * transfer.memcpy_s)
+    add("to tensors / memcpy", (transfer.opened - began) / transfer.memcpy_s)
+    add("to the engine's own memory / memcpy", (transfer.copied - began) / transfer.memcpy_s)
     add(MEMORY, max(put.memory_mb for put in puts) / megabytes)
     began = time.monotonic()
     add("get, into fresh memory ms", 1000 * (await generator.get.call_one(version) - began))

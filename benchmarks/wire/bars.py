@@ -31,7 +31,7 @@ class Bar:
 
 
 def bars(measurements: Measurements) -> list[Bar]:
-    """Return every bar that this run has the figures for."""
+    """Return every bar that this run has measurements for."""
     return [
         *_steps(measurements),
         *_metrics(measurements),

@@ -1,4 +1,4 @@
-"""The sections of a run: each goes round through all contestants and adds to the figures."""
+"""The sections of a run: each goes round through all contestants and adds its measurements."""
 
 import gc
 import json
@@ -73,14 +73,14 @@ def _step_one(
                 driven.append(("", floor, stack.enter_context(Load(floor.port, sessions))))
             turns = _in_turn(plan, [(server, load) for _, server, load in driven], plan.turns)
         floor_us = turns[-1][0]
-        for (name, *_), (cpu_us, seen) in zip(driven, turns, strict=True):
-            if seen.failed:
-                measurements.notes.append(f"{name or 'floor'}, {under}: {seen.failed} steps failed")
+        for (name, *_), (cpu_us, result) in zip(driven, turns, strict=True):
+            if result.failed:
+                measurements.notes.append(f"{name or 'floor'}, {under}: {result.failed} steps failed")
             if not name:
                 continue
-            measurements.add("steps/s", name, under, seen.steps / seen.seconds)
-            measurements.add("p50 ms", name, under, 1e3 * seen.quantile(0.5))
-            measurements.add("p99 ms", name, under, 1e3 * seen.quantile(0.99))
+            measurements.add("steps/s", name, under, result.steps / result.seconds)
+            measurements.add("p50 ms", name, under, 1e3 * result.quantile(0.5))
+            measurements.add("p99 ms", name, under, 1e3 * result.quantile(0.99))
             measurements.add("server µs a step", name, under, cpu_us)
             if plan.echoes:
                 measurements.add("over the floor", name, under, cpu_us / floor_us)
@@ -117,7 +117,7 @@ def metrics(plan: Plan, measurements: Measurements, progress: Progress) -> None:
 def _in_turn(plan: Plan, driven: Sequence[tuple[Server, Load]], turns: int) -> list[tuple[float, Run]]:
     """Return of each server its CPU a step in µs, the median of its turns, and what all of them have seen."""
     spent: list[list[float]] = [[] for _ in driven]
-    seen = [Run() for _ in driven]
+    runs = [Run() for _ in driven]
     for _, load in driven:
         load.steps_for(plan.warm_up_s)
     for number in range(turns):
@@ -127,8 +127,8 @@ def _in_turn(plan: Plan, driven: Sequence[tuple[Server, Load]], turns: int) -> l
             before = server.cpu_ns()
             turn = load.steps_for(plan.seconds / turns)
             spent[which].append((server.cpu_ns() - before) / 1e3 / max(1, turn.steps))
-            seen[which].add(turn)
-    return [(statistics.median(of_one), of_all) for of_one, of_all in zip(spent, seen, strict=True)]
+            runs[which].add(turn)
+    return [(statistics.median(of_one), of_all) for of_one, of_all in zip(spent, runs, strict=True)]
 
 
 def clients(plan: Plan, measurements: Measurements, progress: Progress) -> None:
@@ -210,11 +210,11 @@ def _wait_one(
         )
         for name, spread_s in (("", plan.spread_s), (" at once", 0.0)):
             before = server.cpu_ns()
-            seen = load.steps_each(plan.waits, spread_s, deadline_s=60.0)
-            cpu_us = (server.cpu_ns() - before) / 1e3 / max(1, seen.steps)
-            measurements.add(f"% succeed{name}", subject, under, 100 * seen.steps / (sessions * plan.waits))
-            measurements.add(f"p50 s{name}", subject, under, seen.quantile(0.5))
-            measurements.add(f"p99 s{name}", subject, under, seen.quantile(0.99))
+            result = load.steps_each(plan.waits, spread_s, deadline_s=60.0)
+            cpu_us = (server.cpu_ns() - before) / 1e3 / max(1, result.steps)
+            measurements.add(f"% succeed{name}", subject, under, 100 * result.steps / (sessions * plan.waits))
+            measurements.add(f"p50 s{name}", subject, under, result.quantile(0.5))
+            measurements.add(f"p99 s{name}", subject, under, result.quantile(0.99))
             measurements.add(f"server µs a waiting step{name}", subject, under, cpu_us)
 
 

@@ -1,4 +1,4 @@
-"""Figures as Markdown tables, which read well in a terminal too."""
+"""Reports as Markdown tables, readable in a terminal too."""
 
 from collections.abc import Iterable, Sequence
 

@@ -336,8 +336,8 @@ def agreement(policy: Policy) -> Agreement:
     answers = {state: choice_at(policy, state) for state in DECISION_STATES}
     visits = evaluate(answers).visits
     agrees = {state: answers[state].get(best, 0.0) for state, best in optimal_policy().items()}
-    met = math.fsum(visits.values())
+    total = math.fsum(visits.values())
     return Agreement(
         unweighted=math.fsum(agrees.values()) / len(agrees),
-        weighted=math.fsum(chance * agrees[s] for s, chance in visits.items()) / met,
+        weighted=math.fsum(chance * agrees[s] for s, chance in visits.items()) / total,
     )

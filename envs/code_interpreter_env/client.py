@@ -56,12 +56,12 @@ class CodeInterpreterEnv(EnvClient[CodeInterpreterAction, CodeInterpreterObserva
             FileNotFoundError: It cannot be had; the message says why.
             ExecutionError: The infrastructure failed.
         """
-        seen = (await self.step(GetFile(path=path))).observation
-        if seen.file is not None:
-            return seen.file.data
-        if seen.error is not None:
-            raise FileNotFoundError(seen.error.evalue)
-        raise ExecutionError(seen.reason or f"the server gave no content of {path}")
+        observation = (await self.step(GetFile(path=path))).observation
+        if observation.file is not None:
+            return observation.file.data
+        if observation.error is not None:
+            raise FileNotFoundError(observation.error.evalue)
+        raise ExecutionError(observation.reason or f"the server gave no content of {path}")
 
     async def restart(self) -> StepResult[CodeInterpreterObservation]:
         """Begin anew, with the files that the reset brought."""

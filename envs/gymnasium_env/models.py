@@ -50,13 +50,13 @@ def models_for(
     def annotate(space: Space[Any]) -> Any:
         return Field(json_schema_extra={"gymnasium_space": describe_space(space)})
 
-    taken = Annotated[
+    action_type = Annotated[
         Any, annotate(action_space)
     ]  # read from JSON: to look once more whether it is, takes time
     written = PlainSerializer(partial(write_value, observation_space))
-    seen = Annotated[Any, annotate(observation_space), written]
+    observation_type = Annotated[Any, annotate(observation_space), written]
     build: Any = create_model  # its overloads do not know types made at run time
     return (
-        build("GymnasiumAction", __base__=GymnasiumAction, action=(taken, ...)),
-        build("GymnasiumObservation", __base__=GymnasiumObservation, observation=(seen, ...)),
+        build("GymnasiumAction", __base__=GymnasiumAction, action=(action_type, ...)),
+        build("GymnasiumObservation", __base__=GymnasiumObservation, observation=(observation_type, ...)),
     )

@@ -224,7 +224,7 @@ class _Handler:
         """Take lines back, and return what they are worth."""
         numbers = [line["line"] for line in lines]
         self._talk.use("return_items", order_id=order["order_id"], lines=numbers, reason=why)
-        (kept,) = _policy_numbers(
+        (fee_percent,) = _policy_numbers(
             self._talk.policy("returns"), r"changed their mind, (\d+) percent of the price is kept"
         )
         cents = 0
@@ -233,7 +233,7 @@ class _Handler:
             furniture = (
                 why == "changed_mind" and self._talk.product(line["product_id"])["category"] == "furniture"
             )
-            cents += price * (100 - kept) // 100 if furniture else price
+            cents += price * (100 - fee_percent) // 100 if furniture else price
         return cents
 
     def _exchange(self, wish: Wish, order: dict[str, Any]) -> Outcome:
@@ -292,8 +292,8 @@ class _Handler:
             return Outcome("refused", "below_minimum")
         if order["status"] != "pending":
             return Outcome("refused", "too_late")
-        seen = self._talk.use("apply_coupon", order_id=order["order_id"], code=coupon["code"])
-        return Outcome("done", cents=_cents(seen["discount"]))
+        reply = self._talk.use("apply_coupon", order_id=order["order_id"], code=coupon["code"])
+        return Outcome("done", cents=_cents(reply["discount"]))
 
     def _late(self, order: dict[str, Any]) -> Outcome:
         days, basic, gold = _policy_numbers(

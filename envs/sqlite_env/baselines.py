@@ -24,9 +24,9 @@ def random_calls(task: str, call: Call, source: random.Random) -> float:
     while True:
         table = source.choice(names)
         name, arguments = source.choice(_calls(table, source))
-        seen = call(name, arguments)
-        total += float(seen.reward or 0.0)
-        if seen.done:
+        observation = call(name, arguments)
+        total += float(observation.reward or 0.0)
+        if observation.done:
             return total
 
 

@@ -12,15 +12,15 @@ from .tasks import make_task
 
 def commonest(split: str, tasks: int, learned: int = 3000) -> float:
     """Return what handing in the commonest answer of a family earns, were the families and their answers known."""
-    seen: defaultdict[str, Counter[str]] = defaultdict(Counter)
+    answers: defaultdict[str, Counter[str]] = defaultdict(Counter)
     for number in range(learned):
         question = make_task(number, held_out=False).question
-        seen[question.family][repr(question.answer.value)] += 1
+        answers[question.family][repr(question.answer.value)] += 1
     right = 0
     for index in range(tasks):
         number = SqliteEnvironment.task_number(split, index)
         question = make_task(number, held_out=split != "train").question
-        right += seen[question.family].most_common(1)[0][0] == repr(question.answer.value)
+        right += answers[question.family].most_common(1)[0][0] == repr(question.answer.value)
     return right / tasks
 
 

@@ -147,8 +147,8 @@ class Program:
 def source_of(program: Program) -> str:
     """The program as Python."""
     lines = [
-        f"    {name} = {_filled(step.code, of, k)}"
-        for (step, k), name, of in zip(program.steps, NAMES, (ARGUMENT, *NAMES), strict=False)
+        f"    {name} = {_filled(step.code, argument, k)}"
+        for (step, k), name, argument in zip(program.steps, NAMES, (ARGUMENT, *NAMES), strict=False)
     ]
     end = program.end.code.replace("@", NAMES[len(program.steps) - 1])
     return "\n".join([f"def {ENTRY}({ARGUMENT}):", *lines, f"    return {end}"])
@@ -212,20 +212,20 @@ def make_task(number: int, *, held_out: bool) -> FunctionTask:
     drawn = draw(number, held_out=held_out)
     program, source = drawn.program, drawn.source
     sentences = [
-        f"Let {name} be {_filled(source.choice(step.says), of, k)}."
-        for (step, k), name, of in zip(program.steps, NAMES, (ARGUMENT, *NAMES), strict=False)
+        f"Let {name} be {_filled(source.choice(step.says), argument, k)}."
+        for (step, k), name, argument in zip(program.steps, NAMES, (ARGUMENT, *NAMES), strict=False)
     ]
     sentences.append(f"Return {source.choice(program.end.says).replace('@', NAMES[-1])}.")
-    shown = [source.randint(-9, 9) for _ in range(SHOWN_LENGTH)]
+    example = [source.randint(-9, 9) for _ in range(SHOWN_LENGTH)]
     return FunctionTask.model_validate(
         {
             "id": f"code-{number}",
             "prompt": (
                 f"Write {ENTRY}({ARGUMENT}) for a list of integers. {' '.join(sentences)} "
-                f"Example: {ENTRY}({shown}) is {program(shown)}."
+                f"Example: {ENTRY}({example}) is {program(example)}."
             ),
             "entry": ENTRY,
-            "public": [{"args": [shown], "expected": program(shown)}],
+            "public": [{"args": [example], "expected": program(example)}],
             "hidden": [{"args": [xs], "expected": program(xs)} for xs in drawn.hidden],
             "limits": dict(LIMITS),
         }

@@ -111,9 +111,9 @@ def imitate(recipe: RecipeConfig, folder: Path, model_path: Path, *, last: Path 
     def rows(name: str) -> list[list[TrainSample]]:
         return [samples_of(trace, tokenizer, index=0) for trace in load_traces(folder / name)]
 
-    for made in (folder / POLICY, last):
-        if made is not None:
-            begin_checkpoint(made, model_path)
+    for checkpoint in (folder / POLICY, last):
+        if checkpoint is not None:
+            begin_checkpoint(checkpoint, model_path)
     learner = Trainer(trainer_settings(recipe.sft, folder, model_path))
     with (folder / "sft.jsonl").open("w", encoding="utf-8") as file:
 

@@ -63,8 +63,8 @@ def draw_losses(validations: Sequence[Validation], picture: Path, *, kept: Valid
     learned = [
         (validation.update, validation.loss) for validation in validations if validation.loss is not None
     ]
-    seen = [(validation.update, validation.validation_loss) for validation in validations]
-    for curve, label in ((learned, "of the newest batch"), (seen, "of validation")):
+    validated = [(validation.update, validation.validation_loss) for validation in validations]
+    for curve, label in ((learned, "of the newest batch"), (validated, "of validation")):
         marker = "o" if len(curve) == 1 else None
         axes.plot([update for update, _ in curve], [loss for _, loss in curve], marker=marker, label=label)
     axes.axvline(kept.update, color="grey", linestyle=":", label=f"kept: {kept.validation_loss:.4f}")

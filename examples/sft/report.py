@@ -36,10 +36,10 @@ def write_report(folder: Path, result: EvaluationResult) -> None:
     report = summarize(result)
     (folder / "report.json").write_text(json.dumps(report, indent=2) + "\n", encoding="utf-8")
     console = Console()
-    shown = [folder / "report.json"]
+    written = [folder / "report.json"]
     if (folder / "metrics.jsonl").is_file():  # a checkpoint that is only looked at has learned elsewhere
-        shown.append(folder / "learning_curve.png")
-        draw_success_curves({folder.name: folder}, shown[-1], title=folder.name)
+        written.append(folder / "learning_curve.png")
+        draw_success_curves({folder.name: folder}, written[-1], title=folder.name)
     if not report["tasks"]:
         console.print("no held-out task was played", highlight=False)
         return
@@ -49,5 +49,5 @@ def write_report(folder: Path, result: EvaluationResult) -> None:
         f"(95% interval {low:.1%} to {high:.1%}); {report['train_seconds']:.0f} s of training",
         highlight=False,
     )
-    for path in shown:
+    for path in written:
         console.print(f"  {path}", highlight=False, soft_wrap=True)

@@ -191,7 +191,7 @@ class TrainBatch:
         """
         numbers: dict[bytes, int] = {}
         contexts: list[NDArray[np.int32]] = []
-        kept: list[tuple[TrainSample, NDArray[np.int64]]] = []
+        selected: list[tuple[TrainSample, NDArray[np.int64]]] = []
         owners: list[int] = []
         ends: dict[int, tuple[int, float]] = {}
         count = 0
@@ -207,7 +207,7 @@ class TrainBatch:
             owners.append(numbers.setdefault(before.tobytes(), len(numbers)))
             if owners[-1] == len(contexts):
                 contexts.append(before)
-            kept.append((sample, places))
+            selected.append((sample, places))
             count += len(places)
             ends[sample.trajectory] = (count - 1, sample.reward)
         if not contexts:
@@ -215,21 +215,23 @@ class TrainBatch:
         rewards = np.zeros(count, dtype=np.float32)
         for last, reward in ends.values():
             rewards[last] = reward
-        counts = [len(places) for _, places in kept]
+        counts = [len(places) for _, places in selected]
 
         def chosen(name: str, dtype: type[np.generic]) -> NDArray[Any]:
             return np.concatenate(
-                [np.asarray(getattr(sample, name), dtype=dtype)[places] for sample, places in kept]
+                [np.asarray(getattr(sample, name), dtype=dtype)[places] for sample, places in selected]
             )
 
         def of_sample(name: str, dtype: type[np.generic]) -> NDArray[Any]:
-            return np.repeat(np.asarray([getattr(sample, name) for sample, _ in kept], dtype=dtype), counts)
+            return np.repeat(
+                np.asarray([getattr(sample, name) for sample, _ in selected], dtype=dtype), counts
+            )
 
         return cls(
             tokens=np.concatenate(contexts),
             lengths=np.asarray([len(tokens) for tokens in contexts], dtype=np.int64),
             context=np.repeat(np.asarray(owners, dtype=np.int64), counts),
-            position=np.concatenate([places for _, places in kept]) - 1,
+            position=np.concatenate([places for _, places in selected]) - 1,
             target=chosen("tokens", np.int64),
             old_logprobs=chosen("logprobs", np.float32),
             versions=chosen("versions", np.int64),

@@ -253,12 +253,12 @@ class ReplayBuffer:
 
     def _take(self, version: PolicyVersion, batch_size: int) -> list[Group]:
         oldest_first = sorted(self._groups, key=lambda number: (self._oldest[number], number))
-        taken = []
+        groups = []
         for number in sorted(oldest_first[:batch_size]):
-            taken.append(self._groups.pop(number))
+            groups.append(self._groups.pop(number))
             del self._oldest[number]
             self.ledger.train(number, version)
-        return taken
+        return groups
 
     def _end_lease(self, lease: GroupLease, outcome: bool) -> bool:
         self._was_cut.discard(lease.id)

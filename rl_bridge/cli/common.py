@@ -109,11 +109,11 @@ def table(title: str | None, headings: Iterable[str], rows: Iterable[Sequence[ob
     """A table of plain text; the column below a heading that begins with ">" is to the right."""
     from rich.table import Table
 
-    made = Table(title=title, title_justify="left")
+    rich_table = Table(title=title, title_justify="left")
     for heading in headings:
-        made.add_column(
+        rich_table.add_column(
             heading.lstrip(">"), justify="right" if heading[0] == ">" else "left", overflow="fold"
         )
     for row in rows:
-        made.add_row(*(plain(str(cell)) for cell in row))
-    return made
+        rich_table.add_row(*(plain(str(cell)) for cell in row))
+    return rich_table

@@ -21,8 +21,10 @@ def _parts(plan: RunPlan, gpu_gb: float | None) -> Iterator[RenderableType]:
         beside, why = "", WHY_NOT_14
         if plan.adapters is not None:
             beside, why = f" and {plan.adapters:,} of adapters", "16 bytes one of an adapter, 4 a frozen one"
-        kept = f"{plan.parameters:,} parameters{beside}; the trainer keeps {_gb(plan.trainer_bytes)} for them"
-        yield Text(f"{kept}: {why}")
+        summary = (
+            f"{plan.parameters:,} parameters{beside}; the trainer keeps {_gb(plan.trainer_bytes)} for them"
+        )
+        yield Text(f"{summary}: {why}")
         if plan.decided:
             yield Text(", ".join(f"{key} {value}" for key, value in plan.decided.items()))
         if plan.roles:
@@ -42,10 +44,10 @@ def _memory(roles: tuple[RoleMemory, ...], gpu_gb: float | None) -> Table:
     headings += ["which is, of all processes of a replica together", "in its hosts' memory"]
     if gpu_gb is not None:
         headings.append(f"in {gpu_gb:g} GB")
-    shown = table("memory of each role", headings, (_role_cells(role, gpu_gb) for role in roles))
-    for row, role in zip(shown.rows, roles, strict=True):
+    memory_table = table("memory of each role", headings, (_role_cells(role, gpu_gb) for role in roles))
+    for row, role in zip(memory_table.rows, roles, strict=True):
         row.style = "" if gpu_gb is None or role.room(gpu_gb * 1e9) >= 0 else "yellow"
-    return shown
+    return memory_table
 
 
 def _role_cells(role: RoleMemory, gpu_gb: float | None) -> list[str]:

@@ -57,13 +57,13 @@ def _folder(named: str | None) -> Path:
                 "keeps none (records.groups=0)"
             )
         return folder
-    kept = [folder for folder in Path(RUNS).glob("*") if segment_files(folder)]
-    if not kept:
+    folders = [folder for folder in Path(RUNS).glob("*") if segment_files(folder)]
+    if not folders:
         raise NoRecordsError(
             f"expected a run with rollouts in {str(Path(RUNS).absolute())!r}, found none; name its folder, or start "
             "one by ropewalk train"
         )
-    return max(kept, key=lambda folder: segment_files(folder)[-1].stat().st_mtime)
+    return max(folders, key=lambda folder: segment_files(folder)[-1].stat().st_mtime)
 
 
 def _write(folder: Path, out: Path) -> None:

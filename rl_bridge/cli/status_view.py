@@ -81,10 +81,10 @@ def spent_table(spans: Mapping[str, SpanTotals], *, title: str) -> Table:
     """A line for each process: its work, its waiting, what nobody accounts for, and its processor time."""
     headings = ("process", ">work", ">idle", ">unaccounted", ">CPU", "works on", "waits for")
     spent = {process: totals for process, totals in spans.items() if totals.wall_s > 0.0}
-    shown = table(title, headings, ((process, *_spent(totals)) for process, totals in spent.items()))
-    for row, totals in zip(shown.rows, spent.values(), strict=True):
+    spans_table = table(title, headings, ((process, *_spent(totals)) for process, totals in spent.items()))
+    for row, totals in zip(spans_table.rows, spent.values(), strict=True):
         row.style = "yellow" if totals.unaccounted_s > ACCOUNTED_FOR * totals.wall_s else ""
-    return shown
+    return spans_table
 
 
 def _spent(totals: SpanTotals) -> Iterator[str]:

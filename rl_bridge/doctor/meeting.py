@@ -230,7 +230,7 @@ def call_roll(store: Any, meeting: Meeting, own: HostFacts, *, tells: bool) -> l
         MeetingError: Some host did not come, two have the same rank, or they were told different things.
     """
     deadline, node_rank = time.monotonic() + meeting.timeout_s, meeting.node_rank
-    met: list[HostFacts] = []
+    facts: list[HostFacts] = []
     try:
         if tells and store.add(f"came/{node_rank}", 1) > 1:
             raise MeetingError(f"two hosts came as --node_rank {node_rank}, {own.host} is one of them")
@@ -241,11 +241,11 @@ def call_roll(store: Any, meeting: Meeting, own: HostFacts, *, tells: bool) -> l
                 if time.monotonic() > deadline:
                     raise MeetingError(f"no host came as --node_rank {other} within {meeting.timeout_s:g} s")
                 time.sleep(POLL_INTERVAL_S)
-            met.append(HostFacts.model_validate_json(store.get(f"host/{other}")))
-            if (met[-1].num_nodes, met[-1].per_host) != (own.num_nodes, own.per_host):
+            facts.append(HostFacts.model_validate_json(store.get(f"host/{other}")))
+            if (facts[-1].num_nodes, facts[-1].per_host) != (own.num_nodes, own.per_host):
                 raise MeetingError(
                     f"expected the same --num_nodes and --procs on every host, got {own.num_nodes} and {own.per_host} "
-                    f"on {own.host}, {met[-1].num_nodes} and {met[-1].per_host} on {met[-1].host}"
+                    f"on {own.host}, {facts[-1].num_nodes} and {facts[-1].per_host} on {facts[-1].host}"
                 )
     except MeetingError:
         raise
@@ -253,7 +253,7 @@ def call_roll(store: Any, meeting: Meeting, own: HostFacts, *, tells: bool) -> l
         raise MeetingError(
             f"host 0, at whose address all meet, has gone; see what it says: {error}"
         ) from error
-    return met
+    return facts
 
 
 def _measure(meeting: Meeting, local: int, rank: int) -> Iterator[dict[str, Any]]:
@@ -325,14 +325,14 @@ def _typical(work: Callable[[], object], device: "torch.device", times: int) -> 
     """The median of so many times, in seconds, after one that does not count."""
     import torch
 
-    taken = []
+    durations = []
     for _ in range(times + 1):
         began = time.perf_counter()
         work()
         if device.type == "cuda":
             torch.cuda.synchronize(device)
-        taken.append(time.perf_counter() - began)
-    return statistics.median(taken[1:])
+        durations.append(time.perf_counter() - began)
+    return statistics.median(durations[1:])
 
 
 def _main(meeting: Meeting, local: int, owner: int) -> int:

@@ -132,12 +132,12 @@ class VllmEngine(Engine):
                 await self._in_order.acquire()
                 with self._at("generate"):
                     try:
-                        kept = kept_from(self._rollout, self.version)
+                        logprobs_from = kept_from(self._rollout, self.version)
                         await self._add(prompts, sampling, seeds, collectors)
                     finally:
                         self._in_order.release()
                     outputs = [(await collector.get()).outputs[0] for collector in collectors]
-                    answers = [completion_of(output, kept_from=kept) for output in outputs]
+                    answers = [completion_of(output, kept_from=logprobs_from) for output in outputs]
                 collectors.clear()
                 return answers
         except TimeoutError:
@@ -196,13 +196,13 @@ class VllmEngine(Engine):
             params = sampling_params(sampling, seeds, prompts=len(prompts))
         except refusals() as error:
             raise GeneratorError(f"the engine refused settings: {error}") from error
-        for place, (prompt, how) in enumerate(zip(prompts, params, strict=True)):
+        for place, (prompt, engine_sampling) in enumerate(zip(prompts, params, strict=True)):
             try:
                 require_tokens(prompt, self._vocabulary)
                 engine_prompt = prompt_of(prompt, kept_from(self._rollout, self.version))
                 collectors.append(
                     await self._llm.add_request(
-                        str(next(self._ids)), engine_prompt, how, lora_request=self._adapter
+                        str(next(self._ids)), engine_prompt, engine_sampling, lora_request=self._adapter
                     )
                 )
             except refusals() as error:

@@ -58,9 +58,9 @@ class LocalEngine:
         if collector is not None and not collector.answered.done():  # it was, where nobody waits any more
             collector.answered.set_result(output)
 
-    async def add_request(self, request_id: str, prompt: Any, how: Any, *, lora_request: Any) -> Collector:
+    async def add_request(self, request_id: str, prompt: Any, params: Any, *, lora_request: Any) -> Collector:
         """Begin with a prompt."""
-        self._engine.add_request(request_id, prompt, how, lora_request=lora_request)
+        self._engine.add_request(request_id, prompt, params, lora_request=lora_request)
         self._requests[request_id] = collector = Collector(request_id)
         self._changed.set()
         return collector

@@ -165,19 +165,19 @@ async def start_roles(
         length = config.rollout.max_length
         add("reward", RewardModelActor, table.reward, ONE_THREAD, config.reward.model, length)
     tasks: dict[str, asyncio.Task[Service]] = {}
-    taken: dict[str, float] = {}
+    started_after: dict[str, float] = {}
     began = time.monotonic()
 
     async def start(name: str) -> Service:
         bound, args = starting[name]
         service = await bound.as_service(*args)
-        taken[name] = time.monotonic() - began
+        started_after[name] = time.monotonic() - began
         return service
 
     async def tell_of_slow_ones() -> None:
         while True:
             await asyncio.sleep(START_TOLD_INTERVAL_S)
-            slow = ", ".join(name for name in starting if name not in taken)
+            slow = ", ".join(name for name in starting if name not in started_after)
             tell(f"{slow} still starting after {time.monotonic() - began:.0f} s; how far: {folder / LOGS}")
 
     telling = asyncio.create_task(tell_of_slow_ones())
@@ -195,8 +195,8 @@ async def start_roles(
         raise several.exceptions[0] from several
     finally:
         telling.cancel()
-    slowest_first = sorted(taken, key=taken.__getitem__, reverse=True)
-    tell("started: " + ", ".join(f"{name} after {taken[name]:.0f} s" for name in slowest_first))
+    slowest_first = sorted(started_after, key=started_after.__getitem__, reverse=True)
+    tell("started: " + ", ".join(f"{name} after {started_after[name]:.0f} s" for name in slowest_first))
     return {name: task.result() for name, task in tasks.items()}
 
 

@@ -31,21 +31,23 @@ async def evaluate(
     names, total = list(run.config.environments), run.config.evaluation.episodes
     if not names or not total:
         return {name: [] for name in names or [""]}
-    with EvaluationFolder(folder) as kept:
-        failures = [await _evaluate(run, name, total, kept, version) for name in names]
-        results = {name: [kept.records[name, place, 0] for place in range(total)] for name in names}
+    with EvaluationFolder(folder) as evaluation_folder:
+        failures = [await _evaluate(run, name, total, evaluation_folder, version) for name in names]
+        results = {
+            name: [evaluation_folder.records[name, place, 0] for place in range(total)] for name in names
+        }
     if len(failed := [failure for failure in failures if failure is not None]) == len(names):
         raise failed[0]
     return results
 
 
 async def _evaluate(
-    run: "Run | Players", name: str, total: int, kept: EvaluationFolder, version: PolicyVersion
+    run: "Run | Players", name: str, total: int, evaluation_folder: EvaluationFolder, version: PolicyVersion
 ) -> RolloutError | None:
     """Play what is missing in one environment; returns why it could not be."""
     before = {
         record.group
-        for record in kept.records.values()
+        for record in evaluation_folder.records.values()
         if (record.environment, record.version) == (name, version) and record.ending not in LOST
     }
     todo = [place for place in range(total) if place not in before]
@@ -55,7 +57,7 @@ async def _evaluate(
     with ProgressBar(f"held-out episodes of {name}" if name else "held-out episodes", total) as bar:
 
         def done(number: int, outcome: Outcome) -> None:
-            kept.write(_record(name, todo[number], outcome, version))
+            evaluation_folder.write(_record(name, todo[number], outcome, version))
             left.discard(todo[number])
             bar.update(total - len(left))
 
@@ -71,7 +73,7 @@ async def _evaluate(
         except RolloutError as error:
             for place in left:
                 lost = NoTrajectory(absence=Absence.DROPPED, reason=str(error))
-                kept.write(_record(name, place, lost, version))
+                evaluation_folder.write(_record(name, place, lost, version))
             return error
     return None
 

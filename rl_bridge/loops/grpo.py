@@ -30,9 +30,9 @@ async def train(run: Run) -> None:
     async def synchronise(version: PolicyVersion) -> dict[str, float]:
         push_s = await trainer.push_weights.route(version)
         await run.generators_turn()  # colocated, the trainer leaves the GPUs to them
-        taken = await policy.update_weights.fanout(version)
+        updates = await policy.update_weights.fanout(version)
         run.dispatcher.served(version)
-        return sync_metrics(push_s, taken.values.values())
+        return sync_metrics(push_s, updates.values.values())
 
     while run.version < run.config.trainer.iterations:
         iteration = run.iteration()

@@ -10,9 +10,9 @@ if TYPE_CHECKING:
     from rl_bridge.generator.replica import UpdateMetrics
 
 
-def sync_metrics(push_s: float, taken: "Iterable[UpdateMetrics]") -> dict[str, float]:
+def sync_metrics(push_s: float, updates: "Iterable[UpdateMetrics]") -> dict[str, float]:
     """What bringing one version cost, in seconds, by the names that the log uses; of several generators the slowest."""
-    loads = list(taken)
+    loads = list(updates)
     slowest = {
         name: max(getattr(load, name) for load in loads) for name in ("transport_s", "pause_s", "load_s")
     }

@@ -77,7 +77,7 @@ def rewind(path: Path, iteration: int) -> Mapping[str, float]:
     """Take from a file of JSON lines what came after an iteration, or was cut off; returns the last row that stays."""
     if not path.exists():
         return {}
-    kept: list[bytes] = []
+    lines: list[bytes] = []
     last: dict[str, float] = {}
     # By bytes: text has more ends of lines than "\n", and a line that was cut off may end within a character.
     for line in path.read_bytes().split(b"\n"):
@@ -87,10 +87,10 @@ def rewind(path: Path, iteration: int) -> Mapping[str, float]:
         except (ValueError, TypeError, KeyError):
             continue
         if wanted:
-            kept.append(line + b"\n")
+            lines.append(line + b"\n")
             last = row
     written = path.with_suffix(".partial")
-    written.write_bytes(b"".join(kept))
+    written.write_bytes(b"".join(lines))
     written.replace(path)
     return last
 

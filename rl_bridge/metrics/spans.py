@@ -339,13 +339,13 @@ def span(name: str, waits_for: str | None = None) -> _Span:
 @contextmanager
 def log_phase(label: str) -> Iterator[None]:
     """Tell this process's log when something long begins and when it is over: what hangs is what began last."""
-    began, how = time.monotonic(), "failed"
+    began, outcome = time.monotonic(), "failed"
     _log_line(f"{label} ...")
     try:
         yield
-        how = "done"
+        outcome = "done"
     finally:
-        _log_line(f"{label}: {how} after {time.monotonic() - began:.1f} s")
+        _log_line(f"{label}: {outcome} after {time.monotonic() - began:.1f} s")
 
 
 def _log_line(text: str) -> None:

@@ -257,10 +257,10 @@ class _Collector:
         snapshot = self._snapshot
 
         def family(kind: Any, name: str, text: str, values: Mapping[Any, float], *labels: str) -> Any:
-            made = kind(f"ropewalk_run_{name}", text, labels=("run", *labels))
-            for of, value in values.items():
-                made.add_metric((snapshot.name, *of), value)
-            return made
+            metric = kind(f"ropewalk_run_{name}", text, labels=("run", *labels))
+            for label_values, value in values.items():
+                metric.add_metric((snapshot.name, *label_values), value)
+            return metric
 
         gauge, counter = GaugeMetricFamily, CounterMetricFamily
         yield family(gauge, "iterations", "Iterations that the run is to train.", {(): snapshot.iterations})

@@ -179,10 +179,10 @@ class Dispatcher:
 
     def take_tallies(self) -> dict[str, Tally]:
         """By environment, what became since this was last asked of groups and episodes beside those trained."""
-        taken = {name: health.tally for name, health in self.health.items()}
+        tallies = {name: health.tally for name, health in self.health.items()}
         for health in self.health.values():
             health.tally = Tally()
-        return taken
+        return tallies
 
     def set_aside(self, environment: str, error: BaseException, *, for_good: bool = False) -> None:
         """Play on without an environment: for a while, or for good, since its servers are.
@@ -340,15 +340,15 @@ class Dispatcher:
         """Have a worker play what is left of a group; None where it was lost, and the group waits for another one."""
         config, rollouts = self._config, self._config.rollout
         if lease.group in self._kept:
-            environment, kept = self._kept.pop(lease.group)
+            environment, finished = self._kept.pop(lease.group)
         else:
-            environment, kept = self._draw(lease.group), {}
+            environment, finished = self._draw(lease.group), {}
         sampler = self.samplers.get(environment)
         # Which others are back by now is a matter of timing; whether those under older weights are is not.
         known = lease.first if config.deterministic else lease.group
         task = lease.group if sampler is None else sampler.draw(lease.group, known=known)
         seed = task_seed(config.seed, task)
-        left = tuple(sibling for sibling in range(rollouts.group_size) if sibling not in kept)
+        left = tuple(sibling for sibling in range(rollouts.group_size) if sibling not in finished)
         assignment = Assignment(
             lease=lease.id,
             seeds=(seed,) * len(left),
@@ -364,15 +364,17 @@ class Dispatcher:
                 result: AssignmentResult = await self._rollout.play.route(assignment)
         except (ReplicaLostError, NoReplicaError, TimeoutError) as error:
             self._losses.add(lease.group, str(error) or "their worker does not answer")
-            if not self._buffer.lose(lease, floor=lease.floor if kept else None):
+            if not self._buffer.lose(lease, floor=lease.floor if finished else None):
                 self._end_task(lease.group)
-            elif kept:
-                self._kept[lease.group] = environment, kept
+            elif finished:
+                self._kept[lease.group] = environment, finished
             if isinstance(error, TimeoutError):
                 self._cut([lease])
             return None
         await self._tell_first_failure(environment, result)
-        return PlayedGroup(environment, seed, kept | dict(zip(left, result.outcomes, strict=True)), result)
+        return PlayedGroup(
+            environment, seed, finished | dict(zip(left, result.outcomes, strict=True)), result
+        )
 
     async def settle(self, lease: GroupLease, played: "PlayedGroup") -> None:
         """Add a group to the buffer, drop it, or let what a worker has not finished be played by another.
@@ -382,12 +384,12 @@ class Dispatcher:
         """
         outcomes, result, health = played.outcomes, played.result, self.health[played.environment]
         # Of siblings that share a beginning none is kept: another worker's begin elsewhere.
-        kept = {} if self._config.rollout.fork_turn else final_outcomes(outcomes.items())
-        if result.preempted and len(kept) < len(outcomes):
-            if self._buffer.give_back(lease, floor=lease.floor if kept else None):
+        finished = {} if self._config.rollout.fork_turn else final_outcomes(outcomes.items())
+        if result.preempted and len(finished) < len(outcomes):
+            if self._buffer.give_back(lease, floor=lease.floor if finished else None):
                 health.counts.attempted(result)
-                if kept:
-                    self._kept[lease.group] = played.environment, kept
+                if finished:
+                    self._kept[lease.group] = played.environment, finished
             else:
                 self._end_task(lease.group)
             return

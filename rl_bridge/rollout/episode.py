@@ -154,19 +154,19 @@ async def play_episode(
     episode = _Episode(client, policy, dialogue, settings, sampling_key, began, answers, shared, fork_turn)
     episode.earn(result.reward)
     ending = await episode.run()
-    taken = answers[: episode.exchanges]
+    played = answers[: episode.exchanges]
     if ending is None:
         assert isinstance(session, RecordingSession)
-        prompts = [*(turn.prompt for turn, _ in taken), episode.prompt]
-        return Branch(prompts=prompts, answers=taken, results=session.results)
-    turns = [turn for turn, _ in taken[max(0, len(shared) - 1) :]]
+        prompts = [*(turn.prompt for turn, _ in played), episode.prompt]
+        return Branch(prompts=prompts, answers=played, results=session.results)
+    turns = [turn for turn, _ in played[max(0, len(shared) - 1) :]]
     if not turns:
         return None
     if ending in ILL_FORMED:
         episode.earn(settings.illegal_reward)
     if judge is not None:
         with span("judge", waits_for="reward"):
-            episode.earn(await _judged(judge, task, first, [text for _, text in taken]))
+            episode.earn(await _judged(judge, task, first, [text for _, text in played]))
     return Trajectory(
         seed=seed,
         turns=turns,
@@ -243,10 +243,10 @@ class _Episode:
         self.exchanges += 1
         try:
             with _of_the_task():
-                meant = self.dialogue.read(turn.completion, text)
+                action = self.dialogue.read(turn.completion, text)
         except (ValueError, LookupError) as error:  # what reading odd text comes to, pydantic's own included
             return self._refused(error)
-        return meant if isinstance(meant, Ending) else await self._act(meant)
+        return action if isinstance(action, Ending) else await self._act(action)
 
     async def _answer(self, prompt: Sequence[int]) -> tuple[Turn, str]:
         key, number = self.sampling_key, self.exchanges

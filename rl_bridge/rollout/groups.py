@@ -135,7 +135,7 @@ def summary(outcomes: Iterable[Outcome]) -> str:
     numbers = Counter(
         outcome.absence.value if isinstance(outcome, NoTrajectory) else "played" for outcome in outcomes
     )
-    return ", ".join(f"{number} {how}" for how, number in sorted(numbers.items()))
+    return ", ".join(f"{number} {kind}" for kind, number in sorted(numbers.items()))
 
 
 def cannot_be_trained(reason: str) -> bool:

@@ -25,7 +25,7 @@ class SingleTurn(Player[Example]):
         self._dataloader = dataloader
         self._reward = reward
 
-    async def begin(self, playing: Playing, policy: ChatPolicy, held: AsyncExitStack) -> Example:
+    async def begin(self, playing: Playing, policy: ChatPolicy, stack: AsyncExitStack) -> Example:
         """Sample: the example is the group's, also when the group is played again."""
         example: Example = await self._dataloader.at.route(playing.assignment.task)
         return example

@@ -76,8 +76,8 @@ class Player(ABC, Generic[BeginningT]):
         self._idle.set()
 
     @abstractmethod
-    async def begin(self, playing: Playing, policy: ChatPolicy, held: AsyncExitStack) -> BeginningT:
-        """Do what an assignment's episodes have in common; `held` is closed when all of them are done."""
+    async def begin(self, playing: Playing, policy: ChatPolicy, stack: AsyncExitStack) -> BeginningT:
+        """Do what an assignment's episodes have in common; `stack` is closed when all of them are done."""
 
     @abstractmethod
     async def attempt(
@@ -101,9 +101,9 @@ class Player(ABC, Generic[BeginningT]):
         outcomes: Sequence[Outcome | None] = [None] * len(assignment.seeds)
         self._idle.clear()
         try:
-            async with AsyncExitStack() as held:
-                policy = held.enter_context(self.policy.settled())
-                (beginning,) = await until_stopped([self.begin(playing, policy, held)], playing.stop)
+            async with AsyncExitStack() as stack:
+                policy = stack.enter_context(self.policy.settled())
+                (beginning,) = await until_stopped([self.begin(playing, policy, stack)], playing.stop)
                 if beginning is not None:
                     places = range(len(outcomes))
                     attempts = [self.attempt(place, playing, policy, beginning) for place in places]
@@ -188,7 +188,7 @@ class RolloutWorker(Player[Beginning]):
         self._task = task
         self._judge = judge
 
-    async def begin(self, playing: Playing, policy: ChatPolicy, held: AsyncExitStack) -> Beginning:
+    async def begin(self, playing: Playing, policy: ChatPolicy, stack: AsyncExitStack) -> Beginning:
         """Play what siblings share, where an assignment says so, and fork its session for each of them."""
         assignment, answers = playing.assignment, list[tuple[Turn, str]]()
         siblings = len(assignment.seeds)
@@ -200,7 +200,7 @@ class RolloutWorker(Player[Beginning]):
                 if not isinstance(outcome, Branch):
                     return Beginning(ended=outcome)
                 beginning = Beginning(outcome, await self._sessions.fork(session, siblings))
-                held.push_async_callback(own.pop_all().aclose)
+                stack.push_async_callback(own.pop_all().aclose)
                 return beginning
 
         if assignment.fork_turn is None:

@@ -249,10 +249,10 @@ class Balancer:
             value = await under_way
             failed = False
             return value
-        except TargetGoneError as gone:
-            self._on_gone(target, str(gone))
+        except TargetGoneError as error:
+            self._on_gone(target, str(error))
             self.remove(target)
-            raise self._loss(target, name, str(gone)) from gone
+            raise self._loss(target, name, str(error)) from error
         except asyncio.CancelledError:
             task = asyncio.current_task()
             if key not in self._lost or (task is not None and task.cancelling()):
@@ -357,9 +357,9 @@ class Replays:
         and every `RETRY_INTERVAL_S` it is asked for again, since it may only have been out of reach. The caller bounds
         the wait.
         """
-        taken: dict[tuple[str, ...], Replay] = {}
+        replayed: dict[tuple[str, ...], Replay] = {}
         while new := sorted(
-            (replay for state, replay in self._last.items() if taken.get(state) is not replay),
+            (replay for state, replay in self._last.items() if replayed.get(state) is not replay),
             key=lambda replay: replay.number,
         ):
             replay, changed = new[0], self._changed
@@ -370,4 +370,4 @@ class Replays:
                     async with asyncio.timeout(RETRY_INTERVAL_S):
                         await changed.wait()
             else:
-                taken[self._states[replay.name]] = replay
+                replayed[self._states[replay.name]] = replay

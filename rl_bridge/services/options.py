@@ -115,9 +115,9 @@ class ReplicaSlot:
         """The GPUs of a rank on its host; ranks count through one host after the other."""
         if not self.gpus:
             return ()
-        taken, place = self.gpus[rank // self.procs], rank % self.procs
-        each = len(taken) // self.procs
-        return taken[place * each : (place + 1) * each]
+        host_gpus, place = self.gpus[rank // self.procs], rank % self.procs
+        each = len(host_gpus) // self.procs
+        return host_gpus[place * each : (place + 1) * each]
 
 
 def by_need(services: Mapping[str, ServiceOptions]) -> list[str]:
@@ -177,16 +177,16 @@ class Placement:
         slot = ReplicaSlot(first, options.hosts, options.procs, gpus if needed else (), options.gpu_pool)
         for host in range(first, first + options.hosts):
             self._processes[host] += options.procs
-        for host, taken in enumerate(slot.gpus, first):
-            unused[host].difference_update(taken)
+        for host, host_gpus in enumerate(slot.gpus, first):
+            unused[host].difference_update(host_gpus)
         return slot
 
     def release(self, slot: ReplicaSlot) -> None:
         """Give a slot's room back."""
         for host in range(slot.first, slot.first + slot.hosts):
             self._processes[host] -= slot.procs
-        for host, taken in enumerate(slot.gpus, slot.first):
-            self._free[slot.pool][host].update(taken)
+        for host, host_gpus in enumerate(slot.gpus, slot.first):
+            self._free[slot.pool][host].update(host_gpus)
 
     def avoid(self, slot: ReplicaSlot, now: float) -> None:
         """Something on a slot's hosts fell silent: for a while others are preferred."""

@@ -255,9 +255,9 @@ def bound_logs(logs: Path) -> None:
     for log in logs.glob("*.log"):
         with contextlib.suppress(OSError):  # it is gone, or there is no room: the next look tries again
             if log.stat().st_size > LOG_BYTES:
-                with log.open("rb") as file, Path(f"{log}.1").open("wb") as kept:
+                with log.open("rb") as file, Path(f"{log}.1").open("wb") as rotated:
                     file.seek(-LOG_BYTES, os.SEEK_END)
-                    shutil.copyfileobj(file, kept)
+                    shutil.copyfileobj(file, rotated)
                 os.truncate(log, 0)
 
 

@@ -154,8 +154,8 @@ class ReplicaKeeper:
                     f"{self._options.start_timeout_s:g} s; see its log, or give it longer (start_timeout_s)"
                 )
             )
-        except TargetGoneError as gone:
-            return str(gone)
+        except TargetGoneError as loss:
+            return str(loss)
         except BridgeError as error:
             return self._begun_badly(error)
         finally:

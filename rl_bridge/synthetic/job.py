@@ -213,7 +213,7 @@ async def run_job(
 def _config(settings: SyntheticSettings) -> Config:
     """What a run of this size would be configured as."""
     size = settings.groups_per_batch * settings.group_size
-    made = Config.model_validate(
+    config = Config.model_validate(
         {
             "env": {"url": "http://sleep", "sessions": settings.slots * settings.group_size},
             "rollout": {
@@ -228,4 +228,4 @@ def _config(settings: SyntheticSettings) -> Config:
         }
     )
     # The seeds of the answers decide how long the environments sleep, whatever the staleness.
-    return made.model_copy(update={"deterministic": True})
+    return config.model_copy(update={"deterministic": True})

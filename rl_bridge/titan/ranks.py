@@ -93,9 +93,9 @@ def agree(failure: str | None, group: dist.ProcessGroup | None = None) -> str | 
     """The first failure that any rank met, on every rank; None where all is well."""
     if dist.get_world_size() == 1:
         return failure
-    met: list[str | None] = [None] * dist.get_world_size()
-    dist.all_gather_object(met, failure, group=group)
-    return next((value for value in met if value is not None), None)
+    failures: list[str | None] = [None] * dist.get_world_size()
+    dist.all_gather_object(failures, failure, group=group)
+    return next((value for value in failures if value is not None), None)
 
 
 def gather_state(state: State, *, keep: bool = True, dtype: torch.dtype | None = None) -> dict[str, Tensor]:
@@ -103,15 +103,15 @@ def gather_state(state: State, *, keep: bool = True, dtype: torch.dtype | None =
 
     A rank that does not `keep` them only helps others to have them. `dtype` None leaves each its own.
     """
-    kept: dict[str, Tensor] = {}
+    gathered: dict[str, Tensor] = {}
     for name, value in state.items():
         base = value.base if isinstance(value, LazySum) else value.to(dtype or value.dtype)
         whole = base.full_tensor() if isinstance(base, DTensor) else base
         if keep:
             if isinstance(value, LazySum):
                 whole = whole + value.added(Box.whole(whole.shape))
-            kept[name] = whole.to(dtype or whole.dtype).cpu()
-    return kept
+            gathered[name] = whole.to(dtype or whole.dtype).cpu()
+    return gathered
 
 
 def union(names: Iterable[str]) -> list[str]:

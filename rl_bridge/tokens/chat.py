@@ -187,8 +187,8 @@ class ChatTokenizer:
         In some checkpoints the marks of a call are special tokens. An engine may stop at more of them than it was told
         to: those that a checkpoint's `generation_config.json` names.
         """
-        kept = list(tokens[:-1] if tokens and tokens[-1] in self._may_end else tokens)
-        return str(self._tokenizer.decode(kept, skip_special_tokens=False))
+        written = list(tokens[:-1] if tokens and tokens[-1] in self._may_end else tokens)
+        return str(self._tokenizer.decode(written, skip_special_tokens=False))
 
     def raw(self, tokens: Sequence[int]) -> str:
         """The text of any tokens as it is: all special tokens, all spaces."""

@@ -111,8 +111,8 @@ class TrainerActor(ServiceActor):
             raise TrainingError("expected a trainer with a store of weights, got one without")
         await self._take_turn()
         started = time.perf_counter()
-        with ExitStack() as held:
-            state = await self._work("hold weights", held.enter_context, self._trainer.weights(version))
+        with ExitStack() as stack:
+            state = await self._work("hold weights", stack.enter_context, self._trainer.weights(version))
             with span("push"):
                 await self._store.put(
                     version,

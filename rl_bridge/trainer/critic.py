@@ -74,7 +74,7 @@ class Critic:
             )
 
         total_loss = self.passes.backward(mine, update, loss)
-        self._norms.append(self.optimization.clip(total_loss, iteration=iteration, of="the critic"))
+        self._norms.append(self.optimization.clip(total_loss, iteration=iteration, label="the critic"))
         self._losses.append(total_loss)
 
     def metrics(self, batch: TrainBatch) -> dict[str, float]:

@@ -44,7 +44,7 @@ class Optimization:
         rate: float = self._scheduler.schedulers[0].get_last_lr()[0]
         return rate
 
-    def clip(self, loss: float, *, iteration: int, of: str) -> float:
+    def clip(self, loss: float, *, iteration: int, label: str) -> float:
         """Scale the gradient down to its bound.
 
         Where it or the loss is not finite, drop it and raise NonFiniteLossError.
@@ -56,8 +56,8 @@ class Optimization:
             self.drop()
             raise NonFiniteLossError(
                 f"expected a finite loss and gradient in iteration {iteration}, got loss {loss} and "
-                f"gradient norm {norm} of {of}; nothing of it is in the weights or a checkpoint: --resume goes on from "
-                "the newest one. Where it comes again a lower trainer.learning_rate is the usual cure"
+                f"gradient norm {norm} of {label}; nothing of it is in the weights or a checkpoint: --resume goes on "
+                "from the newest one. Where it comes again a lower trainer.learning_rate is the usual cure"
             )
         return norm
 

@@ -63,8 +63,8 @@ def rank_batches(
             tokens[rank].append([update[np.isin(place, documents)] for documents in passes])
     batch = replace(batch, weights=weights)
     sizes = tuple(map(len, parts))
-    made = [_rank_batch(batch, updates, sizes) for updates in tokens]
-    return [made[rank // config.tensor_parallel] for rank in range(ranks)]
+    batches = [_rank_batch(batch, updates, sizes) for updates in tokens]
+    return [batches[rank // config.tensor_parallel] for rank in range(ranks)]
 
 
 def _rank_batch(

@@ -121,8 +121,8 @@ class Trainer:
             )
         # A generator that there was not, of a further rank or another kind of device, stays as it was seeded.
         generators = state.pop(self._random_key)
-        kept = self._checkpoints.below(self._random_key, version)
-        if known := {device: generators[device] for device in generators if device in kept}:
+        available = self._checkpoints.below(self._random_key, version)
+        if known := {device: generators[device] for device in generators if device in available}:
             state[self._random_key] = known
         self._checkpoints.load(version, state)
         return state, resumed
@@ -220,8 +220,8 @@ class Trainer:
     def _clip_gradients(self, mine: RankBatch, update: int, loss: float) -> float:
         """Clip the gradient, and make and clip the critic's, so that both are sound or neither is applied."""
         try:
-            of = f"algorithm.loss={self._settings.algorithm.loss}"
-            norm = self._optimizer.clip(loss, iteration=self.version, of=of)
+            label = f"algorithm.loss={self._settings.algorithm.loss}"
+            norm = self._optimizer.clip(loss, iteration=self.version, label=label)
             if self._critic is not None:
                 self._critic.accumulate(mine, update, iteration=self.version)
         except NonFiniteLossError:

@@ -73,12 +73,12 @@ class Offload:
             local = getattr(tensor, "_local_tensor", tensor)  # of a DTensor
             storages[local.untyped_storage()._cdata] = local.untyped_storage()
         for key, storage in storages.items():
-            kept = self._kept.get(key)
-            if kept is None or len(kept) != storage.nbytes():
+            host_copy = self._kept.get(key)
+            if host_copy is None or len(host_copy) != storage.nbytes():
                 on_gpu = storage.device.type == "cuda"
-                kept = torch.empty(storage.nbytes(), dtype=torch.uint8, pin_memory=on_gpu)
-            self._kept[key] = kept
-            kept.copy_(_bytes_of(storage))
+                host_copy = torch.empty(storage.nbytes(), dtype=torch.uint8, pin_memory=on_gpu)
+            self._kept[key] = host_copy
+            host_copy.copy_(_bytes_of(storage))
             storage.resize_(0)
         self._away = storages
         if torch.cuda.is_available():
@@ -92,15 +92,15 @@ class Offload:
         """
         ends = time.monotonic() + MEMORY_TIMEOUT_S
         for key, storage in list(self._away.items()):
-            kept = self._kept[key]
-            while storage.nbytes() < len(kept):
+            host_copy = self._kept[key]
+            while storage.nbytes() < len(host_copy):
                 try:
-                    storage.resize_(len(kept))
+                    storage.resize_(len(host_copy))
                 except torch.OutOfMemoryError:
                     if time.monotonic() > ends:
                         raise
                     time.sleep(MEMORY_POLL_INTERVAL_S)
-            _bytes_of(storage).copy_(kept)
+            _bytes_of(storage).copy_(host_copy)
             del self._away[key]  # not before: whoever runs out of memory here may come again
 
 

@@ -147,12 +147,14 @@ def _distribute(local: Tensor, model: "DTensor") -> Tensor:
     return shared
 
 
-def _copies(destination: Tensor, want: Wanted, held: Mapping[int, Tensor]) -> Iterator[tuple[Tensor, Tensor]]:
+def _copies(
+    destination: Tensor, want: Wanted, buffers: Mapping[int, Tensor]
+) -> Iterator[tuple[Tensor, Tensor]]:
     """What has to be copied to where, for a tensor of the shape wanted: each overlap from where it lies."""
     for rank, part in want.sources:
         overlap = part.box.intersection(want.box)
         if overlap is not None:
-            yield destination[overlap.within(want.box)], view(held[rank], part)[overlap.within(part.box)]
+            yield destination[overlap.within(want.box)], view(buffers[rank], part)[overlap.within(part.box)]
 
 
 def _like(

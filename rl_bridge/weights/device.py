@@ -89,13 +89,13 @@ class DeviceReader(SegmentReader):
     @asynccontextmanager
     async def hold(self, snapshot: Snapshot, needed: Needed) -> AsyncIterator[Mapping[int, Tensor]]:
         """See `TransportReader`. The bytes are the publishers' own, on their card."""
-        with ExitStack() as held:
+        with ExitStack() as stack:
             addresses: dict[int, tuple[DeviceAddress, int]] = {}
             for rank in sorted(needed):
                 contribution = snapshot.contributions[rank]
                 address = contribution.location
                 assert isinstance(address, DeviceAddress)
-                held.enter_context(self.attach(snapshot.key, contribution.origin, address.segment))
+                stack.enter_context(self.attach(snapshot.key, contribution.origin, address.segment))
                 addresses[rank] = address, contribution.origin.pid
             buffers = Buffers(addresses)
             try:
@@ -161,13 +161,13 @@ def _uuid(device: torch.device) -> str:
 
 def _find_gpu(gpu: str) -> torch.device:
     _require_cuda()
-    seen = {_uuid(device): device for device in map(_nth_gpu, range(torch.cuda.device_count()))}
-    if gpu not in seen:
+    visible = {_uuid(device): device for device in map(_nth_gpu, range(torch.cuda.device_count()))}
+    if gpu not in visible:
         raise WeightsError(
-            f"cannot read weights on GPU {gpu}: process {os.getpid()} was given {', '.join(seen)}; by the transport "
+            f"cannot read weights on GPU {gpu}: process {os.getpid()} was given {', '.join(visible)}; by the transport "
             "'cuda_ipc' trainer and generator share a GPU (monarch.colocate), by 'shared_memory' they need not"
         )
-    return seen[gpu]
+    return visible[gpu]
 
 
 def _nth_gpu(index: int) -> torch.device:

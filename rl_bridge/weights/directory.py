@@ -124,9 +124,9 @@ class WeightDirectory:
             return True
         entry = self._entries.get(key)
         if entry is None:
-            kept = ", ".join(key_text(k) for k, e in self._entries.items() if e.whole)
+            published = ", ".join(key_text(k) for k, e in self._entries.items() if e.whole)
             raise WeightsError(
-                f"expected {key_text(key)} to have been published and kept; there is: {kept or 'nothing'}"
+                f"expected {key_text(key)} to have been published and kept; there is: {published or 'nothing'}"
             )
         return entry.whole or entry.failure is not None
 

@@ -231,13 +231,13 @@ class SegmentReader:
     @asynccontextmanager
     async def hold(self, snapshot: Snapshot, needed: Needed) -> AsyncIterator[Mapping[int, Tensor]]:
         """See `TransportReader`. The bytes are the publishers' own, mapped for reading only."""
-        with ExitStack() as held:
+        with ExitStack() as stack:
             tensors: dict[int, Tensor] = {}
             for rank in sorted(needed):
                 contribution = snapshot.contributions[rank]
                 address = contribution.location
                 assert isinstance(address, SegmentAddress)
-                tensors[rank] = held.enter_context(self.attach(snapshot.key, contribution.origin, address))
+                tensors[rank] = stack.enter_context(self.attach(snapshot.key, contribution.origin, address))
             yield tensors
 
     @contextmanager

@@ -66,14 +66,14 @@ class BufferReader:
     @asynccontextmanager
     async def hold(self, snapshot: Snapshot, needed: Needed) -> AsyncIterator[dict[int, Tensor]]:
         """See `TransportReader`. The bytes are fetched into memory of this process, kept for the next time."""
-        kept, self._kept = self._kept, {}
+        buffers, self._kept = self._kept, {}
         fetched: dict[int, Tensor] = {}
         fetch = RDMAAction()
         for rank, names in needed.items():
             contribution = snapshot.contributions[rank]
             assert isinstance(contribution.location, dict)
             nbytes = max(part.offset + part.nbytes for part in contribution.parts.values())
-            data = kept.get(rank)
+            data = buffers.get(rank)
             fetched[rank] = data = new_memory(nbytes) if data is None or len(data) < nbytes else data
             for name in names:
                 part = contribution.parts[name]

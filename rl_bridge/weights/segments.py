@@ -172,7 +172,7 @@ class SegmentRing:
         with self._lock:
             by_age = sorted(self.segments, key=lambda segment: segment.written)
             # The newest stay, for those who have not come yet.
-            held: Key | None = None
+            replaced: Key | None = None
             for segment in by_age[: max(0, len(by_age) - (self.depth - 1))]:
                 if segment.reserved or not segment.lock():
                     continue
@@ -180,12 +180,12 @@ class SegmentRing:
                     segment.reserved = True
                     return segment
                 self.segments.remove(segment)
-                held = segment.holds
+                replaced = segment.holds
                 self._close(segment)
                 break
             if len(self.segments) >= self.depth + EXTRA_SEGMENTS:
                 return None
-            segment = Segment(nbytes, holds=held)
+            segment = Segment(nbytes, holds=replaced)
             segment.lock()
             segment.reserved = True
             self.segments.append(segment)

@@ -181,8 +181,8 @@ class WeightStore:
         Raises:
             WeightsError: The key is not there, or not in time; its publisher died; it does not fit `like`.
         """
-        async with self._hold_parts(key, like) as (wants, held):
-            return await _in_thread(lambda: dict(SnapshotState(wants, held, like, copy=True)))
+        async with self._hold_parts(key, like) as (wants, buffers):
+            return await _in_thread(lambda: dict(SnapshotState(wants, buffers, like, copy=True)))
 
     @asynccontextmanager
     async def open(
@@ -195,8 +195,8 @@ class WeightStore:
         memory is mapped read-only, and writing to it ends the process; a GPU's memory (`cuda_ipc`) is the publisher's
         own. Keys, `like` and errors are as for `get`.
         """
-        async with self._hold_parts(key, like) as (wants, held):
-            yield SnapshotState(wants, held, like, device=device)
+        async with self._hold_parts(key, like) as (wants, buffers):
+            yield SnapshotState(wants, buffers, like, device=device)
 
     async def close(self) -> None:
         """Give back what this process has of the store; in the process that made it, end it for all."""
@@ -225,13 +225,13 @@ class WeightStore:
                     for rank, _ in want.sources:
                         needed.setdefault(rank, set()).add(want.name)
                 try:
-                    held = await stack.enter_async_context(self._reader.hold(snapshot, needed))
+                    buffers = await stack.enter_async_context(self._reader.hold(snapshot, needed))
                 except SnapshotOverwrittenError:
                     if attempt + 1 == ATTEMPTS:
                         raise
                     continue  # published anew since, perhaps
                 break
-            yield wants, held
+            yield wants, buffers
 
     async def _find(self, key: Key) -> Snapshot:
         self._require_open()

@@ -104,11 +104,11 @@ class BlackjackEnvironment(Environment[BlackjackAction, BlackjackObservation, Bl
         seed = draw_seed() if seed is None else seed
         self._table.natural = natural
         self._table.sab = sab
-        seen, _ = self._table.reset(seed=seed)
+        observation, _ = self._table.reset(seed=seed)
         self._state = BlackjackState(
             episode_id=str(uuid4()) if episode_id is None else episode_id, seed=seed, natural=natural, sab=sab
         )
-        return self._observe(seen, reward=None, done=False)
+        return self._observe(observation, reward=None, done=False)
 
     def step(self, action: BlackjackAction) -> BlackjackObservation:
         """Takes a card, or stands and lets the dealer play.
@@ -124,10 +124,10 @@ class BlackjackEnvironment(Environment[BlackjackAction, BlackjackObservation, Bl
             raise EpisodeOverError(
                 "expected reset() after the end of the hand, got step(); call reset() to deal a new one"
             )
-        seen, reward, done, _, _ = self._table.step(1 if action.action == "hit" else 0)
+        observation, reward, done, _, _ = self._table.step(1 if action.action == "hit" else 0)
         state.step_count += 1
         state.done = done
-        return self._observe(seen, reward=reward, done=done)
+        return self._observe(observation, reward=reward, done=done)
 
     @property
     def state(self) -> BlackjackState:
@@ -141,8 +141,10 @@ class BlackjackEnvironment(Environment[BlackjackAction, BlackjackObservation, Bl
             description="A hand of BlackJack: hit or stand against a dealer who stands on every 17.",
         )
 
-    def _observe(self, seen: tuple[int, int, int], reward: float | None, done: bool) -> BlackjackObservation:
-        total, dealer_card, usable_ace = seen
+    def _observe(
+        self, observation: tuple[int, int, int], reward: float | None, done: bool
+    ) -> BlackjackObservation:
+        total, dealer_card, usable_ace = observation
         player = list(self._table.player)
         dealer = list(self._table.dealer) if done else [dealer_card]
         hand = describe_hand(player, total, bool(usable_ace))

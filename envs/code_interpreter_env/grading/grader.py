@@ -122,7 +122,7 @@ def _first_failure(outcomes: Sequence[CaseOutcome]) -> str:
 
 
 def _outcome(index: int, case: CaseInfo, result: CaseResult) -> CaseOutcome:
-    shown = {
+    details = {
         "shown_input": case.shown_input,
         "expected": case.expected,
         "got": result.got,
@@ -133,7 +133,7 @@ def _outcome(index: int, case: CaseInfo, result: CaseResult) -> CaseOutcome:
         hidden=case.hidden,
         passed=result.category == "passed",
         category=result.category,
-        **({} if case.hidden else shown),
+        **({} if case.hidden else details),
     )
 
 

@@ -36,7 +36,11 @@ def _import_submission(module, needed):
     _sys.path.insert(0, "")
     for name in needed:
         _importlib.import_module(name)
-    before = {name: (held, dict(vars(held))) for name, held in list(_sys.modules.items()) if _has_names(held)}
+    before = {
+        name: (loaded, dict(vars(loaded)))
+        for name, loaded in list(_sys.modules.items())
+        if _has_names(loaded)
+    }
     meta_path, path_hooks = list(_sys.meta_path), list(_sys.path_hooks)
     try:
         _importlib.import_module(module)
@@ -48,20 +52,20 @@ def _import_submission(module, needed):
         _threading.settrace(None)
         _threading.setprofile(None)
         _sys.meta_path[:], _sys.path_hooks[:] = meta_path, path_hooks
-        for name, (held, names) in before.items():
-            _put_back(name, held, names)
+        for name, (loaded, names) in before.items():
+            _put_back(name, loaded, names)
 
 
-def _has_names(held):
+def _has_names(module):
     # The submission's own namespace is this one, and streams are renewed with every call.
-    return type(held) is type(_sys) and held is not _sys and vars(held) is not globals()
+    return type(module) is type(_sys) and module is not _sys and vars(module) is not globals()
 
 
-def _put_back(name, held, names):
-    _sys.modules[name] = held
-    now = vars(held)
+def _put_back(name, module, names):
+    _sys.modules[name] = module
+    now = vars(module)
     for key, value in names.items():
-        if now.get(key) is not value and not (held is _builtins and key == "_"):
+        if now.get(key) is not value and not (module is _builtins and key == "_"):
             now[key] = value
 
 

@@ -144,8 +144,8 @@ class CodeInterpreterEnvironment(
             EpisodeOverError: A solution was submitted.
         """
         if isinstance(action, ListToolsAction | CallToolAction):
-            seen = self.tool_step(action)
-            return await seen if isawaitable(seen) else seen
+            observation = self.tool_step(action)
+            return await observation if isawaitable(observation) else observation
         self._count_step()
         if isinstance(action, Execute) and "type" not in action.model_fields_set:
             return to_released(await self._execute(action, timeout_s), action.code)
@@ -185,10 +185,10 @@ class CodeInterpreterEnvironment(
         Args:
             path: Relative to the workspace: data/input.csv
         """
-        seen = await self._act(GetFile(path=path))
-        _require_done(seen)
-        assert seen.file is not None
-        return file_result(path, seen.file.data)
+        observation = await self._act(GetFile(path=path))
+        _require_done(observation)
+        assert observation.file is not None
+        return file_result(path, observation.file.data)
 
     @tool(
         title="Write a file",
@@ -207,9 +207,9 @@ class CodeInterpreterEnvironment(
         if (content is None) == (content_base64 is None):
             message = "expected either content or content_base64, got both or neither; give one of them"
             return ToolResult.failed(ToolErrorType.INVALID_ARGS, message)
-        seen = await self._act(PutFile(path=path, content=content, content_base64=content_base64))
-        _require_done(seen)
-        return ToolResult.of(asdict(seen.files[0]))
+        observation = await self._act(PutFile(path=path, content=content, content_base64=content_base64))
+        _require_done(observation)
+        return ToolResult.of(asdict(observation.files[0]))
 
     @tool(title="List the files", annotations={"readOnlyHint": True, "openWorldHint": False})
     async def list_files(self) -> list[FileInfo]:
@@ -351,10 +351,10 @@ class CodeInterpreterEnvironment(
         verdict = await self._task.submit(action.code)
         done = self._state.done = self._task.done
         if verdict.reason == "sandbox_error":
-            seen = self._in_session(make_failure(verdict.detail))
+            observation = self._in_session(make_failure(verdict.detail))
         else:
-            seen = replace(self._in_session(Execution(status="ok")), isolation=verdict.isolation)
-        return full(seen, done=done, reward=verdict.reward, verdict=verdict)
+            observation = replace(self._in_session(Execution(status="ok")), isolation=verdict.isolation)
+        return full(observation, done=done, reward=verdict.reward, verdict=verdict)
 
     def _session_of(self, task: Task, packages: tuple[str, ...]) -> TaskSession:
         return TaskSession(task, Grader(_Judging(self._keeper, packages)))
@@ -408,9 +408,9 @@ class _Judging:
         return await (await self._keeper.start_backend()).open(limits, packages=self._packages)
 
 
-def _require_done(seen: CodeInterpreterObservation) -> None:
+def _require_done(observation: CodeInterpreterObservation) -> None:
     """Raise what an action on a file has come to, where it has come to nothing."""
-    if seen.status == "sandbox_error":
-        raise ToolUnavailableError(seen.reason or "the sandbox failed")
-    if seen.error is not None:
-        raise ToolFailedError(seen.error.evalue)
+    if observation.status == "sandbox_error":
+        raise ToolUnavailableError(observation.reason or "the sandbox failed")
+    if observation.error is not None:
+        raise ToolFailedError(observation.error.evalue)

@@ -84,30 +84,30 @@ IMAGES: Final = ("image/png", "image/jpeg", "image/gif", "image/webp")
 _ERRORS: Final = {"timeout": ToolErrorType.TIMEOUT, "sandbox_error": ToolErrorType.TRANSPORT_ERROR}
 
 
-def run_result(seen: CodeInterpreterObservation) -> ToolResult:
+def run_result(observation: CodeInterpreterObservation) -> ToolResult:
     """Return what a run of code is told as."""
-    shown = list(_iter_contents(seen))
-    error = seen.error
+    contents = list(_iter_contents(observation))
+    error = observation.error
     data: dict[str, Any] = {
-        "status": seen.status,
-        "stdout": seen.stdout,
-        "stderr": seen.stderr,
-        "result": seen.result,
-        "exit_code": seen.exit_code,
+        "status": observation.status,
+        "stdout": observation.stdout,
+        "stderr": observation.stderr,
+        "result": observation.result,
+        "exit_code": observation.exit_code,
         "error": None if error is None else asdict(error),
-        "reason": seen.reason,
-        "state_lost": seen.state_lost,
-        "cut": asdict(seen.cut),
-        "files": [asdict(file) for file in seen.files],
+        "reason": observation.reason,
+        "state_lost": observation.state_lost,
+        "cut": asdict(observation.cut),
+        "files": [asdict(file) for file in observation.files],
     }
     failure, metadata = None, {}
-    if seen.status != "ok":
-        message = "\n".join(item.text for item in shown if isinstance(item, Text))
-        kind = _ERRORS.get(seen.status, ToolErrorType.EXECUTION_ERROR)
-        failure = ToolError(error_type=kind, message=message or seen.status)
-        if seen.status == "sandbox_error":
-            metadata = {INFRASTRUCTURE_ERROR: seen.reason or "the sandbox failed"}
-    blocks = [item.block() for item in shown]
+    if observation.status != "ok":
+        message = "\n".join(item.text for item in contents if isinstance(item, Text))
+        kind = _ERRORS.get(observation.status, ToolErrorType.EXECUTION_ERROR)
+        failure = ToolError(error_type=kind, message=message or observation.status)
+        if observation.status == "sandbox_error":
+            metadata = {INFRASTRUCTURE_ERROR: observation.reason or "the sandbox failed"}
+    blocks = [item.block() for item in contents]
     return ToolResult(content=blocks, value=data, structured=data, error=failure, metadata=metadata)
 
 
@@ -128,23 +128,30 @@ def file_result(path: str, data: bytes) -> ToolResult:
     return ToolResult(content=[Text(text).block()], value=text, structured=about)
 
 
-def _iter_contents(seen: CodeInterpreterObservation) -> Iterator[Content]:
+def _iter_contents(observation: CodeInterpreterObservation) -> Iterator[Content]:
     """Yield what a reader is shown, in the order in which it makes sense."""
-    if seen.stdout:
-        yield Text(seen.stdout)
-    if seen.stderr:
-        yield Text(f"stderr:\n{seen.stderr}")
-    for output in seen.outputs:
+    if observation.stdout:
+        yield Text(observation.stdout)
+    if observation.stderr:
+        yield Text(f"stderr:\n{observation.stderr}")
+    for output in observation.outputs:
         yield from _pictures_and_texts(output)
-    if seen.result is not None:
-        yield Text(seen.result)
-    if seen.error is not None:
-        yield Text("\n".join(_error_lines(seen.error)))
-    if seen.reason is not None:
-        yield Text(f"{seen.status}: {seen.reason}")
-    if seen.state_lost:
+    if observation.result is not None:
+        yield Text(observation.result)
+    if observation.error is not None:
+        yield Text("\n".join(_error_lines(observation.error)))
+    if observation.reason is not None:
+        yield Text(f"{observation.status}: {observation.reason}")
+    if observation.state_lost:
         yield Text("Variables and files are gone; the next call begins anew.")
-    if not (seen.stdout or seen.stderr or seen.outputs or seen.result or seen.error or seen.reason):
+    if not (
+        observation.stdout
+        or observation.stderr
+        or observation.outputs
+        or observation.result
+        or observation.error
+        or observation.reason
+    ):
         yield Text("It ran, and printed nothing.")
 
 

@@ -89,11 +89,11 @@ class GymnasiumEnvironment(Environment[GymnasiumAction, GymnasiumObservation, Gy
             options: Gymnasium's options of the reset.
             more: Further options, by name.
         """
-        seen, info = self.inner.reset(seed=seed, options={**(options or {}), **more} or None)
+        observation, info = self.inner.reset(seed=seed, options={**(options or {}), **more} or None)
         self._begun, self._episode_id = True, episode_id
         self._steps = 0
         self._playing = True
-        return self._observation(seen, info)
+        return self._observation(observation, info)
 
     def step(self, action: GymnasiumAction, **_: Any) -> GymnasiumObservation:
         """Take one action.
@@ -104,14 +104,14 @@ class GymnasiumEnvironment(Environment[GymnasiumAction, GymnasiumObservation, Gy
         """
         if not self._playing:
             raise EpisodeOverError("no episode is under way; call reset() first")
-        taken = self._choices.get(action.action) if type(action.action) is int else None
-        if taken is None:
-            taken = self._read(action.action)
-        seen, reward, terminated, truncated, info = self.inner.step(taken)
+        choice = self._choices.get(action.action) if type(action.action) is int else None
+        if choice is None:
+            choice = self._read(action.action)
+        observation, reward, terminated, truncated, info = self.inner.step(choice)
         self._steps += 1
         self._playing = not (terminated or truncated)
         return self._observation(
-            seen,
+            observation,
             info,
             reward=float(reward),
             done=not self._playing,
@@ -149,25 +149,27 @@ class GymnasiumEnvironment(Environment[GymnasiumAction, GymnasiumObservation, Gy
     def _read(self, action: JsonValue) -> Any:
         space = self._action_space
         try:
-            taken = read_value(space, action)
+            value = read_value(space, action)
         except ValueError as error:
             raise EnvironmentFailureError(f"this is no action of {space}: {error}") from None
-        if not space.contains(taken):
+        if not space.contains(value):
             raise EnvironmentFailureError(f"this is no action of {space}: {str(action)[:200]}")
-        return taken
+        return value
 
-    def _observation(self, seen: Any, info: Mapping[str, Any], **fields: Any) -> GymnasiumObservation:
-        fields["observation"] = seen
+    def _observation(
+        self, inner_observation: Any, info: Mapping[str, Any], **fields: Any
+    ) -> GymnasiumObservation:
+        fields["observation"] = inner_observation
         fields["info"] = (
             {str(key): _json(value) for key, value in info.items() if _is_json(value)} if info else {}
         )
         # There is nothing to validate, and `model_construct` takes longer than a step.
-        made = self._model.__new__(self._model)
-        _set(made, "__dict__", {**self._defaults, "metadata": {}, **fields})
-        _set(made, "__pydantic_fields_set__", set(fields))
-        _set(made, "__pydantic_extra__", None)
-        _set(made, "__pydantic_private__", None)
-        return made
+        observation = self._model.__new__(self._model)
+        _set(observation, "__dict__", {**self._defaults, "metadata": {}, **fields})
+        _set(observation, "__pydantic_fields_set__", set(fields))
+        _set(observation, "__pydantic_extra__", None)
+        _set(observation, "__pydantic_private__", None)
+        return observation
 
 
 class QuickGymnasiumEnvironment(GymnasiumEnvironment):

@@ -155,8 +155,8 @@ class HarborEnvironment(
     ) -> HarborObservation | ToolObservation:
         """Apply an action, or call a tool that is one. EpisodeOverError: There is no episode under way."""
         if isinstance(action, ListToolsAction | CallToolAction):
-            seen = self.tool_step(action)
-            return await seen if isawaitable(seen) else seen
+            observation = self.tool_step(action)
+            return await observation if isawaitable(observation) else observation
         self._require_episode()
         return await self._act(action)
 
@@ -250,7 +250,7 @@ class HarborEnvironment(
                 return self._ended(verdict, truncated=False, done=done)
             if self._left_s() <= 0:
                 return await self._judge(truncated=True, done=done)
-            return _seen(done)
+            return _to_observation(done)
         except _FAILURES as error:
             return await self._failed(error)
 
@@ -269,7 +269,7 @@ class HarborEnvironment(
         self, verdict: HarborVerdict, *, truncated: bool, done: CommandResult | None = None
     ) -> HarborObservation:
         self._state.done = True
-        return _seen(
+        return _to_observation(
             done or CommandResult(reason=verdict.reason),
             done=True,
             truncated=truncated,
@@ -324,23 +324,31 @@ async def _do(machine: Machine, action: HarborAction, left_s: float) -> CommandR
     return await write(path, content.output.replace(action.old, action.new))
 
 
-def _seen(came: CommandResult, **end: Any) -> HarborObservation:
-    return HarborObservation(**asdict(came), **end)
+def _to_observation(result: CommandResult, **end: Any) -> HarborObservation:
+    return HarborObservation(**asdict(result), **end)
 
 
-def _result(seen: HarborObservation) -> ToolResult:
-    if seen.status in ("refused", "sandbox_error"):
-        kind = ToolErrorType.EXECUTION_ERROR if seen.status == "refused" else ToolErrorType.TRANSPORT_ERROR
-        result = ToolResult.failed(kind, seen.reason or seen.status)
+def _result(observation: HarborObservation) -> ToolResult:
+    if observation.status in ("refused", "sandbox_error"):
+        kind = (
+            ToolErrorType.EXECUTION_ERROR
+            if observation.status == "refused"
+            else ToolErrorType.TRANSPORT_ERROR
+        )
+        result = ToolResult.failed(kind, observation.reason or observation.status)
     else:
-        notes = [seen.reason] if seen.reason else []
-        if seen.cut:
+        notes = [observation.reason] if observation.reason else []
+        if observation.cut:
             notes.append("there was more output")
-        if seen.exit_code:
-            notes.append(f"exit code {seen.exit_code}")
-        result = ToolResult.of("\n".join([seen.output, *(f"[{note}]" for note in notes)]).strip("\n"))
+        if observation.exit_code:
+            notes.append(f"exit code {observation.exit_code}")
+        result = ToolResult.of("\n".join([observation.output, *(f"[{note}]" for note in notes)]).strip("\n"))
     return replace(
-        result, reward=seen.reward, done=seen.done, truncated=seen.truncated, metadata=seen.wire_metadata()
+        result,
+        reward=observation.reward,
+        done=observation.done,
+        truncated=observation.truncated,
+        metadata=observation.wire_metadata(),
     )
 
 

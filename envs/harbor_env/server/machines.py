@@ -161,24 +161,25 @@ class _SandboxMachine:
         done = await self._session.call(
             "run", (command, {**self._variables, **variables}), timeout_s=timeout_s
         )
-        seen = done.execution
+        execution = done.execution
         status: Status = "ok"
-        if seen.status == "sandbox_error":
-            _require(seen)
-        elif seen.state_lost or (seen.status == "ok") != isinstance(done.value, int):
+        if execution.status == "sandbox_error":
+            _require(execution)
+        elif execution.state_lost or (execution.status == "ok") != isinstance(done.value, int):
             status = "killed"
-        elif seen.status in ("timeout", "output_limit"):
-            status = "timeout" if seen.status == "timeout" else "output_limit"
+        elif execution.status in ("timeout", "output_limit"):
+            status = "timeout" if execution.status == "timeout" else "output_limit"
             await self._session.execute("")  # takes what was written on the way to the end
-        elif seen.status != "ok":
+        elif execution.status != "ok":
             status = "refused"  # the shell did not begin: too many processes, no working folder
         code = done.value if isinstance(done.value, int) else None
         return CommandResult(
             status=status,
-            output=seen.stdout + seen.stderr,
-            cut=seen.cut.stdout or seen.cut.stderr,
+            output=execution.stdout + execution.stderr,
+            cut=execution.cut.stdout or execution.cut.stderr,
             exit_code=128 - code if code is not None and code < 0 else code,
-            reason=seen.reason or (None if seen.error is None else seen.error.evalue or seen.error.ename),
+            reason=execution.reason
+            or (None if execution.error is None else execution.error.evalue or execution.error.ename),
         )
 
     async def end(self) -> None:
@@ -369,17 +370,17 @@ def pack_folder(folder: Path, path: str) -> bytes:
         member.uname = member.gname = ""
         return member
 
-    held = io.BytesIO()
-    with tarfile.open(fileobj=held, mode="w") as archive:
+    buffer = io.BytesIO()
+    with tarfile.open(fileobj=buffer, mode="w") as archive:
         archive.add(folder, arcname=posixpath.basename(path), filter=as_root)
-    return held.getvalue()
+    return buffer.getvalue()
 
 
 def packed_content(archive: bytes) -> bytes | None:
     """Return the content of the plain file that an archive holds; None where it holds something else."""
-    with tarfile.open(fileobj=io.BytesIO(archive)) as held:
-        member = held.next()
-        file = held.extractfile(member) if member is not None and member.isreg() else None
+    with tarfile.open(fileobj=io.BytesIO(archive)) as tar:
+        member = tar.next()
+        file = tar.extractfile(member) if member is not None and member.isreg() else None
         return None if file is None else file.read(ARCHIVE_BYTES)
 
 

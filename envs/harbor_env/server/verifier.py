@@ -138,10 +138,13 @@ def plain_archive(data: bytes, name: str, *, folder: bool = False) -> bytes:
     Raises:
         TransferError: It holds too much, or is no archive.
     """
-    held, links = io.BytesIO(), set[str]()
+    buffer, links = io.BytesIO(), set[str]()
     try:
-        with tarfile.open(fileobj=io.BytesIO(data)) as given, tarfile.open(fileobj=held, mode="w") as kept:
-            for member in given:
+        with (
+            tarfile.open(fileobj=io.BytesIO(data)) as source,
+            tarfile.open(fileobj=buffer, mode="w") as target,
+        ):
+            for member in source:
                 path = posixpath.normpath(member.name)
                 above = [path.rsplit("/", depth)[0] for depth in range(1, path.count("/") + 1)]
                 if (path != name and not path.startswith(f"{name}/")) or links.intersection(above):
@@ -157,18 +160,18 @@ def plain_archive(data: bytes, name: str, *, folder: bool = False) -> bytes:
                 elif member.issym() and path != name and _goes_down(member.linkname):
                     links.add(path)
                     plain.type, plain.linkname = tarfile.SYMTYPE, member.linkname
-                elif (member.isreg() or member.islnk()) and (file := given.extractfile(member)) is not None:
+                elif (member.isreg() or member.islnk()) and (file := source.extractfile(member)) is not None:
                     # A second name of a file becomes a copy of it.
-                    content = io.BytesIO(file.read(ARCHIVE_BYTES - held.tell() + 1))
+                    content = io.BytesIO(file.read(ARCHIVE_BYTES - buffer.tell() + 1))
                     plain.size = len(content.getbuffer())
-                    if held.tell() + plain.size > ARCHIVE_BYTES:
+                    if buffer.tell() + plain.size > ARCHIVE_BYTES:
                         raise TransferError(f"{name} has more than {ARCHIVE_BYTES >> 20} MiB")
                 else:
                     continue
-                kept.addfile(plain, content)
+                target.addfile(plain, content)
     except (tarfile.TarError, EOFError, KeyError) as error:
         raise TransferError(f"{name} could not be taken over: {error}") from None
-    return held.getvalue()
+    return buffer.getvalue()
 
 
 def _goes_down(target: str) -> bool:

@@ -67,8 +67,8 @@ def fit_name(name: str) -> str:
     return plain if len(plain) <= MAX_CHARS else _hash_name(plain, name)
 
 
-def _hash_name(name: str, of: str) -> str:
-    mark = hashlib.sha256(of.encode(errors="surrogatepass")).hexdigest()[:_HASH_CHARS]
+def _hash_name(name: str, source: str) -> str:
+    mark = hashlib.sha256(source.encode(errors="surrogatepass")).hexdigest()[:_HASH_CHARS]
     return f"{name[: MAX_CHARS - _HASH_CHARS - 1]}_{mark}"
 
 
@@ -81,8 +81,8 @@ MAX_NAME_CHARS: Final = 256
 class _Transcript:
     """The calls of an episode, in order; how many of the first were given up is `dropped`."""
 
-    def __init__(self, kept: bool) -> None:
-        self.entries: deque[TranscriptEntry] = deque(maxlen=MAX_ENTRIES if kept else 0)
+    def __init__(self, enabled: bool) -> None:
+        self.entries: deque[TranscriptEntry] = deque(maxlen=MAX_ENTRIES if enabled else 0)
         self.dropped = 0
 
     def add(

@@ -66,7 +66,7 @@ class Maker:
         self._customer += source.randint(1, 7)
         address = self.address()
         mail = f"{name.lower().replace(' ', '.').replace(chr(39), '')}{source.randint(1, 99)}@example.org"
-        made = Customer(
+        customer = Customer(
             id=f"C{self._customer}",
             name=name,
             email=mail,
@@ -76,8 +76,8 @@ class Maker:
             address=address,
             methods=[f"visa-{source.randint(1000, 9999)}", f"mastercard-{source.randint(1000, 9999)}"],
         )
-        self.records.customers[made.id] = made
-        return made
+        self.records.customers[customer.id] = customer
+        return customer
 
     def order(
         self,
@@ -108,7 +108,7 @@ class Maker:
         for number, product in enumerate(products, 1):
             variant = records.variants[source.choice(product.skus)]
             lines.append(Line(number, variant.sku, source.randint(1, 2), variant.price))
-        made = Order(
+        order = Order(
             id=f"O{self._order}",
             customer_id=customer.id,
             placed=placed,
@@ -120,8 +120,8 @@ class Maker:
             shipping_fee=source.choice((0, 390, 490, 690)),
             lines=lines,
         )
-        records.orders[made.id] = made
-        return made
+        records.orders[order.id] = order
+        return order
 
     def _products(self) -> None:
         source = self.source

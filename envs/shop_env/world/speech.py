@@ -84,7 +84,7 @@ def word_request(
 ) -> str:
     """Put a request into words."""
     order = records.orders[request.order_id]
-    *usual, kept = PHRASINGS[request.kind]
+    *usual, held_out_phrasing = PHRASINGS[request.kind]
     names = [records.product_of(order.lines[number - 1].sku).name for number in request.lines]
     ref = BY_NUMBER
     if not by_number:
@@ -92,7 +92,7 @@ def word_request(
         ref = OF_MINE if request.lines else BY_PRODUCT
     ref = ref.replace("{ORDER}", order.id).replace("{PRODUCT}", request.product)
     option = records.variants[request.new_sku].option if request.new_sku else ""
-    text = kept if held_out else source.choice(usual)
+    text = held_out_phrasing if held_out else source.choice(usual)
     slots = {
         "THINGS": " and the ".join(names),
         "PRODUCT": request.product,

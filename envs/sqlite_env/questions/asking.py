@@ -124,8 +124,8 @@ def ask_of(
     draw = family.draw(world, events, source)
     if draw is None:
         return None
-    *usual, kept = family.phrasings
-    text = fill(phrase(kept if held_out else source.choice(usual), domain), draw.slots)
+    *usual, held_out_phrasing = family.phrasings
+    text = fill(phrase(held_out_phrasing if held_out else source.choice(usual), domain), draw.slots)
     if family.counts_events:
         text += " " + source.choice(rules(domain, valid_only=valid_only))
     return Question(family.name, family.level, text, draw.answer)

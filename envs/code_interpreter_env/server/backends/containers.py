@@ -165,7 +165,7 @@ class _ContainerInterpreter(HostedInterpreter):
         if stdin is not None and not self._ours:
             raise HostFailureError(f"{self._settings.image} knows code alone, and no standard input for it")
         try:
-            seen = await self._execute(code, timeout_s, stdin)
+            observation = await self._execute(code, timeout_s, stdin)
         except (RequestTimeoutError, TimeoutError):
             if self._ours:  # its own time-out should have come first
                 raise HostFailureError("the server in the container is silent", state_lost=True) from None
@@ -177,30 +177,32 @@ class _ContainerInterpreter(HostedInterpreter):
             raise HostFailureError(f"the server in the container failed: {error}") from error
         except ClientError as error:
             raise HostFailureError(str(error), state_lost=True) from error
-        return _to_execution(seen, collector)
+        return _to_execution(observation, collector)
 
     async def _call_inside(self, call: InsideCall, timeout_s: float) -> str:
         if not self._root and call.function != "begin":
             raise NoAnswerError(f"{self._settings.image} knows code alone, and no files")
         try:
-            seen = await self._execute(call.expression if self._ours else call.statement, timeout_s, None)
+            observation = await self._execute(
+                call.expression if self._ours else call.statement, timeout_s, None
+            )
         except (ClientError, TimeoutError) as error:
             raise HostFailureError(f"expected the container to see to its files, got: {error}") from error
-        return (seen.result or "") if self._ours else seen.stdout
+        return (observation.result or "") if self._ours else observation.stdout
 
     async def _put(self, path: str, data: bytes) -> None:
         if not self._ours:
             await super()._put(path, data)
             return
         try:
-            seen = (await self._require_client().put_file(path, data)).observation
+            observation = (await self._require_client().put_file(path, data)).observation
         except ClientError as error:
             raise HostFailureError(f"expected the container to take a file, got: {error}") from error
-        if seen.status == "sandbox_error":
-            failure = f"expected the container to take a file, got: {seen.reason}"
-            raise HostFailureError(failure, state_lost=seen.state_lost)
-        if seen.error is not None:
-            raise FileRefusedError(path, _reason(seen.error.evalue))
+        if observation.status == "sandbox_error":
+            failure = f"expected the container to take a file, got: {observation.reason}"
+            raise HostFailureError(failure, state_lost=observation.state_lost)
+        if observation.error is not None:
+            raise FileRefusedError(path, _reason(observation.error.evalue))
 
     async def _get(self, path: str) -> bytes:
         if not self._ours:
@@ -251,14 +253,14 @@ class _ContainerInterpreter(HostedInterpreter):
 _ENDS: Final = ("status", "exit_code", "error", "state_lost", "reason", "signal", "max_rss_bytes", "files")
 
 
-def _to_execution(seen: CodeInterpreterObservation, collector: OutputCollector) -> Execution:
+def _to_execution(observation: CodeInterpreterObservation, collector: OutputCollector) -> Execution:
     """Return how code ended, by what the server in the container says; the collector has the rest."""
-    collector.write("stdout", seen.stdout)
-    collector.write("stderr", seen.stderr)
-    for output in seen.outputs:
+    collector.write("stdout", observation.stdout)
+    collector.write("stderr", observation.stderr)
+    for output in observation.outputs:
         collector.show(output.output_type, output.data, output.metadata)
-    collector.note_loss(*(name for name, cut in asdict(seen.cut).items() if cut))
-    ends: dict[str, Any] = {name: getattr(seen, name) for name in _ENDS}
+    collector.note_loss(*(name for name, cut in asdict(observation.cut).items() if cut))
+    ends: dict[str, Any] = {name: getattr(observation, name) for name in _ENDS}
     return Execution(**ends)
 
 

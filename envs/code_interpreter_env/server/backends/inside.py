@@ -58,14 +58,14 @@ def put(request: dict[str, Any]) -> dict[str, Any]:
 def take(request: dict[str, Any]) -> dict[str, Any]:
     """Move a file that was uploaded to the workspace to its place."""
     path = _within(request)
-    came = os.path.join(request["root"], request["name"])
-    if not os.path.isfile(came):
+    uploaded = os.path.join(request["root"], request["name"])
+    if not os.path.isfile(uploaded):
         return {"missing": True}
     os.makedirs(os.path.dirname(path), exist_ok=True)
     if os.path.exists(path) and not os.path.isfile(path):
-        os.remove(came)
+        os.remove(uploaded)
         return {"refused": "there is something else of that name"}
-    os.replace(came, path)
+    os.replace(uploaded, path)
     return {"sha256": _digest(path)}
 
 

@@ -400,12 +400,16 @@ class _JupyterInterpreter(HostedInterpreter):
             return _to_execution(request.done.result(), collector)
         if channel.ended.done():
             return await self._after_the_end(channel)
-        kept = await self._interrupt(channel, request)
-        how = "it was interrupted" if kept else "it did not heed the interrupt, and its kernel was ended"
+        state_kept = await self._interrupt(channel, request)
+        consequence = (
+            "it was interrupted" if state_kept else "it did not heed the interrupt, and its kernel was ended"
+        )
         if collector.flood.done():
-            reason = f"it wrote more than {self._limits.output_hard_bytes} bytes; {how}"
-            return make_stopped("output_limit", reason, state_lost=not kept)
-        return make_stopped("timeout", f"it took longer than {timeout_s:g} s; {how}", state_lost=not kept)
+            reason = f"it wrote more than {self._limits.output_hard_bytes} bytes; {consequence}"
+            return make_stopped("output_limit", reason, state_lost=not state_kept)
+        return make_stopped(
+            "timeout", f"it took longer than {timeout_s:g} s; {consequence}", state_lost=not state_kept
+        )
 
     async def _call_inside(self, call: InsideCall, timeout_s: float) -> str:
         # The answer comes back as a value in the reply: output that is published, a gateway may drop.
@@ -444,10 +448,10 @@ class _JupyterInterpreter(HostedInterpreter):
         if channel.died:
             return make_stopped("killed", f"{why} while the code ran", state_lost=True)
         if channel.flooded:
-            kept = await self._reached_again(channel)
-            how = "it was interrupted" if kept else "its kernel was ended"
-            reason = f"it wrote more than {self._limits.output_hard_bytes} bytes at once; {how}"
-            return make_stopped("output_limit", reason, state_lost=not kept)
+            state_kept = await self._reached_again(channel)
+            consequence = "it was interrupted" if state_kept else "its kernel was ended"
+            reason = f"it wrote more than {self._limits.output_hard_bytes} bytes at once; {consequence}"
+            return make_stopped("output_limit", reason, state_lost=not state_kept)
         reason = f"{why} while the code ran, and nobody knows how far it got"
         return make_stopped("sandbox_error", reason, state_lost=True)
 
@@ -555,7 +559,7 @@ def _error(content: _Message) -> CodeError:
 def _expression_value(reply: _Message) -> str:
     """Return the `repr` of what the expression of a call inside came to; empty where it came to nothing."""
     try:
-        shown = reply["user_expressions"]["answer"]["data"]["text/plain"]
+        text = reply["user_expressions"]["answer"]["data"]["text/plain"]
     except (KeyError, TypeError):
         return ""
-    return shown if isinstance(shown, str) else ""
+    return text if isinstance(text, str) else ""

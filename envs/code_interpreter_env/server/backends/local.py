@@ -51,29 +51,29 @@ class LocalBackend:
         Raises:
             SandboxUnavailableError: No level at or above the minimum holds here.
         """
-        kept = self._keep(self._settings.preload)
-        await self._wait_started(kept, self._settings.preload)
-        self.isolation = str(kept.sandbox.isolation)
+        entry = self._keep(self._settings.preload)
+        await self._wait_started(entry, self._settings.preload)
+        self.isolation = str(entry.sandbox.isolation)
 
     async def open(self, limits: Limits, *, packages: Packages = (), snapshot: bool = False) -> Interpreter:
         """Start an interpreter; see `openenv_core.sandbox.Backend`. SandboxUnavailableError: None can be had now."""
-        kept = self._kept.get(packages)
-        if kept is None:
+        entry = self._kept.get(packages)
+        if entry is None:
             self._make_room()
-            kept = self._keep(packages)
-        kept.opening += 1
+            entry = self._keep(packages)
+        entry.opening += 1
         try:
-            if not kept.ready.done() or kept.ready.exception() is not None:
-                await self._wait_started(kept, packages)
-            kept.used = asyncio.get_running_loop().time()
-            return await kept.sandbox.open(limits, snapshot=snapshot)
+            if not entry.ready.done() or entry.ready.exception() is not None:
+                await self._wait_started(entry, packages)
+            entry.used = asyncio.get_running_loop().time()
+            return await entry.sandbox.open(limits, snapshot=snapshot)
         finally:
-            kept.opening -= 1
+            entry.opening -= 1
 
     async def close(self) -> None:
         """End every session and every sandbox. Idempotent."""
-        kept, self._kept = list(self._kept.values()), {}
-        await asyncio.gather(*(self._close_kept(session) for session in kept), *self._closing)
+        entries, self._kept = list(self._kept.values()), {}
+        await asyncio.gather(*(self._close_kept(entry) for entry in entries), *self._closing)
 
     def _keep(self, packages: Packages) -> _Kept:
         config = SandboxConfig(
@@ -84,25 +84,25 @@ class LocalBackend:
             hidden=self._settings.task_files,
         )
         sandbox = Sandbox(config)
-        kept = self._kept[packages] = _Kept(sandbox, asyncio.create_task(sandbox.start()))
-        kept.used = asyncio.get_running_loop().time()
-        return kept
+        entry = self._kept[packages] = _Kept(sandbox, asyncio.create_task(sandbox.start()))
+        entry.used = asyncio.get_running_loop().time()
+        return entry
 
-    async def _wait_started(self, kept: _Kept, packages: Packages) -> None:
+    async def _wait_started(self, entry: _Kept, packages: Packages) -> None:
         """Wait for a sandbox that others may wait for too; one that does not start is forgotten."""
         try:
-            await asyncio.shield(kept.ready)
+            await asyncio.shield(entry.ready)
         except asyncio.CancelledError:
             raise
         except BaseException:
-            if self._kept.get(packages) is kept:
+            if self._kept.get(packages) is entry:
                 del self._kept[packages]
             raise
 
     def _make_room(self) -> None:
         if len(self._kept) < self._settings.max_sandboxes:
             return
-        idle = [(kept.used, packages) for packages, kept in self._kept.items() if kept.idle]
+        idle = [(entry.used, packages) for packages, entry in self._kept.items() if entry.idle]
         if not idle:
             raise SandboxUnavailableError(
                 f"expected at most {self._settings.max_sandboxes} sets of packages in use at once, got one more; ask "
@@ -113,8 +113,8 @@ class LocalBackend:
         closing.add_done_callback(self._closing.discard)
 
     @staticmethod
-    async def _close_kept(kept: _Kept) -> None:
-        if not kept.ready.done():
-            kept.ready.cancel()
-        await asyncio.gather(kept.ready, return_exceptions=True)
-        await kept.sandbox.close()
+    async def _close_kept(entry: _Kept) -> None:
+        if not entry.ready.done():
+            entry.ready.cancel()
+        await asyncio.gather(entry.ready, return_exceptions=True)
+        await entry.sandbox.close()

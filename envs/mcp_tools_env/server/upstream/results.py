@@ -80,23 +80,23 @@ def _size(content: list[ContentBlock]) -> int:
 
 def _keep_what_fits(content: list[ContentBlock], max_bytes: int) -> list[ContentBlock]:
     """Keep what fits, in order: texts are cut, anything else is kept whole or named."""
-    kept: list[ContentBlock] = []
+    blocks_kept: list[ContentBlock] = []
     left = max_bytes
     for block in content:
         size = len(dumps(block))
         if size <= left:
-            kept.append(block)
+            blocks_kept.append(block)
         elif block["type"] == "text" and left > 0:
             cut = block["text"].encode(errors="replace")[:left].decode(errors="ignore")
-            kept.append({"type": "text", "text": cut})
+            blocks_kept.append({"type": "text", "text": cut})
             size = left
         else:
-            kept.append({"type": "text", "text": f"[{block['type']} of {size} bytes left out]"})
+            blocks_kept.append({"type": "text", "text": f"[{block['type']} of {size} bytes left out]"})
             size = 0
         left -= size
-        if len(kept) >= 1024:
+        if len(blocks_kept) >= 1024:
             break
-    return kept
+    return blocks_kept
 
 
 def timed_out(timeout_s: float) -> CallError:

@@ -115,13 +115,13 @@ class ServerProcess:
         await self.ended.wait()
         code = self._code
         if code is None:
-            how = "was ended"
+            ending = "was ended"
         elif code < 0:
-            how = f"was killed by {signal_name(-code)}"
+            ending = f"was killed by {signal_name(-code)}"
         else:
-            how = f"ended with status {code}"
+            ending = f"ended with status {code}"
         last_words = self.stderr[-500:]
-        return f"{how}; its last words: {last_words}" if last_words else how
+        return f"{ending}; its last words: {last_words}" if last_words else ending
 
     def write(self, data: bytes) -> int:
         """Hand data to it and return how many bytes it has not read yet. ServerFailedError: It reads no more."""
