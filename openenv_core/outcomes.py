@@ -127,8 +127,8 @@ def _verdicts(source: object) -> tuple[object, object]:
     return _field(source, "verdict"), _field(_field(source, "metadata"), "verdict")
 
 
-def _field(thing: object, name: str) -> Any:
-    return thing.get(name) if isinstance(thing, Mapping) else getattr(thing, name, None)
+def _field(holder: object, name: str) -> Any:
+    return holder.get(name) if isinstance(holder, Mapping) else getattr(holder, name, None)
 
 
 def _one_line(mark: object, otherwise: str) -> str:

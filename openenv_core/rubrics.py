@@ -192,11 +192,11 @@ async def _go_on(steps: _Steps, waited_for: Awaitable[Any]) -> float:
     while True:
         try:
             try:
-                came = await waited_for
+                value = await waited_for
             except BaseException as error:
                 waited_for = steps.throw(error)
             else:
-                waited_for = steps.send(came)
+                waited_for = steps.send(value)
         except StopIteration as done:
             score: float = done.value
             return score
@@ -294,8 +294,8 @@ class WeightedSum(_Combination):
     def _combine(self, action: Any, observation: Any) -> _Steps:
         given = [rubric(action, observation) for rubric in self._rubrics]
         waiting = [each for each in given if must_wait(each)]
-        came = iter((yield _all_of(waiting)) if waiting else ())
-        scores = [next(came) if must_wait(each) else each for each in given]
+        awaited = iter((yield _all_of(waiting)) if waiting else ())
+        scores = [next(awaited) if must_wait(each) else each for each in given]
         return math.fsum(weight * score for weight, score in zip(self._weights, scores, strict=True))
 
 

@@ -241,10 +241,10 @@ class WorldClient(MCPToolClient):
 
     def _parse_result(self, payload: dict[str, Any]) -> StepResult[Any]:
         """Read what a reset answers as its own model, and the rest as tools answer."""
-        seen = payload["observation"]
-        if "task" not in seen:
+        observation = payload["observation"]
+        if "task" not in observation:
             return super()._parse_result(payload)
-        return StepResult(self.reset_type.model_validate(seen), None, False, payload.get("metadata"))
+        return StepResult(self.reset_type.model_validate(observation), None, False, payload.get("metadata"))
 
 
 Call: TypeAlias = Callable[[str, dict[str, Any]], CallToolObservation]
@@ -275,11 +275,11 @@ class ToolUser:
         Raises:
             SolverError: The tool failed.
         """
-        seen = self._call(name, arguments)
-        self.total += float(seen.reward or 0.0)
-        if seen.error is not None:
-            raise SolverError(f"{name}({arguments}) failed: {seen.error.message}")
-        return seen.result
+        observation = self._call(name, arguments)
+        self.total += float(observation.reward or 0.0)
+        if observation.error is not None:
+            raise SolverError(f"{name}({arguments}) failed: {observation.error.message}")
+        return observation.result
 
 
 def measure(world: ToolWorld[Any, Any], policy: Policy, split: str, tasks: int) -> tuple[float, float]:
@@ -287,9 +287,9 @@ def measure(world: ToolWorld[Any, Any], policy: Policy, split: str, tasks: int) 
     source = random.Random(0)
 
     def call(name: str, arguments: dict[str, Any]) -> CallToolObservation:
-        seen = world.step(CallToolAction(tool_name=name, arguments=arguments))
-        assert isinstance(seen, CallToolObservation)
-        return seen
+        observation = world.step(CallToolAction(tool_name=name, arguments=arguments))
+        assert isinstance(observation, CallToolObservation)
+        return observation
 
     earned = calls = 0.0
     for index in range(tasks):

@@ -247,8 +247,8 @@ class EnvironmentRunner:
 
     def step_here(self, action: Action) -> Observation | Coroutine[Any, Any, Observation]:
         """Apply an action where this is called; return what is to be awaited where the environment waits."""
-        seen = self._call(self._step, action)
-        return seen if isinstance(seen, Observation) else self._settled(seen, here=True)
+        observation = self._call(self._step, action)
+        return observation if isinstance(observation, Observation) else self._settled(observation, here=True)
 
     async def step(
         self,
@@ -261,8 +261,8 @@ class EnvironmentRunner:
         """Apply an action; `here`: where this is called. `resume`: as of `_run`."""
         plan = self.plan
         if here or (plan.inline and not options):
-            seen = self.step_here(action)
-            return seen if isinstance(seen, Observation) else await seen
+            observation = self.step_here(action)
+            return observation if isinstance(observation, Observation) else await observation
         return await self._run(  # type: ignore[no-any-return]
             self._step,
             (action,),

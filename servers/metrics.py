@@ -311,10 +311,12 @@ class ServerMetrics:
         def family(
             kind: Any, name: str, text: str, by_label: Mapping[tuple[str, ...], Any], *labels: str
         ) -> Any:
-            made = kind(f"ropewalk_{name}", text, labels=("environment", *labels))
-            for of, value in by_label.items():
-                made.add_metric((environment, *of), *(value if isinstance(value, tuple) else (value,)))
-            return made
+            metric = kind(f"ropewalk_{name}", text, labels=("environment", *labels))
+            for label_values, value in by_label.items():
+                metric.add_metric(
+                    (environment, *label_values), *(value if isinstance(value, tuple) else (value,))
+                )
+            return metric
 
         def of_calls(value: Callable[[CallCounts], Any]) -> dict[tuple[str, ...], Any]:
             return {(name,): value(calls) for name, calls in zip(CALLS, total.calls, strict=True)}

@@ -58,24 +58,24 @@ class TurnedAwayError(Exception):
         self.headers = tuple(headers)
 
 
-async def turn_away(turned: TurnedAwayError, scope: Scope, send: Send, *, closing: bool = False) -> None:
+async def turn_away(refusal: TurnedAwayError, scope: Scope, send: Send, *, closing: bool = False) -> None:
     """Send the refusal; a WebSocket is never accepted for it.
 
     Args:
-        turned: What to say.
+        refusal: What to say.
         scope: The connection's.
         send: Where to.
         closing: Say that the connection closes, and leave the response open: the caller ends it.
     """
-    body = json.dumps({"detail": str(turned)}).encode()
+    body = json.dumps({"detail": str(refusal)}).encode()
     headers = [
         (b"content-type", b"application/json"),
         (b"content-length", str(len(body)).encode()),
-        *turned.headers,
+        *refusal.headers,
     ]
     if closing:
         headers.append((b"connection", b"close"))
-    start: Message = {"type": "http.response.start", "status": turned.status, "headers": headers}
+    start: Message = {"type": "http.response.start", "status": refusal.status, "headers": headers}
     rest: Message = {"type": "http.response.body", "body": body, "more_body": closing}
     if scope["type"] == "http":
         await send(start)
@@ -133,17 +133,17 @@ class Guard:
                 await self._app(scope, body_from, send)
         elif scope["type"] != "websocket":
             await self._app(scope, receive, send)
-        elif (turned := self._refuse_socket(scope)) is None:
+        elif (refusal := self._refuse_socket(scope)) is None:
             # Nothing of the checks is kept for as long as the socket lives.
             await self._app(scope, receive, send)
         else:
-            await turn_away(turned, scope, send)
+            await turn_away(refusal, scope, send)
 
     def _refuse_socket(self, scope: Scope) -> TurnedAwayError | None:
         try:
             self._admit(scope, _headers(scope))
-        except TurnedAwayError as turned:
-            return turned
+        except TurnedAwayError as refusal:
+            return refusal
         return None
 
     async def _let_in(self, scope: Scope, receive: Receive, send: Send) -> Receive | None:
@@ -154,8 +154,8 @@ class Guard:
             if self._streamed(scope) or not self._body_comes(headers):
                 return receive
             body = await self._read_body(receive)
-        except TurnedAwayError as turned:
-            await _refuse(turned, scope, headers, receive, send)
+        except TurnedAwayError as refusal:
+            await _refuse(refusal, scope, headers, receive, send)
             return None
         return None if body is None else replay(body, receive)
 
@@ -222,17 +222,17 @@ class Guard:
 
 
 async def _refuse(
-    turned: TurnedAwayError, scope: Scope, headers: _Headers, receive: Receive, send: Send
+    refusal: TurnedAwayError, scope: Scope, headers: _Headers, receive: Receive, send: Send
 ) -> None:
     body_comes = b"transfer-encoding" in headers or any(
         value.strip() != b"0" for value in headers.get(b"content-length", ())
     )
     if not body_comes:
-        await turn_away(turned, scope, send)
+        await turn_away(refusal, scope, send)
         return
     # The response is whole for the caller, who knows its length; the connection closes after a moment, in which what
     # still comes is thrown away.
-    await turn_away(turned, scope, send, closing=True)
+    await turn_away(refusal, scope, send, closing=True)
     try:
         async with asyncio.timeout(_REFUSAL_READ_TIMEOUT_S):
             more = True

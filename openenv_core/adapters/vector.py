@@ -295,15 +295,15 @@ class ServedVectorEnv(VectorEnv[Any, Any, Any]):
             _numpy(reply.arrays[fields[name]]) for name in ("reward", "terminated", "truncated")
         )
         rewards[np.isnan(rewards)] = 0.0
-        seen = self._observations(fields, reply.arrays)
-        return VectorSteps(np.array(members), seen, rewards, terminations, truncations, {})
+        observations = self._observations(fields, reply.arrays)
+        return VectorSteps(np.array(members), observations, rewards, terminations, truncations, {})
 
     def _infos(self, reply: BatchReply) -> Iterator[tuple[int, dict[str, Any]]]:
         fields = reply.fields
         if (last := fields.get("final")) is not None:
-            seen = self._iterate(self._observations(last, reply.arrays), len(last["members"]))
+            observations = self._iterate(self._observations(last, reply.arrays), len(last["members"]))
             rows = last.get("rows") or [{}] * len(last["members"])
-            for member, observation, row in zip(last["members"], seen, rows, strict=True):
+            for member, observation, row in zip(last["members"], observations, rows, strict=True):
                 yield member, {"final_obs": observation, "final_info": _info_of(row)}
         for member, row in zip(fields["members"], fields.get("rows", ()), strict="rows" in fields):
             yield member, _info_of(row)
@@ -323,7 +323,7 @@ class ServedVectorEnv(VectorEnv[Any, Any, Any]):
     def _joined(self, parts: Sequence[VectorSteps], members: list[int], infos: dict[str, Any]) -> VectorSteps:
         """Put together what came in parts, or not of all; zeros where nothing came."""
         space, count = self.single_observation_space, len(members)
-        seen = list(deepcopy(self._iterate(create_empty_array(space, count, fn=np.zeros), count)))
+        observations = list(deepcopy(self._iterate(create_empty_array(space, count, fn=np.zeros), count)))
         rewards, terminations, truncations = (
             np.zeros(count),
             np.zeros(count, np.bool_),
@@ -338,8 +338,10 @@ class ServedVectorEnv(VectorEnv[Any, Any, Any]):
                 steps.truncations,
             )
             for place, observation in zip(at, self._iterate(steps.observations, len(at)), strict=True):
-                seen[place] = observation
-        return VectorSteps(np.array(members), _batch(space, seen), rewards, terminations, truncations, infos)
+                observations[place] = observation
+        return VectorSteps(
+            np.array(members), _batch(space, observations), rewards, terminations, truncations, infos
+        )
 
     def _iterate(self, batch: Any, count: int) -> list[Any]:
         return list(iterate(batch_space(self.single_observation_space, count), batch)) if count else []

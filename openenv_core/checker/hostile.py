@@ -231,8 +231,8 @@ def split(subject: Subject) -> tuple[list[Json], list[Any]]:
         drawn = []
     bases = _bases(subject)
     for action in (*drawn, *(changed for base in bases for changed in _mutate(base, schema))):
-        kept = valid if isinstance(action, Mapping) and allows(action) else invalid
-        kept.setdefault(json.dumps(action), action)
+        actions = valid if isinstance(action, Mapping) and allows(action) else invalid
+        actions.setdefault(json.dumps(action), action)
     return list(valid.values()), list(invalid.values())
 
 
@@ -340,7 +340,7 @@ def check_invalid_actions_are_survived(subject: Subject) -> None:
 
 
 def _bombard(subject: Subject, frames: Iterable[bytes], change: str) -> None:
-    with subject.server_or_url() as (url, server), limited_memory(server) as taken:
+    with subject.server_or_url() as (url, server), limited_memory(server) as excess_memory:
         options: dict[str, Any] = {"message_timeout_s": subject.limits.step_timeout_s, "token": subject.token}
         with SyncEnvClient(FrameClient(url, **options)) as client:
             subject.reset(client)
@@ -351,7 +351,9 @@ def _bombard(subject: Subject, frames: Iterable[bytes], change: str) -> None:
                 subject.reset(client)
                 _healthy(subject, url)
             except ClientError as error:
-                raise CheckError(_describe_failure(last, error, taken, server), change=change) from error
+                raise CheckError(
+                    _describe_failure(last, error, excess_memory, server), change=change
+                ) from error
 
 
 def _send(subject: Subject, client: Any, text: bytes) -> None:
@@ -364,21 +366,23 @@ def _send(subject: Subject, client: Any, text: bytes) -> None:
         subject.reset(client)
 
 
-def _describe_failure(last: bytes, error: ClientError, taken: list[int], server: RunningServer | None) -> str:
+def _describe_failure(
+    last: bytes, error: ClientError, excess_memory: list[int], server: RunningServer | None
+) -> str:
     sent = last.decode("utf-8", "replace")
-    shown = sent if len(sent) <= _SHOWN else f"{sent[:_SHOWN]}... ({len(sent)} characters)"
-    if taken:
-        came = f"{taken[0] // MIB} MiB more memory taken, and stopped it there"
+    excerpt = sent if len(sent) <= _SHOWN else f"{sent[:_SHOWN]}... ({len(sent)} characters)"
+    if excess_memory:
+        outcome = f"{excess_memory[0] // MIB} MiB more memory taken, and stopped it there"
     elif server is not None and not server.alive:
         lines = server.output().strip().splitlines()
-        came = "the end of the server's process" + (f": {lines[-1][:200]}" if lines else "")
+        outcome = "the end of the server's process" + (f": {lines[-1][:200]}" if lines else "")
     elif isinstance(error, RequestTimeoutError):
-        came = "no answer in time"
+        outcome = "no answer in time"
     elif isinstance(error, ConnectionLostError):
-        came = "the end of the connection"
+        outcome = "the end of the connection"
     else:
-        came = f"{type(error).__name__}: {error}"
-    return f"expected an observation or a typed error for {shown}, got {came}"
+        outcome = f"{type(error).__name__}: {error}"
+    return f"expected an observation or a typed error for {excerpt}, got {outcome}"
 
 
 def _healthy(subject: Subject, url: str) -> None:

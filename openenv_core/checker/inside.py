@@ -169,7 +169,7 @@ def _run_next() -> None:
 
 def usage(pids: "Iterable[int]") -> "dict[str, int]":
     """Return the bytes of memory, threads, open files and sockets of processes, and how many of them live."""
-    held = {"memory": 0, "threads": 0, "files": 0, "processes": 0}
+    totals = {"memory": 0, "threads": 0, "files": 0, "processes": 0}
     for pid in pids:
         try:
             status = _status(pid)
@@ -178,8 +178,8 @@ def usage(pids: "Iterable[int]") -> "dict[str, int]":
         except (OSError, KeyError):  # it has ended, or is the container's own init, which is somebody else's
             continue
         for name, value in (("memory", memory), ("threads", threads), ("files", files), ("processes", 1)):
-            held[name] += value
-    return held
+            totals[name] += value
+    return totals
 
 
 def collect_garbage(pids: "Iterable[int]", notes: str) -> int:

@@ -200,7 +200,7 @@ def _measure(subject: Subject) -> dict[str, Growth]:
 
 def _growths(windows: Sequence[Held], episodes: int) -> dict[str, Growth]:
     names = ("processes", "threads", "files", "memory")
-    return {name: Growth(tuple(getattr(held, name) for held in windows), episodes) for name in names}
+    return {name: Growth(tuple(getattr(window, name) for window in windows), episodes) for name in names}
 
 
 def _find_leaks(growths: dict[str, Growth]) -> list[str]:

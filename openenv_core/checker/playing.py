@@ -319,11 +319,11 @@ def expect_answer(doing: str) -> Iterator[None]:
     try:
         yield
     except ClientError as error:
-        met = f"{type(error).__name__}: {error}"
+        text = f"{type(error).__name__}: {error}"
         raise CheckError(
-            f"expected {doing} to be played, got {met}",
+            f"expected {doing} to be played, got {text}",
             change="look at what the server prints: `ropewalk serve` with the same target shows it",
-            cause=met,
+            cause=text,
         ) from error
 
 

@@ -130,18 +130,18 @@ def _failure(
             change="make reset, step and state end sooner, or allow them more with --step-timeout",
             cause=check.name,
         )
-    met = f"{type(error).__name__}: {error}"
+    text = f"{type(error).__name__}: {error}"
     if isinstance(error, ExecutionError):
         return CheckError(
-            f"expected the environment to answer, got {met}",
+            f"expected the environment to answer, got {text}",
             change="see where the environment raises it: `ropewalk serve` with the same target shows the traceback; "
             "what its reset needs besides a seed goes into validation.episodes.reset_options of openenv.yaml",
-            cause=met,
+            cause=text,
         )
     return CheckError(
-        f"expected a server that answers, got {met}",
+        f"expected a server that answers, got {text}",
         change="see what the server prints under `ropewalk serve`, and what the environment raises",
-        cause=met if isinstance(error, ConnectionFailedError) else check.name,
+        cause=text if isinstance(error, ConnectionFailedError) else check.name,
     )
 
 

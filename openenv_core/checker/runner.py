@@ -114,11 +114,11 @@ class _Worker:
             status = self._process.wait()
         self._log.seek(0)
         output = _last_words(self._log.read().decode(errors="replace"))
-        how = f"signal {-status}" if status < 0 else f"status {status}"
+        ending = f"signal {-status}" if status < 0 else f"status {status}"
         message = (
             "expected the check to end, got a process that never lets go of the interpreter; it was killed"
             if late
-            else f"expected the process that plays the environment to live on, but it ended with {how}"
+            else f"expected the process that plays the environment to live on, but it ended with {ending}"
         )
         return f"{message}; it said: {output}" if output else message
 

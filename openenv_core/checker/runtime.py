@@ -108,26 +108,26 @@ def check_http_follows_schema(subject: Subject) -> str:
 @check(CheckLevel.RUNTIME)
 def check_states_follow_schema(subject: Subject) -> str:
     """Every state follows the schema that the server gives."""
-    seen = 0
+    count = 0
     with subject.client() as client:
         for turn in plays(subject, client):
-            seen += 1
+            count += 1
             _require_agreement("state", turn.where, subject.schema["state"], client.state())
-    return f"{seen} states"
+    return f"{count} states"
 
 
 def _observations(subject: Subject, transport: str) -> str:
     schema = subject.schema
-    seen = 0
+    count = 0
     with subject.client(transport=transport) as client:
         for turn in plays(subject, client):
-            seen += 1
+            count += 1
             whole = {**turn.result.observation, "reward": turn.result.reward, "done": turn.done}
             key = "reset_observation" if turn.action is None else "observation"
             _require_agreement("observation", turn.where, schema.get(key, schema["observation"]), whole)
         if transport == "http":
             _require_agreement("state", "over HTTP", schema["state"], client.state())
-    return f"{seen} observations"
+    return f"{count} observations"
 
 
 def _require_agreement(label: str, where: str, schema: dict[str, Any], value: Any) -> None:
@@ -318,10 +318,10 @@ def _last(subject: Subject, client: Client, seed: int) -> Turn:
 @check(CheckLevel.RUNTIME)
 def check_state_counts_steps(subject: Subject) -> str:
     """The state's step_count is 0 after a reset and grows by one with each step."""
-    seen = 0
+    states = 0
     with subject.client() as client:
         for turn in plays(subject, client):
-            seen += 1
+            states += 1
             count = client.state().get("step_count")
             # Whether a step that failed counts is the environment's own affair.
             if not isinstance(count, int) or not turn.step <= count <= turn.step + turn.refused:
@@ -330,7 +330,7 @@ def check_state_counts_steps(subject: Subject) -> str:
                     change="set step_count to 0 in reset, and add 1 in each step that is taken: "
                     "self._state = State(episode_id=...), self._state.step_count += 1",
                 )
-    return f"{seen} states"
+    return f"{states} states"
 
 
 @check(CheckLevel.RUNTIME)
@@ -358,12 +358,12 @@ def check_episode_id(subject: Subject) -> None:
 @check(CheckLevel.RUNTIME)
 def check_state_is_only_read(subject: Subject) -> str:
     """Reading the state changes nothing: neither the state nor the episode."""
-    seen = 0
+    count = 0
     change = "let the property `state` return what is known, and compute nothing that is kept"
     with subject.client() as client:
         for turn in plays(subject, client):
             first, second = client.state(), client.state()
-            seen += 1
+            count += 1
             if first != second:
                 names = sorted(key for key in {*first, *second} if first.get(key) != second.get(key))
                 raise CheckError(
@@ -378,7 +378,7 @@ def check_state_is_only_read(subject: Subject) -> str:
             "expected an episode in which the state is read to go as one in which it is not, got another",
             change=change,
         )
-    return f"{seen} states read twice"
+    return f"{count} states read twice"
 
 
 def _answers(subject: Subject, *, read: bool) -> list[Any]:
@@ -388,8 +388,10 @@ def _answers(subject: Subject, *, read: bool) -> list[Any]:
             for turn in play_episode(subject, client, seed, episode_id=_IDS[0]):
                 if read:
                     client.state()
-                seen = {key: value for key, value in turn.result.observation.items() if key != "metadata"}
-                answers.append((seen, turn.result.reward, turn.done, turn.step))
+                observation = {
+                    key: value for key, value in turn.result.observation.items() if key != "metadata"
+                }
+                answers.append((observation, turn.result.reward, turn.done, turn.step))
     return answers
 
 
@@ -443,10 +445,10 @@ def check_http_refuses_invalid_action(subject: Subject) -> None:
 @check(CheckLevel.RUNTIME)
 def check_reward_finite(subject: Subject) -> str:
     """Every reward is a finite number, or none."""
-    seen = steps = rewarded = 0
+    count = steps = rewarded = 0
     for turn in plays_in_process(subject):
         where, reward = turn.where, getattr(turn.result, "reward", None)
-        seen += 1
+        count += 1
         steps += turn.action is not None
         # numpy's numbers are none of Python's; what they are is found out by turning them into one.
         try:
@@ -468,7 +470,7 @@ def check_reward_finite(subject: Subject) -> str:
             change="set the reward of observations; where only good play is rewarded, show some in openenv.yaml: "
             "validation.episodes.example_actions",
         )
-    return f"{seen} rewards"
+    return f"{count} rewards"
 
 
 @check(CheckLevel.RUNTIME)
@@ -479,41 +481,45 @@ def check_reward_in_range(subject: Subject) -> str:
         raise NotApplicableError("no range is declared: validation.reward.range in openenv.yaml")
     low, high = declared.range
     slack = (high - low) * 1e-9  # what a sum of floats may be beside it
-    seen: list[float] = []
+    rewards: list[float] = []
     with subject.client() as client:
         for turn in plays(subject, client):
             reward = turn.result.reward
             if turn.action is None or reward is None:
                 continue
-            seen.append(float(reward))
+            rewards.append(float(reward))
             if not low - slack <= reward <= high + slack:
                 raise CheckError(
                     f"expected the reward {turn.where} to lie within {low:g} to {high:g}, got {reward}",
                     change="correct the reward, or validation.reward.range in openenv.yaml; rewards are those "
                     "of one step, never a sum",
                 )
-    return f"{len(seen)} rewards from {min(seen):g} to {max(seen):g}" if seen else "no step had a reward"
+    return (
+        f"{len(rewards)} rewards from {min(rewards):g} to {max(rewards):g}"
+        if rewards
+        else "no step had a reward"
+    )
 
 
 @check(CheckLevel.RUNTIME)
 def check_observations_serialisable(subject: Subject) -> str:
     """What reset, step and state return are models that JSON can hold, and that can be read back."""
-    seen = 0
+    count = 0
     for turn in plays_in_process(subject):
-        seen += 1
+        count += 1
         if not isinstance(turn.result, Observation):
             raise CheckError(
                 f"expected an Observation {turn.where}, got {type(turn.result).__name__}: {turn.result!r:.120}",
                 change="return an instance of the observation model",
             )
         _require_round_trip(turn.result, turn.where)
-    return f"{seen} observations"
+    return f"{count} observations"
 
 
 @check(CheckLevel.RUNTIME)
 def check_observations_stay(subject: Subject) -> str:
     """An observation stays as it was while the episode goes on."""
-    seen = 0
+    count = 0
     before: Turn | None = None
     text: bytes | None = None
     for turn in plays_in_process(subject):
@@ -524,8 +530,8 @@ def check_observations_stay(subject: Subject) -> str:
                 "array.copy(); whoever plays it without a server keeps them",
             )
         before, text = turn, _text(turn.result)
-        seen += 1
-    return f"{seen} observations"
+        count += 1
+    return f"{count} observations"
 
 
 def _text(observation: Any) -> bytes | None:

@@ -78,16 +78,16 @@ def check_network_policy_holds(subject: Subject) -> None:
     with hook_folder() as (folder, env_vars):
         notes = folder / "hosts"
         env_vars |= {inside.OUT: str(notes), inside.HOSTS: json.dumps(network.allowed_hosts)}
-        seen: set[str] = set()
+        connected: set[str] = set()
         with (
             subject.server(env_vars=env_vars) as server,
-            poll("openenv-check-network", partial(_note_remote_ends, server, seen)),
+            poll("openenv-check-network", partial(_note_remote_ends, server, connected)),
         ):
             _play_episodes(subject, server)
         if not notes.exists():
             raise NotApplicableError("the server's interpreter cannot be watched: it runs without its site")
         resolved = notes.read_text(encoding="utf-8").split()
-    hosts = sorted({*resolved, *(seen if not network.allowed_hosts else ())})
+    hosts = sorted({*resolved, *(connected if not network.allowed_hosts else ())})
     if hosts:
         raise CheckError(
             f"expected the policy {network.mode} to hold, got attempts to reach {', '.join(hosts[:5])}",
@@ -102,7 +102,7 @@ def _play_episodes(subject: Subject, server: RunningServer) -> None:
             play(subject, client, subject.limits.seed + number, some_actions(subject, number))
 
 
-def _note_remote_ends(server: RunningServer, seen: set[str]) -> None:
+def _note_remote_ends(server: RunningServer, connected: set[str]) -> None:
     """Add the remote ends of the server's connections; for programs that are no Python."""
     psutil = need("psutil")
     for pid in server.pids():
@@ -110,7 +110,7 @@ def _note_remote_ends(server: RunningServer, seen: set[str]) -> None:
             connections = psutil.Process(pid).net_connections("inet")
         except psutil.Error:
             continue
-        seen.update(
+        connected.update(
             connection.raddr.ip
             for connection in connections
             if connection.raddr and _is_far(connection.raddr.ip)
@@ -337,8 +337,8 @@ def _find_shared_attribute(subject: Subject) -> str | None:
     if not _is_local(subject) or not isinstance(factory := subject.served.factory, type):
         return None
 
-    held = {name: value for klass in reversed(factory.__mro__) for name, value in vars(klass).items()}
-    shared = {name: value for name, value in held.items() if isinstance(value, list | dict | set)}
+    attributes = {name: value for klass in reversed(factory.__mro__) for name, value in vars(klass).items()}
+    shared = {name: value for name, value in attributes.items() if isinstance(value, list | dict | set)}
     before = {name: repr(value) for name, value in shared.items()}
     _fresh(subject, *_job(subject)[0])
     for name, value in shared.items():

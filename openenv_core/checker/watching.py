@@ -181,20 +181,20 @@ def limited_memory(server: RunningServer | None) -> Iterator[list[int]]:
     Args:
         server: Whose; None, or one in a container, is not watched.
     """
-    taken: list[int] = []
+    excess: list[int] = []
     if server is None or server.container is not None:
-        yield taken
+        yield excess
         return
     before = inside.usage(server.pids())["memory"]
 
     def check() -> None:
         more = inside.usage(server.pids())["memory"] - before
-        if more > _ALLOWED_BYTES and not taken:
-            taken.append(more)
+        if more > _ALLOWED_BYTES and not excess:
+            excess.append(more)
             server.kill()
 
     with poll("openenv-check-memory", check):
-        yield taken
+        yield excess
 
 
 @contextmanager

@@ -79,10 +79,10 @@ def configure(parser: argparse.ArgumentParser) -> None:
     model.add_argument(
         "--policy-timeout", type=float, metavar="SECONDS", help="that an answer may take (600)"
     )
-    how = parser.add_argument_group("how it is played")
-    how.add_argument("--sessions", type=int, metavar="N", help="episodes at once (64)")
-    how.add_argument("--timeout", type=float, metavar="SECONDS", help="that a reset or step may take (60)")
-    how.add_argument("--patience", type=float, metavar="SECONDS", help="for a server that is away (60)")
+    group = parser.add_argument_group("how it is played")
+    group.add_argument("--sessions", type=int, metavar="N", help="episodes at once (64)")
+    group.add_argument("--timeout", type=float, metavar="SECONDS", help="that a reset or step may take (60)")
+    group.add_argument("--patience", type=float, metavar="SECONDS", help="for a server that is away (60)")
     run = parser.add_argument_group("held-out episodes of a training run")
     run.add_argument("--config", metavar="FILE", help="a run's YAML file: its environments, task and policy")
     run.add_argument("--name", help="the folder below output_dir; by default the run's name and the time")
@@ -313,18 +313,18 @@ def _compare(first: Path, second: Path, *, as_json: bool) -> int:
             _say(f"{name}: {row['unpaired']} tasks have a reward in one of the two alone, and are left out")
         differ = {task: means for task, means in row["by_task"].items() if means[0] != means[1]}
         order = sorted(differ, key=lambda task: (differ[task][1] - differ[task][0], int(task)))
-        shown = (
+        listed = (
             order
             if len(order) <= MAX_SHOWN_TASKS
             else order[: MAX_SHOWN_TASKS // 2] + order[-MAX_SHOWN_TASKS // 2 :]
         )
-        if shown:
+        if listed:
             lines = [
-                [task, *map(_number, (*differ[task], differ[task][1] - differ[task][0]))] for task in shown
+                [task, *map(_number, (*differ[task], differ[task][1] - differ[task][0]))] for task in listed
             ]
             print("\n" + "\n".join(table_lines([f"{name}: task", "A", "B", "B - A"], lines)))
-        if len(shown) < len(order):
-            print(f"the {len(shown)} that differ most of {len(order):,} that do; --json has all")
+        if len(listed) < len(order):
+            print(f"the {len(listed)} that differ most of {len(order):,} that do; --json has all")
     return 0
 
 

@@ -60,10 +60,10 @@ def run(arguments: argparse.Namespace) -> int:
     folder = make(names, arguments.template, arguments.dir)
     files = sum(path.is_file() for path in folder.rglob("*"))
     lacks_gymnasium = arguments.template == "gymnasium" and find_spec("gymnasium") is None
-    shown = os.path.relpath(folder)
+    relative = os.path.relpath(folder)
     image = f"{names.image}:latest"
     steps = {
-        f"cd {shlex.quote(shown)}": "",
+        f"cd {shlex.quote(relative)}": "",
         **({"pip install gymnasium": "what it wraps"} if lacks_gymnasium else {}),
         "ropewalk play .": "step it here",
         "ropewalk serve . --reload": "serve it, anew after every change",
@@ -73,7 +73,7 @@ def run(arguments: argparse.Namespace) -> int:
         f"ropewalk validate {image}": "the checker against the image",
     }
     width = max(map(len, steps)) + 3
-    print(f"{shown}: {TEMPLATES[arguments.template]}; {files} files, class {names.prefix}Env.\n")
+    print(f"{relative}: {TEMPLATES[arguments.template]}; {files} files, class {names.prefix}Env.\n")
     for command, why in steps.items():
         print(f"  {command:<{width}}{why}".rstrip())
     if arguments.task:

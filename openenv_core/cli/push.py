@@ -98,13 +98,13 @@ def _push_space(arguments: argparse.Namespace) -> int:
         raise ConfigurationError(f"expected one folder for a Space, got {len(arguments.targets)}")
     check_name(arguments.space)
     folder = Path(arguments.targets[0]).expanduser().resolve()
-    with TemporaryDirectory(prefix="ropewalk-space-") as made:
-        staged = stage(folder, Path(made), base_image=arguments.base_image)
+    with TemporaryDirectory(prefix="ropewalk-space-") as temporary:
+        staged = stage(folder, Path(temporary), base_image=arguments.base_image)
         _show(staged, arguments)
         if arguments.dry_run:
             return 0
         try:
-            url = upload(Path(made), arguments.space, private=arguments.private)
+            url = upload(Path(temporary), arguments.space, private=arguments.private)
         except PushError as error:
             print(f"ropewalk: {error}", file=sys.stderr)
             return FAILED

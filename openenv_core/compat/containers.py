@@ -108,7 +108,9 @@ class LocalDockerProvider(ContainerProvider):
             )
         port = int(base_url.rpartition(":")[2])
         token = provider.options.token
-        seen = wait_healthy(lambda left_s: health_of(port, left_s, token), timeout_s)
-        if seen is None:
+        trouble = wait_healthy(lambda left_s: health_of(port, left_s, token), timeout_s)
+        if trouble is None:
             return
-        raise ServerStartError(f"{base_url} is not healthy after {timeout_s:g} s: {seen}", provider.output())
+        raise ServerStartError(
+            f"{base_url} is not healthy after {timeout_s:g} s: {trouble}", provider.output()
+        )

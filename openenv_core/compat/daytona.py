@@ -199,19 +199,19 @@ class DaytonaProvider(ContainerProvider):
         def probe(left_s: float) -> str | None:
             try:
                 reply = httpx.get(f"{base_url}/health", timeout=min(left_s, HEALTH_TIMEOUT_S))
-                seen = None if reply.is_success else f"HTTP {reply.status_code}"
+                trouble = None if reply.is_success else f"HTTP {reply.status_code}"
             except httpx.HTTPError as error:
-                seen = str(error) or type(error).__name__
+                trouble = str(error) or type(error).__name__
             alive = "kill -0 $(cat /tmp/openenv-server.pid) 2>/dev/null && echo RUNNING || echo DEAD"
-            if seen and self._sandbox is not None and "DEAD" in self._exec(alive):
+            if trouble and self._sandbox is not None and "DEAD" in self._exec(alive):
                 raise RuntimeError(
                     f"Server process died; its log:\n{self._exec('cat /tmp/openenv-server.log')}"
                 )
-            return seen
+            return trouble
 
-        if (seen := wait_healthy(probe, timeout_s, time.sleep, factor=ELSEWHERE_FACTOR)) is not None:
+        if (trouble := wait_healthy(probe, timeout_s, time.sleep, factor=ELSEWHERE_FACTOR)) is not None:
             raise TimeoutError(
-                f"the sandbox at {base_url} did not become ready within {timeout_s:g} s: {seen}"
+                f"the sandbox at {base_url} did not become ready within {timeout_s:g} s: {trouble}"
             )
 
     def _discover_server_cmd(self, otherwise: str | None) -> str:

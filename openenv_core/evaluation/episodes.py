@@ -364,8 +364,8 @@ class ChatPlayer(_Player):
             if answer is None:
                 record.ending = "truncated_length"
                 break
-            shown = "\n\n".join(f"[{message['role']}] {message['content']}" for message in messages)
-            record.turns.append(turn_record(shown, answer.shown, fresh=not record.turns))
+            text = "\n\n".join(f"[{message['role']}] {message['content']}" for message in messages)
+            record.turns.append(turn_record(text, answer.shown, fresh=not record.turns))
             messages = []
             for call in answer.calls:
                 record.tool_calls += 1

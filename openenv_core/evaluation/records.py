@@ -240,13 +240,14 @@ def compare(first: EvaluationFolder, second: EvaluationFolder) -> dict[str, dict
         rewards_by_task(folder.read().records.values()) for folder in (first, second)
     )
     names = [
-        list(dict.fromkeys(environment for environment, _ in of)) for of in (first_rewards, second_rewards)
+        list(dict.fromkeys(environment for environment, _ in rewards))
+        for rewards in (first_rewards, second_rewards)
     ]
     comparison = {}
     for name in [name for name in names[0] if name in names[1]]:
         a, b = (
-            {task: of[where, task] for where, task in sorted(of) if where == name}
-            for of in (first_rewards, second_rewards)
+            {task: rewards[where, task] for where, task in sorted(rewards) if where == name}
+            for rewards in (first_rewards, second_rewards)
         )
         tasks = {str(task): [fmean(a[task]), fmean(b[task])] for task in a if task in b}
         comparison[name] = {**paired_statistics(a, b), "by_task": tasks}

@@ -138,10 +138,12 @@ def paired_statistics(
         second less first, and its `ci95`; and on how many tasks the second was `better`, `equal` and `worse`.
     """
     common = [task for task in first if first[task] and second.get(task)]
-    first_means, second_means = ([statistics.fmean(of[task]) for task in common] for of in (first, second))
+    first_means, second_means = (
+        [statistics.fmean(rewards[task]) for task in common] for rewards in (first, second)
+    )
     differences = [after - before for before, after in zip(first_means, second_means, strict=True)]
     interval = mean_interval(differences)
-    every = {task for of in (first, second) for task in of if of[task]}
+    every = {task for rewards in (first, second) for task in rewards if rewards[task]}
     return {
         "tasks": len(common),
         "unpaired": len(every) - len(common),

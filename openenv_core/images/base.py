@@ -110,14 +110,14 @@ def _make_wheel(source: str, folder: Path) -> Path:
             timeout=WHEEL_TIMEOUT_S,
             check=False,
         )
-    made = list(folder.glob("*.whl"))
-    if done.returncode != 0 or len(made) != 1:
+    wheels = list(folder.glob("*.whl"))
+    if done.returncode != 0 or len(wheels) != 1:
         output = (done.stderr or done.stdout).strip()[-2000:]
         raise ConfigurationError(
             f"pip could not make a wheel of Ropewalk from {source}, which the image installs:\n{output}\n"
             "install Ropewalk again from a source that is there; pip itself comes by `python -m ensurepip`"
         )
-    return made[0]
+    return wheels[0]
 
 
 def _project(root: Path) -> dict[str, Any]:
@@ -217,8 +217,8 @@ def context() -> Iterator[BuildRequest]:
             f"expected the package {_SHIPPED} of Ropewalk, which holds the base's Dockerfile, got: {error}; "
             "install ropewalk again"
         ) from error
-    with tempfile.TemporaryDirectory(prefix="ropewalk-base-") as made, as_file(shipped) as source:
-        folder = Path(made)
+    with tempfile.TemporaryDirectory(prefix="ropewalk-base-") as temporary, as_file(shipped) as source:
+        folder = Path(temporary)
         for name in ("Dockerfile", "healthcheck.py"):
             shutil.copyfile(source / name, folder / name)
         (folder / "ropewalk").mkdir()

@@ -249,11 +249,11 @@ def build(api: "docker.APIClient", planned: BuildPlan) -> str:
 
 def refuse_same_tags(plans: Sequence[tuple[str, BuildPlan | None]]) -> None:
     """Refuse to build environments of one command that would become images of the same name: ConfigurationError."""
-    taken: dict[str, str] = {}
+    owners: dict[str, str] = {}
     for target, planned in plans:
         for tag in planned.request.tags if planned is not None else ():
-            if taken.setdefault(tag, target) != target:
+            if owners.setdefault(tag, target) != target:
                 raise ConfigurationError(
-                    f"expected environments with names of their own, got {taken[tag]} and {target}, which both "
+                    f"expected environments with names of their own, got {owners[tag]} and {target}, which both "
                     f"become {tag}; build them one by one with --tag"
                 )

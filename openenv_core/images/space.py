@@ -134,13 +134,13 @@ def _with_base(text: str, variant: base.Variant, into: Path) -> str:
     with base.context() as request:
         shutil.copytree(request.context, parts)
         requirement = request.build_args["ROPEWALK"]
-    made = (parts / "Dockerfile").read_text(encoding="utf-8")
+    base_text = (parts / "Dockerfile").read_text(encoding="utf-8")
     (parts / "Dockerfile").unlink()
     if variant is base.Variant.RUNTIME:
-        sections = re.split(r"(?m)^(?=# ---- )", made)
-        made = "".join(section for section in sections if f"AS {base.Variant.BUILD}\n" not in section)
+        sections = re.split(r"(?m)^(?=# ---- )", base_text)
+        base_text = "".join(section for section in sections if f"AS {base.Variant.BUILD}\n" not in section)
     for name, value in (("PARTS", PARTS), ("ROPEWALK", requirement)):
-        made = with_default(made, name, value)
+        base_text = with_default(base_text, name, value)
     # An index gives what no folder holds, and the hub keeps no empty folder.
     if not any((parts / "ropewalk").iterdir()):
         (parts / "ropewalk" / "from-the-index").write_text(f"{requirement}\n", encoding="utf-8")
@@ -153,7 +153,7 @@ def _with_base(text: str, variant: base.Variant, into: Path) -> str:
     directives = []
     while lines and re.match(r"#\s*(syntax|escape|check)\s*=", lines[0]):
         directives.append(lines.pop(0))
-    return f"{''.join(directives)}{made.rstrip()}\n\n# ---- the environment\n{''.join(lines).lstrip()}"
+    return f"{''.join(directives)}{base_text.rstrip()}\n\n# ---- the environment\n{''.join(lines).lstrip()}"
 
 
 def _port(folder: Path) -> int:
@@ -222,7 +222,7 @@ def upload(folder: Path, space: str, *, private: bool, endpoint: str | None = No
         from huggingface_hub.errors import HfHubHTTPError, HFValidationError, LocalTokenNotFoundError
     api = HfApi(endpoint=endpoint)
     try:
-        made: Any = api.create_repo(
+        space_url: Any = api.create_repo(
             space, repo_type="space", space_sdk="docker", private=private or None, exist_ok=True
         )
         api.upload_folder(
@@ -246,7 +246,7 @@ def upload(folder: Path, space: str, *, private: bool, endpoint: str | None = No
         raise NotReachedError(
             f"expected the hub at {api.endpoint} to answer, got {type(error).__name__}: {error}; see the network"
         ) from error
-    return str(made)
+    return str(space_url)
 
 
 def _silences() -> tuple[type[Exception], ...]:

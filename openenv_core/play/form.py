@@ -218,14 +218,16 @@ def _read(kind: str, item: str, text: str) -> Any:
     if kind == "array" and not text.startswith("["):
         return [_read(item, "any", piece) for piece in re.split(r"[,\s]+", text) if piece]
     # In double quotes a text is read as JSON, for empty ones and those of several lines.
-    wanted, of = {"object": ("a JSON object", dict), "array": ("a JSON list", list)}.get(kind, ("", object))
+    wanted, type_ = {"object": ("a JSON object", dict), "array": ("a JSON list", list)}.get(
+        kind, ("", object)
+    )
     try:
         value = json.loads(text)
     except ValueError as error:
         if not wanted:
             return text
         raise ValueError(f"expected {wanted}, got {text!r}: {error}") from None
-    if not isinstance(value, of):
+    if not isinstance(value, type_):
         raise ValueError(f"expected {wanted}, got {text!r}")
     return value
 

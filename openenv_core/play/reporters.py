@@ -40,8 +40,8 @@ def observation_lines(observation: Mapping[str, Any], *, colours: bool = False) 
     for name, value in observation.items():
         if name == "metadata" or (name == "text" and isinstance(value, str)):
             continue
-        shown = harmless(value if isinstance(value, str) else _plain(value), colours=colours)
-        lines = _shorten(shown).splitlines() or [""]
+        cleaned = harmless(value if isinstance(value, str) else _plain(value), colours=colours)
+        lines = _shorten(cleaned).splitlines() or [""]
         if len(lines) == 1:
             yield f"  {harmless(name)}: {lines[0]}"
         else:
@@ -134,9 +134,9 @@ class Terminal:
 
     def show_end(self, episode: int, steps: int, total: float, done: bool) -> None:
         """Tell what an episode came to; one that is not done was left."""
-        taken = f"{steps} step" + ("" if steps == 1 else "s")
+        duration = f"{steps} step" + ("" if steps == 1 else "s")
         became = "is over" if done else "was left"
-        self.say(f"episode {episode} {became} after {taken}: return {number(total)}", BOLD)
+        self.say(f"episode {episode} {became} after {duration}: return {number(total)}", BOLD)
 
     def show_failure(self, error: Exception) -> None:
         """Tell of what was refused, or went wrong, and the game goes on."""

@@ -147,14 +147,14 @@ def wait_healthy(
         None where the server is healthy, else what was seen last.
     """
     deadline = time.monotonic() + timeout_s
-    seen: str | None = "no answer"
+    trouble: str | None = "no answer"
     interval_s = MIN_POLL_INTERVAL_S
     while (left_s := deadline - time.monotonic()) > 0:
-        if (seen := probe(left_s)) is None:
+        if (trouble := probe(left_s)) is None:
             return None
         pause(min(factor * interval_s, left_s))
         interval_s = min(1.2 * interval_s, MAX_POLL_INTERVAL_S)
-    return seen
+    return trouble
 
 
 ELSEWHERE_FACTOR: Final = 20.0

@@ -93,8 +93,8 @@ class DaytonaSandboxProvider(HostedServerProvider):
             auto_stop_interval=0,  # its time to live ends it, and nothing else
             ttl_minutes=math.ceil(self._lease_s / 60),
         )
-        made = self._daytona.create(params, timeout=self._start_timeout_s)
-        return _DaytonaSandbox(made, str(made.id), self._lease_s)
+        sandbox = self._daytona.create(params, timeout=self._start_timeout_s)
+        return _DaytonaSandbox(sandbox, str(sandbox.id), self._lease_s)
 
 
 class _ModalSandbox(HostedSandbox):
@@ -155,7 +155,7 @@ class ModalSandboxProvider(HostedServerProvider):
 
     def _create(self) -> HostedSandbox:
         sdk = self._client
-        made = sdk.Sandbox.create(
+        sandbox = sdk.Sandbox.create(
             "sh",
             "-c",
             f'exec "$@" >{LOG} 2>&1',
@@ -168,4 +168,4 @@ class ModalSandboxProvider(HostedServerProvider):
             idle_timeout=math.ceil(self._lease_s),
             encrypted_ports=[self._port],
         )
-        return _ModalSandbox(made, str(made.object_id), self._lease_s)
+        return _ModalSandbox(sandbox, str(sandbox.object_id), self._lease_s)

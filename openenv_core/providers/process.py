@@ -148,10 +148,10 @@ class LocalProcessProvider(OwnedServerProvider):
             )
 
         token = self.token
-        seen = wait_healthy(lambda left_s: health_of(port, left_s, token), self._start_timeout_s, pause)
-        if seen is not None:
+        trouble = wait_healthy(lambda left_s: health_of(port, left_s, token), self._start_timeout_s, pause)
+        if trouble is not None:
             raise ServerStartError(
-                f"expected {self.app} to be healthy within {self._start_timeout_s:g} s, got {seen}; "
+                f"expected {self.app} to be healthy within {self._start_timeout_s:g} s, got {trouble}; "
                 "raise start_timeout_s if it needs longer",
                 output.text(),
             )

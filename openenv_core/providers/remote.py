@@ -407,16 +407,16 @@ class RemoteSandboxProvider(HostedServerProvider):
                 no room for all.
         """
         with self._asking():
-            made = self._started().inner.fork(count=count, timeout=round(self._lease_s))
+            forks = self._started().inner.fork(count=count, timeout=round(self._lease_s))
         copies: list[Self] = []
         try:
-            for each in made:  # all, before any is waited for: their time runs
+            for each in forks:  # all, before any is waited for: their time runs
                 if not isinstance(each, Exception):
                     provider = copy.copy(self)
                     OwnedServerProvider.__init__(provider)
                     provider._own(_E2BSandbox(each, self._lease_s, self._base))
                     copies.append(provider)
-            for each in made:
+            for each in forks:
                 if isinstance(each, Exception):
                     with self._asking():
                         raise each
@@ -436,10 +436,10 @@ class RemoteSandboxProvider(HostedServerProvider):
         return self._sandbox
 
     def _create(self) -> HostedSandbox:
-        made = self._client.Sandbox.create(
+        sandbox = self._client.Sandbox.create(
             self._template, timeout=round(self._lease_s), envs=self._env_vars, **self._options
         )
-        return _E2BSandbox(made, self._lease_s, self._base)
+        return _E2BSandbox(sandbox, self._lease_s, self._base)
 
 
 def healthy(url: str, timeout_s: float) -> str | None:

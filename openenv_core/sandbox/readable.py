@@ -43,13 +43,13 @@ def find_readable(
     """
     python = {Path(prefix) for prefix in (sys.prefix, sys.base_prefix, sys.exec_prefix)}
     wanted = {path for path in (*map(Path, _SYSTEM), *python, *more) if path.exists()}
-    shown = [
+    paths = [
         path for path in wanted if not any(path != other and path.is_relative_to(other) for other in wanted)
     ]
     own = (folder / name for folder in _places() for name in _OURS)
     unreadable = {path.resolve() for path in (*hidden, *own) if path.exists()}
-    below = [path for path in unreadable if any(path.is_relative_to(other.resolve()) for other in shown)]
-    return tuple(sorted(map(str, shown))), tuple(sorted(map(str, below)))
+    below = [path for path in unreadable if any(path.is_relative_to(other.resolve()) for other in paths)]
+    return tuple(sorted(map(str, paths))), tuple(sorted(map(str, below)))
 
 
 def _places() -> set[Path]:

@@ -431,25 +431,25 @@ class SandboxSession:
         async with self._turn:
             requests, self._fork_requests, self._forking = self._fork_requests, [], None
             requests = [request for request in requests if not request[1].done()]
-            made: list[SandboxSession] = []
+            branches: list[SandboxSession] = []
             failure: Exception = SandboxUnavailableError(
                 "expected a branch of the interpreter, got none; it has ended, or has too many already"
             )
             try:
-                await self._branch(sum(count for count, _ in requests), made)
+                await self._branch(sum(count for count, _ in requests), branches)
             except Exception as error:
                 failure = error
             for count, forks in requests:
                 if forks.done():
                     continue
-                if len(made) >= count:
-                    forks.set_result(made[:count])
-                    made = made[count:]
+                if len(branches) >= count:
+                    forks.set_result(branches[:count])
+                    branches = branches[count:]
                 else:
                     forks.set_exception(failure)
-            await asyncio.gather(*(branch.close() for branch in made))
+            await asyncio.gather(*(branch.close() for branch in branches))
 
-    async def _branch(self, count: int, made: "list[SandboxSession]") -> None:
+    async def _branch(self, count: int, branches: "list[SandboxSession]") -> None:
         workspace = await self._open_workspace("")
         worker = self._worker
         if worker is None or not self._snapshot:
@@ -469,7 +469,7 @@ class SandboxSession:
                 else:
                     branch = SandboxSession(self._sandbox, self.limits, snapshot=True)
                     branch._worker, branch._workspace = branched, copy
-                    made.append(branch)
+                    branches.append(branch)
             if None in workers:
                 return
             count -= len(copies)

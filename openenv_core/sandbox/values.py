@@ -105,9 +105,9 @@ def decode(plain: Any, *, max_depth: int = MAX_DEPTH) -> Any:
         return [decode(item, max_depth=max_depth - 1) for item in plain]
     if kind is dict:
         if len(plain) == 1:
-            ((tag, held),) = plain.items()
+            ((tag, content),) = plain.items()
             if tag[:1] == "$":
-                return _untag(tag, held, max_depth)
+                return _untag(tag, content, max_depth)
         if max_depth <= 0:
             raise _too_deep()
         return {key: decode(item, max_depth=max_depth - 1) for key, item in plain.items()}
@@ -206,62 +206,62 @@ def _all_are(kind: type, values: Iterable[Any]) -> bool:
     return all(map(is_, map(type, values), repeat(kind)))
 
 
-def _untag(tag: str, held: Any, depth: int) -> Any:
+def _untag(tag: str, content: Any, depth: int) -> Any:
     reader = _READERS.get(tag)
     if reader is None:
         raise NotPlainError(f"expected a known tag, got {tag[:20]!r}")
     try:
-        return reader(held, depth)
+        return reader(content, depth)
     except NotPlainError:
         raise
     except (TypeError, ValueError, binascii.Error):
         raise NotPlainError(f"expected what {tag} stands for, got something else") from None
 
 
-def _sequence(held: Any, depth: int) -> list[Any]:
-    if type(held) is not list:
+def _sequence(content: Any, depth: int) -> list[Any]:
+    if type(content) is not list:
         raise TypeError
-    items: list[Any] = decode(held, max_depth=depth)
+    items: list[Any] = decode(content, max_depth=depth)
     return items
 
 
-def _hashable(held: Any, depth: int) -> list[Any]:
-    items = _sequence(held, depth)
+def _hashable(content: Any, depth: int) -> list[Any]:
+    items = _sequence(content, depth)
     _check_spread(items)
     return items
 
 
-def _mapping(held: Any, depth: int) -> dict[Any, Any]:
+def _mapping(content: Any, depth: int) -> dict[Any, Any]:
     if depth <= 0:
         raise _too_deep()
     pairs: list[tuple[Any, Any]] = []
-    for pair in _list(held):
+    for pair in _list(content):
         key, item = _list(pair)
         pairs.append((decode(key, max_depth=depth - 1), decode(item, max_depth=depth - 1)))
     _check_spread([key for key, _ in pairs])
     return dict(pairs)
 
 
-def _list(held: Any) -> list[Any]:
-    if type(held) is not list:
+def _list(content: Any) -> list[Any]:
+    if type(content) is not list:
         raise TypeError
-    return held
+    return content
 
 
-def _integer(held: Any, depth: int) -> int:
-    if type(held) is not str or not _HEXADECIMAL.issuperset(held):
+def _integer(content: Any, depth: int) -> int:
+    if type(content) is not str or not _HEXADECIMAL.issuperset(content):
         raise TypeError
-    return int(held, 16)
+    return int(content, 16)
 
 
-def _special_float(held: Any, depth: int) -> float:
-    if held not in ("nan", "inf", "-inf"):
+def _special_float(content: Any, depth: int) -> float:
+    if content not in ("nan", "inf", "-inf"):
         raise TypeError
-    return float(held)
+    return float(content)
 
 
-def _complex(held: Any, depth: int) -> complex:
-    real, imag = _sequence(held, 1)
+def _complex(content: Any, depth: int) -> complex:
+    real, imag = _sequence(content, 1)
     if type(real) is not float or type(imag) is not float:
         raise TypeError
     return complex(real, imag)
@@ -277,14 +277,14 @@ def _check_spread(items: list[Any]) -> None:
 
 
 _READERS: Final[dict[str, Callable[[Any, int], Any]]] = {
-    "$tuple": lambda held, depth: tuple(_sequence(held, depth)),
-    "$set": lambda held, depth: set(_hashable(held, depth)),
-    "$frozenset": lambda held, depth: frozenset(_hashable(held, depth)),
+    "$tuple": lambda content, depth: tuple(_sequence(content, depth)),
+    "$set": lambda content, depth: set(_hashable(content, depth)),
+    "$frozenset": lambda content, depth: frozenset(_hashable(content, depth)),
     "$dict": _mapping,
     "$int": _integer,
     "$float": _special_float,
     "$complex": _complex,
-    "$bytes": lambda held, depth: b64decode(held, validate=True),
+    "$bytes": lambda content, depth: b64decode(content, validate=True),
 }
 
 

@@ -361,9 +361,9 @@ class Worker:
         else:
             self._end_broken("the code closed the interpreter's own channel")
 
-    def _end_broken(self, how: str) -> None:
-        self._broken = how
-        self._why = self._why or how
+    def _end_broken(self, reason: str) -> None:
+        self._broken = reason
+        self._why = self._why or reason
         self._killed = True
         self.processes.kill_all()
 

@@ -90,15 +90,15 @@ def _refuse_what_is_there(folder: Path) -> None:
 @contextmanager
 def _parent_of(folder: Path) -> Iterator[None]:
     """Make the folders above one; where the block fails, remove those that this made."""
-    made: list[Path] = []
+    created: list[Path] = []
     try:
         for parent in reversed(folder.parents):
             if not parent.is_dir():
                 parent.mkdir()
-                made.append(parent)
+                created.append(parent)
         yield
     except BaseException:
-        for parent in reversed(made):
+        for parent in reversed(created):
             with suppress(OSError):  # somebody else's by now
                 parent.rmdir()
         raise
@@ -107,14 +107,14 @@ def _parent_of(folder: Path) -> Iterator[None]:
 @contextmanager
 def _stage_folder(folder: Path) -> Iterator[Path]:
     """Make a folder beside the one that it is to become, and remove it where the block fails."""
-    made = Path(tempfile.mkdtemp(prefix=f".{folder.name}-", dir=folder.parent))
+    staged = Path(tempfile.mkdtemp(prefix=f".{folder.name}-", dir=folder.parent))
     try:
         umask = os.umask(0o077)
         os.umask(umask)
-        made.chmod(0o777 & ~umask)  # a temporary folder is its owner's alone
-        yield made
+        staged.chmod(0o777 & ~umask)  # a temporary folder is its owner's alone
+        yield staged
     except BaseException:
-        shutil.rmtree(made, ignore_errors=True)
+        shutil.rmtree(staged, ignore_errors=True)
         raise
 
 

@@ -225,8 +225,8 @@ class DeclaredTools:
     ) -> Now[ArgumentCompletion]:
         """Return what an argument could become; nothing where the class declares no completion of it."""
         kind = str(ref.get("type"))
-        of = (kind, str(ref.get("name" if kind == "ref/prompt" else "uri")))
-        method = self.TOOLSET.completions.get((of, str(argument.get("name"))))
+        reference = (kind, str(ref.get("name" if kind == "ref/prompt" else "uri")))
+        method = self.TOOLSET.completions.get((reference, str(argument.get("name"))))
         if method is None:
             return ArgumentCompletion(values=[])
         return _then(
@@ -246,7 +246,7 @@ class DeclaredTools:
             ) from None
         return _then(
             getattr(self, resource.attribute)(**given),
-            lambda held: [_resource_contents(uri, held, resource.spec.mime_type)],
+            lambda value: [_resource_contents(uri, value, resource.spec.mime_type)],
         )
 
     async def _call_async(
@@ -273,9 +273,9 @@ class DeclaredTools:
 
 def _check_methods(cls: type) -> None:
     """Refuse declared methods that servers would call for another reason, and hooks that are asynchronous."""
-    taken = {*dir(DeclaredTools), *dir(Environment)}
+    reserved = {*dir(DeclaredTools), *dir(Environment)}
     for owner in cls.__mro__:
-        for name in vars(owner).keys() & taken:
+        for name in vars(owner).keys() & reserved:
             if declared_as(vars(owner)[name]):
                 raise ConfigurationError(
                     f"expected a method with a name of its own, got {owner.__qualname__}.{name}, which servers call "
@@ -409,13 +409,13 @@ def _checked_result(hook: str, result: object) -> ToolResult:
     return result
 
 
-def _resource_contents(uri: str, held: object, mime_type: str | None) -> dict[str, Any]:
+def _resource_contents(uri: str, value: object, mime_type: str | None) -> dict[str, Any]:
     """Return what is at an address, in MCP's own JSON; a TypeError where JSON cannot hold it."""
-    if isinstance(held, bytes):
-        return contents(uri, held, mime_type or "application/octet-stream")
-    if isinstance(held, str):
-        return contents(uri, held, mime_type or "text/plain")
-    result = ToolResult.of(held)
+    if isinstance(value, bytes):
+        return contents(uri, value, mime_type or "application/octet-stream")
+    if isinstance(value, str):
+        return contents(uri, value, mime_type or "text/plain")
+    result = ToolResult.of(value)
     return contents(
         uri, result.content[0]["text"] if result.content else "null", mime_type or "application/json"
     )

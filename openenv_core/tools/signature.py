@@ -72,8 +72,8 @@ class Method:
 
 def read_method(owner: type, attribute: str) -> Method:
     """Return a method of a class; a ConfigurationError where it is none, or has types that cannot be found."""
-    held = inspect.getattr_static(owner, attribute)
-    function = function_of(held)
+    attribute_value = inspect.getattr_static(owner, attribute)
+    function = function_of(attribute_value)
     name = getattr(function, "__qualname__", f"{owner.__qualname__}.{attribute}")
     if not callable(function):
         raise ConfigurationError(
@@ -93,7 +93,7 @@ def read_method(owner: type, attribute: str) -> Method:
     return Method(
         attribute=attribute,
         name=name,
-        parameters=tuple(parameters if isinstance(held, staticmethod) else parameters[1:]),
+        parameters=tuple(parameters if isinstance(attribute_value, staticmethod) else parameters[1:]),
         hints=hints,
         description=description,
         argument_descriptions=argument_descriptions,

@@ -186,14 +186,14 @@ class Toolset:
         self.prompts[name] = DeclaredPrompt(spec=spec, attribute=method.attribute, signature=signature)
 
     def _check_completions(self) -> None:
-        for (kind, of), argument in self.completions:
+        for (kind, owner), argument in self.completions:
             completable: Mapping[str, DeclaredPrompt | DeclaredResource] = (
                 self.prompts if kind == "ref/prompt" else self.templates
             )
-            if of not in completable or argument not in completable[of].signature.names:
+            if owner not in completable or argument not in completable[owner].signature.names:
                 raise ConfigurationError(
-                    f"expected a completion of an argument that is there, got {argument!r} of {of!r}; declare a prompt "
-                    "of that name, or a resource of that form, which takes it"
+                    f"expected a completion of an argument that is there, got {argument!r} of {owner!r}; declare a "
+                    "prompt of that name, or a resource of that form, which takes it"
                 )
 
 

@@ -167,10 +167,10 @@ def rows_of(before: Scrape, now: Scrape) -> list[Row]:
     bucket = ("ropewalk_call_seconds_bucket", "step")
     buckets = [(float(key[2]), grown(*key)) for key in samples if key[:2] == bucket]
     errors = {code: grown("ropewalk_errors_total", code) for code in now.of("ropewalk_errors_total")}
-    taken = now.of("ropewalk_slots_in_use")
+    slots_in_use = now.of("ropewalk_slots_in_use")
     row = {
         "server": where,
-        "slots": f"{sum(taken.values()):g}/{samples['ropewalk_slots',]:g}",
+        "slots": f"{sum(slots_in_use.values()):g}/{samples['ropewalk_slots',]:g}",
         "waiting": f"{samples['ropewalk_queue_waiting',]:g}",
         "steps/s": f"{grown('ropewalk_call_seconds_count', 'step') / seconds:.1f}",
         "resets/s": f"{grown('ropewalk_call_seconds_count', 'reset') / seconds:.1f}",
@@ -189,7 +189,7 @@ def rows_of(before: Scrape, now: Scrape) -> list[Row]:
             "slots": f"{slots:g}",
             "steps/s": f"{grown('ropewalk_worker_steps_total', worker) / seconds:.1f}",
         }
-        for worker, slots in sorted(taken.items(), key=lambda item: int(item[0]))
+        for worker, slots in sorted(slots_in_use.items(), key=lambda item: int(item[0]))
     ]
     return [row, *(workers if len(workers) > 1 else ())]
 

@@ -139,17 +139,21 @@ class UnixPeers:
                     extensions={"timeout": {"connect": self._connect_s}},
                 ) as response,
             ):
-                kept = _without(response.headers, _HOP_BY_HOP)
-                kind = dict(kept).get(b"content-type", b"")
+                headers_kept = _without(response.headers, _HOP_BY_HOP)
+                kind = dict(headers_kept).get(b"content-type", b"")
                 if not kind.startswith(b"text/event-stream"):
                     content = await response.aread()
-                    kept.append((b"content-length", str(len(content)).encode()))
+                    headers_kept.append((b"content-length", str(len(content)).encode()))
                     started = True
-                    await send({"type": "http.response.start", "status": response.status, "headers": kept})
+                    await send(
+                        {"type": "http.response.start", "status": response.status, "headers": headers_kept}
+                    )
                     await send({"type": "http.response.body", "body": content})
                     return True
                 started = True
-                await send({"type": "http.response.start", "status": response.status, "headers": kept})
+                await send(
+                    {"type": "http.response.start", "status": response.status, "headers": headers_kept}
+                )
                 async for chunk in response.aiter_stream():
                     if self._reply_s is not None:
                         deadline.reschedule(asyncio.get_running_loop().time() + _STREAM_SILENCE_TIMEOUT_S)

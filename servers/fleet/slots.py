@@ -93,11 +93,11 @@ class SlotTable:
         A process that is frozen while it has the lock stops nobody: after a moment the others go on without it. Each
         writes its own row alone, so the worst that comes of it is one session too many.
         """
-        held = self._lock()
+        acquired = self._lock()
         try:
             yield
         finally:
-            if held:
+            if acquired:
                 fcntl.lockf(self._fd, fcntl.LOCK_UN)
 
     def _lock(self) -> bool:
@@ -339,16 +339,16 @@ class SharedSlots(SessionSlots):
         if self._local >= self._total or self._table.row(self._worker) < self._local:
             return None
         rows = [(self._table.row(worker), worker) for worker in range(self._workers)]
-        taken, worker = min(rows)
-        return worker if taken < self._local else None
+        used, worker = min(rows)
+        return worker if used < self._local else None
 
     def lack(self, owner: str, count: int) -> FullError | None:
         """Return why a caller cannot have so many slots now; None where it can."""
         table, column = self._table, self._columns[owner]
-        if self._per_owner is not None and (taken := table.column(column)) + count > self._per_owner:
-            return FullError("session of this token", taken, self._per_owner, count, own=True)
-        if self._local < self._total and (taken := table.row(self._worker)) + count > self._local:
-            return FullError("session in this worker process", taken, self._local, count, own=True)
-        if (taken := table.total()) + count > self._total:
-            return FullError("session", taken, self._total, count)
+        if self._per_owner is not None and (used := table.column(column)) + count > self._per_owner:
+            return FullError("session of this token", used, self._per_owner, count, own=True)
+        if self._local < self._total and (used := table.row(self._worker)) + count > self._local:
+            return FullError("session in this worker process", used, self._local, count, own=True)
+        if (used := table.total()) + count > self._total:
+            return FullError("session", used, self._total, count)
         return None

@@ -95,9 +95,9 @@ class _Rounds:
     """
 
     def __init__(self, state: str | None, responses: object) -> None:
-        held: dict[str, Any] = {} if state is None else json.loads(state)
-        self._answered: list[dict[str, Any]] = held.get("answered", [])
-        self._partly: dict[str, Any] = held.get("partly", {})
+        saved: dict[str, Any] = {} if state is None else json.loads(state)
+        self._answered: list[dict[str, Any]] = saved.get("answered", [])
+        self._partly: dict[str, Any] = saved.get("partly", {})
         self._responses = responses if isinstance(responses, Mapping) else {}
         self._send_question = 0
         self.open: dict[str, Request] = {}
@@ -178,9 +178,9 @@ def sendable(value: Any) -> Any:
     if isinstance(value, str):
         return value if value.isascii() else value.encode("utf-8", "replace").decode()
     if isinstance(value, dict):
-        return {sendable(key): sendable(held) for key, held in value.items()}
+        return {sendable(key): sendable(item) for key, item in value.items()}
     if isinstance(value, list | tuple):
-        return [sendable(held) for held in value]
+        return [sendable(item) for item in value]
     return value
 
 

@@ -65,12 +65,12 @@ class _Connection:
         last_use: When one ended, by the loop's clock.
     """
 
-    def __init__(self, session: EnvironmentSession, *, owns: bool, held: HeldEvents) -> None:
+    def __init__(self, session: EnvironmentSession, *, owns: bool, held_events: HeldEvents) -> None:
         self.session = session
         self.owns = owns
         self.id = session.id if owns else f"{session.id}{SHARED}{secrets.token_hex(16)}"
         self.peer = Peer()
-        self.events = RecentEvents(held)
+        self.events = RecentEvents(held_events)
         self.transport = StreamableHTTPServerTransport(
             self.id, event_store=self.events, retry_interval=RETRY_MS
         )
@@ -193,8 +193,8 @@ class McpEngine:
         finding = self._session_of(exchange.request, exchange.owner)
         result = await while_connected(exchange.receive, finding)
         if result is None:
-            gone = JsonRpcFaultError(jsonrpc.SERVER_ERROR, "the client has left")
-            raise McpRequestRefusedError(CLIENT_LEFT, gone)
+            client_left = JsonRpcFaultError(jsonrpc.SERVER_ERROR, "the client has left")
+            raise McpRequestRefusedError(CLIENT_LEFT, client_left)
         session, opened = result
         with _hold_session(session):
             connection = None
@@ -346,7 +346,7 @@ class McpEngine:
                 text = "expected a session with room for another connection, got one that is full; try again later"
                 raise McpRequestRefusedError(503, JsonRpcFaultError(jsonrpc.SERVER_ERROR, text))
             self._close_connection(min(unused, key=lambda candidate: candidate.last_use))
-        connection = _Connection(session, owns=owns, held=self._held)
+        connection = _Connection(session, owns=owns, held_events=self._held)
         self._connections.setdefault(session, {})[connection.id] = connection
         ready = asyncio.Event()
         connection.task = keep(asyncio.create_task(self._serve(connection, ready)))

@@ -58,9 +58,9 @@ class RecentEvents(EventStore):
         weight: Of all of them.
     """
 
-    def __init__(self, held: HeldEvents) -> None:
+    def __init__(self, held_events: HeldEvents) -> None:
         self.weight = 0
-        self._held = held
+        self._held = held_events
         self._events: deque[_Event] = deque()
         self._last = 0
         self._standing: int | None = None  # the last event of the stream that waits for whatever comes

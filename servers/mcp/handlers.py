@@ -301,8 +301,8 @@ def _check_subscriptions(uris: Sequence[str]) -> None:
 
 
 def _size(content: list[dict[str, Any]]) -> int:
-    held = [source for block in content for source in (block, block.get("resource") or {})]
-    return sum(len(source.get(key) or "") for source in held for key in ("text", "data", "blob"))
+    sources = [source for block in content for source in (block, block.get("resource") or {})]
+    return sum(len(source.get(key) or "") for source in sources for key in ("text", "data", "blob"))
 
 
 def _over(error: EpisodeOverError) -> ToolResult:

@@ -55,13 +55,13 @@ class Replies:
             if event.get(b"data") == b"" and len(self._held) == 1:
                 self._held.append(message)  # the number to come back with, should the stream be cut
                 return
-            held, self._held = self._held, []
+            earlier_events, self._held = self._held, []
             if b"data" in event and self._events.is_reply(event.get(b"id", b"").decode("latin-1")):
                 self._over = True
-                await self._send(_as_json(held[0], len(event[b"data"])))
+                await self._send(_as_json(earlier_events[0], len(event[b"data"])))
                 await self._send({"type": "http.response.body", "body": event[b"data"]})
                 return
-            for earlier in held:
+            for earlier in earlier_events:
                 await self._send(earlier)
         if not self._over:
             await self._send(message)

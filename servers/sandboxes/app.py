@@ -172,11 +172,13 @@ class SandboxApp(Starlette):
             raise ApiError(404, f"{kind} {name!r} was not found: it has ended, or never was")
         return record
 
-    async def _change(self, request: Request, kept: str) -> tuple[Record, _Change]:
+    async def _change(self, request: Request, feature: str) -> tuple[Record, _Change]:
         """Return the sandbox, and what is asked of it, which must leave its memory as it is."""
         record, body = self._mine(request), await _read(request, _Change)
         if not body.memory:
-            raise ApiError(400, f"expected {kept} that keeps the memory, got another: 'filesystem', 'reboot'")
+            raise ApiError(
+                400, f"expected {feature} that keeps the memory, got another: 'filesystem', 'reboot'"
+            )
         return record, body
 
     async def _health(self, request: Request) -> Response:
@@ -276,8 +278,8 @@ class SandboxApp(Starlette):
     async def _snapshot(self, request: Request) -> Response:
         record, body = await self._change(request, "a snapshot")
         names = () if body.name is None else (body.name,)
-        made = await self.table.fork(record, 0, snapshot_of=record.id, names=names)
-        return JSONResponse({"snapshotID": made.id, "names": names}, 201)
+        snapshot = await self.table.fork(record, 0, snapshot_of=record.id, names=names)
+        return JSONResponse({"snapshotID": snapshot.id, "names": names}, 201)
 
     async def _list_snapshots(self, request: Request) -> Response:
         query = request.query_params

@@ -210,18 +210,18 @@ async def _input(guest: Guest, pid: int, given: Json) -> Json:
 
 async def _take_input(guest: Guest, request: Request) -> AsyncIterator[Json]:
     pid: Any = None
-    held = bytearray()
+    buffer = bytearray()
     async for piece in _pieces(request):
-        held += piece
-        while len(held) >= 5 and len(held) >= 5 + (size := int.from_bytes(held[1:5], "big")):
-            message = message_of(bytes(held[5 : 5 + size]))
-            del held[: 5 + size]
+        buffer += piece
+        while len(buffer) >= 5 and len(buffer) >= 5 + (size := int.from_bytes(buffer[1:5], "big")):
+            message = message_of(bytes(buffer[5 : 5 + size]))
+            del buffer[: 5 + size]
             event = message.get("event", message)
             if "start" in event:
                 pid = _pid(event["start"])
             elif "data" in event:
                 await _input(guest, pid, event["data"]["input"])
-        if len(held) > MAX_MESSAGE:
+        if len(buffer) > MAX_MESSAGE:
             raise GuestError(
                 "resource_exhausted", f"expected messages of at most {MAX_MESSAGE} bytes, got more"
             )
@@ -283,26 +283,26 @@ async def coming(output: Subscription, timeout_s: float | None) -> AsyncIterator
     deadline = None if timeout_s is None else loop.time() + timeout_s
     while True:
         left_s = KEEPALIVE_S if deadline is None else min(KEEPALIVE_S, deadline - loop.time())
-        came = await output.take(max(left_s, 0.0))
-        if came is None and deadline is not None and loop.time() >= deadline:
+        message = await output.take(max(left_s, 0.0))
+        if message is None and deadline is not None and loop.time() >= deadline:
             raise GuestError("deadline_exceeded", f"expected it to end within {timeout_s:g} s, got no end")
-        if came is not None and came[0].get("lost"):
-            raise GuestError("unavailable", str(came[0].get("status")))
-        yield came
-        if came is not None and "end" in came[0]:
+        if message is not None and message[0].get("lost"):
+            raise GuestError("unavailable", str(message[0].get("status")))
+        yield message
+        if message is not None and "end" in message[0]:
             return
 
 
 async def _process_events(pid: int, output: Subscription, timeout_s: float | None) -> AsyncIterator[Json]:
     yield {"event": {"start": {"pid": pid}}}
-    async for came in coming(output, timeout_s):
+    async for message in coming(output, timeout_s):
         event: Json = {"keepalive": {}}
-        if came is not None and "end" in came[0]:
-            code, status = int(came[0]["end"]), str(came[0]["status"])
+        if message is not None and "end" in message[0]:
+            code, status = int(message[0]["end"]), str(message[0]["status"])
             error = {"error": status} if code else {}
             event = {"end": {"exitCode": code, "exited": code >= 0, "status": status, **error}}
-        elif came is not None:
-            event = {"data": {str(came[0]["pipe"]): base64.b64encode(came[1]).decode()}}
+        elif message is not None:
+            event = {"data": {str(message[0]["pipe"]): base64.b64encode(message[1]).decode()}}
         yield {"event": event}
 
 
@@ -319,8 +319,8 @@ async def _watch(guest: Guest, body: Json, name: str, *, held: bool) -> None:
     await guest.ask("watch", name=name, path=body["path"], recursive=recursive, held=held)
 
 
-def _events(came: Any) -> list[Json]:
-    return [{"type": f"EVENT_TYPE_{kind}", "name": str(name)} for kind, name in came]
+def _events(changes: Any) -> list[Json]:
+    return [{"type": f"EVENT_TYPE_{kind}", "name": str(name)} for kind, name in changes]
 
 
 async def _watch_folder(guest: Guest, body: Json, timeout_s: float | None) -> AsyncIterator[Json]:
@@ -328,13 +328,13 @@ async def _watch_folder(guest: Guest, body: Json, timeout_s: float | None) -> As
         await _watch(guest, body, output.stream, held=False)
         try:
             yield {"start": {}}
-            async for came in coming(output, timeout_s):
-                if came is None:
+            async for message in coming(output, timeout_s):
+                if message is None:
                     yield {"keepalive": {}}
-                elif "end" in came[0]:
-                    raise GuestError("not_found", str(came[0].get("status")))
+                elif "end" in message[0]:
+                    raise GuestError("not_found", str(message[0].get("status")))
                 else:
-                    for event in _events(came[0].get("events", ())):
+                    for event in _events(message[0].get("events", ())):
                         yield {"filesystem": event}
         finally:
             guest.tell("unwatch", name=output.stream)
@@ -401,16 +401,16 @@ async def _upload(guest: Guest, request: Request, path: str) -> list[Json]:
 
 
 async def _write(guest: Guest, path: str, pieces: AsyncIterator[bytes]) -> Json:
-    offset, held = 0, bytearray()
+    offset, buffer = 0, bytearray()
     entry: Json = {}
     async for piece in pieces:
-        held += piece
-        while len(held) >= FILE_PIECE:
-            entry = (await guest.ask("write", bytes(held[:FILE_PIECE]), path=path, offset=offset))[0]
+        buffer += piece
+        while len(buffer) >= FILE_PIECE:
+            entry = (await guest.ask("write", bytes(buffer[:FILE_PIECE]), path=path, offset=offset))[0]
             offset += FILE_PIECE
-            del held[:FILE_PIECE]
-    if held or not offset:
-        entry = (await guest.ask("write", bytes(held), path=path, offset=offset))[0]
+            del buffer[:FILE_PIECE]
+    if buffer or not offset:
+        entry = (await guest.ask("write", bytes(buffer), path=path, offset=offset))[0]
     info: Json = entry["entry"]
     return info
 

@@ -81,9 +81,9 @@ class Subscription:
     The agent waits for the fastest reader; one that is left behind by more than `MAX_HELD` is told that all is lost.
     """
 
-    def __init__(self, stream: str, taken: Callable[[int], None]) -> None:
+    def __init__(self, stream: str, on_taken: Callable[[int], None]) -> None:
         self.stream = stream
-        self._taken = taken
+        self._taken = on_taken
         self._held: asyncio.Queue[tuple[dict[str, Any], bytes, int]] = asyncio.Queue()
         self._bytes = 0
 
@@ -108,8 +108,8 @@ class Subscription:
         while not self._held.empty():
             self._note_taken(self._held.get_nowait())
 
-    def _note_taken(self, came: tuple[dict[str, Any], bytes, int]) -> tuple[dict[str, Any], bytes]:
-        header, blob, size = came
+    def _note_taken(self, message: tuple[dict[str, Any], bytes, int]) -> tuple[dict[str, Any], bytes]:
+        header, blob, size = message
         self._bytes -= size + _FRAME_BYTES
         if "pipe" in header:
             self._taken(len(blob))

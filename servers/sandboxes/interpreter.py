@@ -115,16 +115,16 @@ async def _interrupt(
     """Interrupt a cell that nobody waits for, and give the next one its turn."""
     async with stack:
         record.guest.tell("interrupt", name=name)
-        while (came := await output.take()) is not None and "end" not in came[0]:
+        while (message := await output.take()) is not None and "end" not in message[0]:
             pass
 
 
 async def _lines(output: Subscription) -> AsyncIterator[bytes]:
     decoders = {pipe: codecs.getincrementaldecoder("utf-8")("replace") for pipe in ("stdout", "stderr")}
-    async for came in coming(output, None):
-        if came is None:
+    async for message in coming(output, None):
+        if message is None:
             continue
-        header, blob = came
+        header, blob = message
         if "line" in header:
             yield blob.replace(b"\n", b" ") + b"\n"
         elif (pipe := str(header.get("pipe"))) in decoders and (text := decoders[pipe].decode(blob)):

@@ -287,9 +287,9 @@ class _Unpacked:
             if not (data := await self._reader.read(1 << 16)):
                 raise EOFError
             self._left += b"".join(piece for stream, piece in self._splitter.feed(data) if stream == 1)
-        taken = bytes(self._left[:n])
+        chunk = bytes(self._left[:n])
         del self._left[:n]
-        return taken
+        return chunk
 
 
 async def _attached(engine: DockerEngine, container: str) -> Guest:
@@ -297,7 +297,7 @@ async def _attached(engine: DockerEngine, container: str) -> Guest:
     program = _program()
     command = ["python3", "-u", "-c", _BOOT, str(len(program))]
     body = {"Cmd": command, "AttachStdin": True, "AttachStdout": True, "AttachStderr": True}
-    made = await asyncio.to_thread(engine.call, "POST", f"/containers/{container}/exec", body=body)
+    created = await asyncio.to_thread(engine.call, "POST", f"/containers/{container}/exec", body=body)
     connection = await asyncio.to_thread(_wire.connect, engine.address, BOOT_TIMEOUT_S)
     tls = _wire.tls(engine.address)
     connection.setblocking(False)
@@ -307,7 +307,7 @@ async def _attached(engine: DockerEngine, container: str) -> Guest:
     )
     reader, writer = await opened(sock=connection, **secure)
     try:
-        writer.write(_wire.attach_request(made["Id"]))
+        writer.write(_wire.attach_request(created["Id"]))
         async with asyncio.timeout(BOOT_TIMEOUT_S):
             head = await reader.readuntil(b"\r\n\r\n")
         if head.split(b" ", 2)[1] not in (b"101", b"200"):

@@ -114,8 +114,8 @@ async def _carry(
     async with guest.subscribed(f"t{guest.name()}") as output:
 
         async def upwards() -> None:
-            while (came := await output.take()) is not None and "end" not in came[0]:
-                writer.write(came[1])
+            while (message := await output.take()) is not None and "end" not in message[0]:
+                writer.write(message[1])
                 await writer.drain()
 
         async def downwards() -> None:

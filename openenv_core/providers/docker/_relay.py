@@ -146,10 +146,10 @@ class Stream(asyncio.Protocol):
         """Credit what the connection has taken, and end it in this direction after the last of it."""
         if self.transport is None:
             return
-        taken = self.owed - self.transport.get_write_buffer_size()
-        if taken >= WINDOW // 4:
-            self.owed -= taken
-            self.mux.send(CREDIT, self.number, struct.pack(">I", taken))
+        written = self.owed - self.transport.get_write_buffer_size()
+        if written >= WINDOW // 4:
+            self.owed -= written
+            self.mux.send(CREDIT, self.number, struct.pack(">I", written))
         if self.write_end and not self.transport.is_closing():
             try:
                 self.transport.write_eof()

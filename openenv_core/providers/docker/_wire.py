@@ -140,7 +140,7 @@ class StreamSplitter:
     def feed(self, data: bytes) -> "list[tuple[int, bytes]]":
         """Return what has come, by its stream: 1 is standard output, 2 standard error. A piece may come in parts."""
         self._held += data
-        came = list[tuple[int, bytes]]()
+        frames = list[tuple[int, bytes]]()
         while self._held:
             if not self._left:
                 if len(self._held) < 8:
@@ -151,8 +151,8 @@ class StreamSplitter:
             piece = bytes(self._held[: self._left])
             del self._held[: len(piece)]
             self._left -= len(piece)
-            came.append((self._stream, piece))
-        return came
+            frames.append((self._stream, piece))
+        return frames
 
 
 class EngineStream(NamedTuple):

@@ -304,10 +304,10 @@ def _wait_until_healthy(
 
     def probe(left_s: float) -> str | None:
         nonlocal answer_s
-        seen = health_of(port, min(left_s, answer_s), container.options.token)
-        if seen is not None and seen.startswith("TimeoutError"):
+        trouble = health_of(port, min(left_s, answer_s), container.options.token)
+        if trouble is not None and trouble.startswith("TimeoutError"):
             answer_s = min(2 * answer_s, LAST_RESPONSE_TIMEOUT_S)
-        return seen
+        return trouble
 
     def pause(seconds: float) -> None:
         nonlocal next_look
@@ -323,13 +323,13 @@ def _wait_until_healthy(
             next_look = time.monotonic() + POLL_INTERVAL_S
         time.sleep(seconds)
 
-    seen = wait_healthy(probe, deadline - time.monotonic(), pause)
-    if seen is None:
+    trouble = wait_healthy(probe, deadline - time.monotonic(), pause)
+    if trouble is None:
         return
     _require_running(container)
     raise ServerStartError(
         f"expected {container.image} to be healthy on port {container.options.port} within "
-        f"{container.options.start_timeout_s:g} s, got {seen}; raise start_timeout_s if it needs longer, "
+        f"{container.options.start_timeout_s:g} s, got {trouble}; raise start_timeout_s if it needs longer, "
         "or name the port where it listens",
         container.logs(),
     )

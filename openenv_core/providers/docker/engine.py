@@ -219,21 +219,23 @@ class DockerEngine:
             EngineRefusedError: The container does not run, say.
         """
         request = {"AttachStdout": True, "AttachStderr": True, "Cmd": list(command), **settings}
-        made = self.call("POST", f"/containers/{container}/exec", body=request)["Id"]
-        with self._telling(f"POST /exec/{made}/start", timeout_s):
+        exec_id = self.call("POST", f"/containers/{container}/exec", body=request)["Id"]
+        with self._telling(f"POST /exec/{exec_id}/start", timeout_s):
             response = _wire.stream(
                 self.address,
-                f"/exec/{made}/start",
+                f"/exec/{exec_id}/start",
                 {"Detach": False, "Tty": False},
                 timeout_s=timeout_s,
                 most=most,
             )
         if response.status not in DONE:
-            raise _refusal(f"POST /exec/{made}/start", _wire.EngineResponse(response.status, response.data))
+            raise _refusal(
+                f"POST /exec/{exec_id}/start", _wire.EngineResponse(response.status, response.data)
+            )
         output = _without_headers(response.data)
         if not response.ended:
             return EngineExecution(output, None, response.full)
-        return EngineExecution(output, int(self.call("GET", f"/exec/{made}/json")["ExitCode"]), False)
+        return EngineExecution(output, int(self.call("GET", f"/exec/{exec_id}/json")["ExitCode"]), False)
 
     def ended_for_memory(self, container: str, since: float, until: float) -> bool:
         """Whether the kernel killed a process of the container for its memory in that time."""

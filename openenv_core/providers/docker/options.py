@@ -257,7 +257,7 @@ def _host(options: ContainerOptions) -> dict[str, Any]:
         "NetworkMode": options.network,
         "ReadonlyRootfs": options.read_only,
         "Init": options.init,
-        "Tmpfs": {path: how or TMPFS for path, how in places.items()},
+        "Tmpfs": {path: mount_options or TMPFS for path, mount_options in places.items()},
         "LogConfig": {"Type": "json-file", "Config": {"max-size": LOG_BYTES, "max-file": "2"}},
     }
     if options.cap_drop:

@@ -549,14 +549,14 @@ class Agent:
         def ignore_others(below: str, _: list[str]) -> list[str]:
             return [os.path.basename(os.environ["TMPDIR"])] if below == home else []
 
-        came: list[int] = []
+        descriptors: list[int] = []
         try:
             shutil.copytree(home, folder, symlinks=True, dirs_exist_ok=True, ignore=ignore_others)
             originals = [(name, self._contexts[name]) for name in contexts]
             copies = [(name, context.cwd, context.fork(home, folder)) for name, context in originals]
-            came = socket.recv_fds(self.host, 1, MAX_DESCRIPTORS)[1]
+            descriptors = socket.recv_fds(self.host, 1, MAX_DESCRIPTORS)[1]
             if (process := os.fork()) == 0:
-                self._become(folder, came, copies)
+                self._become(folder, descriptors, copies)
             self._copies.append(process)
         except shutil.Error as error:
             source, _, why = error.args[0][0]
@@ -564,7 +564,7 @@ class Agent:
             code = "resource_exhausted" if readable else "permission_denied"
             raise _RefusedError(code, f"{source!r} was not copied: {why}"[:1000]) from None
         finally:
-            for each in came or self._unused():
+            for each in descriptors or self._unused():
                 os.close(each)
 
     def _unused(self) -> list[int]:
@@ -578,12 +578,12 @@ class Agent:
         self.host.setblocking(True)
         return ports
 
-    def _become(self, folder: str, came: list[int], contexts: list[tuple[str, str, int]]) -> NoReturn:
+    def _become(self, folder: str, descriptors: list[int], contexts: list[tuple[str, str, int]]) -> NoReturn:
         """In the copy: let go of all that is the original's, and serve the other channel."""
         try:
             self._selector.close()  # or, collected later, it would close whatever has its number by then
             control, stdout, stderr, channel, *leads = [
-                fcntl.fcntl(each, fcntl.F_DUPFD_CLOEXEC, 5) for each in came
+                fcntl.fcntl(each, fcntl.F_DUPFD_CLOEXEC, 5) for each in descriptors
             ]
             nothing = os.open(os.devnull, os.O_RDONLY)
             arrange([nothing, stdout, stderr, control, channel], leads)

@@ -67,10 +67,14 @@ def _bundle(value: Any, text: str) -> dict[str, str]:
     data: dict[str, str] = {"text/plain": text}
     kind = type(value)
     if callable(several := getattr(kind, "_repr_mimebundle_", None)):
-        made = several(value)
-        made = made[0] if isinstance(made, tuple) else made
+        representations = several(value)
+        representations = representations[0] if isinstance(representations, tuple) else representations
         data.update(
-            {str(mime): _plain(content) for mime, content in dict(made or {}).items() if content is not None}
+            {
+                str(mime): _plain(content)
+                for mime, content in dict(representations or {}).items()
+                if content is not None
+            }
         )
         return data
     for mime, name in _METHODS:

@@ -72,8 +72,8 @@ def receive_request(connection: socket.socket, descriptors: "list[int] | None" =
     if descriptors is None:
         begin = b""
     else:
-        begin, came, _, _ = socket.recv_fds(connection, REQUEST.size, 3 * BRANCHES_AT_ONCE)
-        descriptors += came
+        begin, received, _, _ = socket.recv_fds(connection, REQUEST.size, 3 * BRANCHES_AT_ONCE)
+        descriptors += received
         if not begin:
             raise EOFError
     (length,) = REQUEST.unpack(begin + _exactly(connection, REQUEST.size - len(begin)))

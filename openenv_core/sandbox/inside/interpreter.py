@@ -78,10 +78,10 @@ def arrange(descriptors: list[int], kept: Iterable[int] = ()) -> None:
 def _forked(control: socket.socket, furnish: Furnish, home: str, folder: str) -> bool:
     """Fork an interpreter as it stands; return whether this is the copy, which is no child of the agent's."""
     with socket.socket(fileno=os.dup(HOST)) as host:
-        _, came, _, _ = socket.recv_fds(host, 1, MAX_DESCRIPTORS)
+        _, descriptors, _, _ = socket.recv_fds(host, 1, MAX_DESCRIPTORS)
     seeded = random.getstate()  # Python seeds anew in every fork
     if (between := os.fork()) != 0:
-        for descriptor in came:
+        for descriptor in descriptors:
             os.close(descriptor)
         os.waitpid(between, 0)
         return False
@@ -89,7 +89,7 @@ def _forked(control: socket.socket, furnish: Furnish, home: str, folder: str) ->
         control.sendall(pack({"process": copy}))
         os._exit(0)
     random.setstate(seeded)
-    for place, descriptor in enumerate(came, 1):
+    for place, descriptor in enumerate(descriptors, 1):
         os.dup2(descriptor, place, inheritable=place < 3)
         os.close(descriptor)
     cwd = os.getcwd()

@@ -90,17 +90,24 @@ class RequestRunner:
 
     def turn(self) -> None:
         """Answer one request."""
-        came: list[int] = []
+        descriptors: list[int] = []
         try:
-            request = frames.receive_request(self.control, came)
+            request = frames.receive_request(self.control, descriptors)
         except (EOFError, OSError):
             os._exit(0)
         if request["op"] == "serve":
-            agent = Agent(came[0], came[0], os.getcwd(), sessions=False, host=self.control, furnish=furnish)
+            agent = Agent(
+                descriptors[0],
+                descriptors[0],
+                os.getcwd(),
+                sessions=False,
+                host=self.control,
+                furnish=furnish,
+            )
             agent.serve()
-        self.take(request, came)
+        self.take(request, descriptors)
 
-    def take(self, request: dict[str, Any], came: list[int]) -> None:
+    def take(self, request: dict[str, Any], descriptors: list[int]) -> None:
         """Do what is asked for, and answer."""
         self.control.sendall(self.answer(request))
 
@@ -108,36 +115,36 @@ class RequestRunner:
         """Do what one message asks for, and return the answer's bytes."""
         answer = _empty_answer(request)
         texts: list[str] = []
-        shown = ShownBundles(self._outputs_bytes)
+        bundles = ShownBundles(self._outputs_bytes)
         try:
             try:
                 self._streams_again(request.get("stdin"))
                 self.interrupts.begin()
-                self._run(request, answer, texts, shown)
+                self._run(request, answer, texts, bundles)
             finally:
                 self.interrupts.end()
         except BaseException as error:  # interrupted after the code, and before that was told
             self.interrupts.end()
             answer.update(status="error", exit_code=1, error=describe(error))
         answer["text"] = bool(texts)
-        for kind, data in shown.bundles:
+        for kind, data in bundles.bundles:
             answer["outputs"].append([kind, list(data)])
             texts += data.values()
         answer.update(
-            truncated=shown.truncated,
+            truncated=bundles.truncated,
             count=self.cells.count,
             max_rss=resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024,
         )
         return frames.pack_answer(answer, texts)
 
     def _run(
-        self, request: dict[str, Any], answer: dict[str, Any], texts: list[str], shown: ShownBundles
+        self, request: dict[str, Any], answer: dict[str, Any], texts: list[str], bundles: ShownBundles
     ) -> None:
         try:
             if request["op"] == "call":
                 value = self.cells.call(request["name"], decode(request["args"]), decode(request["kwargs"]))
                 texts.append(dumps(value, max_bytes=frames.MAX_VALUE).decode())
-            elif (result := self.cells.run(request["code"], shown)) is not None:
+            elif (result := self.cells.run(request["code"], bundles)) is not None:
                 texts.append(result)
         except SystemExit as error:
             if (code := error.code) is not None and code != 0:
@@ -223,11 +230,11 @@ class BranchingRunner(RequestRunner):
         super().__init__(control, outputs_bytes)
         self._branches: list[int] = []
 
-    def take(self, request: dict[str, Any], came: list[int]) -> None:
+    def take(self, request: dict[str, Any], descriptors: list[int]) -> None:
         """Do so in a fork."""
         self.flush()
         if request["op"] == "branch":
-            self._branch(request, came)
+            self._branch(request, descriptors)
         else:
             self._run_apart(request)
 
@@ -257,18 +264,20 @@ class BranchingRunner(RequestRunner):
         rolled_back = _empty_answer(request) | {"status": "rolled_back", "exit_code": exit_code}
         self.control.sendall(frames.pack_answer(rolled_back, []))
 
-    def _branch(self, request: dict[str, Any], came: list[int]) -> None:
+    def _branch(self, request: dict[str, Any], descriptors: list[int]) -> None:
         # Those that have ended count as processes of the session until they are waited for.
         self._branches = [process for process in self._branches if _runs(process)]
         randomness = random.getstate()
         # Fewer descriptors have come than were sent where the code has too many open; who gets none is not born.
-        for folder, *own in zip(request["folders"], came[::3], came[1::3], came[2::3], strict=False):
+        for folder, *own in zip(
+            request["folders"], descriptors[::3], descriptors[1::3], descriptors[2::3], strict=False
+        ):
             try:
                 process = os.fork()
             except OSError:
                 break
             if process == 0:
-                for descriptor in set(came).difference(own):
+                for descriptor in set(descriptors).difference(own):
                     os.close(descriptor)
                 self._branches = []
                 random.setstate(randomness)
@@ -280,7 +289,7 @@ class BranchingRunner(RequestRunner):
                 self.control.send(frames.READY)
                 return
             self._branches.append(process)
-        for descriptor in came:
+        for descriptor in descriptors:
             os.close(descriptor)
         self.control.sendall(frames.pack_answer(_empty_answer(request), []))
 

@@ -99,11 +99,11 @@ class CgroupMaker:
         group = Cgroup(
             {controller: parent / full for controller, parent in self.parents.items()}, self.version
         )
-        made: list[Path] = []
+        created: list[Path] = []
         try:
             for directory in group._each:
                 directory.mkdir()
-                made.append(directory)
+                created.append(directory)
             memory, pids = group.directories["memory"], group.directories["pids"]
             if self.version == 2:
                 write_file(memory / "memory.max", str(memory_bytes))
@@ -115,7 +115,7 @@ class CgroupMaker:
                     write_file(memory / "memory.memsw.limit_in_bytes", str(memory_bytes))
             write_file(pids / "pids.max", str(processes))
         except OSError:
-            for directory in made:
+            for directory in created:
                 with suppress(OSError):
                     directory.rmdir()
             raise

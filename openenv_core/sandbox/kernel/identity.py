@@ -51,12 +51,12 @@ def _has_capability(number: int) -> bool:
 def _bounding() -> Iterator[int]:
     for number in range(_CAP_LAST_POSSIBLE + 1):
         try:
-            held = libc.prctl(_PR_CAPBSET_READ, number, step="reading the bounding set")
+            present = libc.prctl(_PR_CAPBSET_READ, number, step="reading the bounding set")
         except OSError as error:
             if error.errno == errno.EINVAL:  # beyond the last one that this kernel knows
                 return
             raise
-        if held:
+        if present:
             yield number
 
 
@@ -66,10 +66,10 @@ def drop_bounding() -> bool:
     An ordinary user cannot empty it; no_new_privs makes what is left harmless.
     """
     if _has_capability(_CAP_SETPCAP):
-        held = list(_bounding())
-        for number in held:
+        capabilities = list(_bounding())
+        for number in capabilities:
             libc.prctl(_PR_CAPBSET_DROP, number, step=f"dropping capability {number}")
-        if not held:
+        if not capabilities:
             return True
     return next(_bounding(), None) is None
 
@@ -107,9 +107,9 @@ def drop_capabilities() -> None:
     libc.prctl(_PR_CAP_AMBIENT, _PR_CAP_AMBIENT_CLEAR_ALL, step="clearing ambient capabilities")
     header = struct.pack("=Ii", _CAPABILITY_VERSION_3, 0)
     libc.call("capset", header, bytes(24), step="dropping capabilities")
-    held = _capget()
-    if any(held):
-        raise OSError(errno.EPERM, f"capabilities: expected none, got {held}")
+    remaining = _capget()
+    if any(remaining):
+        raise OSError(errno.EPERM, f"capabilities: expected none, got {remaining}")
 
 
 @lru_cache(maxsize=2)

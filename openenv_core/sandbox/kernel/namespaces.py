@@ -337,9 +337,9 @@ def uncover(paths: Iterable[str]) -> None:
     _make_private()
     with _passable_folders():
         for above, below in covered.items():
-            held = {path: os.open(path, os.O_PATH | os.O_CLOEXEC) for path in below}
+            descriptors = {path: os.open(path, os.O_PATH | os.O_CLOEXEC) for path in below}
             tmpfs(above, _QUIET, mode="0755", size="1m")
-            for path, descriptor in held.items():
+            for path, descriptor in descriptors.items():
                 _make_place(path, os.fstat(descriptor).st_mode)
                 _bind(f"/proc/self/fd/{descriptor}", path, _SHUT)
                 os.close(descriptor)

@@ -346,8 +346,8 @@ class _Program(ctypes.Structure):
 def install(filter_code: bytes) -> None:
     """Install a filter on every thread of this process, after no_new_privs; it cannot be taken away again."""
     libc.no_new_privileges()
-    held = ctypes.create_string_buffer(filter_code, len(filter_code))
-    fprog = _Program(len(filter_code) // _INSTRUCTION_BYTES, ctypes.addressof(held))
+    buffer = ctypes.create_string_buffer(filter_code, len(filter_code))
+    fprog = _Program(len(filter_code) // _INSTRUCTION_BYTES, ctypes.addressof(buffer))
     # SPEC_ALLOW: kernels before 5.16 slow every filtered process down otherwise, loops of Python included.
     flags = _TSYNC | _SPEC_ALLOW
     stray = libc.call("seccomp", _SET_MODE_FILTER, flags, ctypes.byref(fprog), step="seccomp filter")

@@ -18,7 +18,9 @@ class PlaceHolderEnv(MCPToolClient):
 
     def _parse_result(self, payload: dict[str, Any]) -> StepResult[Any]:
         """Read what a reset answers as its own model, and the rest as tools answer."""
-        seen = payload["observation"]
-        if "task" not in seen:
+        observation = payload["observation"]
+        if "task" not in observation:
             return super()._parse_result(payload)
-        return StepResult(PlaceHolderObservation.model_validate(seen), None, False, payload.get("metadata"))
+        return StepResult(
+            PlaceHolderObservation.model_validate(observation), None, False, payload.get("metadata")
+        )

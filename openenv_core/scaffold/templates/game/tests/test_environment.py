@@ -33,6 +33,6 @@ def test_halving_finds_every_number_through_the_client() -> None:
         for seed in range(20):
             result = env.reset(seed=seed)
             while not result.done:
-                seen = result.observation
-                result = env.step(PlaceHolderAction(guess=(seen.lowest + seen.highest) // 2))
+                observation = result.observation
+                result = env.step(PlaceHolderAction(guess=(observation.lowest + observation.highest) // 2))
             assert (result.reward, result.observation.hint) == (1.0, "found")

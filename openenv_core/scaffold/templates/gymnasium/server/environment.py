@@ -50,11 +50,11 @@ class PlaceHolderEnvironment(Environment[PlaceHolderAction, PlaceHolderObservati
         """
         if seed is None:
             seed = secrets.randbits(_DRAWN_SEED_BITS)
-        seen, _ = self._inner.reset(seed=seed)
+        observation, _ = self._inner.reset(seed=seed)
         self._state = PlaceHolderState(
             episode_id=str(uuid4()) if episode_id is None else episode_id, seed=seed
         )
-        return PlaceHolderObservation(values=to_json(seen))
+        return PlaceHolderObservation(values=to_json(observation))
 
     def step(self, action: PlaceHolderAction) -> PlaceHolderObservation:
         """Take one action.
@@ -68,14 +68,14 @@ class PlaceHolderEnvironment(Environment[PlaceHolderAction, PlaceHolderObservati
             raise EpisodeOverError("expected reset() before the first step(), got step(); call reset() first")
         if state.done:
             raise EpisodeOverError
-        taken = from_json(self._inner.action_space, action.action)
-        seen, reward, terminated, truncated, _ = self._inner.step(taken)
+        inner_action = from_json(self._inner.action_space, action.action)
+        observation, reward, terminated, truncated, _ = self._inner.step(inner_action)
         state.step_count += 1
         state.done = bool(terminated or truncated)
         return PlaceHolderObservation(
             done=state.done,
             reward=float(reward),
-            values=to_json(seen),
+            values=to_json(observation),
             terminated=bool(terminated),
             truncated=bool(truncated),
         )

@@ -28,12 +28,12 @@ def from_json(space: Space[Any], value: Any) -> Any:
     """
     try:
         converted = _read(space, value)
-        taken = space.contains(converted)
+        valid = space.contains(converted)
     except (TypeError, ValueError, KeyError, OverflowError) as error:
         raise EnvironmentFailureError(
             f"expected an action of {space}, got {str(value)[:200]}: {error}"
         ) from error
-    if not taken:
+    if not valid:
         raise EnvironmentFailureError(f"expected an action of {space}, got {str(value)[:200]}")
     return converted
 

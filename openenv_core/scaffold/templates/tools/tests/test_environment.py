@@ -43,8 +43,8 @@ def test_looking_at_every_shelf_answers_the_question_through_the_client() -> Non
             first = env.reset(seed=seed).observation
             assert isinstance(first, PlaceHolderObservation)
             wanted = first.task.split()[2]
-            seen = [env.call_tool("look", shelf=shelf) for shelf in env.call_tool("list_shelves")]
-            total = sum(goods.get(wanted, 0) for goods in seen)
+            shelves = [env.call_tool("look", shelf=shelf) for shelf in env.call_tool("list_shelves")]
+            total = sum(goods.get(wanted, 0) for goods in shelves)
             end = env.step(CallToolAction(tool_name="submit", arguments={"total": total}))
             assert isinstance(end.observation, CallToolObservation)
             assert (end.observation.result, end.reward, end.done) == ("right", 1.0, True)
