@@ -19,7 +19,7 @@ from rl_bridge.buffer.replay import Admission, ReplayBuffer
 from rl_bridge.config import Config
 from rl_bridge.loops.grpo import collect
 from rl_bridge.rollout.assignment import AssignmentResult, sampling_seed
-from rl_bridge.rollout.dispatcher import Dispatcher, Played
+from rl_bridge.rollout.dispatcher import Dispatcher, PlayedGroup
 from rl_bridge.types import Group, Trajectory
 
 pytestmark = [pytest.mark.heavy, pytest.mark.soak, pytest.mark.timeout(600)]
@@ -188,7 +188,7 @@ async def test_terminated_worker_hands_on_its_finished_episodes_and_is_replaced(
         results: list[AssignmentResult] = []
         settle = running.dispatcher.settle
 
-        async def noting(lease: GroupLease, played: Played) -> None:
+        async def noting(lease: GroupLease, played: PlayedGroup) -> None:
             results.append(played.result)
             await settle(lease, played)
 
