@@ -227,12 +227,12 @@ class Environment(ABC, Generic[ActT, ObsT, StateT]):
             return None
 
     def _reset_rubric(self) -> None:
-        """Tell the rubric of a new episode, where it has a `reset` to be told by."""
+        """Reset the rubric for a new episode, where it has a `reset`."""
         if (reset := getattr(self.rubric, "reset", None)) is not None:
             reset()
 
     async def _reset_rubric_async(self) -> None:
-        """Tell the rubric of a new episode by its `reset_async`, else its `reset`."""
+        """Reset the rubric for a new episode by its `reset_async`, else its `reset`."""
         if (reset_async := getattr(self.rubric, "reset_async", None)) is None:
             self._reset_rubric()
         elif inspect.isawaitable(pending := reset_async()):

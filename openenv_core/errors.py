@@ -70,7 +70,7 @@ class NotForkableError(EnvironmentFailureError):
 
 
 class LLMError(EnvironmentFailureError, RuntimeError):
-    """A language model was asked, and gave no answer in time, or none that can be read."""
+    """A language model gave no valid answer in time."""
 
 
 class ClientError(OpenEnvError):
@@ -244,7 +244,7 @@ class EngineUnavailableError(ProviderError):
 
 
 class EngineRefusedError(ProviderError):
-    """The Docker engine said no.
+    """The Docker engine refused a request.
 
     Attributes:
         status: The HTTP status of its answer.
@@ -267,7 +267,7 @@ class OptionUnavailableError(ProviderError):
 
 @contextmanager
 def installed_with(extra: str, expected: str, *packages: str) -> Iterator[None]:
-    """Let an import in the block that fails say which extra of Ropewalk brings it.
+    """Turn a failed import in the block into an error that names the extra to install.
 
     Args:
         extra: The extra.
@@ -285,7 +285,7 @@ def installed_with(extra: str, expected: str, *packages: str) -> Iterator[None]:
 
 
 def lazy_names(module: dict[str, Any], places: Mapping[str, str]) -> Callable[[str], Any]:
-    """Return a module's `__getattr__` that imports names from their modules, given by name, when they are asked for."""
+    """Return a module's `__getattr__` that imports names from their modules on first access."""
 
     def find(name: str) -> Any:
         if name not in places:

@@ -69,7 +69,7 @@ class RunningTarget:
 
 
 def target_of(text: str, *, kind: TargetKind | None = None) -> Target:
-    """Tell what a text stands for.
+    """Resolve a text to a target.
 
     In this order: a URL; a path that exists; `module:attribute` that can be imported; the name of an environment;
     the name of an image. A name with a tag or a slash that is none of the others is an image.
@@ -178,7 +178,7 @@ def _kind_of(text: str) -> TargetKind:
 
 
 def importable_kind(text: str) -> TargetKind:
-    """Tell which a text is of a path, a module and a name, in this order; which it looks like, where there is none.
+    """Return the first kind that exists for a text: path, module or name; where none exists, the kind it looks like.
 
     It is what `target_of` tells of what is neither a URL nor an image.
     """
@@ -199,7 +199,7 @@ def _found_kind(text: str) -> TargetKind | None:
 
 
 def variables_for(text: str, argument: str) -> dict[str, str]:
-    """Return the environment variables by which an environment is told the argument behind its name.
+    """Return the environment variables that pass an environment the argument behind its name.
 
     It is the value of the first of the `variables` of its openenv.yaml.
 
@@ -331,7 +331,7 @@ APPS: Final = "ropewalk.apps"
 
 
 class Described(Protocol):
-    """What an application of `create_app` says of what it serves.
+    """The description that an application of `create_app` has of its environment.
 
     Attributes:
         factory: The environment class, or a callable without arguments that returns an environment.
@@ -349,7 +349,7 @@ class Described(Protocol):
 
 
 def load_app(target: str) -> Described:
-    """Import the application that a target stands for, and return what it serves.
+    """Import the application of a target, and return its description.
 
     Args:
         target: `module:attribute`, a path, or an environment's name.

@@ -71,7 +71,7 @@ class IndexedTasks(ABC):
 
     @abstractmethod
     def get_task(self, split: str, index: int) -> Any:
-        """Return what may be told of a task.
+        """Return the public description of a task.
 
         Raises:
             KeyError: There is no such split.
@@ -116,7 +116,7 @@ class GeneratedTasks(IndexedTasks):
 
     @abstractmethod
     def describe_task(self, split: str, index: int) -> Mapping[str, Any]:
-        """Return what may be told of a task; `split` and `index` are there."""
+        """Return the public description of a task; `split` and `index` are valid."""
 
     @property
     def splits(self) -> Sequence[str]:
@@ -159,7 +159,7 @@ class GeneratedTasks(IndexedTasks):
 
 
 class InvalidResetOptionError(EnvironmentFailureError):
-    """Reset was given an option that does not exist, or a value that cannot be. The episode before goes on."""
+    """Reset got an unknown option or an invalid value. The episode before goes on."""
 
 
 def draw_seed() -> int:

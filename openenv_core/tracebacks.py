@@ -1,4 +1,4 @@
-"""Tracebacks of what an author's code raises, without the way that led there."""
+"""Tracebacks of an author's code, without our own frames."""
 
 import importlib
 import os
@@ -25,7 +25,7 @@ def authors_part(error: BaseException) -> TracebackType | None:
 
 
 def format_traceback(error: BaseException) -> str:
-    """Return an exception as Python shows it, from the author's first line on: ours say nothing of what is wrong."""
+    """Format an exception as Python does, from the first frame of the author's code on."""
     lines = traceback.format_exception(type(error), error, authors_part(error))
     return "".join(lines).rstrip()
 

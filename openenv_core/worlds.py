@@ -68,7 +68,7 @@ WorldStateT = TypeVar("WorldStateT", bound=WorldState)
 
 
 class ToolWorld(GeneratedTasks, ToolEnvironment[WorldStateT], Generic[TaskT, WorldStateT]):
-    """A world of tools whose tasks are made from numbers: a subclass has the tools, and what is below.
+    """A world of tools whose tasks are generated from numbers: a subclass declares the tools and the methods below.
 
     The task decides everything, so the same task and calls give the same episode. A call earns 0 but for the one that
     sets `_finished`.
@@ -175,7 +175,7 @@ class ToolWorld(GeneratedTasks, ToolEnvironment[WorldStateT], Generic[TaskT, Wor
         return self._state.model_copy()
 
     def close(self) -> None:
-        """Let go of the task. Idempotent."""
+        """Release the task. Idempotent."""
         self._task = None
 
     def get_metadata(self) -> EnvironmentMetadata:
@@ -189,7 +189,7 @@ class ToolWorld(GeneratedTasks, ToolEnvironment[WorldStateT], Generic[TaskT, Wor
         return {**known, **self.describe_more(task), "difficulty": task.level.value}
 
     def describe_more(self, task: TaskT) -> Mapping[str, Any]:
-        """Return what else `describe_task` tells."""
+        """Return further fields of `describe_task`."""
         return {}
 
     # An agent that calls the tools over MCP sees no reset; it reads the task here.

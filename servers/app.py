@@ -132,7 +132,7 @@ class EnvironmentApp(FastAPI):
         self.settings, self._slots, self._new_id, self._counts = settings, slots, new_id, counts
 
     def _built(self) -> "_Parts":
-        """Return what it is made of; made when it is first asked for, which is at the start of its server."""
+        """Return the parts of the app; they are made on first use, which is at the start of its server."""
         if self._parts is None:
             self._parts = self._build()
         return self._parts
@@ -204,12 +204,12 @@ class EnvironmentApp(FastAPI):
         )
 
     def take_refusals(self) -> Callable[[], OpenEnvError | None]:
-        """Return what tells why the app would not start; whoever takes it says so, and the log does not."""
+        """Return the errors that kept the app from starting; the caller reports them, so the log does not."""
         self._refusals_taken = True
         return lambda: self._refusal
 
     async def drain(self, deadline_s: float) -> None:
-        """Take no further sessions and let those that there are end, after the calls that are under way.
+        """Accept no new sessions and end the open ones, after the calls in progress.
 
         Args:
             deadline_s: Seconds after which it returns in any case.
@@ -290,7 +290,7 @@ class EnvironmentApp(FastAPI):
             self._started = False
 
     def _without_traceback(self, send: Send) -> Send:
-        """Let a start that is refused on purpose be told by its message alone."""
+        """Report a start that is refused on purpose by its message alone, without a traceback."""
 
         async def send_refusal(message: Message) -> None:
             if message["type"] == "lifespan.startup.failed" and self._refusal is not None:

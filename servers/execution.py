@@ -123,7 +123,7 @@ def _is_environment(value: object) -> bool:
 
 
 def name_of(factory: Callable[..., Any]) -> str:
-    """Return what a class, or whatever else makes environments, is called."""
+    """Return the name of an environment's class or factory."""
     return str(getattr(factory, "__name__", type(factory).__name__))
 
 
@@ -479,7 +479,7 @@ class EnvironmentRunner:
 
 
 def _drop(outcome: Outcome, unclaimed: Callable[[Any], None] | None = None) -> None:
-    """Let go of what nobody waits for any more; of an async method it is what was to be awaited."""
+    """Discard the result of an abandoned call; an awaitable of an async method is closed."""
     succeeded, value = outcome
     if inspect.iscoroutine(value):
         value.close()
@@ -488,7 +488,7 @@ def _drop(outcome: Outcome, unclaimed: Callable[[Any], None] | None = None) -> N
 
 
 def begin_here(coroutine: Coroutine[Any, Any, T]) -> T | Coroutine[Any, Any, T]:
-    """Run what in most cases does not wait; return what it returns, or itself, to go on with in a task.
+    """Run a coroutine that usually does not wait; return its result, or the coroutine to continue in a task.
 
     Args:
         coroutine: Where it waits, that is at first for another turn of the loop.
@@ -505,7 +505,7 @@ _kept: set[asyncio.Task[Any]] = set()
 
 
 def keep(task: asyncio.Task[T]) -> asyncio.Task[T]:
-    """Hold on to a task that nobody waits for."""
+    """Keep a reference to a background task."""
     _kept.add(task)
     task.add_done_callback(_kept.discard)
     return task

@@ -126,7 +126,7 @@ def _raise(server: uvicorn.Server, assembled: Assembled) -> None:
 
 
 def _calm_collector() -> None:
-    """Look for cycles less often, and never again in what was loaded at start.
+    """Collect garbage less often, and never again among the objects that were loaded at start.
 
     By default the garbage collector goes through the young objects after every 700 new ones. With thousands of
     sessions each look finds nothing but sessions, and all looks together take as long as the steps.

@@ -245,7 +245,7 @@ class ServerMetrics:
         self.counts.sent += len(frame) if frame.isascii() else size_of(frame)
 
     def count_error(self, code: str | int) -> None:
-        """Count an error that a caller is told."""
+        """Count an error that is sent to a caller."""
         code = str(code)
         self.counts.errors[CODES.index(code if code in CODES else "OTHER")] += 1
 

@@ -97,7 +97,7 @@ def _tune(transport: asyncio.Transport) -> None:
 
 
 class _Watched(asyncio.Protocol):
-    """A protocol that drops a client that does not read: a timer runs while something lies unsent."""
+    """A protocol that drops a client that does not read: a timer runs while data is unsent."""
 
     unread_s: float = 30.0
     """Seconds without progress after which a client that does not read is dropped."""
@@ -380,7 +380,7 @@ class SocketProtocol(_Watched, WebSocketsSansIOProtocol):
             self.transport.close()
 
     def _read_whole_frame(self, data: bytes) -> str | bytes | None:
-        """Return what a frame holds that is all there is, and that the application waits for; else None."""
+        """Return the payload of a buffer that is exactly one whole frame that the application waits for; else None."""
         waiter = self.queue.waiter  # type: ignore[attr-defined]  # it is ours
         length = len(data)
         if waiter is None or waiter.done() or length < 2 + _MASK_BYTES or data[0] not in _WHOLE:
@@ -444,7 +444,7 @@ class SocketProtocol(_Watched, WebSocketsSansIOProtocol):
         return True
 
     def abort(self) -> None:
-        """Drop the connection at once, with whatever the client has left unread."""
+        """Drop the connection at once, with all unsent data."""
         self.transport.abort()
 
     async def send(self, message: Any) -> None:

@@ -75,7 +75,7 @@ def _is_source(file: Path, root: Path) -> bool:
 
 
 class Reloader:
-    """Keeps one server running, of the source as it stands.
+    """Keeps one server running that has the current source.
 
     Args:
         plan: What the server is told.
@@ -208,7 +208,7 @@ def watcher() -> Callable[..., Any]:
 
 
 def _forget(files: Iterable[Path]) -> None:
-    """Remove what was compiled of files: within a second, and at the same length, Python sees no change."""
+    """Remove the bytecode of files: Python sees no change within a second and at the same length."""
     for file in files:
         if file.suffix == ".py":
             with suppress(OSError, NotImplementedError):

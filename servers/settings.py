@@ -1,4 +1,4 @@
-"""What a server can be told from outside: by its environment variables, or by `ropewalk serve`."""
+"""The settings of a server: from environment variables, or from `ropewalk serve`."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -97,7 +97,7 @@ class ServerSettings:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ServePlan:
-    """What a process that serves is told by the one that starts it.
+    """The plan that a serving process gets from the process that starts it.
 
     Attributes:
         app: What to load.

@@ -1,4 +1,4 @@
-"""What `ropewalk serve` is told to serve: an environment's name, a folder or file, or a module and attribute.
+"""Resolve the target of `ropewalk serve`: an environment's name, a folder or file, or a module and attribute.
 
 Folders written for the released package are loaded here too: its import paths are supplied by
 `openenv_core.compat`, with the server's own part from `servers.released`.
@@ -172,7 +172,7 @@ def _package_name(folder: Path) -> str | None:
 
 
 def _package(folder: Path, name: str) -> None:
-    """Make a folder a package that can be imported, whatever else the folder around it holds."""
+    """Make a folder importable as a package, whatever else its parent folder contains."""
     if (loaded := sys.modules.get(name)) is not None:
         _check_place(loaded, folder)
         return

@@ -62,7 +62,7 @@ def max_threads() -> int:
 
 
 def contain(error: BaseException) -> Exception:
-    """Return an exception that tells of one which would end more than the call that raised it.
+    """Return an ordinary exception in place of one that would end more than the call that raised it.
 
     Panics of compiled libraries are such, and the interrupts and cancellations that an environment makes up.
     """
@@ -72,7 +72,7 @@ def contain(error: BaseException) -> Exception:
 
 
 def outcome_of(fn: Callable[[], Any]) -> Outcome:
-    """Call a function and return what came of it."""
+    """Call a function and return its outcome."""
     try:
         return True, fn()
     except (Exception, SystemExit) as error:
@@ -181,7 +181,7 @@ class ThreadCall:
         self._result = outcome_of(self._fn)
 
     def post(self, spent_s: float) -> None:
-        """Hand over what came of it; for the pool's threads."""
+        """Deliver the outcome; called by the pool's threads."""
         self.spent_s = spent_s
         self.mailbox.post(self._deliver, self._result)
 
@@ -355,7 +355,7 @@ class ThreadPool:
                 thread.wake.acquire()  # it has just been given something to do
 
     def _first(self) -> ThreadCall | None:
-        """Take the first call that somebody waits for; under the lock."""
+        """Pop the first call that is not abandoned; called under the lock."""
         while self._queue:
             if not (call := self._queue.popleft()).left:
                 return call

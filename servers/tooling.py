@@ -43,7 +43,7 @@ class Tooling:
 
     @property
     def possible(self) -> bool:
-        """Whether there may be tools; where a function makes the environment, only an instance tells."""
+        """Whether there may be tools; where the environment is made by a function, only an instance shows."""
         return self._owner is None or self._steps or is_tool_host(self._owner)
 
     def offers(self, feature: str) -> bool:

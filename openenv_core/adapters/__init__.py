@@ -1,1 +1,1 @@
-"""Served environments in the terms of others' trainers: a file a trainer, none of them loaded by the core."""
+"""Adapters of served environments to other trainers: one file for each trainer, none loaded by the core."""

@@ -1,4 +1,4 @@
-"""Episodes in text: what the adapters of all trainers stand on."""
+"""Episodes in text, the base of the adapters to trainers."""
 
 import asyncio
 import json
@@ -137,7 +137,7 @@ class TextEpisode:
         return text_of_observation(result.observation)
 
     async def call(self, name: str, arguments: Mapping[str, Any]) -> str:
-        """Call a tool, and return what it gave as text; what was wrong with the call, where something was."""
+        """Call a tool, and return its result as text; for an invalid call, the error."""
         if self.failure is not None:
             return "error: the environment has failed; this episode does not count"
         if self.done:
@@ -163,7 +163,7 @@ class TextEpisode:
             return f"error: {error}"
 
     async def answer(self, text: str) -> str:
-        """Carry out the call in what a policy wrote, and return what it gave; what was expected, where there is none.
+        """Execute the tool call in a policy's text, and return its result; where there is none, the expected form.
 
         Args:
             text: With `<tool_call>{"name": ..., "arguments": {...}}</tool_call>`, of which the last counts; or the JSON
@@ -177,13 +177,13 @@ class TextEpisode:
 
     @property
     def instructions(self) -> str:
-        """What a policy that sees no function schemas has to be told, once `open` has returned."""
+        """Instructions for a policy that gets no function schemas; available once `open` has returned."""
         listed = "\n".join(json.dumps(tool["function"], ensure_ascii=False) for tool in self.tools)
         return f"{_CALL_FORM}\nThe tools, as JSON schemas:\n{listed}"
 
     @property
     def reward(self) -> float | None:
-        """The sum of the episode's rewards; None where nobody can say what it is worth."""
+        """The sum of the episode's rewards; None where the episode is unscored."""
         if self.failure is not None or self.unscored is not None:
             return None
         if not self.done and self._unfinished_reward is not None:
@@ -277,7 +277,7 @@ def _as_text(value: Any) -> str:
 
 
 def resolve(schema: Mapping[str, Any], definitions: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Return a part of a JSON schema with what its `$ref` stands for, where it has one."""
+    """Return a JSON schema with its `$ref` resolved, where it has one."""
     reference = schema.get("$ref", "")
     return {**definitions.get(reference.rpartition("/")[2], {}), **schema} if reference else schema
 

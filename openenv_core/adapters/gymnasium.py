@@ -116,7 +116,7 @@ class ServedEnv(gymnasium.Env[Any, Any]):
 
 
 def picture_of(state: Mapping[str, Any]) -> Any:
-    """Return the picture that a state holds, uint8 [height, width, 3].
+    """Return the rendered image in a state, uint8 [height, width, 3].
 
     Raises:
         ConfigurationError: The server does not render.
@@ -130,7 +130,7 @@ def picture_of(state: Mapping[str, Any]) -> Any:
 
 
 class Fields:
-    """The fields of a model that a space stands for: those that say their space, or else all.
+    """The fields of a model that make up a space: those that declare a space, or else all.
 
     Args:
         schema: The model's JSON schema.
@@ -167,7 +167,7 @@ class Fields:
         self.space = spaces_of[self.bare] if self.bare else spaces.Dict(spaces_of)
 
     def read(self, fields: Mapping[str, Any]) -> Any:
-        """Return the value that fields of JSON stand for."""
+        """Return the value of the space that JSON fields encode."""
         if self.bare:
             return self.parts[self.bare].read(fields[self.bare])
         return {name: field.read(fields.get(name)) for name, field in self.parts.items()}
@@ -180,7 +180,7 @@ class Fields:
 
 
 class FieldSpace:
-    """One field: its space, and the way between a value of it and JSON.
+    """One field: its space, and the conversion of its values from and to JSON.
 
     Args:
         space: Of its values.

@@ -1,4 +1,4 @@
-"""Gymnasium's spaces and their values as JSON: how a served environment says what it takes and gives.
+"""Gymnasium's spaces and their values as JSON.
 
 A field of an action's or observation's model that holds a value of a space has the space in its JSON schema, under
 `gymnasium_space`. A space is an object with a `type` and what its constructor takes. Infinite bounds are null. A value
@@ -64,7 +64,7 @@ def describe_space(space: Space[Any]) -> dict[str, Any]:
 
 
 def read_space(described: Mapping[str, Any]) -> Space[Any]:
-    """Return the space that a description stands for.
+    """Return the space of a JSON description.
 
     Raises:
         ConfigurationError: It stands for none.
@@ -121,7 +121,7 @@ def write_value(space: Space[Any], value: Any) -> Any:
 
 
 def read_value(space: Space[Any], value: Any) -> Any:
-    """Return the value of a space that JSON stands for.
+    """Decode a value of a space from JSON.
 
     Raises:
         ValueError: It stands for none; the space's own limits are not looked at.

@@ -154,7 +154,7 @@ class TRLEnvironments:
 
     @property
     def reward_funcs(self) -> list[Callable[..., list[float | None]]]:
-        """One function: the sum of an episode's rewards, or None where nobody can say what it is worth."""
+        """One function: the sum of an episode's rewards, or None where the episode is unscored."""
         return [environment_reward]
 
     def close(self) -> None:
@@ -209,7 +209,7 @@ class _Factory:
 
 
 class _Group:
-    """The instances of one factory, and the resets that are made before they are asked for.
+    """The instances of one factory, and the resets that are started in advance.
 
     TRL resets one instance after the other, the siblings of a group in a row and with the same options. So the first
     reset of a group starts those of the siblings, as many as the group before had.
@@ -221,7 +221,7 @@ class _Group:
         self._run = self._size = 1
 
     def ahead_of(self, instance: "_TRLEnvironment", options: Mapping[str, Any]) -> None:
-        """Start the resets that are likely to be asked for after this one."""
+        """Start the resets that are likely to follow this one."""
         if options == self._last:
             self._run += 1
             return
@@ -274,7 +274,7 @@ class _TRLEnvironment:
 
 
 async def _together(acts: Sequence[Callable[[], Any]]) -> None:
-    """Do several things at once; whatever one of them raises ends all."""
+    """Run several coroutines at once; an exception of one cancels all."""
     async with asyncio.TaskGroup() as group:
         for act in acts:
             group.create_task(act())
@@ -304,7 +304,7 @@ class _Player:
         self.prompt_ids = self._render([*before, {**last, "content": text}], answer=True)
 
     async def hear(self, answer: list[int], logprobs: list[float] | None) -> None:
-        """Carry out what the policy said, and say what came of it."""
+        """Execute the policy's message, and append the environment's reply."""
         room = self.trainer.max_completion_length - len(self.completion_ids)
         self._add(answer[:room], 1, logprobs)
         self.turns += 1
@@ -432,7 +432,7 @@ _TYPES: Mapping[str, Any] = {
 
 
 def _annotation(schema: Mapping[str, Any]) -> Any:
-    """Return the Python type that stands for a JSON schema; text where it is more than types can say."""
+    """Return the Python type of a JSON schema; `str` where no type expresses it."""
     if choices := schema.get("enum"):
         return Literal[tuple(choices)]
     if "const" in schema:

@@ -64,7 +64,7 @@ class VectorSteps(NamedTuple):
 
 
 class MembersFailedError(ClientError):
-    """Some environments of a vector failed; the steps of the others stand.
+    """Some environments of a vector failed; the steps of the others are valid.
 
     Attributes:
         errors: What became of each that failed, by its number.
@@ -257,7 +257,7 @@ class ServedVectorEnv(VectorEnv[Any, Any, Any]):
         return {"actions": [fields.write(action) for action in each], **options}
 
     def _read(self, replies: Sequence[BatchReply], members: list[int]) -> VectorSteps:
-        """Return what replies tell of these members."""
+        """Return the steps of these members in the replies."""
         errors: dict[int, OpenEnvError] = {}
         infos: dict[str, Any] = {}
         parts = []
@@ -277,7 +277,7 @@ class ServedVectorEnv(VectorEnv[Any, Any, Any]):
         return steps
 
     def _steps_of(self, reply: BatchReply, errors: dict[int, OpenEnvError]) -> VectorSteps:
-        """Return what one reply tells, but for infos; note which members have failed."""
+        """Return the steps of one reply, without infos; record which members have failed."""
         fields = reply.fields
         members, rows = fields["members"], fields.get("rows")
         for member, data in fields.get("errors", {}).items():
@@ -353,7 +353,7 @@ def _batch(space: Space[Any], values: Sequence[Any]) -> Any:
 
 
 def _filled(tree: Any, arrays: Sequence[Array]) -> Any:
-    """Return columns with the arrays that their numbers stand for."""
+    """Return columns with their array indices replaced by the arrays."""
     if isinstance(tree, dict):
         return {name: _filled(subtree, arrays) for name, subtree in tree.items()}
     if isinstance(tree, list):

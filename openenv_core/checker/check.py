@@ -134,7 +134,7 @@ def need(package: str) -> Any:
 
 
 def within(seconds: float, function: Callable[[], T], name: str = "openenv-checker") -> T:
-    """Run a function in a thread of its own and return what it returns, or raise what it raises.
+    """Run a function in a thread of its own; returns its result or raises its exception.
 
     Raises:
         CheckTimeoutError: It had not ended in time.

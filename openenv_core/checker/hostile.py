@@ -1,4 +1,4 @@
-"""Whether a server lives through whatever is sent to it, and through being cut off."""
+"""Checks whether a server survives invalid input and broken connections."""
 
 import asyncio
 import copy
@@ -53,7 +53,7 @@ def check_disconnect_gives_the_slot_back(subject: Subject) -> None:
 
 
 async def _cut_off(subject: Subject, url: str, numbers: Iterable[int]) -> None:
-    """Open sessions, let each begin a step, and break them off."""
+    """Open sessions, start a step in each, and drop the connections."""
     await asyncio.gather(*(_disconnect_during_step(subject, url, number) for number in numbers))
 
 
@@ -219,7 +219,7 @@ def _frame(action: object) -> bytes:
 
 
 def split(subject: Subject) -> tuple[list[Json], list[Any]]:
-    """Return what the action's schema allows, from all over it and at its ends, and what it does not."""
+    """Return valid actions of the schema, boundary values included, and invalid ones."""
     schema = subject.schema["action"]
     allows = _validator(schema)
     fuzz, seed = subject.limits.fuzz, subject.limits.seed
@@ -278,7 +278,7 @@ def _bounds(schema: Json) -> list[Any]:
 
 
 def _paths(value: Any, path: Path = ()) -> list[Path]:
-    """Return the places of an action's values, those of nested ones included, down to the third level."""
+    """Return the paths of an action's values, nested ones included, down to the third level."""
     paths: list[Path] = []
     if isinstance(value, dict) and len(path) < 3:
         for key, item in value.items():

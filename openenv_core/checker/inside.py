@@ -1,4 +1,4 @@
-"""What is done inside of a server's processes and containers. Standard library alone: it is also run as a text.
+"""Code that runs inside a server's processes and containers. Standard library only: it is also run as source text.
 
 As `sitecustomize`, first on a server's path, in every Python process that the server starts: it notes whom the
 process talks to and stops what is not allowed, or throws away its garbage when it is told to, so that what is left is
@@ -88,7 +88,7 @@ def _host_in(event: str, args: tuple[Any, ...]) -> str | None:
 
 
 def _install_collecting(out: str) -> None:
-    """Begin to throw garbage away when told to: what Python would some time, and what the allocator keeps."""
+    """Install a handler that collects garbage on request: Python's, and the allocator's free memory."""
     trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
 
     def collect(*_: object) -> None:
@@ -102,7 +102,7 @@ def _install_collecting(out: str) -> None:
 
 
 def _install_watching(out: str, allowed: list[str]) -> None:
-    """Begin to note whom this process talks to, and to stop what is not allowed."""
+    """Install an audit hook that records the hosts this process connects to, and blocks those not allowed."""
     resolved: set[str] = set()
     _record_answers(resolved, allowed)
 
@@ -183,7 +183,7 @@ def usage(pids: "Iterable[int]") -> "dict[str, int]":
 
 
 def collect_garbage(pids: "Iterable[int]", notes: str) -> int:
-    """Tell the processes that listen to throw their garbage away, and wait until they have; return how many do."""
+    """Signal the processes to collect garbage, and wait until they have; return how many were signalled."""
     with open(notes, "w", encoding="utf-8"):
         pass
     signalled = 0
@@ -216,7 +216,7 @@ def descendants(pid: int) -> "list[int]":
 
 
 def _status(pid: int) -> "dict[str, str]":
-    """Return what the kernel tells of a process."""
+    """Return the kernel's status of a process."""
     with open(f"/proc/{pid}/status", encoding="utf-8", errors="replace") as file:
         return {key: value.strip() for key, _, value in (line.partition(":") for line in file)}
 

@@ -1,4 +1,4 @@
-"""Whether many sessions can play at once, and whether a server holds more and more the longer it serves."""
+"""Checks whether many sessions can play at once, and whether a server leaks resources."""
 
 import statistics
 import time

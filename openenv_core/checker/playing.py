@@ -94,12 +94,12 @@ class LocalEnvironment:
 
     @property
     def forkable(self) -> bool:
-        """Whether the environment promises that others can go on from its snapshots."""
+        """Whether the environment declares that it can be forked."""
         return getattr(self._instance, "FORKABLE", False) is True
 
     @contextmanager
     def snapshot(self) -> Iterator[Any]:
-        """Hold the instance's state for as long as the block runs."""
+        """Keep a snapshot of the instance's state for the block."""
         state = self._call(self._instance.snapshot)
         try:
             yield state
@@ -315,7 +315,7 @@ def _left_early(episode: Iterator[Turn], steps: int, seconds: float) -> Iterator
 
 @contextmanager
 def expect_answer(doing: str) -> Iterator[None]:
-    """Tell of an environment that does not answer as of a property that does not hold."""
+    """Report an environment that does not answer as a failed check."""
     try:
         yield
     except ClientError as error:

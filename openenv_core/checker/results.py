@@ -1,4 +1,4 @@
-"""Running one check, whatever it or its subject does; what came of all of them, for people, programs and CI."""
+"""Running one check, and the results of all of them as a console report, JSON and JUnit XML."""
 
 import json
 import os
@@ -41,7 +41,7 @@ BAD: Final = frozenset({Status.FAILED, Status.CRASHED})
 
 
 class Result(BaseModel):
-    """What came of one check.
+    """The result of one check.
 
     Attributes:
         check: Its name.
@@ -115,7 +115,7 @@ def _outcome(subject: Subject, check: Check) -> tuple[Status, str, str]:
 def _failure(
     subject: Subject, check: Check, error: CheckError | CheckTimeoutError | ClientError
 ) -> CheckError:
-    """Return what a check failed of; what the client met is told as a finding."""
+    """Return the failure of a check; an error of the client counts as a failed check."""
     if isinstance(error, CheckError):
         return error
     if isinstance(error, CheckTimeoutError):
@@ -165,7 +165,7 @@ _WIDTH: Final = 34
 
 @dataclass(frozen=True, slots=True)
 class CheckReport:
-    """What came of all checks."""
+    """The results of all checks."""
 
     target: str
     results: tuple[Result, ...]
@@ -221,7 +221,7 @@ class Console:
         )
 
     def interrupted(self) -> None:
-        """Leave the line that was begun."""
+        """End the current line."""
         if self._terminal:
             self._write("\r\x1b[K")
         self._write(f"interrupted after {self._done} of {self.total} checks\n")
@@ -279,7 +279,7 @@ def as_junit(report: CheckReport) -> str:
 
 
 def format_list(checks: Sequence[Check]) -> Iterator[str]:
-    """Yield the lines that tell which checks there are."""
+    """Yield the lines of the list of checks."""
     level = None
     for check in checks:
         if check.level is not level:

@@ -1,4 +1,4 @@
-"""Running checks by pytest in processes of their own, one after the other, whatever they or their subject do."""
+"""Runs checks by pytest in separate processes, one after the other, and survives crashes and hangs."""
 
 import json
 import os
@@ -75,7 +75,7 @@ class _Worker:
         self.ended = False
 
     def result(self, check: Check) -> Result:
-        """Wait for the result of a check, which is the next; tell what became of the worker, where none comes."""
+        """Wait for the result of the next check; where none comes, the result reports what became of the worker."""
         started = time.monotonic()
         until = started + START_TIMEOUT_S
         while (event := self._next(until)) is not None:
@@ -93,7 +93,7 @@ class _Worker:
             pass
 
     def _next(self, until: float) -> dict[str, Any] | None:
-        """Return what it says next; None when it has gone, or nothing came in time."""
+        """Return its next message; None when it has ended or timed out."""
         while b"\n" not in self._unread:
             if not select.select([self._events], [], [], max(0.0, until - time.monotonic()))[0]:
                 return None
@@ -124,7 +124,7 @@ class _Worker:
 
 
 def _last_words(text: str) -> str:
-    """Return the end of what a process said; of a dump of its threads the first lines, which are the check's own."""
+    """Return the end of a process's output; of a thread dump the first lines, which are the check's own."""
     _, fatal, dump = text.rpartition("Fatal Python error: ")
     return "\n".join(dump.splitlines()[:_DUMPED_LINES]) if fatal else text[-_TAIL_CHARS:].strip()
 

@@ -1,4 +1,4 @@
-"""What a server says of itself, and what it does: how episodes begin, go on and end, what they reward, its tools."""
+"""Checks of a running server: its metadata and schemas, episodes, rewards and tools."""
 
 import json
 import math

@@ -1,4 +1,4 @@
-"""Whether the seed decides the episode, sessions stay apart, and an environment talks to nobody else."""
+"""Checks that episodes are reproducible by seed, sessions are isolated, and the network policy holds."""
 
 import ipaddress
 import json
@@ -59,7 +59,7 @@ Job: TypeAlias = list[tuple[int, list[dict[str, Any]]]]
 
 @check(CheckLevel.SEMANTIC)
 def check_network_policy_holds(subject: Subject) -> None:
-    """The environment talks to nobody but those whom its manifest allows.
+    """The environment connects only to hosts that its manifest allows.
 
     Python code is watched from within; compiled code and other programs by the connections that they hold. A
     container is played without any network.

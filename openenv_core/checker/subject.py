@@ -102,7 +102,7 @@ class RunningServer:
         return str(self._provider.output())
 
     def start(self) -> None:
-        """Start it, after whatever became of it before. CheckError: it does not become healthy."""
+        """Start or restart it. CheckError: it does not become healthy."""
         if self._provider is not None:
             self._provider.stop()
         if self._stopped:
@@ -182,7 +182,7 @@ class Subject:
 
     @classmethod
     def of(cls, target: "str | Path | Target", *, token: str | None = None, **limits: Any) -> Self:
-        """Return the subject that a text or path stands for."""
+        """Return the subject of a target text or path."""
         resolved = target if isinstance(target, Target) else target_of(str(target))
         return cls(resolved, CheckLimits(**limits), token=token)
 

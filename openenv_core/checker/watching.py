@@ -1,4 +1,4 @@
-"""A server that is looked at as it serves: what it holds, here or in a container."""
+"""A server whose resources are measured while it serves, locally or in a container."""
 
 import inspect
 import json
@@ -52,7 +52,7 @@ os.execvp(sys.argv[2], sys.argv[2:])
 
 @dataclass(frozen=True, slots=True)
 class Held:
-    """What a server holds.
+    """The resources that a server uses.
 
     Attributes:
         memory: Bytes of memory that are its own.
@@ -80,7 +80,7 @@ class WatchedServer:
     notes: str
 
     def measure_settled(self) -> Held:
-        """Look at what the server holds, once what has ended is gone.
+        """Measure the server's resources, once those of ended sessions are released.
 
         Raises:
             NotApplicableError: It is in a container that cannot be looked into.
@@ -127,7 +127,7 @@ class WatchedServer:
 
 @contextmanager
 def watch_server(subject: Subject) -> Iterator[WatchedServer]:
-    """Start a server that can be looked at. NotApplicableError: what it holds cannot be seen from here."""
+    """Start a server that can be measured. NotApplicableError: its resources cannot be seen from here."""
     if subject.kind is TargetKind.URL:
         raise NotApplicableError("what a server at a URL holds cannot be seen from here")
     if subject.kind is TargetKind.IMAGE:

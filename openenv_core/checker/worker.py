@@ -43,7 +43,7 @@ _OPTIONS: Final = (
 
 
 class CheckPlugin:
-    """Runs the tests of some checks on one subject, and tells what comes of each."""
+    """Runs the tests of some checks on one subject, and reports each result."""
 
     def __init__(self, job: Job, out: TextIO) -> None:
         self._job = job
@@ -62,7 +62,7 @@ class CheckPlugin:
 
     @pytest.hookimpl(wrapper=True)
     def pytest_runtest_call(self, item: pytest.Item) -> Iterator[None]:
-        """Tell of a check as it begins and ends."""
+        """Report the start and end of a check."""
         self._out.write(json.dumps({"begin": item.name.removeprefix("test_")}) + "\n")
         try:
             return (yield)
@@ -105,7 +105,7 @@ def _remove(temporary: str) -> None:
 
 
 def _watch(temporary: str) -> None:
-    """End this process in order when whoever asked has gone."""
+    """End this process in order when its parent has ended."""
     while os.read(sys.stdin.fileno(), 4096):
         pass
     os.kill(os.getpid(), signal.SIGTERM)

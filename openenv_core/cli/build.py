@@ -1,4 +1,4 @@
-"""`ropewalk build`: container images of environments, and the base that they stand on."""
+"""`ropewalk build`: container images of environments, and their base image."""
 
 import argparse
 import sys

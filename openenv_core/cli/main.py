@@ -112,7 +112,7 @@ def _run(command: Command, argv: Sequence[str]) -> int:
 
 
 def _overview(points: Sequence[EntryPoint], argv: Sequence[str]) -> int:
-    """Handle what is asked of the command itself: help, version, an unknown name."""
+    """Handle the command's own options: help, version, an unknown subcommand."""
     parser = _Parser(
         prog="ropewalk",
         description="Environment servers for reinforcement learning, their clients, and training on them.",

@@ -149,7 +149,7 @@ def _drawn(
 
 
 def _show_traceback(provider: Any, error: BaseException) -> None:
-    """Print where an environment that is served here raised: its traceback, out of what its server printed."""
+    """Print the traceback of an environment that is served here, from its server's output."""
     from openenv_core.play.reporters import harmless
     from openenv_core.providers.process import LocalProcessProvider, last_traceback
 

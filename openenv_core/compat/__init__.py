@@ -31,7 +31,7 @@ def installed() -> Hook | None:
 
 
 def released() -> str | None:
-    """Return what is here of the released package, in words; None where nothing is."""
+    """Return the description of an installed released package; None where there is none."""
     for name in _DISTRIBUTIONS:
         try:
             version = Distribution.from_name(name).version

@@ -11,7 +11,7 @@ from openenv_core.providers.docker.container import LocalDockerProvider as Ours
 
 
 class ContainerProvider(ABC):
-    """Starts a container when it is told of which image. `EnvClient.from_docker_image` takes it as `provider`."""
+    """Starts a container of a given image. `EnvClient.from_docker_image` takes it as `provider`."""
 
     @abstractmethod
     def start_container(

@@ -24,7 +24,7 @@ class EvalConfig(BaseModel):
 
 
 class EvalResult(BaseModel):
-    """What came of it: figures by name."""
+    """The result of an evaluation: metrics by name."""
 
     model_config = ConfigDict(extra="forbid", validate_assignment=True)
 

@@ -47,7 +47,7 @@ def safe_json_dumps(obj):
 
 
 class PyExecutor:
-    """Runs Python code that nobody has read, and keeps its variables from one run to the next.
+    """Runs untrusted Python code, and keeps its variables between runs.
 
     The interpreter is started by the first run, and ends with this object. Code may import whatever is installed:
     what it must not do is held back by the sandbox (docs/sandbox.md), not by a list of names.
@@ -150,7 +150,7 @@ class _Inline(ThreadPoolExecutor):
     """Runs in the calling thread: from Python 3.12 on, a process that is ending starts no other."""
 
     def submit(self, fn: Callable[P, T], /, *args: P.args, **kwargs: P.kwargs) -> Future[T]:
-        """Return a future that is over."""
+        """Return a finished future."""
         future: Future[T] = Future()
         try:
             future.set_result(fn(*args, **kwargs))

@@ -106,7 +106,7 @@ class GitServerClient:
         return [{key: repo.get(key) or "" for key in keys} for repo in repositories]
 
     def clone_to_workspace(self, repo_name: str, target_dir: str | None = None, commit: str = "main") -> str:
-        """Clone a repository anew and check a commit out.
+        """Clone a repository again and check out a commit.
 
         Args:
             repo_name: Its name.

@@ -50,7 +50,7 @@ class ResourceSession(ABC):
 
     @abstractmethod
     def initial_messages(self) -> list[Message]:
-        """Return what the agent is told first."""
+        """Return the agent's first messages."""
 
     @abstractmethod
     def list_tools(self) -> list[Tool]:
@@ -66,7 +66,7 @@ class ResourceSession(ABC):
 
     @abstractmethod
     def close(self) -> None:
-        """Release what the session holds."""
+        """Release the session's resources."""
 
 
 SessionT = TypeVar("SessionT", bound=ResourceSession)

@@ -70,7 +70,7 @@ def _brought() -> Extra:
 
 
 class AliasModule(ModuleType):
-    """A module whose names are resolved when they are asked for."""
+    """A module whose names are resolved on access."""
 
     def __init__(self, fullname: str, source: str, names: ReleasedNames) -> None:
         super().__init__(fullname, f"Ropewalk's stand-in for the released package's {source}.")
@@ -111,7 +111,7 @@ class AliasModule(ModuleType):
 
 
 def resolve(target: Target) -> Any:
-    """Return what a target stands for."""
+    """Return the object of a target."""
     if not isinstance(target, str):
         return target
     module, _, name = target.partition(":")
@@ -151,7 +151,7 @@ class Hook(MetaPathFinder, Loader):
             sys.modules[module.__name__] = import_module(whole)
 
     def forget(self) -> None:
-        """Take what was imported through this hook out of the interpreter's table."""
+        """Remove the modules that were imported through this hook from `sys.modules`."""
         for name, module in list(sys.modules.items()):
             ours = isinstance(module, AliasModule) and module.__dict__["_names"] is self.names
             if ours or (name != getattr(module, "__name__", name) and module_for(name) is not None):

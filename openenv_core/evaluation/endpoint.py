@@ -31,7 +31,7 @@ _log = logging.getLogger(__name__)
 
 
 class RequestRefusedError(OpenEnvError):
-    """The server says that what it was sent is wrong: too long a prompt, for one."""
+    """The server rejects the request, for example for too long a prompt."""
 
 
 class EndpointClient:

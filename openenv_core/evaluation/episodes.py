@@ -230,7 +230,7 @@ class _Player:
         )
 
     def _end(self, record: EpisodeRecord, result: StepResult[Any]) -> bool:
-        """Take in a result; return whether the episode is over by it."""
+        """Record a result; return whether it ends the episode."""
         if (failure := result.infrastructure_error) is not None:
             record.ending, record.reason = FAILED_ENVIRONMENT, failure[:REASON_CHARS]
             return True

@@ -120,7 +120,7 @@ async def receive_notice(
 
 
 def set_done(future: asyncio.Future[None]) -> None:
-    """Say that what somebody waits for is there."""
+    """Set a future's result, unless it is done."""
     if not future.done():
         future.set_result(None)
 
@@ -154,7 +154,7 @@ class ProcessTree:
         return self._cgroup is not None and self._cgroup.oom_killed()
 
     def kill(self) -> None:
-        """End all of them. The exit is told later."""
+        """Kill all of them. The exit is reported later."""
         _send_signal(self.root, signal.SIGKILL)
         if self.group is not None:
             for group in {self.group, self.leader or self.group}:
@@ -218,7 +218,7 @@ class InterpreterProcesses:
         return bool(ended.poll(0))
 
     def begin(self) -> None:
-        """From now on a request runs: let all go on."""
+        """Resume all processes at the start of a request."""
         self._pending_signal = None
         self.tree.running.add(self)
         self._pace(signal.SIGCONT)
@@ -253,7 +253,7 @@ class InterpreterProcesses:
         return data
 
     def send_signal(self, number: signal.Signals) -> None:
-        """Signal whoever runs the request."""
+        """Send a signal to the process that runs the request."""
         _send_signal(self._held.get(self._current), number)
 
     def interrupt(self) -> None:

@@ -1,4 +1,4 @@
-"""What runs code, ours or another's, and what it returns: the seam between an environment and where its code runs."""
+"""Interpreters and their results: the interface between an environment and the backend that runs its code."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -142,7 +142,7 @@ class Interpreter(Protocol):
     async def execute(
         self, code: str, *, timeout_s: float | None = None, stdin: str | None = None
     ) -> Execution:
-        """Run code. What it does is told by the result; a failure of the infrastructure by its `sandbox_error`.
+        """Run code; returns its result. A failure of the infrastructure is a result with `sandbox_error`.
 
         Args:
             code: Python source, run in the interpreter's one namespace.
@@ -177,7 +177,7 @@ class Interpreter(Protocol):
         """
 
     async def restart(self) -> None:
-        """Begin anew: an interpreter without variables, a workspace without files.
+        """Start again with an interpreter without variables and a workspace without files.
 
         Raises:
             SandboxFailureError: None can be had.
@@ -197,7 +197,7 @@ class Interruptible(Protocol):
 
 @runtime_checkable
 class Branching(Interpreter, Protocol):
-    """An interpreter that can be forked as it stands."""
+    """An interpreter that can be forked with its state."""
 
     async def fork(self, count: int) -> "Sequence[Branching]":
         """Return so many more, each with the variables and a copy of the files; they go their own ways.

@@ -39,7 +39,7 @@ _HEALTHY_UPTIME_S: Final = 60.0
 
 
 class Sandbox:
-    """Interpreters for code that nobody has read.
+    """Interpreters for untrusted code.
 
     Example:
         async with Sandbox(SandboxConfig(preload=("numpy",))) as sandbox:
@@ -376,7 +376,7 @@ class SandboxSession:
         return self._worker is not None and self._worker.processes.tree.members > 1
 
     def freeze(self, *, frozen: bool) -> None:
-        """Have all processes of a session that serves stand still, or go on; it must not be `related`."""
+        """Pause or resume all processes of a serving session; it must not be `related`."""
         if self._worker is not None:
             (self._worker.processes.pause if frozen else self._worker.processes.begin)()
 
@@ -399,7 +399,7 @@ class SandboxSession:
             return await asyncio.to_thread(workspace.list)
 
     async def fork(self, count: int) -> "list[SandboxSession]":
-        """Branch the interpreter as it stands: variables, and a copy of the files.
+        """Fork the interpreter with its variables and a copy of the files.
 
         The branches share the session's limits of memory and processes, and end by themselves.
 
@@ -481,7 +481,7 @@ class SandboxSession:
             self._worker.stop("interrupt")
 
     async def restart(self) -> None:
-        """Begin anew, without variables and files; see `Interpreter.restart`."""
+        """Start again without variables and files; see `Interpreter.restart`."""
         async with self._turn:
             await self._end_life()
             await self._living()
@@ -585,7 +585,7 @@ class SandboxSession:
 
 
 class _EndedItselfError(Exception):
-    """The code has ended its interpreter, and nobody was told yet."""
+    """The code has ended its interpreter, which was not reported yet."""
 
 
 async def _give_back(worker: Worker | None, workspace: Workspace | None) -> None:

@@ -46,7 +46,7 @@ class SyncSession:
         return self._thread.run(self._session.list_files)
 
     def restart(self) -> None:
-        """Begin anew; see `SandboxSession.restart`."""
+        """Start again; see `SandboxSession.restart`."""
         self._thread.run(self._session.restart)
 
     def close(self) -> None:

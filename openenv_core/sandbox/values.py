@@ -60,7 +60,7 @@ def dumps(value: Any, *, max_bytes: int = MAX_BYTES, max_depth: int = MAX_DEPTH)
 
 
 def loads(data: bytes, *, max_bytes: int = MAX_BYTES, max_depth: int = MAX_DEPTH) -> Any:
-    """Return the value that tagged JSON stands for, whoever wrote it.
+    """Decode a value from tagged JSON, which may be untrusted.
 
     Raises:
         NotPlainError: It is too big, too deep, no JSON, or JSON with a tag that means nothing.
@@ -93,7 +93,7 @@ def encode(value: Any, *, max_bytes: int = MAX_BYTES, max_depth: int = MAX_DEPTH
 
 
 def decode(plain: Any, *, max_depth: int = MAX_DEPTH) -> Any:
-    """Return the value that parsed JSON stands for.
+    """Decode a value from parsed tagged JSON.
 
     Raises:
         NotPlainError: It is too deep, or has a tag that means nothing.

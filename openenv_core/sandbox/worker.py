@@ -222,7 +222,7 @@ class Worker:
                 raise
 
     async def branch(self, folders: Sequence[str]) -> "list[Worker | None]":
-        """Fork the interpreter as it stands, once for each folder; None stands for one that did not come to life.
+        """Fork the interpreter once for each folder; None in place of a fork that failed.
 
         Args:
             folders: Of the branches; at most `BRANCHES_AT_ONCE`.

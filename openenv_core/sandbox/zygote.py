@@ -1,4 +1,4 @@
-"""The zygote seen from outside: a process that has imported everything, and forks interpreters when asked."""
+"""The client side of the zygote, a process that has imported everything and forks interpreters on request."""
 
 import array
 import asyncio

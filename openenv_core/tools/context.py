@@ -1,4 +1,4 @@
-"""What a tool can do beside returning: tell how far it is, and ask its caller back."""
+"""The context of a tool call: progress, log messages, and questions to the caller."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -56,11 +56,11 @@ class ToolContext:
 
     @property
     def cancelled(self) -> bool:
-        """Whether the caller has given the call up. Asynchronous tools are cancelled as well; others may look here."""
+        """Whether the caller has cancelled the call. Asynchronous tools are cancelled too; others can check this."""
         return False
 
     def progress(self, progress: float, total: float | None = None, message: str | None = None) -> None:
-        """Tell how far the call is. Never waits; from any thread.
+        """Report the progress of the call. Never waits; callable from any thread.
 
         Args:
             progress: Grows from one time to the next.
@@ -69,19 +69,19 @@ class ToolContext:
         """
 
     def log(self, level: LogLevel, data: Any, logger: str | None = None) -> None:
-        """Tell the caller something. Never waits; from any thread."""
+        """Send a log message to the caller. Never waits; callable from any thread."""
 
     def tools_changed(self) -> None:
-        """Tell whoever listens that the list of tools is another one now."""
+        """Notify subscribers that the list of tools has changed."""
 
     def resources_changed(self) -> None:
-        """Tell whoever listens that the list of resources is another one now."""
+        """Notify subscribers that the list of resources has changed."""
 
     def prompts_changed(self) -> None:
-        """Tell whoever listens that the list of prompts is another one now."""
+        """Notify subscribers that the list of prompts has changed."""
 
     def resource_updated(self, uri: str) -> None:
-        """Tell those who have subscribed to a resource that it holds something else now."""
+        """Notify subscribers of a resource that it has changed."""
 
     async def ask(self, requests: Mapping[str, Request]) -> Mapping[str, Mapping[str, Any]]:
         """Ask the caller back; several questions at once.

@@ -94,7 +94,7 @@ def resource(
     mime_type: str | None = None,
     meta: Mapping[str, Any] | None = None,
 ) -> Callable[[F], F]:
-    """Declare that a method returns what is at an address: text, bytes, or anything that JSON can hold.
+    """Declare a method as a resource: it returns the content at a URI as text, bytes, or any JSON value.
 
     Args:
         uri: The address, or the form of many: `notes://{title}`, and `files://{+path}` for a value with slashes. The
@@ -153,7 +153,7 @@ def prompt(
 
 
 def completion(*, argument: str, prompt: str | None = None, resource: str | None = None) -> Callable[[F], F]:
-    """Declare that a method, given what somebody has typed, returns what an argument could become: a list of texts.
+    """Declare a method as a completion: given what the user has typed, it returns suggestions for an argument.
 
     Args:
         argument: The argument.

@@ -1,4 +1,4 @@
-"""Environments whose actions are calls of tools, and what servers ask of any environment that has tools."""
+"""Environments whose actions are tool calls, and the interface that servers use of any environment with tools."""
 
 import asyncio
 import inspect
@@ -85,7 +85,7 @@ class ToolHost(Protocol):
     def complete(
         self, ref: Mapping[str, Any], argument: Mapping[str, Any], context: ToolContext
     ) -> Now[ArgumentCompletion]:
-        """Return what an argument that somebody is typing could become.
+        """Return completions of an argument that is being typed.
 
         Args:
             ref: In MCP's own JSON: `{"type": "ref/prompt", "name": ...}` or `{"type": "ref/resource", "uri": ...}`.
@@ -128,7 +128,7 @@ class DeclaredTools:
         cls.STEPS_MAY_WAIT = any(tool.asynchronous for tool in cls.TOOLSET.tools.values())
 
     def before_call(self, name: str, arguments: Mapping[str, Any]) -> ToolResult | None:
-        """Be asked before each call, one of a tool that is not there too; what this returns is the call's result.
+        """Hook before each call, unknown tools included; a returned value is the call's result.
 
         Args:
             name: The tool's.
@@ -140,7 +140,7 @@ class DeclaredTools:
         return None
 
     def after_call(self, name: str, arguments: Mapping[str, Any], result: ToolResult) -> ToolResult:
-        """Be told what a call came to, a failed one too, and return what it is worth: see `reward` and `done`."""
+        """Hook after each call, failed ones included; returns the result with `reward` and `done` set."""
         return result
 
     def tool_step(self, action: ToolAction) -> Now[ToolObservation]:
@@ -198,7 +198,7 @@ class DeclaredTools:
         ]
 
     def read_resource(self, uri: str, context: ToolContext) -> Now[ResourceContents]:
-        """Read what is at an address; see `ToolHost.read_resource`."""
+        """Read a resource; see `ToolHost.read_resource`."""
         for resource in (*self.TOOLSET.resources.values(), *self.TOOLSET.templates.values()):
             if (values := resource.form.match(uri)) is not None:
                 return self._read(resource, uri, values, context)
@@ -316,7 +316,7 @@ async def _to_observation(action: CallToolAction, result: Awaitable[ToolResult])
 
 
 def _then(value: Any, form: Callable[[Any], T]) -> Now[T]:
-    """Return what a method's value becomes; where that is yet to come, what is awaited for it."""
+    """Apply a function to a method's value; where the value is awaitable, return an awaitable."""
     if not inspect.isawaitable(value):
         return form(value)
 
@@ -410,7 +410,7 @@ def _checked_result(hook: str, result: object) -> ToolResult:
 
 
 def _resource_contents(uri: str, value: object, mime_type: str | None) -> dict[str, Any]:
-    """Return what is at an address, in MCP's own JSON; a TypeError where JSON cannot hold it."""
+    """Return the content of a resource as MCP's JSON. TypeError: it is no JSON value."""
     if isinstance(value, bytes):
         return contents(uri, value, mime_type or "application/octet-stream")
     if isinstance(value, str):

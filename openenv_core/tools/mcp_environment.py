@@ -91,7 +91,7 @@ class MCPEnvironment(Environment[Any, Any, Any]):
     _context: ToolContext = SILENT
 
     def __init_subclass__(cls, **options: Any) -> None:
-        """Let `step` be what runs, where it is younger than `step_async`."""
+        """Use `step` where a subclass overrides it below `step_async`."""
         super().__init_subclass__(**options)
         by_age = {name: _age(cls, name) for name in ("step", "step_async")}
         if by_age["step"] < by_age["step_async"]:
@@ -134,7 +134,7 @@ class MCPEnvironment(Environment[Any, Any, Any]):
         )
 
     def get_callables(self) -> dict[str, Callable[..., Any]]:
-        """Return the functions behind the tools, where the server object tells them."""
+        """Return the functions behind the tools, where the server object exposes them."""
         known = {name: getattr(tool, "fn", None) for name, tool in get_server_tools(self.mcp_server).items()}
         callables = {name: function for name, function in known.items() if callable(function)}
         return {**callables, **{name: function for name, (function, _) in self._own_tools.items()}}

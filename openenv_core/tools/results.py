@@ -1,4 +1,4 @@
-"""What a tool or a prompt returns, and the two forms in which that is told: for a step, and for MCP."""
+"""The results of tools and prompts, and their two encodings: for a step, and for MCP."""
 
 import base64
 from collections.abc import Sequence
@@ -68,7 +68,7 @@ class Embedded:
 
 @dataclass(frozen=True, slots=True)
 class ResourceLink:
-    """Where a document is to be had."""
+    """A link to a document."""
 
     uri: str
     name: str
@@ -105,7 +105,7 @@ class PromptMessage:
 
 
 def contents(uri: str, content: str | bytes, mime_type: str | None) -> dict[str, Any]:
-    """Return MCP's own JSON of what a resource holds."""
+    """Return the content of a resource as MCP's JSON."""
     fields = {"uri": uri} if mime_type is None else {"uri": uri, "mimeType": mime_type}
     if isinstance(content, str):
         return {**fields, "text": content}
@@ -218,7 +218,7 @@ class PromptResult:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ArgumentCompletion:
-    """What an argument that somebody is typing could become.
+    """Completions of an argument that is being typed.
 
     Attributes:
         values: The best first, at most 100.

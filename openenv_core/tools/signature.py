@@ -1,4 +1,4 @@
-"""What the types and the docstring of a method say: of its arguments, and of what it returns."""
+"""The signature of a tool: JSON schemas of its arguments and result, from types and docstring."""
 
 import inspect
 import re
@@ -25,7 +25,7 @@ _ARGUMENT: Final = re.compile(r"(\w+)\s*(?:\([^)]*\))?:\s*(.*)")
 
 
 def _read_docstring(text: str) -> tuple[str, dict[str, str]]:
-    """Return what stands before the first section, and what is said of each argument."""
+    """Return the text before the first section, and the description of each argument."""
     sections: dict[str, list[str]] = {"": []}
     current = ""
     for line in inspect.cleandoc(text).splitlines():
@@ -142,7 +142,7 @@ class _Schema(GenerateJsonSchema):
 
 
 class Signature:
-    """What a function takes from its caller, without what it is given beside that.
+    """The parameters of a function that its caller gives; injected ones are left out.
 
     Args:
         method: One whose parameters have types. Those that are annotated with `ToolContext` are given the call's

@@ -1,4 +1,4 @@
-"""What is told of a tool, a resource or a prompt before it is used."""
+"""The descriptions of tools, resources and prompts that clients list."""
 
 import re
 from collections.abc import Iterable, Mapping

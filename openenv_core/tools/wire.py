@@ -1,4 +1,4 @@
-"""Tools as the wire carries them through `step`: what is asked, what comes back, and how a call fails."""
+"""Tool calls as actions and observations of `step`: calls, results and errors."""
 
 from enum import StrEnum
 from typing import Any, Final, Literal, TypeAlias
@@ -85,7 +85,7 @@ ToolObservation: TypeAlias = ListToolsObservation | CallToolObservation
 
 
 class ToolFailedError(EnvironmentFailureError):
-    """Raised by a tool that cannot do what it was asked; its text is what the caller is told."""
+    """Raised by a tool that cannot do what it was asked; its text is sent to the caller."""
 
 
 class ToolUnavailableError(EnvironmentFailureError):
@@ -109,4 +109,4 @@ class NoSuchPromptError(EnvironmentFailureError):
 
 
 class AskingUnavailableError(EnvironmentFailureError):
-    """Nobody is there to answer: the caller of a tool cannot be asked back."""
+    """The caller of a tool cannot answer questions."""

@@ -35,7 +35,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """List them. What is broken is listed too, with what is wrong."""
+    """List the environments; broken ones are listed with their error."""
     from servers.environments import environments, environments_below
 
     where = arguments.where
@@ -125,7 +125,7 @@ def _shorten(line: str, width: int | None) -> str:
 
 
 def _short(where: str) -> str:
-    """Return a folder as it is shortest told: from here, from home, or whole."""
+    """Return the shortest form of a folder: relative to the working directory, to home, or absolute."""
     path = Path(where)
     if not path.is_absolute():
         return where

@@ -258,7 +258,7 @@ def _add_options(parser: argparse.ArgumentParser) -> None:
 
 
 def _is_given(arguments: argparse.Namespace, name: str) -> bool:
-    """Say whether the option of a setting stands on the command line."""
+    """Return whether the option of a setting is on the command line."""
     return getattr(arguments, name) is not _NOT_GIVEN
 
 

@@ -78,7 +78,7 @@ def run(arguments: argparse.Namespace) -> int:
 
 @dataclass(frozen=True, slots=True)
 class Scrape:
-    """What a server or a run told at one moment.
+    """The metrics of a server or a run at one moment.
 
     Attributes:
         url: Where.
@@ -100,7 +100,7 @@ class Scrape:
 
 
 def scrape(client: "httpx.Client", url: str) -> Scrape:
-    """Ask for metrics; what goes wrong is told in the result."""
+    """Request the metrics; an error is part of the result."""
     import httpx
 
     with installed_with("server", "prometheus-client, to read metrics", "prometheus_client"):

@@ -109,12 +109,12 @@ class UnixPeers:
             peer.transport.abort()
 
     async def forget(self, worker: int) -> None:
-        """Let go of the connections to one that is gone."""
+        """Close the connections to a worker that is gone."""
         if (pool := self._pools.pop(worker, None)) is not None:
             await pool.aclose()
 
     async def close(self) -> None:
-        """Let go of all connections."""
+        """Close all connections."""
         for pool in self._pools.values():
             await pool.aclose()
 

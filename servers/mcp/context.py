@@ -1,4 +1,4 @@
-"""The context of a call over MCP: what a tool tells and asks reaches the client that made the call."""
+"""The context of a call over MCP: progress, log messages and questions of a tool go to the client that called it."""
 
 import asyncio
 import json
@@ -103,7 +103,7 @@ class _Rounds:
         self.open: dict[str, Request] = {}
 
     def answers(self, questions: Mapping[str, Request]) -> dict[str, Any] | None:
-        """Return the answers to what a tool asks; None where the caller has to be asked first."""
+        """Return the answers to a tool's questions; None where the client has to be asked first."""
         number, self._send_question = self._send_question, self._send_question + 1
         if number < len(self._answered):
             answered = self._answered[number]
@@ -238,13 +238,13 @@ class CallContext(ToolContext):
     # For the tool
 
     def progress(self, progress: float, total: float | None = None, message: str | None = None) -> None:
-        """Tell how far the call is. Never waits; from any thread."""
+        """Report the progress of the call. Never waits; callable from any thread."""
         if self._ctx.meta is not None and "progress_token" in self._ctx.meta and isfinite(progress):
             text = sendable(message)
             self._outbox.put(lambda: self._ctx.session.report_progress(progress, total, text))
 
     def log(self, level: LogLevel, data: Any, logger: str | None = None) -> None:
-        """Tell the caller something. Never waits; from any thread."""
+        """Send a log message to the caller. Never waits; callable from any thread."""
         if self._level is None or LEVELS.index(level) < self._level:
             return
         plain = json.loads(dumps(data))
@@ -253,19 +253,19 @@ class CallContext(ToolContext):
         self._outbox.put(lambda: self._ctx.session.send_notification(message, self._ctx.request_id))
 
     def tools_changed(self) -> None:
-        """Tell whoever listens that the list of tools is another one now."""
+        """Notify subscribers that the list of tools has changed."""
         self._publish(ToolsListChanged())
 
     def resources_changed(self) -> None:
-        """Tell whoever listens that the list of resources is another one now."""
+        """Notify subscribers that the list of resources has changed."""
         self._publish(ResourcesListChanged())
 
     def prompts_changed(self) -> None:
-        """Tell whoever listens that the list of prompts is another one now."""
+        """Notify subscribers that the list of prompts has changed."""
         self._publish(PromptsListChanged())
 
     def resource_updated(self, uri: str) -> None:
-        """Tell those who have subscribed to a resource that it holds something else now."""
+        """Notify subscribers of a resource that it has changed."""
         self._publish(ResourceUpdated(uri))
 
     async def ask(self, requests: Mapping[str, Request]) -> Mapping[str, Mapping[str, Any]]:
@@ -308,14 +308,14 @@ class CallContext(ToolContext):
             raise
 
     def cancel(self) -> None:
-        """Give the call up: what is asynchronous of it is cancelled, the rest may look."""
+        """Cancel the call: asynchronous tools are cancelled, others can check `cancelled`."""
         self._cancelled = True
         self._outbox.close()
         if self._task is not None:
             self._task.cancel()
 
     async def flush(self) -> None:
-        """Wait until what the call has told is on its way."""
+        """Wait until the call's messages are sent."""
         await self._outbox.flush()
         self._outbox.close()
 

@@ -371,7 +371,7 @@ class McpEngine:
                 await transport.terminate()
 
     def _forget(self, connection: _Connection) -> bool:
-        """Let a connection be found no more, nor told of changes; return whether it was there."""
+        """Remove a connection from the tables of connections and of listeners; return whether it was there."""
         session = connection.session
         connections = self._connections.get(session, {})
         if connections.get(connection.id) is not connection:

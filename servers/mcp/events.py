@@ -1,4 +1,4 @@
-"""What each connection to /mcp was told last, played again to a client whose stream was cut."""
+"""The latest events of each connection to /mcp, replayed to a client whose stream was cut."""
 
 from collections import deque
 from typing import Any, Final, NamedTuple
@@ -40,14 +40,14 @@ class HeldEvents:
         self._weight = 0
 
     def count(self, events: "RecentEvents") -> None:
-        """Take note of what a connection holds now, and make the others forget where all hold too much."""
+        """Record the size of a connection's events, and drop events of others where the total is too large."""
         self._weight += events.weight - self._weights.pop(events, 0)
         self._weights[events] = events.weight
         while self._weight > MAX_HELD:
             next(iter(self._weights)).forget()
 
     def drop(self, events: "RecentEvents") -> None:
-        """Count a connection no more."""
+        """Remove a connection from the total."""
         self._weight -= self._weights.pop(events, 0)
 
 
@@ -89,7 +89,7 @@ class RecentEvents(EventStore):
         self._held.drop(self)
 
     def after(self, event_id: str) -> tuple[str, list[_Event]] | None:
-        """Return the stream of an event, and what followed it there; None where it is known no more."""
+        """Return the stream of an event and the events after it; None where it is no longer kept."""
         event = self._find(event_id)
         if event is not None:
             later = [
@@ -125,7 +125,7 @@ class RecentEvents(EventStore):
 
 
 def _in_place_of(message: JSONRPCMessage | None) -> JSONRPCError | None:
-    """Return what is kept in the place of a message that is too heavy; for a reply an error, since somebody waits."""
+    """Return what is kept instead of a message that is too large; for a reply an error, since a client waits."""
     if not isinstance(message, JSONRPCResponse | JSONRPCError):
         return None
     text = (

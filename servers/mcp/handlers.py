@@ -58,7 +58,7 @@ _MAX_SUBSCRIBED: Final = 256 * 1024
 
 
 def _to_mcp_error(ctx: Ctx, error: BaseException) -> MCPError:
-    """Return what a client is told of a failure."""
+    """Return a failure as an MCP error."""
     translated = _translate(ctx, error)
     return MCPError(translated.code, sendable(translated.message), sendable(translated.data))
 
@@ -83,7 +83,7 @@ def _translate(ctx: Ctx, error: BaseException) -> MCPError:
 
 
 def _no_handle() -> MCPError:
-    """Return what a client of the stateless wire is told that asks for something of no session."""
+    """Return the error for a request of the stateless wire that names no session."""
     text = (
         f"expected a session for this request, got none, and nobody else's is taken for it; {HANDLES}; a client that "
         "begins with initialize has one of its own"
@@ -102,7 +102,7 @@ class Handlers:
         self._answer_s = None if limit is None else limit * _ANSWER_SHARE
 
     def count_error(self, code: int) -> None:
-        """Count an error that a caller is told."""
+        """Count an error that is sent to a caller."""
         self._sessions.metrics.count_error(code)
 
     def seat(self, ctx: Ctx) -> RequestSeat:

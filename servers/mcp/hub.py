@@ -1,4 +1,4 @@
-"""Who listens to a session, and what they are told beside replies."""
+"""The listeners of a session, and the notifications that are sent to them."""
 
 import asyncio
 import logging
@@ -78,7 +78,7 @@ class Outbox:
 
 
 class Peer:
-    """One client that a session's changes are told to.
+    """One client that is notified of a session's changes.
 
     Attributes:
         channel: What reaches it outside of a request; None before its first.
@@ -95,12 +95,12 @@ class Peer:
         self._outbox = Outbox()
 
     def tell(self, event: ServerEvent) -> None:
-        """Tell it of a change, if that is any of its business."""
+        """Notify the client of a change that it has subscribed to."""
         if not isinstance(event, ResourceUpdated) or event.uri in self.subscriptions:
             self._outbox.put(lambda: self._send(event))
 
     def close(self) -> None:
-        """Tell it nothing any more."""
+        """Send it no more notifications."""
         self._outbox.close()
 
     async def _send(self, event: ServerEvent) -> None:
@@ -133,7 +133,7 @@ class Hub:
         self.peers: set[Peer] = set()
 
     def publish(self, event: ServerEvent) -> None:
-        """Tell everybody of a change; never waits, from any thread."""
+        """Notify all listeners of a change; never waits, callable from any thread."""
         self._outbox.put(lambda: self._publish(event))
 
     def close(self) -> None:

@@ -93,7 +93,7 @@ class _Lines:
 
 
 class _Pipe:
-    """Where lines go, for the SDK's transport; a host that does not read holds up no other thread."""
+    """The output of the SDK's transport; a host that does not read blocks no other thread."""
 
     def __init__(self, descriptor: int) -> None:
         self._descriptor = descriptor

@@ -14,7 +14,7 @@ from servers.security import owner_of
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class PageOptions:
-    """What `create_app` was told of the page.
+    """The options of the page, as given to `create_app`.
 
     Attributes:
         title: What stands above it.

@@ -62,7 +62,7 @@ class _NewSandbox(_Body):
 
 
 class _Change(_Body):
-    """What is asked of a sandbox: its time, a pause, a snapshot, copies."""
+    """A requested change of a sandbox: its timeout, a pause, a snapshot, copies."""
 
     timeout: Seconds | None = None
     memory: bool = True
@@ -173,7 +173,7 @@ class SandboxApp(Starlette):
         return record
 
     async def _change(self, request: Request, feature: str) -> tuple[Record, _Change]:
-        """Return the sandbox, and what is asked of it, which must leave its memory as it is."""
+        """Return the sandbox and the requested change, which must keep its memory."""
         record, body = self._mine(request), await _read(request, _Change)
         if not body.memory:
             raise ApiError(
@@ -292,7 +292,7 @@ class SandboxApp(Starlette):
         return _page(request, rows)
 
     def _named(self, record: Record) -> dict[str, Any]:
-        """Return what every answer about a sandbox tells."""
+        """Return the fields that every response about a sandbox has."""
         assert record.machine is not None
         return {
             "sandboxID": record.id,
@@ -303,12 +303,12 @@ class SandboxApp(Starlette):
         }
 
     def _made(self, record: Record) -> dict[str, Any]:
-        """Return what whoever starts or connects to a sandbox is told."""
+        """Return the response to starting or connecting to a sandbox."""
         tokens = {"envdAccessToken": record.token, "trafficAccessToken": record.token}
         return {**self._named(record), **tokens, "domain": self._domain}
 
     def _to_json(self, record: Record) -> dict[str, Any]:
-        """Return what lists and details of sandboxes tell."""
+        """Return a sandbox as an entry of lists and details."""
         assert record.machine is not None
         return {
             **self._named(record),

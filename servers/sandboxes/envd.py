@@ -54,7 +54,7 @@ def routes(find: Find) -> list[Route]:
         return Route(path, endpoint, methods=["POST"])
 
     def plain(path: str, op: str, *fields: str) -> Route:
-        """Route what the agent is asked in the same words."""
+        """Return a route whose request is passed on to the agent unchanged."""
 
         async def act(guest: Guest, body: Json) -> Json:
             return await _plain(guest, op, **{field: body[field] for field in fields})
@@ -120,7 +120,7 @@ def _guest(find: Find, request: Request) -> Guest:
 
 @contextlib.contextmanager
 def _fields_required() -> Iterator[None]:
-    """Tell that a message lacks a field, or has another kind of it."""
+    """Raise an API error where a message lacks a field or has another type of it."""
     try:
         yield
     except (KeyError, TypeError, ValueError) as error:
@@ -156,7 +156,7 @@ async def _enveloped(messages: AsyncIterator[Json]) -> AsyncIterator[bytes]:
 
 
 async def _pieces(request: Request) -> AsyncIterator[bytes]:
-    """Yield a body as it comes; whoever falls silent is not waited for."""
+    """Yield the pieces of a body; a client that falls silent is not waited for."""
     stream = request.stream()
     while True:
         try:
@@ -241,7 +241,7 @@ async def _list_processes(guest: Guest, _: Json) -> Json:
 
 
 async def _start(guest: Guest, body: Json, timeout_s: float | None) -> AsyncIterator[Json]:
-    """Start a command and tell what becomes of it. It outlives whoever listens, but not its own time."""
+    """Start a command and stream its events. It outlives its listeners, but not its timeout."""
     config = body["process"]
     if "pty" in body:
         raise GuestError(
@@ -274,7 +274,7 @@ async def _connect(guest: Guest, body: Json, timeout_s: float | None) -> AsyncIt
 
 
 async def coming(output: Subscription, timeout_s: float | None) -> AsyncIterator[tuple[Json, bytes] | None]:
-    """Yield what comes of a stream, to its end; None where a client has to hear that we live.
+    """Yield the messages of a stream to its end; None where a keep-alive is due.
 
     Raises:
         GuestError: It did not end within its time, or its sandbox is gone.

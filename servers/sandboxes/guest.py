@@ -56,7 +56,7 @@ class ApiError(Exception):
 
 
 class GuestError(ApiError):
-    """What was asked of a sandbox is not done.
+    """A sandbox's agent refused or failed a request.
 
     Args:
         code: As Connect RPC calls it.
@@ -117,7 +117,7 @@ class Subscription:
 
 
 class Guest:
-    """A sandbox's agent, asked over its channel.
+    """The client of a sandbox's agent, over its channel.
 
     Args:
         reader: What it sends.
@@ -150,7 +150,7 @@ class Guest:
         return str(next(self._numbers))
 
     def tell(self, op: str, **fields: Any) -> None:
-        """Ask for something whose answer nobody waits for."""
+        """Send a request without waiting for its answer."""
         if self.gone.done():
             return
         if self._writer.transport.get_write_buffer_size() > MAX_UNREAD:
@@ -195,7 +195,7 @@ class Guest:
             subscription.close()
 
     async def close(self) -> None:
-        """Ask no more; whoever waits is told."""
+        """Close the channel; pending requests fail."""
         self._task.cancel()
         await asyncio.wait([self._task])
         self._over("it was ended")

@@ -1,4 +1,4 @@
-"""What E2B's code interpreter is asked: cells in contexts, whose output comes line by line."""
+"""E2B's code interpreter API: cells in contexts, whose output is streamed line by line."""
 
 import asyncio
 import codecs
@@ -94,7 +94,7 @@ async def _make(record: Record, name: str, cwd: str) -> dict[str, str]:
 async def _run(
     record: Record, table: SandboxTable, name: str, turn: asyncio.Lock, code: str, envs: dict[str, str]
 ) -> AsyncIterator[bytes]:
-    """Run a cell, whose turn it is; a caller that leaves interrupts it."""
+    """Run a cell; a caller that disconnects interrupts it."""
     async with contextlib.AsyncExitStack() as stack:
         stack.callback(turn.release)
         output = await stack.enter_async_context(record.guest.subscribed(name))
@@ -112,7 +112,7 @@ async def _run(
 async def _interrupt(
     record: Record, name: str, output: Subscription, stack: contextlib.AsyncExitStack
 ) -> None:
-    """Interrupt a cell that nobody waits for, and give the next one its turn."""
+    """Interrupt an abandoned cell, and let the next one run."""
     async with stack:
         record.guest.tell("interrupt", name=name)
         while (message := await output.take()) is not None and "end" not in message[0]:

@@ -43,13 +43,13 @@ class Machine(Protocol):
         """Have its agent answer, and give whatever it starts these variables. GuestError: it does not answer."""
 
     async def freeze(self, *, frozen: bool) -> None:
-        """Have everything in it stand still, or go on. GuestError: it cannot."""
+        """Pause or resume all its processes. GuestError: it cannot."""
 
     async def fork(self, contexts: list[str]) -> "Machine":
         """Return a copy of it, with these of its interpreters. GuestError: there can be none."""
 
     async def close(self) -> None:
-        """End it, and remove what it left. Idempotent; called again after it has failed."""
+        """Stop it, and remove its files. Idempotent; called again after a failure."""
 
 
 class ProcessMachine:
@@ -213,7 +213,7 @@ _Kind: TypeAlias = tuple[str, ContainerOptions, str]
 
 
 class WarmContainers:
-    """Containers that were started before anybody asked, each handed out once.
+    """Containers that are started in advance, each handed out once.
 
     Those of an image are begun when one of it was asked for; where there is no room, those go that were begun first.
 
@@ -244,7 +244,7 @@ class WarmContainers:
         return machine
 
     async def close(self) -> None:
-        """Begin no more, and remove those that nobody took."""
+        """Start no more, and remove the unused ones."""
         self._size = 0  # the one that is being started is the last
         if self._filling is not None:
             await asyncio.wait([self._filling], timeout=END_TIMEOUT_S)

@@ -75,7 +75,7 @@ class Ports:
         return True
 
     async def close(self) -> None:
-        """Let go of all connections."""
+        """Close all connections."""
         await self._peers.close()
         for _, server in self._doors.values():
             server.close()

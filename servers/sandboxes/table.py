@@ -266,12 +266,12 @@ class SandboxTable:
         return next((each for each in records if each.id == sandbox_id), None)
 
     def set_timeout(self, record: Record, timeout_s: float, *, only_longer: bool = False) -> None:
-        """Let a sandbox live for so long, counted from now. ApiError: that is too long."""
+        """Set how long a sandbox lives from now on. ApiError: it is too long."""
         expires = self._time_after(timeout_s)
         record.expires = max(expires, record.expires) if only_longer and not record.paused else expires
 
     async def freeze(self, record: Record, *, frozen: bool) -> None:
-        """Pause a sandbox, with its memory and processes, or let it go on. It keeps its place."""
+        """Pause a sandbox, with its memory and processes, or resume it. It keeps its slot."""
         async with record.freezing:
             if record.machine is not None and record.paused != frozen:
                 await record.machine.freeze(frozen=frozen)
@@ -301,7 +301,7 @@ class SandboxTable:
             await self._sandbox.close()
 
     def spawn(self, work: Any, name: str) -> "asyncio.Task[Any]":
-        """Run something that nobody waits for, until the service closes at the latest."""
+        """Run a background task, which is cancelled when the service closes."""
         task = asyncio.create_task(work, name=name)
         self._tasks.add(task)
         task.add_done_callback(self._done)
