@@ -103,8 +103,8 @@ def report(measurements: Measurements, all_bars: Sequence[Bar]) -> str:
             rows.sort(key=lambda row: row[1])
         if rows:
             parts.append(f"### {title}\n\n" + table(("of", "", *names), rows))
-    if rows := list(ratios(measurements)):
-        parts.append("### How many times longer others take\n\n" + table(("what", "times"), rows))
+    if ratio_rows := list(ratios(measurements)):
+        parts.append("### How many times longer others take\n\n" + table(("what", "times"), ratio_rows))
     parts += verdicts(measurements, all_bars)
     return "\n\n".join(parts)
 

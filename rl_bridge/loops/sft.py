@@ -165,10 +165,10 @@ def fine_tune(
 
     def validate(update: int, loss: float | None, seconds: float) -> Validation:
         validation_loss = -float(np.mean(learner.logprobs(kept_apart), dtype=np.float64))
-        validation = Validation(update=update, loss=loss, validation_loss=validation_loss, seconds=seconds)
-        validations.append(validation)
-        on_validation(validation)
-        return validation
+        result = Validation(update=update, loss=loss, validation_loss=validation_loss, seconds=seconds)
+        validations.append(result)
+        on_validation(result)
+        return result
 
     best = validate(0, None, 0.0)
     learner.export(folder)

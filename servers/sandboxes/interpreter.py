@@ -45,7 +45,7 @@ def routes(find: Find, table: SandboxTable) -> list[Route]:
     async def contexts(request: Request) -> Response:
         record = find(request)
         if request.method == "GET":
-            return JSONResponse([context for context, _ in record.contexts.values()])
+            return JSONResponse([entry for entry, _ in record.contexts.values()])
         body = await _python(request)
         return JSONResponse(await _make(record, record.guest.name(), str(body.get("cwd") or "")))
 
