@@ -36,7 +36,7 @@ class GeneratorError(BridgeError):
 
 
 class EngineFailedError(GeneratorError):
-    """The inference engine has ended by itself; the message says what of."""
+    """The inference engine has ended by itself; the message says why."""
 
 
 class PromptRefusedError(GeneratorError):
@@ -52,7 +52,7 @@ class PromptRefusedError(GeneratorError):
 
 
 class StateUnavailableError(BridgeError):
-    """What a fan-out was to bring cannot be had. It is no fault of who was asked, who is as before."""
+    """The state that a fan-out refers to is unavailable. The replica is not at fault and unchanged."""
 
 
 class WeightsError(StateUnavailableError):
@@ -68,7 +68,7 @@ class RolloutError(BridgeError):
 
 
 class EpisodeLostError(RolloutError):
-    """An environment said that something beside the policy failed. The episode is played again, or dropped."""
+    """An environment reported a failure that is not the policy's. The episode is played again, or dropped."""
 
 
 class SessionUnavailableError(EpisodeLostError):
@@ -76,7 +76,7 @@ class SessionUnavailableError(EpisodeLostError):
 
 
 class EpisodeUnscoredError(RolloutError):
-    """An environment said that it cannot say how well an episode was played. It is left out, and counted."""
+    """An environment reported an episode as unscored. It is left out, and counted."""
 
 
 class TrainingError(BridgeError):
@@ -92,7 +92,7 @@ class RoleError(BridgeError):
 
 
 class ReplicaLostError(RoleError):
-    """The process behind a call is gone, or cannot be reached. Whether the call was carried out nobody knows."""
+    """The process behind a call is gone or unreachable. The call may have been executed."""
 
 
 class RankLostError(ReplicaLostError):

@@ -66,7 +66,7 @@ class Completion:
 
 @dataclass(kw_only=True, slots=True, frozen=True)
 class Turn:
-    """One exchange: what the policy was shown, what it answered."""
+    """One exchange: the prompt and the policy's completion."""
 
     prompt: Sequence[int]
     completion: Completion

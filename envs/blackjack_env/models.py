@@ -1,4 +1,4 @@
-"""What crosses the wire of a BlackJack table, and what it raises."""
+"""Actions, observations and errors of BlackJack."""
 
 from typing import Annotated, Any, Literal, TypeAlias
 

@@ -114,7 +114,7 @@ def dealer_distribution(upcard: int) -> Mapping[int, float]:
 
 @cache
 def _settle_stand(total: int, dealer: int) -> _Ending:
-    """What follows when the player stands on a total (4 to 21) against an upcard; no payout for naturals."""
+    """Return the outcome of standing on a total (4 to 21) against an upcard; no payout for naturals."""
     final = dealer_distribution(dealer)
     win = math.fsum(p for end, p in final.items() if end > 21 or end < total)
     push = final.get(total, 0.0)
@@ -124,7 +124,7 @@ def _settle_stand(total: int, dealer: int) -> _Ending:
 
 @cache
 def _standing_natural(dealer: int, rules: Rules) -> _Ending:
-    """What follows when the player stands on a natural, as dealt, against an upcard."""
+    """Return the outcome of standing on a natural, as dealt, against an upcard."""
     plain = _settle_stand(21, dealer)
     if rules.sab:
         push = {1: CARDS[10], 10: CARDS[1]}.get(dealer, 0.0)

@@ -50,7 +50,7 @@ class CodeInterpreterEnv(EnvClient[CodeInterpreterAction, CodeInterpreterObserva
         return await self.step(PutFile(path=path, content_base64=base64.b64encode(data).decode()))
 
     async def get_file(self, path: str) -> bytes:
-        """Return what is in a file of the workspace.
+        """Return the content of a file of the workspace.
 
         Raises:
             FileNotFoundError: It cannot be had; the message says why.
@@ -64,7 +64,7 @@ class CodeInterpreterEnv(EnvClient[CodeInterpreterAction, CodeInterpreterObserva
         raise ExecutionError(observation.reason or f"the server gave no content of {path}")
 
     async def restart(self) -> StepResult[CodeInterpreterObservation]:
-        """Begin anew, with the files that the reset brought."""
+        """Restart the interpreter, with the files of the reset."""
         return await self.step(Restart())
 
     async def submit(self, code: str) -> StepResult[CodeInterpreterObservation]:

@@ -338,7 +338,7 @@ class HarborTasks(IndexedTasks):
         raise KeyError(f"expected the id of a task, got {task_id!r:.80}")
 
     def get_task(self, split: str, index: int) -> dict[str, Any]:
-        """Return what may be told of a task: its words, not its tests."""
+        """Return the public description of a task: its instruction, not its tests."""
         task = self.task(split, index)
         return {
             "split": split,
@@ -357,7 +357,7 @@ class HarborTasks(IndexedTasks):
 
 
 def digest(folder: Path) -> str:
-    """Return what tells the content of a folder from others, names and modes included."""
+    """Return a digest of a folder's content, names and modes included."""
     total = hashlib.sha256()
     for path in sorted(folder.rglob("*")):
         data = b"" if not path.is_file() else path.read_bytes()

@@ -1,4 +1,4 @@
-"""What is played without thought, to compare with: what a policy earns that has learned nothing."""
+"""Baselines: the rewards of policies that have learned nothing."""
 
 import random
 from typing import Any, Final

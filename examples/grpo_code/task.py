@@ -34,7 +34,7 @@ class CodeTask(ToolTask):
         ]
 
     def result(self, observation: Any) -> str:
-        """What was printed; of an error its last line."""
+        """Return the output; for an error its last line."""
         if not isinstance(observation, CallToolObservation) or observation.tool_name != "run_python":
             return super().result(observation)
         if observation.error is not None:

@@ -28,7 +28,7 @@ SPLITS = ("train", "held_out")
 
 
 class FamilyTasks(JsonlTasks):
-    """The tasks of the family, made when they are asked for; no file has them."""
+    """The tasks of the family, generated on access."""
 
     def __init__(self) -> None:
         pass

@@ -25,7 +25,7 @@ TRACES, VALIDATION = "traces.jsonl", "validation.jsonl"
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Record traces, make a policy, teach it; returns the exit status: 0, 1 if it failed, 2 if asked for wrongly."""
+    """Record traces, make a policy, teach it; returns the exit status: 0, 1 if it failed, 2 for a bad command line."""
     parser = argparse.ArgumentParser(prog="python -m examples.sft", description=__doc__)
     parser.add_argument("--config", metavar="FILE", required=True, help="the recipe's YAML file")
     parser.add_argument("--name", help="the folder below output_dir; by default the recipe's name")

@@ -1,4 +1,4 @@
-"""What the recipe is told, and the traces that it teaches from."""
+"""The recipe's configuration, and the traces that it teaches from."""
 
 from collections.abc import Iterable
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""How good a trajectory, or a token, was: beside its siblings, or by a critic's values and what they should be."""
+"""Advantages of trajectories and tokens: relative to their group, or by a critic (GAE)."""
 
 from collections.abc import Sequence
 

@@ -17,7 +17,7 @@ LEAST_GAP = 0.01
 
 @dataclass(kw_only=True, slots=True, frozen=True)
 class Packing:
-    """Where each document lies.
+    """The position of each document.
 
     Attributes:
         row: Shape [U].
@@ -252,7 +252,7 @@ class TrainBatch:
         return replace(self, reference_logprobs=logprobs)
 
     def take(self, chosen: NDArray[np.int64]) -> Self:
-        """The part of the batch that holds the given loss tokens, with only the contexts they need."""
+        """Return the part of the batch with the given loss tokens, and only the contexts that they need."""
         used, context = np.unique(self.context[chosen], return_inverse=True)
         first = (np.cumsum(self.lengths) - self.lengths)[used]
         lengths = self.lengths[used]

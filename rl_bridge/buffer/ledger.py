@@ -116,7 +116,7 @@ class Ledger:
 
     @property
     def waiting(self) -> int:
-        """Groups whose work was lost or given back, and that nobody works on."""
+        """Groups whose work was lost or given back, and that are not leased."""
         return len(self._waiting)
 
     @property
@@ -125,7 +125,7 @@ class Ledger:
         return frozenset(self._finished)
 
     def lease(self, *, served: PolicyVersion, now: float, admit: bool) -> GroupLease | None:
-        """Give out the next work: what was lost first, a new group otherwise.
+        """Lease the next group: a lost one first, else a new one.
 
         Args:
             served: The weights that every generator holds at least.
@@ -166,7 +166,7 @@ class Ledger:
         return True
 
     def lose(self, lease: int, *, floor: PolicyVersion | None = None) -> bool:
-        """The work is gone: the group waits again, ahead of new ones, or is dropped.
+        """Record that a group's work is lost: it waits again, ahead of new groups, or is dropped.
 
         Args:
             lease: Whose work it was.

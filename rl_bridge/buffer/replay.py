@@ -100,7 +100,7 @@ class ReplayBuffer:
         return len(self._groups)
 
     def served(self, version: PolicyVersion) -> None:
-        """Every serving generator holds these weights, or newer ones: more groups may start."""
+        """Record that every serving generator has these weights or newer ones: more groups may start."""
         self.admission.served = version
         self._notify()
 
@@ -146,7 +146,7 @@ class ReplayBuffer:
         return self._end_lease(lease, self.ledger.lose(lease.id, floor=floor))
 
     def give_back(self, lease: GroupLease, *, floor: PolicyVersion | None) -> bool:
-        """Others shall go on with the work; see `Ledger.give_back`."""
+        """Give the work back to be leased again; see `Ledger.give_back`."""
         return self._end_lease(lease, self.ledger.give_back(lease.id, floor=floor))
 
     def drop(self, lease: GroupLease, reason: str) -> bool:
@@ -193,12 +193,12 @@ class ReplayBuffer:
             await self._change(until - now)
 
     def fail(self, failure: BaseException) -> None:
-        """Nothing more will come: whoever waits, now or later, is told why."""
+        """Fail every waiter, now and later, with a reason: no more groups will come."""
         self._failure = self._failure or failure
         self._notify()
 
     def state(self) -> tuple[dict[str, Any], list[Group]]:
-        """What a checkpoint holds: the ledger, for `json`, and the groups that are finished by it.
+        """Return the state for a checkpoint: the ledger, for `json`, and its finished groups.
 
         Both are of this moment, and stay as they are: nobody changes a group that is finished.
         """

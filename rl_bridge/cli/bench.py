@@ -47,7 +47,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
 
 @exits("bench")
 def run(arguments: argparse.Namespace) -> int:
-    """Measure and print; returns 0, 1 where there is nothing to measure, 2 if it was asked for wrongly."""
+    """Measure and print; returns 0, 1 where there is nothing to measure, 2 for a bad command line."""
     _print(_measure(arguments), as_json=arguments.json)
     return 0
 
@@ -92,7 +92,7 @@ def _print(throughput: "Throughput", *, as_json: bool) -> None:
 
 
 def _summary(throughput: "Throughput") -> str:
-    """What was done, how busy each role was beside its target, and whether the time is accounted for."""
+    """Return the summary: throughput, each role's utilisation beside its target, and unaccounted time."""
     from rl_bridge.cli.status_view import ACCOUNTED_FOR
     from rl_bridge.metrics.throughput import TARGETS
 

@@ -44,7 +44,7 @@ def _number(option: str, kind: type[N], least: float | None, text: str) -> N:
 
 
 def overrides_first_class(argv: Sequence[str]) -> list[str]:
-    """The words with every `--a.b c` and `--a.b=c` written as `a.b=c`; the others are as they were.
+    """Return the arguments with every `--a.b c` and `--a.b=c` as `a.b=c`, and the others unchanged.
 
     An option with a dot is a key, for no option of a command has one, and so are those of `TOP_LEVEL`. A key without a
     value behind it is left without one, for whoever reads overrides to refuse. What begins with two dashes is the next
@@ -73,7 +73,7 @@ MISUSED = 2
 
 
 def exit_status(command: str, work: Callable[[], int]) -> int:
-    """Do a command's work and say what went wrong; returns 1 where it failed, 2 where it was asked for wrongly."""
+    """Run a command and print its error; returns 1 where it failed, 2 for a bad command line."""
     try:
         try:
             return work()

@@ -50,7 +50,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
 
 @exits("doctor")
 def run(arguments: argparse.Namespace) -> int:
-    """Look and print; returns 0, 1 where a run would fail, 2 if it was asked for wrongly."""
+    """Examine the host and print findings; returns 0, 1 where a run would fail, 2 for a bad command line."""
     from itertools import chain
 
     from rich.console import Console

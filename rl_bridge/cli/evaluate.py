@@ -8,7 +8,7 @@ from rl_bridge.cli.common import exit_status
 
 
 def evaluate_config(config: str, overrides: Sequence[str], name: str | None) -> int:
-    """Evaluate; returns the exit status: 0, 1 if it failed, 2 if it was asked for wrongly.
+    """Evaluate; returns the exit status: 0, 1 if it failed, 2 for a bad command line.
 
     Args:
         config: A run's YAML file, or the folder of such an evaluation, to go on with it.

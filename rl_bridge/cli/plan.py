@@ -61,7 +61,7 @@ def _bandwidths(text: str) -> list[float]:
 
 @exits("plan")
 def run(arguments: argparse.Namespace) -> int:
-    """Work it out and print it; returns 0, 1 where a checkpoint says nothing, 2 if it was asked for wrongly."""
+    """Compute the plan and print it; returns 0, 1 where a checkpoint cannot be read, 2 for a bad command line."""
     plan = _plan(arguments)
     if arguments.json:
         print(json.dumps(plan.as_json(gpu_gb=arguments.gpu_gb)))

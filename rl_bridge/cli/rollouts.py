@@ -1,4 +1,4 @@
-"""`ropewalk rollouts`: read what a run's policy was shown, and what it answered."""
+"""`ropewalk rollouts`: read the prompts and answers of a run's policy."""
 
 import argparse
 import contextlib
@@ -32,7 +32,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
 
 @exits("rollouts")
 def run(arguments: argparse.Namespace) -> int:
-    """Serve until Ctrl-C, or write; returns 0, 1 where there is nothing to read, 2 if it was asked for wrongly."""
+    """Serve until Ctrl-C, or write; returns 0, 1 where there is nothing to read, 2 for a bad command line."""
     if not 0 <= arguments.port <= MAX_PORT:
         raise ConfigError(f"expected --port from 0 to {MAX_PORT}, got {arguments.port}")
     folder = _folder(arguments.run)

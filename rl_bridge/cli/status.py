@@ -1,4 +1,4 @@
-"""`ropewalk status`: how a run that is under way stands."""
+"""`ropewalk status`: the status of a running run."""
 
 import argparse
 import asyncio
@@ -34,7 +34,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
 
 @exits("status")
 def run(arguments: argparse.Namespace) -> int:
-    """Ask and print; returns 0, 1 where nobody answers or hosts are missing, 2 if it was asked for wrongly."""
+    """Print the status; returns 0, 1 where nothing answers or hosts are missing, 2 for a bad command line."""
     from rich.console import Console
     from rich.live import Live
 

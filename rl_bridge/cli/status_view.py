@@ -78,7 +78,7 @@ def _mesh(snapshot: StatusSnapshot) -> Table:
 
 
 def spent_table(spans: Mapping[str, SpanTotals], *, title: str) -> Table:
-    """A line for each process: its work, its waiting, what nobody accounts for, and its processor time."""
+    """Return a table with a line for each process: work, waiting, unaccounted time, and processor time."""
     headings = ("process", ">work", ">idle", ">unaccounted", ">CPU", "works on", "waits for")
     spent = {process: totals for process, totals in spans.items() if totals.wall_s > 0.0}
     spans_table = table(title, headings, ((process, *_spent(totals)) for process, totals in spent.items()))

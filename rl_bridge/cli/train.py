@@ -28,7 +28,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
 
 @exits("train")
 def run(arguments: argparse.Namespace) -> int:
-    """Train; returns the exit status: 0, 1 if the run failed, 2 if it was asked for wrongly, 130 on Ctrl-C."""
+    """Train; returns the exit status: 0, 1 if the run failed, 2 for a bad command line, 130 on Ctrl-C."""
     config, folder = _prepare(arguments)
     from rl_bridge.config.effects import without_effect
     from rl_bridge.rollout.rehearsal import rehearse

@@ -53,7 +53,7 @@ def require_name(name: str | None, *, kind: str) -> None:
 
 
 def folder_exists(folder: Path) -> ConfigError:
-    """Return what is said where the folder of a new run is there already."""
+    """Return the error message for a new run whose folder exists."""
     return ConfigError(
         f"expected a new folder for the run, {str(folder)!r} exists; choose another --name, "
         f"or go on with it by --resume {folder}"

@@ -192,7 +192,7 @@ Dtype = Annotated[Literal["auto", "float32", "bfloat16"], BeforeValidator(_whole
 
 
 def dtype_on(dtype: Dtype, gpus: int) -> Dtype:
-    """What auto stands for: bfloat16 with GPUs, float32 without."""
+    """Return the dtype of "auto": bfloat16 with GPUs, float32 without."""
     if dtype != "auto":
         return dtype
     return "bfloat16" if gpus else "float32"

@@ -21,7 +21,7 @@ class Section(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
 
     def with_defaults(self, **values: Any) -> Self:
-        """The same with other defaults: values for keys that nobody has set."""
+        """Return the section with other defaults for keys that are not set."""
         unset = {key: value for key, value in values.items() if key not in self.model_fields_set}
         return self.model_copy(update=unset)
 
@@ -179,7 +179,7 @@ class MetricsConfig(Section):
 
 
 class RewardConfig(Section):
-    """`reward.*`: what is added to the environment's own rewards."""
+    """`reward.*`: rewards that are added to the environment's own."""
 
     illegal_answer: float = -1.0
     """The reward of an answer that is no legal action, or that the environment refuses. It ends the episode."""

@@ -1,1 +1,1 @@
-"""Examples for single-turn tasks, in an order that a checkpoint can hold."""
+"""Examples for single-turn tasks, in an order that is saved with a checkpoint."""

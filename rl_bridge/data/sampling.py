@@ -1,4 +1,4 @@
-"""Which of a number of tasks each group begins from: pass after pass over all of them, or by what they have taught."""
+"""Sampling of tasks for groups: uniformly in passes over all of them, or by their learning signal."""
 
 import math
 from collections import Counter
@@ -33,7 +33,7 @@ class Passes:
         self._order: NDArray[np.int64] = np.arange(tasks)
 
     def __getitem__(self, number: int) -> int:
-        """The task that stands at this number, counted from 0 over all passes."""
+        """Return the task at an index, counted from 0 over all passes."""
         at, place = divmod(number, self._tasks)
         if self._shuffle and at != self._pass:
             self._order, self._pass = np.random.default_rng([self._seed, at]).permutation(self._tasks), at
@@ -67,7 +67,7 @@ class TaskSampler:
         self.restore({})
 
     def draw(self, group: int, *, known: int) -> int:
-        """The task of a group: the same however often it is asked for, until the group has ended.
+        """Return the task of a group, the same at each call until the group has ended.
 
         Args:
             group: Its number in the run.

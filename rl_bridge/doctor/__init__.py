@@ -1,1 +1,1 @@
-"""What a host is like before a run begins on it: packages, devices, how fast it computes together with others."""
+"""Checks of a host before a run: packages, devices, and collectives with other hosts."""

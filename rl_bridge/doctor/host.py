@@ -1,4 +1,4 @@
-"""What a host has that a run needs, where its own errors would not say what is missing."""
+"""Checks of packages, memory, descriptors and GPUs of a host."""
 
 import importlib.metadata
 import importlib.util
@@ -35,7 +35,7 @@ class Severity(StrEnum):
 
 @dataclass(slots=True, frozen=True)
 class Finding:
-    """One thing that was looked at: what was found and, where it is not good, what to do.
+    """One result of a check: what was examined, the finding and, where it is a problem, what to do.
 
     What was measured, with its unit.
     """

@@ -1,4 +1,4 @@
-"""Processes of this host, and of others that do the same, meet and compute together: does it work, and how fast.
+"""Checks that processes of several hosts can run collectives together, and how fast.
 
 Each is `python -m rl_bridge.doctor.meeting MEETING LOCAL_RANK OWNER`. Nothing of a run is used: what fails is the
 network, a driver or a library.
@@ -47,7 +47,7 @@ SAID = "ropewalk doctor: "
 
 
 class Meeting(BaseModel):
-    """Who meets where; it is asked for on each host, at about the same time.
+    """The settings of a meeting; it is started on each host at about the same time.
 
     Attributes:
         address: HOST:PORT of the first host, which the others can reach.
@@ -83,7 +83,7 @@ class HostFacts(BaseModel):
 
 
 class MeetingError(RuntimeError):
-    """The hosts are not those that were asked for."""
+    """The hosts differ from the requested ones."""
 
 
 def meet(meeting: Meeting) -> list[Finding]:
@@ -138,7 +138,7 @@ def meet(meeting: Meeting) -> list[Finding]:
 
 
 def _wait(processes: "list[subprocess.Popen[str]]", deadline: float) -> bool:
-    """Until all have ended; False as soon as one has failed, or when the time is over."""
+    """Wait until all have ended; returns False as soon as one has failed or at the timeout."""
     while time.monotonic() < deadline:
         statuses = [process.poll() for process in processes]
         if any(statuses):

@@ -65,7 +65,7 @@ FULL_SERVER_BACKOFF_S = 1.0
 
 
 class ServerRecord:
-    """What is known of one server. All times are those of the event loop's clock, in seconds.
+    """The state of one server. All times are of the event loop's clock, in seconds.
 
     A server that cannot be reached is asked again after a pause that grows, by one session alone. A server without
     room is asked for a few sessions more after a while.
@@ -102,7 +102,7 @@ class ServerRecord:
 
     @property
     def crowded(self) -> bool:
-        """Whether it serves, but had no room for a session that was asked for."""
+        """Whether it serves, but refused a session for lack of room."""
         return self._room is not None and not self._failures
 
     def begin_opening(self, now: float) -> None:
@@ -125,14 +125,14 @@ class ServerRecord:
         self._retry_at = now + pause * random.uniform(0.5, 1.0)
 
     def refused(self, now: float, retry_after_s: float | None) -> None:
-        """It has no room for a session that was asked for, which counts as held."""
+        """Record that it refused a session for lack of room; the session counts as held."""
         self._room = self.held - 1 + len(self.idle)
         self._ask_at = now + (
             FULL_SERVER_BACKOFF_S if retry_after_s is None else min(retry_after_s, MAX_BACKOFF_S)
         )
 
     def renewed(self) -> None:
-        """Somebody says that it serves: what was known of it is out of date."""
+        """Reset the state of a server that is reported to serve."""
         self._failures, self._retry_at, self._room = 0, 0.0, None
 
 
@@ -283,7 +283,7 @@ class SessionLeases:
 
     @property
     def idle(self) -> int:
-        """Open sessions that nobody uses."""
+        """The number of open, unused sessions."""
         return sum(len(server.idle) for server in self._servers.values())
 
     def replace(self, urls: Sequence[str]) -> None:
@@ -359,7 +359,7 @@ class SessionLeases:
         self._shut(*given_up)
 
     def learn(self, server: ServerRecord, error: BaseException) -> None:
-        """Draw from a failure what it says of the server."""
+        """Update a server's state by a failure."""
         now = asyncio.get_running_loop().time()
         if isinstance(error, CapacityError):
             server.refused(now, error.retry_after_s)
@@ -377,7 +377,7 @@ class SessionLeases:
             self._close_idle(server)
 
     async def close(self) -> None:
-        """Close every session. Those in use break; who waits for one is told."""
+        """Close every session. Those in use break; waiters get an error."""
         self._closed = True
         for server in self._servers.values():
             self._close_idle(server)
@@ -489,7 +489,7 @@ class SessionLeases:
         return client
 
     def _keep(self, server: ServerRecord, client: Client) -> None:
-        """Take back a session that is in order. One that nobody shall use any more is closed."""
+        """Keep a healthy session for reuse, or close it where it is not needed any more."""
         if server.gone or self._closed:
             self._shut(server, client)
             return

@@ -1,4 +1,4 @@
-"""The environment servers of a run: found or started, kept alive, and their addresses and token told."""
+"""The environment servers of a run: found or started, supervised, and announced with address and token."""
 
 import asyncio
 import json
@@ -46,7 +46,7 @@ class Watchable(Protocol):
         """Whether the server runs."""
 
     def output(self) -> str:
-        """Return the last of what it printed."""
+        """Return the end of its output."""
 
     def start(self) -> str:
         """Start it, wait until it is healthy, and return its URL."""
@@ -56,7 +56,7 @@ class Watchable(Protocol):
 
 
 class ServerState(StrEnum):
-    """How a server stands."""
+    """The state of a server."""
 
     STARTING = "starting"
     SERVING = "serving"
@@ -109,7 +109,7 @@ class SupervisedServer:
         return harmless(await self._call(lambda: last_traceback(self._provider.output())))
 
     async def supervise(self) -> NoReturn:
-        """Start it again whenever it dies, or answers nobody."""
+        """Restart it whenever it dies or stops answering."""
         while True:
             reason = await self._until_lost()
             self._set(None, ServerState.RESTARTING)

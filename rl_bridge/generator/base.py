@@ -1,4 +1,4 @@
-"""What an engine is: work in an event loop on a thread of its own, and futures for whoever asks from another."""
+"""The base of engines: an event loop on a thread of its own, and futures for callers on other threads."""
 
 import asyncio
 import contextlib
@@ -125,7 +125,7 @@ class Engine(ABC):
                 raise self._error()
 
     def close(self) -> None:
-        """End it, and wait for its thread to. What is under way fails."""
+        """Stop the engine and its thread. Requests in progress fail."""
         self._end()
         if self._thread.is_alive():
             self._thread.join(self._stop_timeout_s)
@@ -153,7 +153,7 @@ class Engine(ABC):
         return future
 
     def _end(self, failure: BaseException | None = None) -> None:
-        """Take nothing more, and fail what is under way; returns at once. Only the first word counts."""
+        """Reject new requests, and fail those in progress; returns at once. Only the first error counts."""
         with self._lock:
             if self._closed:
                 return

@@ -183,7 +183,7 @@ class GeneratorClient:
         return completions
 
     async def close(self) -> None:
-        """Cancel what is under way and fail whoever waits."""
+        """Cancel requests in progress and fail all waiters."""
         self._closed = True
         calls = [call for lane in self._lanes.values() for call in lane.calls]
         for lane in self._lanes.values():

@@ -109,7 +109,7 @@ def read(content: bytes) -> CompletionResponse:
 def completion_of(
     answer: CompletionResponse, *, prompt: Sequence[int], sampling: SamplingSettings
 ) -> Completion:
-    """The completion that an answer holds; its weights count as version 0.
+    """Return the completion of an answer; its weights count as version 0.
 
     Raises:
         ConfigError: Tokens or log-probabilities are missing, or not those of what was asked for.

@@ -156,7 +156,7 @@ class VllmEngine(Engine):
 
     @contextlib.asynccontextmanager
     async def _while_it_samples(self) -> AsyncIterator[None]:
-        """Raise TimeoutError once the engine has sampled no token for too long, whoever it works for."""
+        """Raise TimeoutError once the engine has sampled no token of any request for too long."""
         loop, began = asyncio.get_running_loop(), time.monotonic()
         again: asyncio.TimerHandle
 

@@ -82,7 +82,7 @@ class LocalEngine:
         self._go_on("paused")
 
     async def sleep(self, *, level: int, mode: str) -> None:
-        """Make no step until it wakes, and leave memory to others."""
+        """Stop stepping until it wakes, and free memory."""
         self._engine.sleep(level=level, mode=mode)
         self._stands_still["asleep"] = True
 
@@ -120,7 +120,7 @@ class LocalEngine:
             raise self._failure
 
     async def is_paused(self) -> bool:
-        """Tell whether it makes no steps. Whoever asks is answered between two of them."""
+        """Return whether it is paused; called between two steps."""
         return self._stands_still["paused"]
 
     async def end(self) -> None:

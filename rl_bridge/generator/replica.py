@@ -85,7 +85,7 @@ class PolicyReplica:
 
     @property
     def ended(self) -> "Future[None]":
-        """Done when the engine is no more: with None after `close`, otherwise with what it died of."""
+        """A future that is done when the engine has ended: with None after `close`, otherwise with its error."""
         return self._engine.ended
 
     async def setup(self) -> None:
@@ -103,7 +103,7 @@ class PolicyReplica:
                 await self.sleep()
 
     async def sleep(self) -> None:
-        """Leave the GPU to the trainer, until the next `update_weights`."""
+        """Free the GPU for the trainer, until the next `update_weights`."""
         async with self._updates:
             await asyncio.shield(asyncio.wrap_future(self._engine.sleep()))
             if self._turn is not None:
@@ -197,7 +197,7 @@ class PolicyReplica:
         self._engine.check()
 
     async def close(self) -> None:
-        """End the engine. What is under way fails."""
+        """Close the engine. Requests in progress fail."""
         await asyncio.to_thread(self._engine.close)
 
 

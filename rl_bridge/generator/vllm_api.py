@@ -56,7 +56,7 @@ class EngineTotals:
 
 
 class EngineStatistics:
-    """Takes the place of vLLM's own stat loggers, and adds up what they are told.
+    """Replaces vLLM's stat loggers, and sums up their statistics.
 
     Attributes:
         totals: Since the engine began.
@@ -184,7 +184,7 @@ def _semaphores_without_a_name() -> Iterator[None]:
 
 @contextmanager
 def _modules_that_can_be_looked_at() -> Iterator[None]:
-    """Hide the modules meanwhile that hold something which must not be asked what it is.
+    """Hide modules for the block that hold objects whose attributes must not be inspected.
 
     On a CPU vLLM looks for its kernels behind every name of every module, and gives up where one raises, as Flask's
     `request` does outside of a request. Who trains or evaluates may well have Flask: Monarch's dashboard is made of it.

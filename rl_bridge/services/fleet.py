@@ -145,7 +145,7 @@ class Fleet:
         return service
 
     async def guard(self, work: Coroutine[Any, Any, T]) -> T:
-        """Run `work` until it ends, or raise RoleError as soon as the run has lost what it cannot do without."""
+        """Run `work` until it ends, or raise RoleError as soon as the run has lost an essential role."""
         task = asyncio.ensure_future(work)
         try:
             waited: set[asyncio.Future[Any]] = {task, self._fault}
@@ -199,7 +199,7 @@ class Fleet:
         return incarnation
 
     def fail(self, failure: BaseException) -> None:
-        """The run has lost what it cannot do without: whatever `guard` waits for ends with this."""
+        """Record that the run has lost an essential role: whatever `guard` waits for ends with this error."""
         if not self._fault.done():
             self._fault.set_result(failure)
 

@@ -19,7 +19,7 @@ class Fanout:
 
 
 class Routed(ABC):
-    """Something whose endpoints are attributes, to be called by `route`."""
+    """An object whose attributes are endpoints, to be called by `route`."""
 
     endpoints: frozenset[str] = frozenset()
     """The names that can be called."""
@@ -156,7 +156,7 @@ class StickySession(Routed):
 
 
 class Balanced(Routed):
-    """Something whose calls a balancer spreads over replicas."""
+    """An object whose calls a balancer spreads over replicas."""
 
     def __init__(self, balancer: Balancer, endpoints: frozenset[str]) -> None:
         self.endpoints = endpoints

@@ -111,7 +111,7 @@ class Hosts:
         return this_host()
 
     async def close(self) -> None:
-        """End what is left on them, and give them back. Bounded; raises nothing."""
+        """Stop all processes on them, and release them. Bounded in time; raises nothing."""
 
 
 class _Remote(Hosts):

@@ -1,4 +1,4 @@
-"""What a service is asked for with, which hosts and GPUs its replicas get, and how often they are started again."""
+"""The options of a service, the placement of replicas on hosts and GPUs, and their restart policy."""
 
 import asyncio
 import errno
@@ -189,7 +189,7 @@ class Placement:
             self._free[slot.pool][host].update(host_gpus)
 
     def avoid(self, slot: ReplicaSlot, now: float) -> None:
-        """Something on a slot's hosts fell silent: for a while others are preferred."""
+        """Prefer other hosts than a slot's for a while, since a process on them fell silent."""
         for host in range(slot.first, slot.first + slot.hosts):
             self._avoided_until[host] = now + HOST_AVOIDANCE_S
 
@@ -264,7 +264,7 @@ class Turn:
             raise
 
     def give_back(self) -> None:
-        """Let others have it."""
+        """Release it."""
         sockets, self._sockets, self.held = self._sockets, [], False
         for sock in sockets:
             sock.close()

@@ -1,4 +1,4 @@
-"""A service: replicas of one actor, kept running, called as one; and how they stand."""
+"""A service: replicas of one actor, kept running and called as one, and their status."""
 
 import asyncio
 import contextlib
@@ -67,7 +67,7 @@ class ReplicaKeeper:
         self._leaving.set()
 
     async def run(self) -> None:
-        """Start the replica, and again whenever it is lost, until its budget is gone or it is told to leave."""
+        """Start the replica, and restart it whenever it is lost, until its budget is spent or it is stopped."""
         try:
             while (reason := await self._live()) is not None:
                 self._owner.record(self.replica, "lost", reason)
@@ -182,7 +182,7 @@ class ReplicaKeeper:
         await self._owner.catch_up(target)
 
     async def _first_of(self, *futures: asyncio.Future[Any]) -> None:
-        """Wait for one of these, or for being told to leave."""
+        """Wait for one of these, or for the stop request."""
         leaving = asyncio.ensure_future(self._leaving.wait())
         try:
             await asyncio.wait({leaving, *futures}, return_when=asyncio.FIRST_COMPLETED)
@@ -265,7 +265,7 @@ class Service(Balanced):
 
     @property
     def replicas(self) -> list[ReplicaRow]:
-        """How each replica stands; what weights it has only itself knows."""
+        """The status of each replica; its weights' version is known to the replica alone."""
         return [
             ReplicaRow(
                 id=keeper.replica,
@@ -298,7 +298,7 @@ class Service(Balanced):
         self._listeners.append(listener)
 
     async def ask(self, name: str, *, timeout_s: float) -> dict[int, Any]:
-        """Ask the replicas that serve for what an endpoint tells, beside their traffic; answers by replica.
+        """Call an endpoint of the serving replicas, beside their traffic; returns answers by replica.
 
         It is no sign of whether a replica does its work: loads and suspicions stay as they are. Those that failed, were
         lost meanwhile, or did not answer in time are left out.

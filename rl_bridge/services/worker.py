@@ -19,7 +19,7 @@ ANY_HOST = frozenset({"0", "0.0.0.0", "[::]", "[0:0:0:0:0:0:0:0]"})
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Serve until told to end; returns 1 where Monarch is missing, 2 where the address is none."""
+    """Serve until stopped; returns 1 where Monarch is missing, 2 for an invalid address."""
     parser = argparse.ArgumentParser(prog="python -m rl_bridge.services.worker", description=__doc__)
     parser.add_argument(
         "address", help="tcp://HOST:PORT, by which the controller and all other hosts reach this one"
@@ -37,7 +37,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def serve(address: str) -> None:
-    """Be a host of runs at an address; raises ConfigError for one that others could not use."""
+    """Serve as a host of runs at an address; raises ConfigError for an address that others cannot reach."""
     # Monarch knows a host by the address that it was told: one that stands for all of them would be nobody's.
     match = re.fullmatch(r"tcp://(\[[0-9a-fA-F:]+\]|[^\s/:@*]+):([0-9]{1,5})", address)
     if match is None or not 1 <= int(match[2]) <= MAX_PORT:

@@ -88,7 +88,7 @@ class SleepingClient:
         return StepResult(observation=action, reward=float(action % 2), done=True)
 
     async def close(self) -> None:
-        """Nothing has to be let go."""
+        """There is nothing to release."""
 
 
 class SleepingTask(Task):

@@ -114,7 +114,7 @@ class HalvesRoPE(CosSinRoPE):
 
 @dataclass(kw_only=True, slots=True, frozen=True)
 class LossTokens:
-    """What the last layer is asked for in a pass.
+    """The targets of the last layer in a pass.
 
     Attributes:
         row: Where the hidden state is from which each loss token is predicted, shape [T]; `column` likewise.
@@ -131,7 +131,7 @@ class LossTokens:
 
 
 class TokenOutputs(NamedTuple):
-    """What is said of loss tokens, each float32 and of shape [T].
+    """The outputs of loss tokens, each float32 and of shape [T].
 
     Attributes:
         logprobs: Of each under the distribution that the engine sampled it from; of a critic the value of what came

@@ -89,7 +89,7 @@ class TrainerActor(ServiceActor):
 
     @concurrent_endpoint
     async def resumed(self) -> ResumeState:
-        """The checkpoint that this start of the trainer goes on from."""
+        """The checkpoint that this start of the trainer resumes from."""
         return self._resumed
 
     @concurrent_endpoint
@@ -144,7 +144,7 @@ class TrainerActor(ServiceActor):
 
     @concurrent_endpoint
     async def end_turn(self) -> None:
-        """Leave the GPU to the generators, until there is work again; they sleep by then."""
+        """Free the GPU for the generators until the next work; they sleep by then."""
         await self._end_turn()
 
     async def _end_turn(self) -> None:
@@ -159,7 +159,7 @@ class TrainerActor(ServiceActor):
 
     @concurrent_endpoint
     async def close(self) -> None:
-        """Finish what is under way, and leave."""
+        """Finish the work in progress, and stop."""
         await self._work("close", self._trainer.close)
         if self._store is not None:
             await self._store.close()
@@ -240,7 +240,7 @@ class ReferenceActor(ServiceActor):
 
     @concurrent_endpoint
     async def close(self) -> None:
-        """End the thread, after what is under way."""
+        """Stop the thread after its current work."""
         await asyncio.to_thread(self._thread.shutdown)
 
     def _load(self) -> "Reference":

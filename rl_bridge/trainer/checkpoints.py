@@ -222,7 +222,7 @@ class Checkpoints:
             shutil.rmtree(_aside(self._folder / f"step-{version}", ".old" + _PARTIAL))
 
     def _together(self, work: Callable[[], None], *, everywhere: bool = False) -> None:
-        """Let rank 0, or every rank, do something; all of them learn of a failure."""
+        """Run a function on rank 0, or on every rank; a failure is raised on all of them."""
         failure = None
         if self._first or everywhere:
             try:

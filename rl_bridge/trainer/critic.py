@@ -22,7 +22,7 @@ _MODEL = f"{_PREFIX}model"
 
 
 class Critic:
-    """Says what each state is worth, and learns from what came of it. On every rank, like the policy.
+    """Estimates the value of states, and learns from the returns. On every rank, like the policy.
 
     It begins with the policy's body and a value of 0 everywhere. With LoRA it has adapters of its own, and a head.
     """

@@ -68,7 +68,7 @@ class Optimization:
         self.drop()
 
     def skip(self) -> None:
-        """Let the schedule go on as if there had been an update."""
+        """Advance the schedule as if there had been an update."""
         self._scheduler.step()
 
     def drop(self) -> None:

@@ -12,7 +12,7 @@ from rl_bridge.trainer.weights import Offload
 
 
 class Reference:
-    """A frozen model, asked in batches.
+    """A frozen model that computes log-probabilities of batches.
 
     It has the trainer's settings, so that both see the same lengths and temperature.
     """

@@ -42,7 +42,7 @@ class TrainerSettings:
 
 @dataclass(kw_only=True, slots=True, frozen=True)
 class ResumeState:
-    """What the controller stored with the checkpoint that the trainer goes on from; version 0 without one.
+    """The controller's state in the checkpoint that the trainer resumes from; version 0 without one.
 
     `damaged` says what was wrong with newer ones, a line each.
     """

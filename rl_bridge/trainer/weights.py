@@ -1,4 +1,4 @@
-"""Weights that others read meanwhile, or that leave the device's memory for a while."""
+"""Weights that are read concurrently, or are offloaded from the device's memory."""
 
 import threading
 import time
@@ -85,7 +85,7 @@ class Offload:
             torch.cuda.empty_cache()
 
     def restore(self) -> None:
-        """Put back what is away; nothing where it is.
+        """Restore offloaded tensors; does nothing for the others.
 
         Where there is no room it is waited for: the lock of a GPU ends with the process that holds it, and memory of
         its children, such as an engine's, a little later.

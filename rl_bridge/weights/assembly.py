@@ -46,7 +46,7 @@ class Wanted:
 
 
 def plan_reads(snapshot: Snapshot, like: Like | None) -> list[Wanted]:
-    """Work out what is to be read, and whence.
+    """Plan which parts are read from which rank.
 
     WeightsError where a tensor is missing, of another shape, or has holes.
     """
@@ -68,13 +68,13 @@ def torch_dtype(part: StoredPart) -> torch.dtype:
 
 
 def view(data: Tensor, part: StoredPart) -> Tensor:
-    """A part as a tensor over the bytes that it lies in."""
+    """Return a part as a tensor that views its bytes."""
     flat = data[part.offset : part.offset + part.nbytes].view(torch_dtype(part))
     return flat.view(part.box.shape)
 
 
 class SnapshotState(Mapping[str, Tensor]):
-    """The tensors of a snapshot, each put together when it is asked for.
+    """The tensors of a snapshot, each assembled on access.
 
     What one rank has published whole is seen where it lies, without a copy (unless `copy`). What lies in parts, or in
     another type, is joined anew each time that it is asked for, on `device` or that of `like`: so there is never more

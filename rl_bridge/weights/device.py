@@ -35,7 +35,7 @@ ENABLE_PEER_ACCESS = 1  # cudaIpcMemLazyEnablePeerAccess, the only flag there is
 
 @dataclass(kw_only=True, slots=True, frozen=True)
 class DeviceAddress:
-    """Where readers find what was written into a buffer.
+    """The address of a buffer for readers.
 
     Attributes:
         segment: Whose lock and generation are the buffer's.

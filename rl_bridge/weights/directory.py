@@ -1,4 +1,4 @@
-"""Who has published what: the one place that knows when a snapshot is whole, and when it is no more."""
+"""The directory of published snapshots: the one place that knows when a snapshot is complete or overwritten."""
 
 import asyncio
 from dataclasses import dataclass, field
@@ -82,7 +82,7 @@ class WeightDirectory:
             self._changed.notify_all()
 
     async def abandon(self, key: Key, publication: Publication, rank: int, why: str) -> None:
-        """Say that a rank will not finish; whoever waits for the key is told why."""
+        """Record that a rank will not finish; waiters for the key get the reason."""
         async with self._changed:
             entry = self._entries.get(key)
             if entry is not None and entry.publication == publication:
@@ -137,7 +137,7 @@ class WeightDirectory:
         return entry is not None and entry.publication == publication
 
     async def close(self) -> None:
-        """From now on nothing is published or found; whoever waits is told."""
+        """Close the directory: nothing is published or found any more, and waiters get an error."""
         async with self._changed:
             self._closed = True
             self._entries.clear()

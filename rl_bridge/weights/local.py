@@ -76,7 +76,7 @@ class TransportReader(Protocol):
         """
 
     async def close(self) -> None:
-        """Let go of everything."""
+        """Release all segments."""
 
 
 def new_memory(nbytes: int) -> Tensor:
@@ -287,7 +287,7 @@ class SegmentReader:
         return self._kept[name]
 
     def _forget(self, pid: int, ring: frozenset[int]) -> None:
-        """Let go of a publisher's segments that it has given up, and of publishers that are gone."""
+        """Release segments that their publisher has dropped, and those of publishers that are gone."""
         for name in list(self._kept):
             given_up = name[1] not in ring if name[0] == pid else not os.path.exists(f"/proc/{name[0]}")
             if given_up:
@@ -312,7 +312,7 @@ def _map(key: Key, origin: Origin, address: SegmentAddress) -> _Attachment:
 
 
 def overwritten(key: Key) -> SnapshotOverwrittenError:
-    """What a reader is told whose snapshot is no more."""
+    """Return the error of a reader whose snapshot was overwritten."""
     return SnapshotOverwrittenError(
         f"{key_text(key)} has been overwritten by a newer one; hold a snapshot (WeightStore.open) while it is read"
     )

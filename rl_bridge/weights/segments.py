@@ -32,7 +32,7 @@ _GENERATION_BITS = 62
 
 @dataclass(kw_only=True, slots=True, frozen=True)
 class SegmentAddress:
-    """Where readers find what was written into a segment.
+    """The address of a segment for readers.
 
     Attributes:
         fd: In the publisher's process.
@@ -104,7 +104,7 @@ class Segment:
         self._generation.value |= 1
 
     def end(self) -> None:
-        """What is in it is whole."""
+        """Mark its content as complete."""
         self._generation.value += 1
 
     def lock(self) -> bool:
@@ -120,7 +120,7 @@ class Segment:
         fcntl.flock(self.fd, fcntl.LOCK_UN)
 
     def readers(self) -> list[int]:
-        """The processes that hold it, as far as they can be told."""
+        """Return the processes that hold it, as far as they are known."""
         pids = []
         for line in Path("/proc/locks").read_text().splitlines():
             columns = line.split()  # 1: FLOCK ADVISORY READ <pid> <major>:<minor>:<inode> 0 EOF

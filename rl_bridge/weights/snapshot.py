@@ -1,4 +1,4 @@
-"""What a snapshot is, apart from how it travels; and which part of a whole tensor lies where."""
+"""Snapshots, independent of transport: which rank published which part of each tensor."""
 
 import math
 import sys
@@ -25,16 +25,16 @@ class Box:
 
     @classmethod
     def whole(cls, shape: Sequence[int]) -> Self:
-        """The box that holds everything."""
+        """Return the box of the whole tensor."""
         return cls(start=(0,) * len(shape), shape=tuple(shape))
 
     @property
     def numel(self) -> int:
-        """How many elements it holds."""
+        """The number of its elements."""
         return math.prod(self.shape)
 
     def intersection(self, other: "Box") -> "Box | None":
-        """What both hold; None where that is nothing."""
+        """Return the intersection of both boxes; None where it is empty."""
         start = tuple(map(max, self.start, other.start))
         shape = tuple(
             min(a + n, b + m) - s
@@ -175,7 +175,7 @@ class StoredPart:
 
 @dataclass(kw_only=True, slots=True, frozen=True)
 class Publication:
-    """Tells one publishing of a key from another of the same key, the same on every rank.
+    """The identity of one publication of a key, the same on every rank.
 
     Attributes:
         number: How often this group has published the key, this time included.
@@ -202,7 +202,7 @@ class Origin:
 
 @dataclass(kw_only=True, slots=True, frozen=True)
 class Contribution:
-    """What one rank has published of a snapshot, and what lies where. Small and picklable, as all of this module.
+    """The part of a snapshot that one rank has published, with its layout. Small and picklable, as all of this module.
 
     Attributes:
         location: Where its segment is; the transport knows what to make of it. None where the rank had nothing.

@@ -188,7 +188,7 @@ class WeightStore:
     async def open(
         self, key: Key, like: Like | None = None, *, device: torch.device | str = "cpu"
     ) -> AsyncIterator[SnapshotState]:
-        """Have a snapshot for the length of a block, during which it stays as it is.
+        """Open a snapshot for a block, during which it is not overwritten.
 
         Nothing is put together here: what one rank has published whole is seen where it lies, and what lies in parts is
         joined when it is asked for, on `device`. Do not keep tensors beyond the block, and do not write to them: shared

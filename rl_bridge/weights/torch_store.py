@@ -1,4 +1,4 @@
-"""The transport for those who run TorchStore already: its storage volumes hold what has been published.
+"""The transport over TorchStore: published snapshots are in its storage volumes.
 
 A volume is a process apart, so what is in it outlives its publisher. TorchStore 0.1.2 asks for an older torch and an
 older Monarch; what it needs on this one is `_Controller`, below.

@@ -40,7 +40,7 @@ def describe_end(player: str, dealer: str, bust: bool, outcome: Outcome, reward:
 
 
 class _GymnasiumTable(Protocol):
-    """What is used of Gymnasium's class, which carries no types of its own."""
+    """The part of Gymnasium's untyped class that is used."""
 
     natural: bool
     sab: bool

@@ -195,7 +195,7 @@ class SetLike(Comparison):
 
 
 class AnyOf(Comparison):
-    """One of several answers: what is expected is the list of them."""
+    """One of several answers; the expected value is their list."""
 
     type: Literal["any_of"] = "any_of"
     each: Inner = Exact()
@@ -271,7 +271,7 @@ CHECKERS: Final[dict[str, Checker]] = {
 
 
 class Checked(Comparison):
-    """Whatever a checker accepts: a function of ours by its name, which looks at the arguments and the answer."""
+    """A comparison by a named checker function, which gets the arguments and the answer."""
 
     type: Literal["checker"] = "checker"
     name: str

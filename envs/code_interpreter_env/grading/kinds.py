@@ -242,7 +242,7 @@ class SuiteTrial(LoadedTrial[SuiteTask]):
 
 
 def _imported_by(*sources: str) -> set[str]:
-    """Return the top-level names of what test code imports."""
+    """Return the top-level names of the modules that test code imports."""
     names: set[str] = set()
     for node in (node for source in sources for node in ast.walk(ast.parse(source))):
         if isinstance(node, ast.Import):

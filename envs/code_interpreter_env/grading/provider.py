@@ -51,7 +51,7 @@ class JsonlTasks(IndexedTasks):
 
     @property
     def paths(self) -> tuple[Path, ...]:
-        """The files, which hold what no submission may read: to be hidden from sandboxes that could."""
+        """The files with hidden tests, which must not be readable in sandboxes."""
         return tuple(lines.path.resolve() for lines in self._files.values())
 
     def num_tasks(self, split: str) -> int:

@@ -121,7 +121,7 @@ def _blaming_the_infrastructure() -> Iterator[None]:
 
 
 class SubmissionRunner:
-    """Runs what a kind of task asks for. Every failure of the infrastructure leaves as `GradingUnavailableError`.
+    """Runs the submission of a task. Every failure of the infrastructure is raised as `GradingUnavailableError`.
 
     Attributes:
         lost: whether the interpreter ended, so that the submission has to be run anew.
@@ -144,7 +144,7 @@ class SubmissionRunner:
         return "case" if self._granted_s >= self._limits.timeout_s else "total"
 
     async def fresh(self, more_files: Mapping[str, str] | None = None) -> None:
-        """Begin with a fresh interpreter and the task's files, and further ones."""
+        """Start a fresh interpreter with the task's files and further ones."""
         self._time_left()
         with _blaming_the_infrastructure():
             if self._interpreter is None:

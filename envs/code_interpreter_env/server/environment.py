@@ -61,7 +61,7 @@ class CodeInterpreterEnvironment(
     DeclaredTools,
     Environment[CodeInterpreterAction | ToolAction, CodeObservation | ToolObservation, CodeInterpreterState],
 ):
-    """Runs Python that nobody has read, in an interpreter that keeps its state from step to step.
+    """Runs untrusted Python in an interpreter that keeps its state from step to step.
 
     Reset is not needed: a step before the first one begins an episode with what the server gives by default, as
     released coding environments do. An episode ends only where a task was chosen and a solution was submitted.
@@ -233,11 +233,11 @@ class CodeInterpreterEnvironment(
         return await asyncio.to_thread(self._require_tasks().num_tasks, split)
 
     async def list_tasks(self, split: str) -> Sequence[Any]:
-        """Return the tasks of a split, without what is hidden."""
+        """Return the tasks of a split, without hidden parts."""
         return await asyncio.to_thread(self._require_tasks().list_tasks, split)
 
     async def get_task(self, split: str, index: int) -> Any:
-        """Return one task, without what is hidden."""
+        """Return one task, without hidden parts."""
         return await asyncio.to_thread(self._require_tasks().get_task, split, index)
 
     async def get_task_range(
@@ -378,7 +378,7 @@ class CodeInterpreterEnvironment(
         )
 
     async def _end_after_failure(self, error: Exception) -> Execution:
-        """End the interpreter after a failure of the infrastructure, and return what is seen of it."""
+        """Close the interpreter after a failure of the infrastructure, and return its observation."""
         await self._keeper.end()
         logger.warning("the sandbox failed: %s", error)
         self._state.last_exit_code = EXIT_SANDBOX
@@ -409,7 +409,7 @@ class _Judging:
 
 
 def _require_done(observation: CodeInterpreterObservation) -> None:
-    """Raise what an action on a file has come to, where it has come to nothing."""
+    """Raise the error of a failed action on a file."""
     if observation.status == "sandbox_error":
         raise ToolUnavailableError(observation.reason or "the sandbox failed")
     if observation.error is not None:

@@ -54,13 +54,13 @@ def content_of(path: str, data: bytes) -> FileContent:
 
 
 def failed_by_code(ename: str, evalue: str) -> Execution:
-    """Return what a policy sees that asked for what cannot be had: an error of its own."""
+    """Return the execution of an invalid request: an error of the policy's."""
     error = CodeError(ename=ename, evalue=evalue)
     return Execution(status="error", exit_code=EXIT_ERROR, error=error, stderr=f"{ename}: {evalue}\n")
 
 
 def make_failure(reason: str, **known: Any) -> Execution:
-    """Return what is seen of a failure of the infrastructure, which is nobody's code's."""
+    """Return the execution of a failure of the infrastructure, which is not the code's."""
     return Execution(status="sandbox_error", exit_code=EXIT_SANDBOX, reason=reason, **known)
 
 
@@ -85,7 +85,7 @@ _ERRORS: Final = {"timeout": ToolErrorType.TIMEOUT, "sandbox_error": ToolErrorTy
 
 
 def run_result(observation: CodeInterpreterObservation) -> ToolResult:
-    """Return what a run of code is told as."""
+    """Return the tool result of a run of code."""
     contents = list(_iter_contents(observation))
     error = observation.error
     data: dict[str, Any] = {
@@ -112,7 +112,7 @@ def run_result(observation: CodeInterpreterObservation) -> ToolResult:
 
 
 def file_result(path: str, data: bytes) -> ToolResult:
-    """Return what a file that was read is told as."""
+    """Return the tool result of a file that was read."""
     mime_type = mimetypes.guess_type(path)[0]
     about = {"path": path, "size": len(data)}
     try:

@@ -61,7 +61,7 @@ class _Given(BaseModel):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ResetChoice:
-    """What one reset asked for.
+    """The options of one reset.
 
     Attributes:
         packages: Imported beforehand.

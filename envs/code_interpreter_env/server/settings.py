@@ -1,4 +1,4 @@
-"""What a server of code interpreters can be told: environment variables that begin with CODE_INTERPRETER_."""
+"""The settings of a code interpreter server, from environment variables that begin with CODE_INTERPRETER_."""
 
 import importlib.util
 from collections.abc import Mapping

@@ -48,7 +48,7 @@ INTERRUPT_ALLOWANCE_S: Final = 1.0
 
 @dataclass(slots=True)
 class _Held:
-    """A backend on one event loop, and how many hold it."""
+    """A backend on one event loop, and the number of its holders."""
 
     lock: asyncio.Lock = field(default_factory=asyncio.Lock)
     backend: Backend | None = None
@@ -56,7 +56,7 @@ class _Held:
 
 
 class SharedBackend:
-    """Keeps one backend running for as long as anybody holds it.
+    """Keeps one backend running while it has holders.
 
     A server holds it for as long as it runs. Where nobody runs the server's lifespan (below another application, or
     without a server), sessions hold it from their first use to their end.
@@ -90,7 +90,7 @@ class SharedBackend:
             return held.backend
 
     async def release(self) -> None:
-        """Let go of it; after the last holder it is closed."""
+        """Release it; after the last holder it is closed."""
         held = self._held_by_loop()
         async with held.lock:
             held.holders -= 1
@@ -287,7 +287,7 @@ class InterpreterKeeper:
             await asyncio.shield(keep(asyncio.create_task(_close(interpreter))))
 
     async def close(self) -> None:
-        """End the interpreter, and let go of the backend. Idempotent."""
+        """Close the interpreter, and release the backend. Idempotent."""
         try:
             await self.end()
         finally:

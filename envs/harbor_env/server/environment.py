@@ -206,7 +206,7 @@ class HarborEnvironment(
         return self._tasks.num_tasks(split)
 
     def get_task(self, split: str, index: int) -> Any:
-        """Return what may be told of a task."""
+        """Return the public description of a task."""
         return self._tasks.get_task(split, index)
 
     @property

@@ -43,7 +43,7 @@ CALL_TIMEOUT_S: Final = 60.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CommandResult:
-    """What a command, or an action on a file, has come to; see `HarborObservation`."""
+    """The result of a command, or of an action on a file; see `HarborObservation`."""
 
     status: Status = "ok"
     output: str = ""
@@ -74,7 +74,7 @@ class Machine(Protocol):
         """Put what was packed in the place of a path, or add it there. TransferError: something is in its way."""
 
     async def close(self) -> None:
-        """Let go of it. Idempotent."""
+        """Release it. Idempotent."""
 
 
 _INSIDE: Final = """

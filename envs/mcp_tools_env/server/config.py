@@ -1,4 +1,4 @@
-"""What the operator says: which tool servers there are, what they may, and what an episode may cost.
+"""The operator's configuration: tool servers, their permissions, and the budgets of an episode.
 
 Servers are entries of `mcpServers`; the rest are environment variables that begin with MCP_TOOLS_.
 """
@@ -92,7 +92,7 @@ class _Entry(BaseModel):
 
 
 class ServerPolicy(_Entry):
-    """What is ours in an entry, below the key "ropewalk".
+    """Our settings in a server's entry, below the key "ropewalk".
 
     Attributes:
         allow: Patterns of the server's own tool names (as in file names: `read_*`); the others are not offered.

@@ -1,4 +1,4 @@
-"""The environment: sessions of other people's MCP servers, whose tools are called step by step."""
+"""The environment: sessions of third-party MCP servers, whose tools are called step by step."""
 
 import asyncio
 import logging

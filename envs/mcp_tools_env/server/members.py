@@ -83,7 +83,7 @@ class EpisodeServer:
 
     @property
     def death(self) -> str | None:
-        """Why it is of no more use; None while it is."""
+        """Why it cannot be used any more; None while it can."""
         return None if self._connection is None else self._connection.dead
 
     @property
@@ -116,7 +116,7 @@ class EpisodeServer:
             await connection.close()
 
     async def refresh(self) -> None:
-        """Ask for its tools again, where they may have changed. One that has died keeps what it had.
+        """List its tools again, where they may have changed. A server that has died keeps its old list.
 
         Raises:
             CallError: It does not answer.
@@ -126,7 +126,7 @@ class EpisodeServer:
             await self._list(connection)
 
     async def ready(self) -> bool:
-        """See to it that it can be called; return whether it had to be started anew.
+        """Start it where it cannot be called; return whether it had to be started again.
 
         Raises:
             ServerFailedError: It has died, and is not started anew, or not once more.

@@ -19,7 +19,7 @@ _Patterns: TypeAlias = Annotated[
 
 
 class ResetOptions(BaseModel):
-    """What one reset asked for, beside seed and episode_id.
+    """The options of one reset, beside seed and episode_id.
 
     Attributes:
         servers: Names of those that play, in the order of the configuration.

@@ -1,4 +1,4 @@
-"""What all sessions of a process share: the settings, how many servers start at once, what is known of them."""
+"""State that all sessions of a process share: settings, a limit on concurrent starts, and what is known of servers."""
 
 import asyncio
 import os
@@ -42,7 +42,7 @@ async def lifespan(app: EnvironmentApp) -> AsyncIterator[None]:
 
 @lru_cache(maxsize=1)
 def shared_state() -> SharedState:
-    """Return what is shared in this process, by its environment variables.
+    """Return the shared state of this process, configured by environment variables.
 
     Raises:
         ConfigurationError: A variable cannot be used.

@@ -1,4 +1,4 @@
-"""Answers: what is expected, how it is asked for, and whether what was given is that."""
+"""Expected answers: their form in words, and the comparison with given answers."""
 
 import json
 import math

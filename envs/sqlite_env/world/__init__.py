@@ -1,1 +1,1 @@
-"""The databases: what they are about, what is in them, and how they are read. Nothing here knows a question."""
+"""The databases: domains, content and read-only access. Independent of questions."""

@@ -1,4 +1,4 @@
-"""Queries that anybody may have written, on a database that they must not change, leave or hold up."""
+"""Untrusted queries on a database, which they must not change, leave or block."""
 
 # ruff: noqa: SIM905 - words in a row are read more easily than a list of them
 
@@ -15,7 +15,7 @@ from openenv_core.tools import ToolFailedError
 
 
 class QueryRefusedError(ToolFailedError):
-    """A query was not run, or not to its end. The message is for whoever wrote it."""
+    """A query was not run, or not to its end. The message is for its author."""
 
 
 MAX_TOKENS: Final = 40_000

@@ -282,7 +282,7 @@ class DatabaseContents:
 
 
 def write_database(world: DatabaseContents) -> sqlite3.Connection:
-    """Make a database of everything in a world. Whoever asked for it closes it."""
+    """Make a database of everything in a world. The caller closes it."""
     connection = sqlite3.connect(":memory:", check_same_thread=False, isolation_level=None)
     connection.execute("PRAGMA journal_mode = OFF")
     connection.execute("BEGIN")

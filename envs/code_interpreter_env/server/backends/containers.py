@@ -265,7 +265,7 @@ def _to_execution(observation: CodeInterpreterObservation, collector: OutputColl
 
 
 def _end_of(lease: PoolLease[Container]) -> ContainerState | None:
-    """Return how a container ended, which takes a moment to show; None where it did not, or nobody knows."""
+    """Return how a container ended, which takes a moment to show; None where it runs or its status is unknown."""
     deadline = time.monotonic() + EXIT_WAIT_S
     with suppress(ProviderError):
         while time.monotonic() < deadline:
@@ -277,12 +277,12 @@ def _end_of(lease: PoolLease[Container]) -> ContainerState | None:
 
 
 def _reason(refusal: str) -> str:
-    """Return why the server there refused a file, without what is said here once more."""
+    """Return why the server in the container refused a file, without the part that is repeated here."""
     return refusal.rpartition(": ")[2]
 
 
 class ContainerBackend(HostedBackend):
-    """Runs code in containers, one a session, which nobody uses again.
+    """Runs code in containers, one for each session, which are not reused.
 
     What stands between the code and the machine is the container, and within it what the server there has: an image
     of this environment answers for its own level, any other for nothing.

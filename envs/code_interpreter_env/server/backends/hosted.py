@@ -1,4 +1,4 @@
-"""Interpreters that run elsewhere: turns, counts, losses and files, the same whoever runs them.
+"""The base of hosted interpreters: ordering of calls, counters, lost state and files, whatever the host.
 
 Nothing here is a boundary: files travel through code in the session's own interpreter, which that code may have
 changed. What comes back is bounded and checked for its form, and never trusted for more.
@@ -90,7 +90,7 @@ class InsideCall:
         self.statement = f"print({self.expression})"
 
     def read(self, text: str) -> Mapping[str, Any]:
-        """Find the answer in what was printed, or in the `repr` of the expression's value.
+        """Find the answer in the output, or in the `repr` of the expression's value.
 
         Raises:
             NoAnswerError: There is none.
@@ -219,11 +219,11 @@ class HostedInterpreter(ABC):
 
     @abstractmethod
     async def _begin(self) -> None:
-        """Let the interpreter go that there is, if any, and get a fresh one with a workspace."""
+        """Release the current interpreter, if any, and get a fresh one with a workspace."""
 
     @abstractmethod
     async def _end(self) -> None:
-        """Let the interpreter go. Raises nothing."""
+        """Release the interpreter. Raises nothing."""
 
     async def open(self) -> None:
         """Get the first interpreter.
@@ -445,7 +445,7 @@ class HostedBackend(ABC):
 
     @abstractmethod
     async def _disconnect(self) -> None:
-        """Let the host go, if there is one."""
+        """Release the host, if there is one."""
 
     async def start(self) -> None:
         """Make ready; see `Backend`. SandboxUnavailableError: the host does not answer, or refuses us."""
@@ -532,7 +532,7 @@ async def send_bounded(
 
 
 def excerpt(body: bytes) -> str:
-    """Return the beginning of what a host answered, for a message."""
+    """Return the beginning of a host's response, for a message."""
     text = body[: 4 * EXCERPT_CHARS].decode("utf-8", "replace")
     return " ".join(text.split())[:EXCERPT_CHARS] or "(nothing)"
 

@@ -140,7 +140,7 @@ def _digest(path: str) -> str:
 
 
 def answer(function: str, packed: str, marker: str) -> str:
-    """Do what is asked, and return the answer between two markers."""
+    """Execute a request, and return the answer between two markers."""
     functions: dict[str, Callable[[dict[str, Any]], dict[str, Any]]] = {
         each.__name__: each for each in (begin, end, put, take, get, files, stdin)
     }

@@ -24,7 +24,7 @@ _EXIT_CODES: Final[Mapping[Status, int]] = {
 
 
 def make_stopped(status: Status, reason: str, *, state_lost: bool) -> Execution:
-    """Return how code ended that did not end by itself."""
+    """Return the execution of code that was stopped."""
     return Execution(status=status, exit_code=_EXIT_CODES[status], state_lost=state_lost, reason=reason)
 
 
@@ -110,7 +110,7 @@ class OutputCollector:
         self._cut.update(names)
 
     def fill(self, execution: Execution) -> Execution:
-        """Return an execution with what was gathered."""
+        """Return an execution with the collected output."""
         return replace(
             execution,
             stdout=self._text("stdout"),

@@ -1,4 +1,4 @@
-"""One connection to one tool server: opened, asked, waited for, and closed by a task of its own."""
+"""One connection to one tool server, owned by a task that opens and closes it."""
 
 import asyncio
 import time
@@ -231,7 +231,7 @@ class UpstreamConnection:
         return result
 
     async def notice(self) -> None:
-        """See whether it has died a moment ago, before anybody was told."""
+        """Check whether it has just died, before it was reported."""
         if self.dead is None and self._wire is not None and self._wire.is_gone() and self._owner is not None:
             await asyncio.wait([self._owner], timeout=EXIT_REASON_WAIT_S)
             self.dead = self.dead or "it reads no more"
@@ -266,7 +266,7 @@ class UpstreamConnection:
         raise ServerFailedError(self.dead or "it ended before it was connected")
 
     async def _own(self, mode: str, ready: "asyncio.Future[None]") -> None:
-        """Hold the connection from its beginning to its end."""
+        """Own the connection from open to close."""
         wire: UpstreamWire | None = None
         dying: asyncio.Future[str] | None = None
         self._entering = self._wire_is_well = True

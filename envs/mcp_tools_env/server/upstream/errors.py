@@ -10,11 +10,11 @@ from openenv_core.tools import ToolErrorType
 
 
 class UpstreamError(Exception):
-    """The root of what is raised here."""
+    """The base of errors of upstream servers."""
 
 
 class ServerFailedError(UpstreamError):
-    """A tool server did not start, or has died: the connection to it is of no more use."""
+    """A tool server did not start, or has died: its connection cannot be used any more."""
 
 
 class AddressRefusedError(UpstreamError):
@@ -50,20 +50,20 @@ def describe_error(error: BaseException) -> str:
 
 
 class FirstFailure:
-    """The first thing that went wrong since it was last taken."""
+    """The first failure since it was last taken."""
 
     def __init__(self) -> None:
         self._message: str | None = None
         self.event = asyncio.Event()
 
     def note(self, message: str) -> None:
-        """Say what went wrong."""
+        """Record a failure."""
         if self._message is None:
             self._message = message
             self.event.set()
 
     def take(self) -> str | None:
-        """Return what went wrong, and forget it."""
+        """Return the failure, and clear it."""
         message, self._message = self._message, None
         self.event.clear()
         return message

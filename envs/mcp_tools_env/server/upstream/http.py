@@ -24,7 +24,7 @@ _CANCELLED: Final = "notifications/cancelled"
 
 
 class _CancelledCallError(Exception):
-    """Nobody waits for the request any more."""
+    """The request was abandoned."""
 
 
 class _Post:

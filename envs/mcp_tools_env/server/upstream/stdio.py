@@ -194,7 +194,7 @@ class ServerProcess:
             del self._tail[:-STDERR_BYTES]
 
     async def _follow(self, status: asyncio.StreamReader) -> None:
-        """Hear what the guard says, to its end."""
+        """Read the guard's messages, to its end."""
         try:
             while line := await status.readline():
                 word, _, number = line.decode().strip().partition(" ")
