@@ -102,9 +102,8 @@ def gather_state(state: State, *, keep: bool = True, dtype: torch.dtype | None =
 
     A rank that does not `keep` them only helps others to have them. `dtype` None leaves each its own.
     """
-    from torch.distributed.tensor import (
-        DTensor,
-    )  # takes a second, which those that gather nothing need not wait for
+    # Takes a second to import, which those that gather nothing need not wait for.
+    from torch.distributed.tensor import DTensor
 
     kept: dict[str, Tensor] = {}
     for name, value in state.items():
