@@ -148,7 +148,7 @@ def prepare(name: str, profile: Profile) -> Path:
             subprocess.run([sys.executable, "-m", "venv", str(environment)], check=True)
         install(environment / "bin" / "python", profile)
         stamp.write_text(wanted)
-        say(f"installed in {time.monotonic() - began:.0f} s")
+        say(f"installed {environment.name} in {time.monotonic() - began:.0f} s")
     return environment
 
 
@@ -178,7 +178,8 @@ def install(python: Path, profile: Profile) -> None:
     pip = [str(python), "-m", "pip", "--disable-pip-version-check", "install", "--progress-bar", "off"]
     if profile.extras is None:
         say(f"installing {profile.folder}")
-        run_pip([*pip, "-r", str(constraints)])
+        # Tests import little of it: that is compiled when it is imported, where pip would compile all.
+        run_pip([*pip, "--no-compile", "-r", str(constraints)], profile.folder)
         return
     if constraints.is_file() and sys.version_info[:2] == OLDEST:  # pins were taken on this version
         pip += ["-c", str(constraints)]
@@ -188,11 +189,11 @@ def install(python: Path, profile: Profile) -> None:
         pip += cpu_index(python, build)
         if missing(python, TORCH.partition("==")[0]):
             say("installing PyTorch for CPUs")
-            run_pip([*pip, build])
+            run_pip([*pip, build], profile.folder)
     say(f"installing the project with [{profile.extras}]")
-    run_pip([*pip, "-e", target])
+    run_pip([*pip, "-e", target], profile.folder)
     if profile.alone:
-        run_pip([*pip, "--no-deps", *profile.alone])
+        run_pip([*pip, "--no-deps", *profile.alone], profile.folder)
     for package in OPTIONAL_SIBLINGS:
         if not missing(python, package) and not imports(python, package):
             say(f"removing {package}: this build needs CUDA, and nothing here needs it")
@@ -237,8 +238,8 @@ def imports(python: Path, package: str) -> bool:
     )
 
 
-def run_pip(command: Sequence[str]) -> None:
-    """Run pip, showing how far it is; on failure, what it said last."""
+def run_pip(command: Sequence[str], environment: str) -> None:
+    """Run pip, showing how far it is in an environment; on failure, what it said last."""
     last_lines: deque[str] = deque(maxlen=KEPT_LINES)
     began = reported_at = time.monotonic()
     packages = 0
@@ -256,7 +257,7 @@ def run_pip(command: Sequence[str]) -> None:
             pause = 0.2 if sys.stdout.isatty() else 15.0
             if time.monotonic() - reported_at > pause:
                 reported_at = time.monotonic()
-                progress(f"  {reported_at - began:4.0f} s  {packages:3} packages  {doing}")
+                progress(f"  {environment}: {reported_at - began:4.0f} s  {packages:3} packages  {doing}")
     progress("")
     if process.returncode:
         sys.stderr.writelines(last_lines)

@@ -3,6 +3,7 @@
 import importlib
 import importlib.util
 import os
+import re
 import signal
 import sys
 from collections.abc import Generator, Iterator
@@ -54,6 +55,10 @@ TOLERATED_OF_HEAVY = (
 )
 
 
+OTHER_TIER = re.compile(r"^pytestmark = [^\n]*\bmark\.(slow|heavy|docker|interop|soak)\b", re.MULTILINE)
+"""A file's own marks, where they are on one line; a file that is missed so is imported in vain, and no more."""
+
+
 class LightPathFinder(PathFinder):
     """Finds what the profile `test` holds: where the heavy stack is, the first tier does without it all the same."""
 
@@ -64,9 +69,20 @@ class LightPathFinder(PathFinder):
         return super().find_spec(fullname, *args)
 
 
+def is_first_tier(config: pytest.Config) -> bool:
+    return "not heavy" in config.option.markexpr
+
+
 def pytest_configure(config: pytest.Config) -> None:
-    if "not heavy" in config.option.markexpr and PathFinder in sys.meta_path:
+    if is_first_tier(config) and PathFinder in sys.meta_path:
         sys.meta_path[sys.meta_path.index(PathFinder)] = LightPathFinder
+
+
+def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
+    """Whether a file is not even imported, which each worker would do: as a whole it is marked for another tier."""
+    if not is_first_tier(config) or collection_path.suffix != ".py":
+        return None
+    return True if OTHER_TIER.search(collection_path.read_text(encoding="utf-8")) else None
 
 
 def missing_stack() -> list[str]:

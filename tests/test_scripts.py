@@ -105,7 +105,7 @@ def test_failed_installation_is_not_taken_for_a_ready_one(
     monkeypatch.setattr(bootstrap, "fingerprint", lambda name: "x")
 
     def fails(python: Path, profile: object) -> None:
-        bootstrap.run_pip([sys.executable, "-c", "print('no such package'); raise SystemExit(3)"])
+        bootstrap.run_pip([sys.executable, "-c", "print('no such package'); raise SystemExit(3)"], "test")
 
     monkeypatch.setattr(bootstrap, "install", fails)
     for _ in range(2):
@@ -125,7 +125,9 @@ def test_place_is_part_of_what_an_installation_depends_on(bootstrap: ModuleType,
     assert len(prints) == 2
 
 
-INSTALLS = "import sys; sys.path.insert(0, sys.argv[1]); import bootstrap; bootstrap.run_pip(sys.argv[2:])"
+INSTALLS = (
+    "import sys; sys.path.insert(0, sys.argv[1]); import bootstrap; bootstrap.run_pip(sys.argv[2:], 'test')"
+)
 PIP = (
     "import os, pathlib, sys, time; pathlib.Path(sys.argv[1]).write_text(str(os.getpid()) + '.');"
     "print('Collecting', flush=True); time.sleep(60)"

@@ -6,6 +6,7 @@ import os
 import sys
 import tempfile
 import time
+import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -189,6 +190,8 @@ def _modules_that_can_be_looked_at() -> Iterator[None]:
     On a CPU vLLM looks for its kernels behind every name of every module, and gives up where one raises, as Flask's
     `request` does outside of a request. Who trains or evaluates may well have Flask: Monarch's dashboard is made of it.
     """
+    # One of PyTorch's names warns whoever looks at it.
+    warnings.filterwarnings("ignore", "`torch.distributed.reduce_op` is deprecated", FutureWarning)
     hidden = {name: module for name, module in list(sys.modules.items()) if not _can_be_looked_at(module)}
     for name in hidden:
         del sys.modules[name]

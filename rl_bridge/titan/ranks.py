@@ -10,7 +10,6 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import Tensor
-from torch.distributed.tensor import DTensor
 
 from rl_bridge.errors import RankLostError
 from rl_bridge.weights.snapshot import Box, LazySum, State
@@ -103,6 +102,9 @@ def gather_state(state: State, *, keep: bool = True, dtype: torch.dtype | None =
 
     A rank that does not `keep` them only helps others to have them. `dtype` None leaves each its own.
     """
+    # Takes a second to import, which those that gather nothing need not wait for.
+    from torch.distributed.tensor import DTensor
+
     gathered: dict[str, Tensor] = {}
     for name, value in state.items():
         base = value.base if isinstance(value, LazySum) else value.to(dtype or value.dtype)

@@ -1,6 +1,7 @@
 """The optimizer of one model, with its schedule and the clipping of its gradients."""
 
 import math
+import warnings
 from collections.abc import Iterator
 from typing import Any
 
@@ -87,7 +88,9 @@ class Optimization:
 
         Where the schedule stands follows from the version, by whatever configuration.
         """
-        self._scheduler.load_state_dict({"last_epoch": version * self._updates_per_iteration})
+        with warnings.catch_warnings():  # TorchTitan asks for the rate in a way that PyTorch warns of
+            warnings.filterwarnings("ignore", "To get the last learning rate", UserWarning)
+            self._scheduler.load_state_dict({"last_epoch": version * self._updates_per_iteration})
         for optimizer, scheduler in zip(self._optimizer, self._scheduler, strict=True):
             for group, rate in zip(optimizer.param_groups, scheduler.get_last_lr(), strict=True):
                 group.update(lr=rate, **self._chosen)

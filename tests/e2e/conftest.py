@@ -95,6 +95,32 @@ class Watched:
         self.process.wait()
 
 
+def lose_a_generator_and_end(run: Watched, folder: Path, end: Callable[[], None]) -> None:
+    """Kill a run's generator after its second iteration, have it train on with another one, and interrupt it.
+
+    Args:
+        run: With `trainer.checkpoint_interval=1`.
+        folder: Where it writes.
+        end: Interrupts it.
+    """
+    run.wait_for("   2/")
+    killed = run.role("policy-0")
+    killed.kill()
+    run.until(lambda: not killed.is_running(), "the generator's process is still there", 60)
+    before = len(rows(folder))
+    run.until(lambda: len(rows(folder)) >= before + 3, "no iterations after the kill", 200)
+    end()
+    assert run.wait(200) == 130
+    assert f"--resume {folder.parent}" in run.output()
+
+
+def assert_went_on(again: Watched, trained: int) -> None:
+    """Assert that a resumed run went on after the last iteration, or the one before: the signal that ended the first
+    may have come between an iteration's line in the log and its checkpoint."""
+    said = again.output()
+    assert any(f"resuming after iteration {version}\n" in said for version in (trained - 1, trained))
+
+
 @contextlib.contextmanager
 def own_shared_memory() -> Iterator[tuple[list[str], Path]]:
     """A mount namespace with a /dev/shm of its own: the words before a command that is to run in it, and the folder.

@@ -1,12 +1,14 @@
 """The promise of the front page: the example learns; as it is configured, it learns to read the table."""
 
 import json
+import os
+import signal
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 import torch
-from e2e.conftest import CONFIG, Watched, rows
+from e2e.conftest import CONFIG, Watched, assert_went_on, lose_a_generator_and_end, rows
 from report_fields import REPORT_FIELDS
 
 from envs.blackjack_env.oracle import DECISION_STATES, DecisionState, action_values, evaluate, optimal_policy
@@ -35,10 +37,20 @@ SHORT = (
 """
 
 
-def test_short_training_beats_always_standing(ropewalk: Callable[..., Watched], tmp_path: Path) -> None:
-    run = ropewalk("train", "--config", CONFIG, "--name", "run", f"output_dir={tmp_path}", *SHORT)
-    assert run.wait(TRAINING_TIMEOUT_S) == 0, run.output()[-3000:]
+def test_short_training_beats_always_standing_whatever_comes_between(
+    ropewalk: Callable[..., Watched], tmp_path: Path
+) -> None:
+    """Its generator is killed, Ctrl-C interrupts it, and it is resumed: no iteration is lost or taken twice."""
     folder = tmp_path / "run"
+    words = (*SHORT, "trainer.checkpoint_interval=1")
+    run = ropewalk("train", "--config", CONFIG, "--name", "run", f"output_dir={tmp_path}", *words)
+    # As a terminal does: everybody gets it.
+    lose_a_generator_and_end(run, folder, lambda: os.killpg(run.process.pid, signal.SIGINT))
+    trained = len(rows(folder))
+    again = ropewalk("train", "--resume", str(folder), "trainer.checkpoint_interval=50")
+    assert again.wait(TRAINING_TIMEOUT_S) == 0, again.output()[-3000:]
+    assert_went_on(again, trained)
+    assert [row["iteration"] for row in rows(folder)] == list(range(1, 61))
     report = json.loads((folder / "report.json").read_text())
     assert report.keys() >= REPORT_FIELDS
     assert report["exact_return"] > evaluate(dict.fromkeys(DECISION_STATES, "stand")).mean_return

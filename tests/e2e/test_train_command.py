@@ -2,13 +2,12 @@
 
 import json
 import os
-import signal
 import sys
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from e2e.conftest import CONFIG, ROOT, SMALL, Watched, rows
+from e2e.conftest import CONFIG, ROOT, SMALL, Watched, assert_went_on, lose_a_generator_and_end, rows
 from module_run import finished
 from recorded_spans import collector, lines, request
 
@@ -92,33 +91,17 @@ def test_adapters_are_trained_and_served_and_each_rollout_is_one_trace(
     assert (adapter / "adapter_model.safetensors").is_file()
 
 
-@pytest.mark.parametrize(
-    "signal_number", [signal.SIGINT, pytest.param(signal.SIGTERM, marks=pytest.mark.soak)]
-)
-def test_run_outlives_a_killed_generator_and_can_be_interrupted_and_resumed(
-    ropewalk: Start, tmp_path: Path, signal_number: int
-) -> None:
+@pytest.mark.soak
+def test_run_that_is_told_to_end_goes_on_where_it_was(ropewalk: Start, tmp_path: Path) -> None:
+    """By SIGTERM; test_learning.py has Ctrl-C."""
+    folder = tmp_path / "run"
     run = ropewalk(*small(tmp_path, "trainer.iterations=500"))
-    run.wait_for("   2/500")
-    killed = run.role("policy-0")
-    killed.kill()
-    run.until(lambda: not killed.is_running(), "the generator's process is still there", 60)
-    before = len(rows(tmp_path / "run"))
-    run.until(lambda: len(rows(tmp_path / "run")) >= before + 3, "no iterations after the kill", 200)
-    if signal_number == signal.SIGINT:
-        os.killpg(run.process.pid, signal_number)  # as a terminal does: everybody gets it
-    else:
-        run.process.send_signal(signal_number)
-    assert run.wait(200) == 130
-    assert f"--resume {tmp_path}" in run.output()
-    trained = len(rows(tmp_path / "run"))
-    again = ropewalk("train", "--resume", str(tmp_path / "run"), f"trainer.iterations={trained + 2}")
+    lose_a_generator_and_end(run, folder, run.process.terminate)
+    trained = len(rows(folder))
+    again = ropewalk("train", "--resume", str(folder), f"trainer.iterations={trained + 2}")
     assert again.wait(RUN_TIMEOUT_S) == 0, again.output()[-3000:]
-    # The signal may have come between an iteration's line in the log and its checkpoint.
-    assert any(
-        f"resuming after iteration {version}\n" in again.output() for version in (trained - 1, trained)
-    )
-    assert [row["iteration"] for row in rows(tmp_path / "run")] == list(range(1, trained + 3))
+    assert_went_on(again, trained)
+    assert [row["iteration"] for row in rows(folder)] == list(range(1, trained + 3))
 
 
 @pytest.mark.soak

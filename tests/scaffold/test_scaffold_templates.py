@@ -77,7 +77,8 @@ def assert_all_passed(report: str) -> None:
 
 @pytest.mark.slow
 def test_its_own_tests_pass_and_it_is_served(folder: Path, template: str) -> None:
-    said = run("-q", "-p", "no:cacheprovider", cwd=folder, module="pytest")
+    # Leaks over a thousand episodes are looked for in the third tier, by all levels.
+    said = run("-q", "-p", "no:cacheprovider", "-k", "not level", cwd=folder, module="pytest")
     assert "failed" not in said
     assert "passed" in said
     with GenericEnvClient.from_process(str(folder)) as env:
