@@ -20,6 +20,8 @@ from torch import Tensor
 from benchmarks.gpu.child import SkipError, Telling
 from benchmarks.gpu.shapes import documents, random_weights, shape_of, write_checkpoint
 from benchmarks.gpu.stack import seconds
+from rl_bridge.config.sections import Checkpointing
+from rl_bridge.planning import ModelSize, bytes_by_checkpointing, choose_checkpointing
 from rl_bridge.titan.architecture import Architecture
 from rl_bridge.weights import WeightStore
 from rl_bridge.weights.directory import WeightDirectory
@@ -97,7 +99,7 @@ def _whole(tensor: Any) -> Tensor:
     return whole.detach().float().cpu()
 
 
-def _trainer(policy: Path, *, dtype: str, max_length: int) -> Any:
+def _trainer(policy: Path, *, dtype: str, max_length: int, checkpointing: Checkpointing = "full") -> Any:
     """Of one rank, which keeps no checkpoints."""
     from rl_bridge.config import AlgorithmConfig, TrainerConfig
     from rl_bridge.trainer.settings import TrainerSettings
@@ -112,7 +114,7 @@ def _trainer(policy: Path, *, dtype: str, max_length: int) -> Any:
             max_loss_tokens=max_length,
             temperature=1.0,
             seed=0,
-            trainer=TrainerConfig(iterations=8, activation_checkpointing="full"),  # as on GPUs
+            trainer=TrainerConfig(iterations=8, activation_checkpointing=checkpointing),
             algorithm=AlgorithmConfig(),
         )
     )
@@ -201,16 +203,20 @@ def train(telling: Telling) -> None:
     """A step of the trainer in bfloat16, with as many layers as the card has room for."""
     device, size = telling.device(), telling.size
     lengths = [32, 20, 32, 7] if telling.dry else [2048] * 16
+    card = torch.cuda.get_device_properties(0).total_memory if device == "cuda" else float("inf")
     free = ROOM * torch.cuda.mem_get_info()[0] if device == "cuda" else float("inf")
     one = whole = shape_of(size)
-    while _planned(one, max(lengths)) > free and one.layers > 1:
+    while _planned(one, max(lengths))["full"] > free and one.layers > 1:
         one = replace(one, layers=one.layers - 1)
+    planned = _planned(one, max(lengths))
+    kind = choose_checkpointing(planned, card)
     telling.figure("layers", f"{one.layers} of {whole.layers}, {one.parameters / 1e9:.3g}e9 parameters")
-    telling.figure("memory by ropewalk plan", _planned(one, max(lengths)) / 1e9, "GB")
+    telling.figure("trainer.activation_checkpointing", kind)
+    telling.figure("memory by ropewalk plan", planned[kind] / 1e9, "GB")
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "policy"
         write_checkpoint(path, size, device=device, dtype=torch.bfloat16, layers=one.layers)
-        trainer = _trainer(path, dtype="bfloat16", max_length=max(lengths))
+        trainer = _trainer(path, dtype="bfloat16", max_length=max(lengths), checkpointing=kind)
     batch = documents(lengths, vocabulary=one.vocabulary)
     found = []
     for _ in range(2 if telling.dry else 4):
@@ -220,14 +226,13 @@ def train(telling: Telling) -> None:
         telling.figure(name, value)
 
 
-def _planned(one: Architecture, max_length: int) -> int:
-    """Bytes that `ropewalk plan` says of a trainer of one rank on a GPU."""
+def _planned(one: Architecture, max_length: int) -> dict[Checkpointing, int]:
+    """Bytes that `ropewalk plan` says of a trainer of one rank on a GPU, by its activation checkpointing."""
     from rl_bridge.config import Config
-    from rl_bridge.planning import ModelSize, memory_of_roles
 
     keys = {"model": {"dtype": "bfloat16"}, "rollout": {"max_length": max_length}, "trainer": {"num_gpus": 1}}
     size = ModelSize(parameters=one.parameters, architecture=one)
-    return memory_of_roles(Config.model_validate(keys), size)[0].process_bytes
+    return bytes_by_checkpointing(Config.model_validate(keys), size)
 
 
 def weights(telling: Telling) -> None:
