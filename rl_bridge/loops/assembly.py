@@ -66,6 +66,7 @@ TRANSFER_SHARE = 0.25
 """How much of a synchronisation's time one transfer may take. A push waits for readers, transfers and is fetched within
 the whole of it, and a generator whose link hangs is noticed, and let go, before that is over."""
 INTRODUCTION_TIMEOUT_S = 60.0
+"""How long one piece of news may take before workers are told the next."""
 START_TOLD_INTERVAL_S = 20.0
 """How often it is told who is still starting."""
 
@@ -74,13 +75,10 @@ class Introductions:
     """Hands the newest of each kind of news to all workers; what was overtaken is not told any more.
 
     A worker that is started later is told by its service: the endpoints are replayed. `failed` is told what goes wrong,
-    if anything does; one piece of news has `patience_s` before the next is told.
+    if anything does.
     """
 
-    def __init__(
-        self, *, failed: Callable[[BaseException], None], patience_s: float = INTRODUCTION_TIMEOUT_S
-    ) -> None:
-        self._patience_s = patience_s
+    def __init__(self, *, failed: Callable[[BaseException], None]) -> None:
         self._failed = failed
         self._news: dict[str, Any] = {}
         self._wake = asyncio.Event()
@@ -116,7 +114,7 @@ class Introductions:
         while self._news:
             endpoint, news = self._news.popitem()
             try:
-                async with asyncio.timeout(self._patience_s):
+                async with asyncio.timeout(INTRODUCTION_TIMEOUT_S):
                     await getattr(rollout, endpoint).fanout(news)
             except TimeoutError:
                 # The others know; that one has it before it serves again, or is taken for lost when it is given work.
