@@ -9,7 +9,17 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any, Final, Self
 
-from rl_bridge.config import Config, LoraConfig, MonarchConfig
+from rl_bridge.config import (
+    Config,
+    LoraConfig,
+    ModelConfig,
+    MonarchConfig,
+    RoleConfig,
+    RolloutConfig,
+    TrainerConfig,
+)
+from rl_bridge.config.monarch import Dtype, RolesConfig
+from rl_bridge.config.sections import Checkpointing
 from rl_bridge.errors import ModelError
 from rl_bridge.services.options import Placement, ServiceOptions, by_need, options_of
 from rl_bridge.titan.architecture import Architecture, architecture_of, read_hf_config
@@ -120,6 +130,9 @@ FROZEN_BYTES: Final = 4
 KEPT_VERSIONS: Final = 2
 """Versions of the weights that their publisher keeps in memory; where readers are slow, up to four."""
 ON_THEIR_WAY: Final = f"{KEPT_VERSIONS} versions of the weights on their way"
+ASLEEP: Final = "weights, in the trainer's turn, with what page-locking rounds up"
+"""vLLM backs each piece of them up by PyTorch's page-locked memory, whose pieces are powers of two: twice as much at
+most, which stays there in its own turn too."""
 WIDTHS: Final[Mapping[str, int]] = MappingProxyType({"float32": 4, "bfloat16": 2})
 
 
@@ -186,9 +199,7 @@ def memory_of_roles(
             | _on_card(config, sent_bytes(size, config)),
             at_best=_full_cache(config, size, width),
             host=_receive_bytes(config, sent_bytes(size, config))
-            | (
-                {"weights, in the trainer's turn": width * size.parameters} if config.monarch.colocate else {}
-            ),
+            | ({ASLEEP: 2 * width * size.parameters} if config.monarch.colocate else {}),
             gpu_share=config.rollout.gpu_memory_utilization,
         ),
     ]
@@ -206,6 +217,7 @@ def _trainer(config: Config, size: ModelSize) -> RoleMemory:
     role, sent = config.monarch.roles.trainer, sent_bytes(size, config)
     critic, body = config.algorithm.advantage == "gae", size.critic_parameters
     if (lora := config.model.lora) is None:
+        trained = size.parameters + (body if critic else 0)
         parts = {
             "master weights": 4 * size.parameters,
             "gradients": 4 * size.parameters,
@@ -214,6 +226,7 @@ def _trainer(config: Config, size: ModelSize) -> RoleMemory:
         }
     else:
         adapters = size.adapter_parameters(lora)
+        trained = adapters * (2 if critic else 1)
         parts = {
             "frozen weights": FROZEN_BYTES * size.parameters,
             "adapters": TRAINER_BYTES * adapters,
@@ -227,6 +240,8 @@ def _trainer(config: Config, size: ModelSize) -> RoleMemory:
         }
     elif config.monarch.transport == "cuda_ipc":
         host_memory = {}
+    if config.trainer.checkpoint_interval:
+        host_memory["weights and moments, to be written to a checkpoint"] = (TRAINER_BYTES - 4) * trained
     if config.monarch.colocate:
         host_memory["what it trains, in the generators' turn"] = sum(parts.values()) - parts.get(
             "gradients", 0
@@ -239,6 +254,46 @@ def _trainer(config: Config, size: ModelSize) -> RoleMemory:
         per_process=_pass(config, size, trains=True) | _on_card(config, sent),
         host=host_memory,
     )
+
+
+USABLE_SHARE: Final = 0.75
+"""Of a GPU's memory, for what is worked out here. The rest is for fragments, for what CUDA and NCCL keep, and for what
+a generator that sleeps on the same card leaves there."""
+
+
+def bytes_by_checkpointing(config: Config, size: ModelSize) -> dict[Checkpointing, int]:
+    """What a rank of the trainer needs by each kind of activation checkpointing; what computes least anew comes first.
+
+    Of a model whose shapes are not known nothing is told.
+    """
+    if size.architecture is None:
+        return {}
+    kinds: tuple[Checkpointing, ...] = ("none", "selective", "full")
+    return {kind: _trainer(with_checkpointing(config, kind), size).process_bytes for kind in kinds}
+
+
+def bytes_of_one_rank(
+    trainer: TrainerConfig, model_path: Path, dtype: Dtype, max_length: int
+) -> dict[Checkpointing, int]:
+    """`bytes_by_checkpointing` of a trainer that has one GPU and no generators."""
+    config = Config(
+        model=ModelConfig(dtype=dtype),
+        rollout=RolloutConfig(max_length=max(2, max_length), max_new_tokens=1),
+        trainer=trainer,
+        monarch=MonarchConfig(roles=RolesConfig(trainer=RoleConfig(gpus=1))),
+    )
+    return bytes_by_checkpointing(config, ModelSize.of_folder(model_path))
+
+
+def choose_checkpointing(needed: Mapping[Checkpointing, int], gpu_bytes: float) -> Checkpointing:
+    """What `auto` stands for on a GPU of so many bytes, given `bytes_by_checkpointing`: the first that has room."""
+    return next((kind for kind, least in needed.items() if least <= USABLE_SHARE * gpu_bytes), "full")
+
+
+def with_checkpointing(config: Config, kind: Checkpointing) -> Config:
+    """The configuration with another kind of activation checkpointing."""
+    trainer = config.trainer.model_copy(update={"activation_checkpointing": kind})
+    return config.model_copy(update={"trainer": trainer})
 
 
 def _on_card(config: Config, sent: int) -> dict[str, int]:
@@ -288,6 +343,7 @@ def _pass(config: Config, size: ModelSize, *, trains: bool) -> dict[str, int]:
     queries, keys = architecture.heads * architecture.head_dim, architecture.kv_heads * architecture.head_dim
     products = queries + 2 * keys + 2 * architecture.hidden_dim + 2 * architecture.dim
     anew = {"full": architecture.dim, "selective": architecture.dim + queries + products // 2}
+    anew["auto"] = anew["full"]  # more is kept only where there is room
     if (kind := trainer.activation_checkpointing) in anew:
         saved = architecture.layers * anew[kind] * width + 2 * block
     else:
@@ -401,10 +457,18 @@ class RunPlan:
     fleet: RentedFleet | None = None
     decided: Mapping[str, Any] = field(default_factory=dict)
 
-    def with_memory(self, size: ModelSize, config: Config | None) -> "RunPlan":
-        """Add what each role keeps; without a configuration the trainer alone."""
+    def with_memory(
+        self, size: ModelSize, config: Config | None, *, gpu_bytes: float | None = None
+    ) -> "RunPlan":
+        """Add what each role keeps; without a configuration the trainer alone.
+
+        With the memory of one GPU `trainer.activation_checkpointing=auto` is what it comes to there; else the least.
+        """
         roles: tuple[RoleMemory, ...] = ()
         if config is not None:
+            if config.trainer.activation_checkpointing == "auto" and gpu_bytes is not None:
+                kind = choose_checkpointing(bytes_by_checkpointing(config, size), gpu_bytes)
+                config = with_checkpointing(config, kind)
             path = config.reward.model
             reward_model = None if path is None else ModelSize.of_folder(Path(path).expanduser())
             roles = tuple(memory_of_roles(config, size, reward_model))

@@ -20,6 +20,8 @@ from torch import Tensor
 from benchmarks.gpu.child import Reporter, SkipError
 from benchmarks.gpu.shapes import documents, random_weights, shape_of, write_checkpoint
 from benchmarks.gpu.stack import seconds
+from rl_bridge.config.sections import Checkpointing
+from rl_bridge.planning import ModelSize, bytes_by_checkpointing, choose_checkpointing
 from rl_bridge.titan.architecture import Architecture
 from rl_bridge.weights import WeightStore
 from rl_bridge.weights.directory import WeightDirectory
@@ -99,7 +101,7 @@ def _whole(tensor: Any) -> Tensor:
     return whole.detach().float().cpu()
 
 
-def _trainer(policy: Path, *, dtype: str, max_length: int) -> Any:
+def _trainer(policy: Path, *, dtype: str, max_length: int, checkpointing: Checkpointing = "full") -> Any:
     """Return a trainer of one rank, which keeps no checkpoints."""
     from rl_bridge.config import AlgorithmConfig, TrainerConfig
     from rl_bridge.trainer.settings import TrainerSettings
@@ -114,7 +116,7 @@ def _trainer(policy: Path, *, dtype: str, max_length: int) -> Any:
             max_loss_tokens=max_length,
             temperature=1.0,
             seed=0,
-            trainer=TrainerConfig(iterations=8, activation_checkpointing="full"),  # as on GPUs
+            trainer=TrainerConfig(iterations=8, activation_checkpointing=checkpointing),
             algorithm=AlgorithmConfig(),
         )
     )
@@ -205,18 +207,22 @@ def train(reporter: Reporter) -> None:
     """A step of the trainer in bfloat16, with as many layers as the card has room for."""
     device, size = reporter.device(), reporter.size
     lengths = [32, 20, 32, 7] if reporter.dry else [2048] * 16
+    card = torch.cuda.get_device_properties(0).total_memory if device == "cuda" else float("inf")
     free = ROOM * torch.cuda.mem_get_info()[0] if device == "cuda" else float("inf")
     architecture = full = shape_of(size)
-    while _planned(architecture, max(lengths)) > free and architecture.layers > 1:
+    while _planned(architecture, max(lengths))["full"] > free and architecture.layers > 1:
         architecture = replace(architecture, layers=architecture.layers - 1)
+    planned = _planned(architecture, max(lengths))
+    checkpointing = choose_checkpointing(planned, card)
     reporter.record(
         "layers", f"{architecture.layers} of {full.layers}, {architecture.parameters / 1e9:.3g}e9 parameters"
     )
-    reporter.record("memory by ropewalk plan", _planned(architecture, max(lengths)) / 1e9, "GB")
+    reporter.record("trainer.activation_checkpointing", checkpointing)
+    reporter.record("memory by ropewalk plan", planned[checkpointing] / 1e9, "GB")
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "policy"
         write_checkpoint(path, size, device=device, dtype=torch.bfloat16, layers=architecture.layers)
-        trainer = _trainer(path, dtype="bfloat16", max_length=max(lengths))
+        trainer = _trainer(path, dtype="bfloat16", max_length=max(lengths), checkpointing=checkpointing)
     batch = documents(lengths, vocabulary=architecture.vocabulary)
     metrics = []
     for _ in range(2 if reporter.dry else 4):
@@ -226,14 +232,13 @@ def train(reporter: Reporter) -> None:
         reporter.record(name, value)
 
 
-def _planned(architecture: Architecture, max_length: int) -> int:
-    """Bytes that `ropewalk plan` says of a trainer of one rank on a GPU."""
+def _planned(architecture: Architecture, max_length: int) -> dict[Checkpointing, int]:
+    """Bytes that `ropewalk plan` says of a trainer of one rank on a GPU, by its activation checkpointing."""
     from rl_bridge.config import Config
-    from rl_bridge.planning import ModelSize, memory_of_roles
 
     keys = {"model": {"dtype": "bfloat16"}, "rollout": {"max_length": max_length}, "trainer": {"num_gpus": 1}}
     size = ModelSize(parameters=architecture.parameters, architecture=architecture)
-    return memory_of_roles(Config.model_validate(keys), size)[0].process_bytes
+    return bytes_by_checkpointing(Config.model_validate(keys), size)
 
 
 def weights(reporter: Reporter) -> None:

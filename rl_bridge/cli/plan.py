@@ -88,7 +88,8 @@ def _plan(arguments: argparse.Namespace) -> "RunPlan":
     if "memory" in sections or ("broadcast" in sections and sent is None):
         size = _size(arguments, config, needed=bool(named))
         if size is not None and "memory" in sections:
-            plan = plan.with_memory(size, config)
+            gpu_bytes = None if arguments.gpu_gb is None else arguments.gpu_gb * 1e9
+            plan = plan.with_memory(size, config, gpu_bytes=gpu_bytes)
         if size is not None and sent is None:
             sent = sent_bytes(size, config)
     if sent is not None and "broadcast" in sections:

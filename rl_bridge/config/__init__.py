@@ -13,7 +13,6 @@ from rl_bridge.config.loading import require_name as require_name
 from rl_bridge.config.loading import resolve as resolve
 from rl_bridge.config.loading import resolve_function as resolve_function
 from rl_bridge.config.loading import save_config as save_config
-from rl_bridge.config.monarch import CoderConfig as CoderConfig
 from rl_bridge.config.monarch import MonarchConfig as MonarchConfig
 from rl_bridge.config.monarch import RoleConfig as RoleConfig
 from rl_bridge.config.schema import NAME_PATTERN as NAME_PATTERN

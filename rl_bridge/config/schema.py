@@ -384,8 +384,8 @@ class Config(Section):
         trainer, policy = self.monarch.roles.trainer, self.monarch.roles.policy
         dtype = dtype_on(self.model.dtype, trainer.gpus + policy.gpus)
         self._settle(model=self.model.model_copy(update={"dtype": dtype}))
-        if trainer.gpus:
-            self._settle(trainer=self.trainer.with_defaults(activation_checkpointing="full"))
+        if not trainer.gpus and self.trainer.activation_checkpointing == "auto":
+            self._settle(trainer=self.trainer.model_copy(update={"activation_checkpointing": "none"}))
         worlds = self.environments
         if policy.gpus and worlds:
             in_flight = (1 + rollout.max_staleness) * rollout.batch_size

@@ -105,7 +105,7 @@ class GeneratorConfig(Section):
         )
 
 
-Checkpointing = Literal["none", "selective", "full"]
+Checkpointing = Literal["auto", "none", "selective", "full"]
 
 
 class TrainerConfig(Section):
@@ -127,10 +127,10 @@ class TrainerConfig(Section):
     gradient_accumulation_steps: Count = 1
     """Passes forward and backward behind one optimizer step, on every rank, at least; a small `tokens_per_pass` makes
     more. The gradient is the same."""
-    activation_checkpointing: Checkpointing = "none"
+    activation_checkpointing: Checkpointing = "auto"
     """What the backward pass computes anew in place of keeping it, in policy and critic: nothing, all of a block but
-    attention and every second product of matrices, or all of it. Unless it is set, `full` where the trainer has GPUs.
-    The gradient is the same."""
+    attention and every second product of matrices, or all of it. `auto`: as little as the GPU has room for, by what
+    `ropewalk plan` works out (docs/training.md); nothing on a CPU. The gradient is the same."""
     compile: bool = False
     """Whether the blocks of policy and critic are compiled by torch.compile. It needs a C++ compiler on every host of
     the trainer, and takes its time in the first iterations."""

@@ -4,8 +4,9 @@ import asyncio
 import json
 import logging
 import os
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping, Sequence
 from concurrent.futures import Executor, ThreadPoolExecutor
+from contextlib import asynccontextmanager
 from enum import StrEnum
 from pathlib import Path
 from types import TracebackType
@@ -16,7 +17,7 @@ from openenv_core import LocalProcessProvider
 from openenv_core.errors import ProviderError
 from openenv_core.play.reporters import harmless
 from openenv_core.providers import DockerPool
-from openenv_core.providers.base import status_of
+from openenv_core.providers.base import Provider, WatchedProvider, status_of
 from openenv_core.providers.process import last_traceback
 from rl_bridge.errors import ConfigError, RoleError
 from rl_bridge.services.options import RestartBudget, RestartPolicy
@@ -38,21 +39,8 @@ STOP_RETRY_INTERVAL_S = 0.5
 """Between two attempts to end a server whose start is still under way."""
 
 
-class Watchable(Protocol):
-    """A provider whose server can be looked at. All of it may block."""
-
-    @property
-    def alive(self) -> bool:
-        """Whether the server runs."""
-
-    def output(self) -> str:
-        """Return the end of its output."""
-
-    def start(self) -> str:
-        """Start it, wait until it is healthy, and return its URL."""
-
-    def stop(self) -> None:
-        """Stop it; a start that is under way in another thread fails then."""
+class Watchable(Provider, WatchedProvider, Protocol):
+    """A provider whose server can be looked at; a start that is under way fails where it is stopped."""
 
 
 class ServerState(StrEnum):
@@ -325,6 +313,27 @@ class EnvironmentServers:
         if self._pool is not None:
             await asyncio.get_running_loop().run_in_executor(self._threads, self._pool.close)
         self._threads.shutdown(wait=False)
+
+
+@asynccontextmanager
+async def serving(several: Iterable[EnvironmentServers]) -> AsyncIterator[None]:
+    """Start all of these side by side, and stop them so; ProviderError where one cannot be started."""
+    opened: list[EnvironmentServers] = []
+
+    async def open_one(one: EnvironmentServers) -> None:
+        await one.__aenter__()
+        opened.append(one)
+
+    try:
+        try:
+            async with asyncio.TaskGroup() as group:
+                for one in several:
+                    group.create_task(open_one(one))
+        except BaseExceptionGroup as failures:
+            raise failures.exceptions[0] from failures
+        yield
+    finally:
+        await asyncio.gather(*(one.__aexit__(None, None, None) for one in opened))
 
 
 def read_token(file: str | None) -> str | None:

@@ -70,6 +70,8 @@ class VllmEngine(Engine):
         self._ids = itertools.count()
         self._doing = {"load weights": 0, "sleep": 0, "generate": 0}
         """How many do what; the first that anybody does is what the engine is said to do."""
+        self._slow_until = 0.0
+        """When it was last through with weights or falling asleep, on the clock of `time.monotonic`."""
         self._changed = asyncio.Event()
         self._idle = asyncio.Event()
         self._idle.set()
@@ -98,7 +100,7 @@ class VllmEngine(Engine):
         limit_s = self._rollout.generate_timeout_s * (LOAD_FACTOR if slow else 1.0)
         if self._sign is None or self._sign.done():
             self._asked, self._sign = time.monotonic(), self._submit(self._llm.is_paused())
-        elif (silent_s := time.monotonic() - self._asked) > limit_s:
+        elif (silent_s := time.monotonic() - max(self._asked, self._slow_until)) > limit_s:
             raise GeneratorError(
                 f"expected the engine to make a step within {limit_s:g} s, it has been at one for {silent_s:.0f} s"
             )
@@ -156,13 +158,17 @@ class VllmEngine(Engine):
 
     @contextlib.asynccontextmanager
     async def _while_it_samples(self) -> AsyncIterator[None]:
-        """Raise TimeoutError once the engine has sampled no token of any request for too long."""
+        """Raise TimeoutError once the engine has sampled no token of any request for too long.
+
+        While it takes weights nobody expects one: those have a time of their own.
+        """
         loop, began = asyncio.get_running_loop(), time.monotonic()
         again: asyncio.TimerHandle
 
         def check() -> None:
             nonlocal again
-            left = self._rollout.generate_timeout_s - self.statistics.seconds_without_token(began)
+            since = time.monotonic() if self._doing["load weights"] else max(began, self._slow_until)
+            left = self._rollout.generate_timeout_s - self.statistics.seconds_without_token(since)
             if left <= 0.0:
                 deadline.reschedule(loop.time())
             else:
@@ -309,6 +315,8 @@ class VllmEngine(Engine):
         try:
             yield
         finally:
+            if activity != "generate":  # first: `check` looks from another thread
+                self._slow_until = time.monotonic()
             self._doing[activity] -= 1
             self._tell()
 

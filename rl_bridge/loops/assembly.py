@@ -6,7 +6,7 @@ import logging
 import time
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping
 from contextlib import AsyncExitStack, asynccontextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -16,10 +16,16 @@ from rich.console import Console
 from rl_bridge.algorithms.functions import load_advantage, load_loss
 from rl_bridge.buffer.ledger import Ledger
 from rl_bridge.buffer.replay import Admission, ReplayBuffer
-from rl_bridge.config import CoderConfig, Config, MonarchConfig, RoleConfig, resolve
+from rl_bridge.config import Config, MonarchConfig, RoleConfig, resolve
 from rl_bridge.data.actor import DatasetActor
 from rl_bridge.devices import allocator_environment
-from rl_bridge.environments.servers import ENVIRONMENT_VARIABLE, EnvironmentServers, coders_file, tell_coders
+from rl_bridge.environments.servers import (
+    ENVIRONMENT_VARIABLE,
+    EnvironmentServers,
+    coders_file,
+    serving,
+    tell_coders,
+)
 from rl_bridge.errors import ConfigError, NoReplicaError, ReplicaLostError, RoleError
 from rl_bridge.generator.actor import PolicyActor
 from rl_bridge.generator.client import GeneratorClient
@@ -32,6 +38,7 @@ from rl_bridge.loops.weight_sync import WeightSync
 from rl_bridge.metrics.sinks import TRACKERS, EnvironmentSink, JsonlSink, MetricsLog, Sink, TensorBoardSink
 from rl_bridge.metrics.spans import span
 from rl_bridge.metrics.status import StatusServer, host_to_serve_on
+from rl_bridge.planning import ModelSize, bytes_by_checkpointing
 from rl_bridge.records import RolloutRecords
 from rl_bridge.rewards.actor import RewardActor, RewardModelActor
 from rl_bridge.rollout.actor import RolloutActor
@@ -59,6 +66,7 @@ TRANSFER_SHARE = 0.25
 """How much of a synchronisation's time one transfer may take. A push waits for readers, transfers and is fetched within
 the whole of it, and a generator whose link hangs is noticed, and let go, before that is over."""
 INTRODUCTION_TIMEOUT_S = 60.0
+"""How long one piece of news may take before workers are told the next."""
 START_TOLD_INTERVAL_S = 20.0
 """How often it is told who is still starting."""
 
@@ -67,13 +75,10 @@ class Introductions:
     """Hands the newest of each kind of news to all workers; what was overtaken is not told any more.
 
     A worker that is started later is told by its service: the endpoints are replayed. `failed` is told what goes wrong,
-    if anything does; one piece of news has `patience_s` before the next is told.
+    if anything does.
     """
 
-    def __init__(
-        self, *, failed: Callable[[BaseException], None], patience_s: float = INTRODUCTION_TIMEOUT_S
-    ) -> None:
-        self._patience_s = patience_s
+    def __init__(self, *, failed: Callable[[BaseException], None]) -> None:
         self._failed = failed
         self._news: dict[str, Any] = {}
         self._wake = asyncio.Event()
@@ -109,7 +114,7 @@ class Introductions:
         while self._news:
             endpoint, news = self._news.popitem()
             try:
-                async with asyncio.timeout(self._patience_s):
+                async with asyncio.timeout(INTRODUCTION_TIMEOUT_S):
                     await getattr(rollout, endpoint).fanout(news)
             except TimeoutError:
                 # The others know; that one has it before it serves again, or is taken for lost when it is given work.
@@ -150,6 +155,9 @@ async def start_roles(
     add("policy", PolicyActor, table.policy, {}, config, model_path, store)
     if store is not None:
         trainer = trainer_settings(config, folder, model_path)
+        if config.trainer.activation_checkpointing == "auto":
+            needed = bytes_by_checkpointing(config, ModelSize.of_folder(model_path))
+            trainer = replace(trainer, bytes_by_checkpointing=needed)
         environment = ONE_THREAD | allocator_environment(on_gpu=table.trainer.gpus > 0)
         add("trainer", TrainerActor, table.trainer, environment, trainer, store)
         if config.has_reference:
@@ -270,16 +278,15 @@ async def open_players(
                 failed(end)
 
         servers = _servers(config, introductions, folder / LOGS)
-        for name, env in config.environments.items():
+        for env in config.environments.values():
             tell(f"starting the environment: {env.app or env.image or env.url} …")
-            await stack.enter_async_context(servers[name])
+        coders = _coders(config.monarch, folder)
+        await stack.enter_async_context(serving([*servers.values(), *coders]))
+        for name in servers:
             stack.callback(_watch(servers[name], partial(lost, name)).cancel)
-        if config.monarch.roles.coder is not None:
-            coders = await stack.enter_async_context(
-                _coders(config.monarch, config.monarch.roles.coder, folder)
-            )
-            tell_coders(coders_file(folder), coders.urls)
-            stack.callback(_watch(coders, failed).cancel)
+        for one in coders:
+            tell_coders(coders_file(folder), one.urls)
+            stack.callback(_watch(one, failed).cancel)
         tell(f"loading {model_path} …")
         await stack.enter_async_context(fleet)
         if store is not None:
@@ -383,6 +390,10 @@ async def open_run(
             console=console,
             advantage=advantage,
         )
+        if config.trainer.activation_checkpointing == "auto":
+            console.print(
+                f"trainer.activation_checkpointing: {await fleet.guard(trainer.checkpointing.route())}"
+            )
         trainer.on_roster(lambda roster: None if roster.targets else run.lost_the_trainer())
         if resume:
             version = await fleet.guard(rewind(run))
@@ -444,11 +455,16 @@ def _servers(config: Config, introductions: Introductions, logs: Path) -> dict[s
     return servers
 
 
-def _coders(monarch: MonarchConfig, role: CoderConfig, folder: Path) -> EnvironmentServers:
+def _coders(monarch: MonarchConfig, folder: Path) -> list[EnvironmentServers]:
     async def changed(urls: tuple[str, ...]) -> None:
         tell_coders(coders_file(folder), urls)
 
-    return EnvironmentServers(app=role.app, count=role.replicas, restarts=monarch.restarts, on_change=changed)
+    role = monarch.roles.coder
+    if role is None:
+        return []
+    return [
+        EnvironmentServers(app=role.app, count=role.replicas, restarts=monarch.restarts, on_change=changed)
+    ]
 
 
 def _hosts(monarch: MonarchConfig) -> Hosts:

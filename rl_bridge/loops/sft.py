@@ -22,6 +22,7 @@ from rl_bridge.config.monarch import Dtype, dtype_on
 from rl_bridge.config.sections import Checkpointing, Count, NonNegative, Positive, Section
 from rl_bridge.devices import own_device
 from rl_bridge.errors import ConfigError
+from rl_bridge.planning import bytes_of_one_rank
 from rl_bridge.trainer.settings import TrainerSettings
 from rl_bridge.types import TrainSample
 
@@ -49,8 +50,8 @@ class SftConfig(Section):
     whatever they say. Either way the weights of the best validation are kept."""
     dtype: Dtype = "auto"
     """What the passes compute in; auto is bfloat16 on a GPU, float32 on a CPU. Master weights are float32."""
-    activation_checkpointing: Checkpointing = "none"
-    """As trainer.activation_checkpointing: `full` on a GPU, unless it is set."""
+    activation_checkpointing: Checkpointing = "auto"
+    """As trainer.activation_checkpointing."""
     compile: bool = False
     """As trainer.compile."""
     num_threads: Count = 1
@@ -106,26 +107,29 @@ class SftResult:
 def trainer_settings(config: SftConfig, folder: Path, model_path: Path) -> TrainerSettings:
     """What the trainer is started with, which computes in this process."""
     gpus = 1 if own_device().type == "cuda" else 0
-    if gpus:
-        config = config.with_defaults(activation_checkpointing="full")
+    dtype = dtype_on(config.dtype, gpus)
+    trainer = TrainerConfig(
+        iterations=config.max_updates,
+        learning_rate=config.learning_rate,
+        warmup_updates=config.warmup_updates,
+        weight_decay=config.weight_decay,
+        tokens_per_pass=config.tokens_per_pass,
+        activation_checkpointing=config.activation_checkpointing,
+        compile=config.compile,
+        num_threads=config.num_threads,
+    )
     return TrainerSettings(
         model_path=str(model_path),
-        dtype=dtype_on(config.dtype, gpus),
+        dtype=dtype,
         folder=str(folder.absolute()),
         max_length=config.max_length,
         max_loss_tokens=config.max_length,
         temperature=1.0,
         seed=config.seed,
-        trainer=TrainerConfig(
-            iterations=config.max_updates,
-            learning_rate=config.learning_rate,
-            warmup_updates=config.warmup_updates,
-            weight_decay=config.weight_decay,
-            tokens_per_pass=config.tokens_per_pass,
-            activation_checkpointing=config.activation_checkpointing,
-            compile=config.compile,
-            num_threads=config.num_threads,
-        ),
+        trainer=trainer,
+        bytes_by_checkpointing=bytes_of_one_rank(trainer, model_path, dtype, config.max_length)
+        if gpus
+        else {},
         algorithm=AlgorithmConfig(objective="reinforce", aggregation="token_mean"),
     )
 

@@ -93,6 +93,11 @@ class TrainerActor(ServiceActor):
         return self._resumed
 
     @concurrent_endpoint
+    async def checkpointing(self) -> str:
+        """The activation checkpointing that the trainer has chosen, and why. See `Trainer.checkpointing`."""
+        return self._trainer.checkpointing
+
+    @concurrent_endpoint
     async def train_step(
         self, batch: TrainBatch | RankBatch, version: PolicyVersion | None = None
     ) -> dict[str, float]:

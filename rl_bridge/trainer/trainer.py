@@ -15,7 +15,7 @@ from torch import Tensor
 
 from rl_bridge.buffer.batch import TrainBatch
 from rl_bridge.devices import own_device
-from rl_bridge.errors import ModelError, NonFiniteLossError, TrainerWentBackError
+from rl_bridge.errors import ModelError, NonFiniteLossError, TrainerWentBackError, TrainingError
 from rl_bridge.titan.lora import checkpoint_identity
 from rl_bridge.titan.model import TitanModel
 from rl_bridge.titan.ranks import ALONE, Rank, join_process_group, limit_waits, siblings_needed
@@ -42,6 +42,7 @@ class Trainer:
     Attributes:
         version: Iterations trained so far; what a snapshot of the weights is called.
         measured: What the last step got done in its time, by `StepMeter`: figures that no other run has alike.
+        checkpointing: The kind of activation checkpointing, and by what it was chosen where it was `auto`.
 
     Raises:
         ConfigError: The model cannot be spread over the ranks as asked.
@@ -50,9 +51,7 @@ class Trainer:
     """
 
     def __init__(self, settings: TrainerSettings, rank: Rank = ALONE) -> None:
-        self._settings = settings
-        config = settings.trainer
-        torch.set_num_threads(config.num_threads)
+        torch.set_num_threads(settings.trainer.num_threads)
         if settings.deterministic:  # of cuBLAS, which reads it once
             os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
         torch.use_deterministic_algorithms(settings.deterministic)
@@ -60,6 +59,8 @@ class Trainer:
         device = own_device()
         join_process_group(device, rank)
         self._rank = rank
+        settings, self.checkpointing = settings.settle_checkpointing(_smallest_gpu(device))
+        self._settings, config = settings, settings.trainer
         with siblings_needed("while the model was loaded"):
             self._model = TitanModel(
                 settings.model_path,
@@ -142,12 +143,19 @@ class Trainer:
             CheckpointError: The checkpoint that was being written could not be. Nothing was trained.
             NonFiniteLossError: The loss or the gradient is not finite. That update was not applied.
             TrainerWentBackError: The trainer is at another version; nothing was trained.
+            TrainingError: The GPU has not enough memory.
         """
         if version is not None:
             self._expect(version)
         with siblings_needed(f"in iteration {self.version}"):
             self._checkpoints.check()
-            return self._step(self._own(batch))
+            try:
+                return self._step(self._own(batch))
+            except torch.OutOfMemoryError as error:
+                raise TrainingError(
+                    f"the GPU's memory is too small for a pass with trainer.activation_checkpointing "
+                    f"{self.checkpointing}; resume with full, or with a smaller trainer.tokens_per_pass: {error}"
+                ) from error
 
     def _own(self, batch: TrainBatch | RankBatch) -> RankBatch:
         if isinstance(batch, RankBatch):
@@ -341,6 +349,16 @@ class Trainer:
         if self._model.device.type == "cuda":
             states["cuda"] = torch.cuda.get_rng_state()
         return states
+
+
+def _smallest_gpu(device: torch.device) -> int | None:
+    """Bytes of the smallest GPU of all ranks; None on a CPU."""
+    if device.type != "cuda":
+        return None
+    smallest = torch.tensor(torch.cuda.get_device_properties(device).total_memory)
+    if dist.get_world_size() > 1:
+        dist.all_reduce(smallest, op=dist.ReduceOp.MIN)
+    return int(smallest)
 
 
 def _identity(settings: TrainerSettings) -> str:

@@ -2,13 +2,16 @@
 
 import threading
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
+from itertools import accumulate
 from types import TracebackType
 
 import torch
 from torch import Tensor
 
 from rl_bridge.errors import TrainingError
+from rl_bridge.weights.segments import HEADER, Segment
+from rl_bridge.weights.snapshot import align
 
 MEMORY_TIMEOUT_S = 30.0
 """How long a GPU's memory may take to be there after its lock is."""
@@ -57,11 +60,13 @@ class Offload:
     """Copies in the host's memory, page-locked for a GPU, of tensors whose own memory is given back.
 
     The tensors stay who they are, and so do views of them: optimizer, FSDP and state dicts need not know. In between
-    nothing may be read of them. The copies' memory is kept from one time to the next.
+    nothing may be read of them. The copies' memory is kept from one time to the next. It is as large as they are:
+    `pin_memory` would round each of them up to a power of two.
     """
 
     def __init__(self) -> None:
         self._kept: dict[int, Tensor] = {}
+        self._segments: list[Segment] = []
         self._away: dict[int, torch.UntypedStorage] = {}
 
     def release(self, tensors: Iterable[Tensor]) -> None:
@@ -72,17 +77,26 @@ class Offload:
         for tensor in tensors:
             local = getattr(tensor, "_local_tensor", tensor)  # of a DTensor
             storages[local.untyped_storage()._cdata] = local.untyped_storage()
+        self._make_room({key: storage.nbytes() for key, storage in storages.items()})
         for key, storage in storages.items():
-            host_copy = self._kept.get(key)
-            if host_copy is None or len(host_copy) != storage.nbytes():
-                on_gpu = storage.device.type == "cuda"
-                host_copy = torch.empty(storage.nbytes(), dtype=torch.uint8, pin_memory=on_gpu)
-            self._kept[key] = host_copy
-            host_copy.copy_(_bytes_of(storage))
+            self._kept[key].copy_(_bytes_of(storage))
             storage.resize_(0)
         self._away = storages
         if torch.cuda.is_available():
             torch.cuda.empty_cache()
+
+    def _make_room(self, sizes: Mapping[int, int]) -> None:
+        """Have a copy's memory for each key; WeightsError where the host has not so much."""
+        sizes = {
+            key: size for key, size in sizes.items() if key not in self._kept or len(self._kept[key]) != size
+        }
+        if not sizes:
+            return
+        *places, end = accumulate(map(align, sizes.values()), initial=HEADER)
+        self._segments.append(Segment(end))
+        room = torch.frombuffer(self._segments[-1].map, dtype=torch.uint8)
+        for place, (key, size) in zip(places, sizes.items(), strict=True):
+            self._kept[key] = room[place : place + size]
 
     def restore(self) -> None:
         """Restore offloaded tensors; does nothing for the others.

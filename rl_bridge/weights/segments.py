@@ -233,7 +233,7 @@ def _require_memory(nbytes: int) -> None:
 def _no_memory(nbytes: int, why: str) -> WeightsError:
     return WeightsError(
         f"cannot reserve {nbytes} bytes of shared memory: {why}; "
-        "a smaller depth of the store, or readers that let go sooner, need less"
+        "`ropewalk plan` says what a run keeps in the memory of its hosts"
     )
 
 

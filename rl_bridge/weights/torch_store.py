@@ -5,8 +5,10 @@ older Monarch; what it needs on this one is `_Controller`, below.
 """
 
 import asyncio
+import secrets
 from collections.abc import AsyncIterator, Callable, Collection, Mapping
 from contextlib import asynccontextmanager, suppress
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -15,7 +17,7 @@ from torch import Tensor
 from rl_bridge.errors import MissingDependencyError, WeightsError
 from rl_bridge.weights.directory import WeightDirectory
 from rl_bridge.weights.local import Needed, Room, new_memory, overwritten
-from rl_bridge.weights.snapshot import Key, Snapshot, StoredPart, key_text
+from rl_bridge.weights.snapshot import ALIGNMENT, Key, Snapshot, StoredPart, key_text
 
 try:
     from monarch.actor import endpoint, this_host, this_proc
@@ -31,6 +33,7 @@ except ModuleNotFoundError as missing:
     ) from missing
 
 STOP_TIMEOUT_S = 10.0
+MARK_BYTES, _MARK_BITS = 8, 62
 
 
 def _awaitable(method: Callable[..., Any]) -> Any:
@@ -91,14 +94,23 @@ class Volumes:
                     await procs.stop()
 
 
+@dataclass(slots=True, frozen=True)
+class VolumeAddress:
+    """Where readers find what was sent: a name in the volume, and the number that its first eight bytes are."""
+
+    name: str
+    mark: int
+
+
 class VolumePublisher:
     """The sending side; `depth` versions stay readable at once, and a transfer may take `timeout_s`.
 
     A rank has as many names in the volume as versions, and goes round them: what a publisher before it has left, or
-    has sent half way, is overwritten.
+    has sent half way, is overwritten. So the names of a publisher that was taken for lost and still sends are those of
+    its successor: each sending has a mark of its own, by which a reader tells whose the bytes are.
     """
 
-    header = 0
+    header = ALIGNMENT
 
     def __init__(self, volumes: Volumes, *, depth: int, timeout_s: float) -> None:
         self._volumes = volumes
@@ -122,9 +134,10 @@ class VolumePublisher:
         place, replaced = sent.pop(0)
         whole = False
 
-        async def publish(parts: Mapping[str, StoredPart]) -> str:
+        async def publish(parts: Mapping[str, StoredPart]) -> VolumeAddress:
             nonlocal whole
-            name = f"{series!r}/{rank}/{place}"
+            name, mark = f"{series!r}/{rank}/{place}", secrets.randbits(_MARK_BITS)
+            target[:MARK_BYTES].view(torch.int64)[0] = mark
             try:
                 async with asyncio.timeout(self._timeout_s):
                     await (await self._volumes.client()).put(name, target)
@@ -132,7 +145,7 @@ class VolumePublisher:
                 raise WeightsError(f"cannot send {key_text(key)} to TorchStore: {error}") from error
             sent.append((place, key))
             whole = True
-            return name
+            return VolumeAddress(name, mark)
 
         try:
             yield Room(target=target, replaces=replaced, publish=publish)
@@ -160,14 +173,16 @@ class VolumeReader:
         try:
             async with asyncio.timeout(self._timeout_s):
                 client = await self._volumes.client()
-                names = [snapshot.contributions[rank].location for rank in needed]
-                fetched = await asyncio.gather(*(client.get(name) for name in names))
+                addresses: list[Any] = [snapshot.contributions[rank].location for rank in needed]
+                fetched = await asyncio.gather(*(client.get(address.name) for address in addresses))
         except Exception as error:  # TorchStore raises nothing narrower
             why = str(error)
             if isinstance(error, TimeoutError):
                 why = f"no end within {self._timeout_s:g} s; a slow network needs a higher trainer.timeout_s"
             raise WeightsError(f"cannot fetch {key_text(snapshot.key)} from TorchStore: {why}") from error
-        if not await self._directory.is_current(snapshot.key, snapshot.publication):
+        marks = [int(one[:MARK_BYTES].view(torch.int64)[0]) for one in fetched]
+        current = await self._directory.is_current(snapshot.key, snapshot.publication)
+        if not current or marks != [address.mark for address in addresses]:
             raise overwritten(snapshot.key)
         yield dict(zip(needed, fetched, strict=True))
 

@@ -164,7 +164,7 @@ CPU = {
 }
 SIX_OF_EIGHT = {
     "model.dtype": "bfloat16",
-    "trainer.activation_checkpointing": "full",
+    "trainer.activation_checkpointing": "auto",
     "monarch.roles.policy.replicas": 6,
     "rollout.num_workers": 6,
     "env.sessions": 512,  # one batch, of 1,536 that the generators could work on
@@ -191,6 +191,8 @@ EIGHT = ("trainer.num_gpus=2", "monarch.gpus_per_node=8")
             CPU,
         ),
         ([*EIGHT, "model.dtype=auto"], SIX_OF_EIGHT),
+        ([*EIGHT, "trainer.activation_checkpointing=auto"], SIX_OF_EIGHT),
+        (["trainer.activation_checkpointing=auto"], CPU),
         # Generators alone, as an evaluation has them: no trainer that keeps activations.
         (
             ["monarch.roles.policy={replicas: 6, gpus: 1}"],
@@ -198,7 +200,7 @@ EIGHT = ("trainer.num_gpus=2", "monarch.gpus_per_node=8")
         ),
         (
             ["monarch.roles.trainer={gpus: 1}"],
-            CPU | {"model.dtype": "bfloat16", "trainer.activation_checkpointing": "full"},
+            CPU | {"model.dtype": "bfloat16", "trainer.activation_checkpointing": "auto"},
         ),
     ],
 )

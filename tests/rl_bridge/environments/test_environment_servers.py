@@ -18,7 +18,7 @@ from slow_server import SlowClient, Wait
 from openenv_core import ServerStartError
 from openenv_core.errors import ExecutionError, ProviderError
 from rl_bridge.environments import servers as supervised
-from rl_bridge.environments.servers import EnvironmentServers, ServerState, SupervisedServer
+from rl_bridge.environments.servers import EnvironmentServers, ServerState, SupervisedServer, serving
 from rl_bridge.errors import RoleError
 from rl_bridge.services.options import RestartPolicy
 
@@ -220,3 +220,40 @@ async def test_given_servers_are_told_and_never_touched() -> None:
         with pytest.raises(TimeoutError):
             async with asyncio.timeout(0.05):
                 await servers.watch()
+
+
+class Met:
+    """A provider whose start and stop wait for those of another."""
+
+    alive = True
+    starts, stops = threading.Barrier(2, timeout=HANG_S), threading.Barrier(2, timeout=HANG_S)
+
+    def __init__(self, app: str, log: Path | None = None) -> None:
+        self.stopped = False
+
+    def output(self) -> str:
+        return ""
+
+    def start(self) -> str:
+        self.starts.wait()
+        return "http://127.0.0.1:9"
+
+    def stop(self) -> None:
+        if not self.stopped:
+            self.stopped = True
+            self.stops.wait()
+
+
+async def test_several_environments_start_and_end_side_by_side(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(supervised, "LocalProcessProvider", Met)
+    both = [EnvironmentServers(app="one"), EnvironmentServers(app="another")]
+    async with serving(both):
+        assert [one.urls for one in both] == [("http://127.0.0.1:9",)] * 2
+    assert [one.started[0].state for one in both] == [ServerState.STOPPED] * 2
+
+
+async def test_where_one_environment_cannot_start_none_is_left() -> None:
+    async with none_left():
+        with pytest.raises(ProviderError):
+            async with serving([EnvironmentServers(app=APP), EnvironmentServers(app="never_ready:nothing")]):
+                raise AssertionError("one of them cannot be started")

@@ -2,7 +2,9 @@
 
 import asyncio
 import contextlib
+import time
 from collections.abc import Mapping
+from concurrent.futures import Future
 from types import SimpleNamespace
 from typing import Any
 
@@ -138,8 +140,35 @@ def test_engine_may_load_for_longer_than_it_may_make_a_step(monkeypatch: pytest.
     engine._asked -= 10.0
     with pytest.raises(GeneratorError, match=r"a step within 20 s, it has been at one for 25 s"):
         engine.check()
-    engine._loop.call_soon_threadsafe(engine.free.set)  # type: ignore[union-attr]
+    loop = engine._loop
+    assert loop is not None
+    loop.call_soon_threadsafe(engine.free.set)
     sleeping.result(WAIT_S)
+    # What was asked while it was busy may be answered a moment later: that moment alone counts.
+    engine._sign, engine._asked = Future(), time.monotonic() - 15.0
+    engine.check()
+    engine._slow_until -= 15.0
+    with pytest.raises(GeneratorError, match=r"a step within 10 s, it has been at one for 15 s"):
+        engine.check()
+    engine.close()
+
+
+def test_nobody_is_told_of_missing_tokens_while_weights_are_taken(monkeypatch: pytest.MonkeyPatch) -> None:
+    engine = Busy(engine_config(), "nowhere", seed=0)
+    be_patient(engine, monkeypatch, 0.05)
+    engine.start().result(WAIT_S)
+
+    async def wait(seconds: float) -> None:
+        async with engine._while_it_samples():
+            await asyncio.sleep(seconds)
+
+    async def wait_while_it_loads() -> None:
+        with engine._at("load weights"):
+            await wait(0.5)
+
+    engine._submit(wait_while_it_loads()).result(WAIT_S)
+    with pytest.raises(TimeoutError):
+        engine._submit(wait(WAIT_S)).result(WAIT_S)
     engine.close()
 
 

@@ -197,12 +197,15 @@ class Deaf:
 
 
 @pytest.mark.heavy
-async def test_worker_that_does_not_listen_keeps_no_news_from_the_others() -> None:
-    from rl_bridge.loops.assembly import Introductions
+async def test_worker_that_does_not_listen_keeps_no_news_from_the_others(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    from rl_bridge.loops import assembly
 
+    monkeypatch.setattr(assembly, "INTRODUCTION_TIMEOUT_S", 0.05)
     failures: list[BaseException] = []
     told: Callable[[BaseException], None] = failures.append
-    introductions, service = Introductions(failed=told, patience_s=0.05), Deaf()
+    introductions, service = assembly.Introductions(failed=told), Deaf()
     await introductions.begin(service)  # type: ignore[arg-type]
     introductions.tell("take_servers", "old")
     await asyncio.sleep(0.02)

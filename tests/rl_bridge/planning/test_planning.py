@@ -5,10 +5,23 @@ from typing import Any
 
 import pytest
 
+from benchmarks.gpu.shapes import shape_of
 from rl_bridge.config import Config, load_config
-from rl_bridge.planning import ModelSize, RentedFleet, RoleMemory, RunPlan, gpus_of, memory_of_roles
+from rl_bridge.planning import (
+    USABLE_SHARE,
+    ModelSize,
+    RentedFleet,
+    RoleMemory,
+    RunPlan,
+    bytes_by_checkpointing,
+    choose_checkpointing,
+    gpus_of,
+    memory_of_roles,
+    with_checkpointing,
+)
 from rl_bridge.titan.architecture import architecture_of
 
+KEY = "trainer.activation_checkpointing"
 SHAPES = {
     "model_type": "qwen2",  # which has no norms of queries and keys
     "hidden_size": 5,
@@ -25,6 +38,7 @@ SIZE = ModelSize(parameters=1000, architecture=architecture_of(SHAPES, where="he
 LAYER = 5 * 6 + 5 * 3 * 2 + 6 * 5 + 3 * 5 * 7 + 2 * 5 + 6 + 3 + 3
 KEPT = 4 * (4 * 7 + 3 * 5 + 2 * 9) + 4 * (4 * 5 + 2 * 9)
 """Bytes that a block saves of a token in float32."""
+CHECKPOINT = {"weights and moments, to be written to a checkpoint": 12_000}
 FILE = """
 env: {app: 'a:b'}
 rollout: {task: 'c:D', max_length: 32, max_new_tokens: 8, max_num_seqs: 4}
@@ -117,7 +131,9 @@ def test_memory_of_the_smallest_run(tmp_path: Path) -> None:
         "activations": 100 * (3 * KEPT + 12 * 5),
     }
     assert trainer.process_bytes == 16_000 + sum(trainer.per_process.values())
-    assert trainer.host == {"2 versions of the weights on their way": 8000}
+    assert trainer.host == {"2 versions of the weights on their way": 8000} | CHECKPOINT
+    without = roles(loaded(tmp_path, "trainer.checkpoint_interval=0"))["trainer"]
+    assert without.host == {"2 versions of the weights on their way": 8000}
     assert policy.parts == {"weights": 4000, "key-value cache": 256 * 1024 * 1024}
     assert policy.per_process == {"a tensor of new weights": 1000}
     # 4 prompts x 32 tokens x 2 x 2 layers x 1 x 3 numbers x 4 bytes.
@@ -143,6 +159,43 @@ def test_on_gpus_a_block_keeps_little_and_rows_that_are_longer_than_a_pass_count
     # Attention's 6, and half of 6 + 2 x 3 + 2 x 7 + 2 x 5.
     more = 60 * 2 * (6 + 18) * 2
     assert roles(config)["trainer"].per_process["activations"] == found["activations"] + more
+
+
+def test_as_little_is_computed_anew_as_there_is_room_for(tmp_path: Path) -> None:
+    size = ModelSize(
+        parameters=1000, architecture=architecture_of(SHAPES | {"num_hidden_layers": 8}, where="here")
+    )
+    config = loaded(tmp_path, "trainer.num_gpus=1", "monarch.colocate=true")
+    assert config.trainer.activation_checkpointing == "auto"
+    needed = bytes_by_checkpointing(config, size)
+    assert list(needed) == ["none", "selective", "full"]
+    assert needed["none"] > needed["selective"] > needed["full"]
+    for kind, less in (("none", "selective"), ("selective", "full"), ("full", "full")):
+        enough = needed[kind] / USABLE_SHARE
+        assert choose_checkpointing(needed, enough) == kind
+        assert choose_checkpointing(needed, enough - 2) == less
+        there = memory_of_roles(with_checkpointing(config, kind), size)[0]
+        assert there.process_bytes == needed[kind]
+    # `ropewalk plan` counts the least, until it is told of the card.
+    plan = RunPlan().with_memory(size, config)
+    assert (plan.roles[0].process_bytes, plan.decided[KEY]) == (needed["full"], "auto")
+    plan = RunPlan().with_memory(size, config, gpu_bytes=needed["selective"] / USABLE_SHARE)
+    assert (plan.roles[0].process_bytes, plan.decided[KEY]) == (needed["selective"], "selective")
+    # Of a model whose shapes nobody knows nothing is promised.
+    assert choose_checkpointing(bytes_by_checkpointing(config, ModelSize(parameters=1000)), 1e15) == "full"
+
+
+@pytest.mark.parametrize(
+    ("name", "gigabytes", "kind"),
+    [("0.6B", 150, "none"), ("0.6B", 85, "none"), ("0.6B", 25, "full"), ("8B", 150, "full")],
+)
+def test_known_models_on_known_cards(name: str, gigabytes: int, kind: str, tmp_path: Path) -> None:
+    size = ModelSize(parameters=(one := shape_of(name)).parameters, architecture=one)
+    config = loaded(
+        tmp_path, "trainer.num_gpus=1", "rollout.max_length=2048", "trainer.tokens_per_pass=16384"
+    )
+    plan = RunPlan().with_memory(size, config, gpu_bytes=gigabytes * 1e9)
+    assert plan.decided[KEY] == kind
 
 
 @pytest.mark.parametrize("override", ["algorithm.name=ppo", "algorithm=ppo", "algorithm.advantage=gae"])
@@ -172,7 +225,10 @@ def test_adapters_alone_are_trained(tmp_path: Path, push: str, sent: int) -> Non
         "adapters": adapters,
         "critic": 4 * 755 + adapters,
     }
-    assert found["trainer"].host == {"2 versions of the weights on their way": 2 * sent}
+    assert found["trainer"].host == {
+        "2 versions of the weights on their way": 2 * sent,
+        "weights and moments, to be written to a checkpoint": 2 * 12 * adapters // 16,
+    }
     plan = RunPlan().with_memory(SIZE, config)
     assert (plan.adapters, plan.trainer_bytes) == (adapters // 16, 4000 + adapters)
 
@@ -203,7 +259,7 @@ def test_weights_on_their_way_are_held_where_the_transport_has_them(
     tmp_path: Path, overrides: list[str], trainer: dict[str, int], policy: int
 ) -> None:
     found = roles(loaded(tmp_path, *overrides))
-    assert (found["trainer"].host, sum(found["policy"].host.values())) == (trainer, policy)
+    assert (found["trainer"].host, sum(found["policy"].host.values())) == (trainer | CHECKPOINT, policy)
 
 
 def test_versions_that_stay_on_the_card_are_counted_there_for_each_rank_and_for_who_shares_it(
@@ -232,7 +288,9 @@ def test_versions_that_stay_on_the_card_are_counted_there_for_each_rank_and_for_
 def test_colocated_roles_leave_to_the_host_s_memory_what_they_keep(tmp_path: Path) -> None:
     found = roles(loaded(tmp_path, "monarch.colocate=true", "trainer.num_gpus=1", "model.dtype=bfloat16"))
     assert found["trainer"].host["what it trains, in the generators' turn"] == 12_000
-    assert found["policy"].host == {"weights, in the trainer's turn": 2000}
+    assert list(found["policy"].host.values()) == [4000], (
+        "of vLLM's pages each may be rounded up to twice its size"
+    )
     more = ("monarch.colocate=true", "trainer.num_gpus=1", "algorithm.kl_coef=0.1")
     assert roles(loaded(tmp_path, *more))["reference"].host == {"weights, in others' turns": 4000}
 

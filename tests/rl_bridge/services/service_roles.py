@@ -100,6 +100,25 @@ class Policy(ServiceActor):
             (self._start / f"closed-{os.getpid()}").touch()
 
 
+class Leaving(ServiceActor):
+    """Is through with its end only when others have begun with theirs."""
+
+    def __init__(self, folder: Path, others: int) -> None:
+        self._folder = folder
+        self._others = others
+
+    @concurrent_endpoint
+    async def pid(self) -> int:
+        return os.getpid()
+
+    @concurrent_endpoint
+    async def close(self) -> None:
+        (self._folder / f"leaving-{os.getpid()}").touch()
+        while len(list(self._folder.glob("leaving-*"))) < self._others:  # noqa: ASYNC110 - other processes'
+            await asyncio.sleep(0.02)
+        (self._folder / f"left-{os.getpid()}").touch()
+
+
 class Ranks(ServiceActor):
     """Several processes that act as one."""
 

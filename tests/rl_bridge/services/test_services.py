@@ -17,6 +17,35 @@ def names(folder: Path, pattern: str) -> set[str]:
     return {path.name for path in folder.glob(pattern)}
 
 
+async def test_services_end_side_by_side_and_all_of_them_though_the_run_is_told_to_go_meanwhile(
+    roles: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from rl_bridge.services import processes
+    from rl_bridge.services.fleet import Fleet
+
+    monkeypatch.setattr(processes, "CLOSE_TIMEOUT_S", WAIT_S)
+    pids: set[int] = set()
+    before = descendants()
+
+    async def run() -> None:
+        async with Fleet(tmp_path / "logs"):
+            for name in ("first", "second"):
+                service = await roles.Leaving.options(name=name).as_service(tmp_path, 3)
+                pids.add(await service.pid.route())
+
+    running = asyncio.ensure_future(run())
+    async with asyncio.timeout(WAIT_S):
+        # One after the other the second would not have begun with it.
+        await until(lambda: len(names(tmp_path, "leaving-*")) == 2 or running.done())
+    started = pids | (descendants() - before)
+    running.cancel()
+    (tmp_path / "leaving-last").touch()
+    with pytest.raises(asyncio.CancelledError):
+        await running
+    assert names(tmp_path, "left-*") == {f"left-{pid}" for pid in pids}
+    await until_gone(started)
+
+
 async def test_replicas_share_calls_take_fan_outs_and_are_restarted_when_killed(
     roles: ModuleType, tmp_path: Path
 ) -> None:

@@ -1,6 +1,7 @@
 """What a step is made of, by hand: advantages and loss settings, passes over parts of a batch, figures."""
 
 import contextlib
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -294,6 +295,48 @@ def test_on_a_cpu_neither_peak_nor_memory_is_told(monkeypatch: pytest.MonkeyPatc
         "train/tokens_per_s_per_rank",
         "train/flops_per_token",
     }
+
+
+@pytest.mark.parametrize(
+    ("asked", "needed", "gigabytes", "kind", "told"),
+    [
+        ("auto", {"none": 70, "selective": 50, "full": 10}, 100, "none", "70.0 GB of the 100.0 GB"),
+        ("auto", {"none": 80, "selective": 50, "full": 10}, 100, "selective", "50.0 GB of the 100.0 GB"),
+        ("auto", {"none": 300, "selective": 200, "full": 100}, 100, "full", "100.0 GB of the 100.0 GB"),
+        ("auto", {}, 100, "full", "an unknown part of the 100.0 GB"),
+        ("auto", {}, None, "none", "none"),
+        ("selective", {"none": 1}, 100, "selective", "selective"),
+    ],
+)
+def test_trainer_computes_as_little_anew_as_its_gpu_has_room_for(
+    asked: str, needed: dict[str, int], gigabytes: int | None, kind: str, told: str, tmp_path: Path
+) -> None:
+    made = settings(tmp_path, folder=tmp_path, activation_checkpointing=asked)
+    made = replace(made, bytes_by_checkpointing={key: int(value * 1e9) for key, value in needed.items()})
+    found, words = made.settle_checkpointing(None if gigabytes is None else int(gigabytes * 1e9))
+    assert (found.trainer.activation_checkpointing, found.trainer.iterations) == (
+        kind,
+        made.trainer.iterations,
+    )
+    assert words.startswith(kind)
+    assert told in words
+
+
+def test_copies_take_what_they_hold_and_stay_from_one_time_to_the_next() -> None:
+    """Of PyTorch's page-locked memory each would have been a power of two."""
+    tensors, offload = [torch.arange(1000.0), torch.ones(7), torch.zeros(0)], Offload()
+    offload.release(tensors)
+    assert [tensor.untyped_storage().nbytes() for tensor in tensors] == [0, 0, 0]
+    (first,) = offload._segments
+    assert first.nbytes == 64 + 4032 + 64
+    offload.restore()
+    tensors.append(torch.full((5,), 2.0))  # an optimizer's moments come later
+    for _ in range(2):
+        offload.release(tensors)
+        offload.restore()
+    assert [segment.nbytes for segment in offload._segments] == [first.nbytes, 64 + 64]
+    assert tensors[0].tolist() == list(range(1000))
+    assert [tensor.tolist() for tensor in tensors[1:]] == [[1.0] * 7, [], [2.0] * 5]
 
 
 def test_room_for_what_was_away_is_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -14,7 +14,7 @@ from missing import missing
 from torch import Tensor
 from trainer_ranks import alone, assert_close, batch, copied, settings
 
-from rl_bridge.errors import NonFiniteLossError
+from rl_bridge.errors import NonFiniteLossError, TrainingError
 
 pytestmark = pytest.mark.heavy
 
@@ -311,6 +311,19 @@ def test_activation_checkpointing_is_of_policy_and_critic_and_changes_nothing_el
     resumed = make_trainer(folder=tmp_path / "full", algorithm="ppo")
     assert resumed.resume().version == 1
     assert resumed.step(batch(1)) == pytest.approx(kept.step(batch(1)), rel=1e-5)
+
+
+def test_memory_that_is_too_small_ends_the_run_and_is_told_with_the_cure(
+    make_trainer: MakeTrainer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fails(*_: Any, **__: Any) -> float:
+        raise torch.OutOfMemoryError("none left")
+
+    trainer = make_trainer()
+    assert trainer.checkpointing == "none"
+    monkeypatch.setattr(trainer._policy, "accumulate", fails)
+    with pytest.raises(TrainingError, match=r"activation_checkpointing none; resume with full.*none left"):
+        trainer.step(batch(0))
 
 
 @pytest.mark.soak

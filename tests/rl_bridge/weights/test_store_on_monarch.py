@@ -1,5 +1,6 @@
 """The store between real processes of a run, of which some are killed."""
 
+import asyncio
 import importlib.util
 import os
 import time
@@ -15,6 +16,7 @@ from rl_bridge.errors import ReplicaLostError, RoleError, SnapshotOverwrittenErr
 
 if TYPE_CHECKING:
     from rl_bridge.services.fleet import Fleet
+    from rl_bridge.weights.directory import WeightDirectory
 
 pytestmark = [pytest.mark.heavy, pytest.mark.timeout(300)]
 
@@ -116,22 +118,74 @@ async def test_a_publisher_killed_while_it_writes_and_its_successor(fleet: "Flee
         await store.get(2)
 
 
+class Volumes:
+    """Stands for a volume and its client."""
+
+    def __init__(self) -> None:
+        self.held: dict[str, torch.Tensor] = {}
+        self.broken = False
+        self.late: asyncio.Event | None = None
+
+    async def client(self) -> "Volumes":
+        return self
+
+    async def put(self, name: str, data: torch.Tensor) -> None:
+        data, late, self.late = data.clone(), self.late, None
+        if late is not None:
+            await late.wait()
+        self.held[name] = data
+        if self.broken:
+            raise RuntimeError("it was too slow")
+
+    async def get(self, name: str) -> torch.Tensor:
+        return self.held[name].clone()
+
+
+@IN_A_VOLUME
+async def test_what_a_publisher_that_was_replaced_still_sends_is_never_taken_for_its_successor_s(
+    transport: str,
+) -> None:
+    from rl_bridge.weights import WeightStore
+    from rl_bridge.weights.directory import WeightDirectory
+
+    directory, volumes = WeightDirectory(), Volumes()
+
+    def life(name: str) -> WeightStore:
+        store = WeightStore(directory, transport="torchstore", volumes=volumes, timeout_s=SHORT_S)  # type: ignore[arg-type]
+        store._directory = Named(directory, name)  # type: ignore[assignment]
+        return store
+
+    before, after = life("first"), life("second")
+    volumes.late = late = asyncio.Event()
+    sending = asyncio.ensure_future(before.put(5, {"w": torch.full((3,), 1.0)}))
+    await asyncio.sleep(0.05)  # it is on its way
+    await after.put(5, {"w": torch.full((3,), 2.0)})
+    assert (await after.get(5))["w"].tolist() == [2.0] * 3
+    late.set()  # and arrives under the name that its successor has
+    with pytest.raises(WeightsError, match="replaced by a newer one"):
+        await sending
+    with pytest.raises(SnapshotOverwrittenError):
+        await after.get(5)
+    await after.put(6, {"w": torch.full((3,), 3.0)})
+    assert (await after.get(6))["w"].tolist() == [3.0] * 3
+
+
+class Named:
+    """The directory as the processes of one publisher's life see it."""
+
+    def __init__(self, directory: "WeightDirectory", name: str) -> None:
+        self._directory, self._name = directory, name
+
+    def group(self) -> str:
+        return self._name
+
+    def __getattr__(self, method: str) -> object:
+        return getattr(self._directory, method)
+
+
 @IN_A_VOLUME
 async def test_a_volume_holds_no_more_than_versions_and_what_failed_is_overwritten(transport: str) -> None:
-    from rl_bridge.weights.torch_store import VolumePublisher
-
-    class Volumes:
-        def __init__(self) -> None:
-            self.held: dict[str, torch.Tensor] = {}
-            self.broken = False
-
-        async def client(self) -> "Volumes":
-            return self
-
-        async def put(self, name: str, data: torch.Tensor) -> None:
-            self.held[name] = data
-            if self.broken:
-                raise RuntimeError("it was too slow")
+    from rl_bridge.weights.torch_store import VolumeAddress, VolumePublisher
 
     volumes = Volumes()
     replaced: list[object] = []
@@ -139,7 +193,9 @@ async def test_a_volume_holds_no_more_than_versions_and_what_failed_is_overwritt
     async def publish(publisher: VolumePublisher, key: int | str) -> str:
         async with publisher.reserve(key, 0, 8) as room:
             replaced.append(room.replaces)
-            return str(await room.publish({}))
+            address = await room.publish({})
+            assert isinstance(address, VolumeAddress)
+            return address.name
 
     first, successor = (VolumePublisher(volumes, depth=2, timeout_s=SHORT_S) for _ in range(2))  # type: ignore[arg-type]  # a part
     names = [await publish(first, version) for version in (1, 2)]
