@@ -574,9 +574,8 @@ class FrameDialect:
             request: What has been read from it.
             began: When it came, by `perf_counter`, where calls are timed; by default now.
             traceparent: The client's span that it belongs to, if it says so.
-            here: Nobody else may ask the session, which is not over, and its environment never waits; or this runs
-                outside of a task.
-            resume: Resumes it there, once the environment's method has ended in a thread.
+            here: Nobody else may ask the session, which is not over, and whose time the caller looks at.
+            resume: Where this runs outside of a task: resumes a step, once that has ended in its thread.
 
         Raises:
             RefusalError: The session is over.
@@ -609,7 +608,7 @@ class FrameDialect:
                 asking = (
                     session.runner.step(request, resume=resume)
                     if here
-                    else session.run(EnvironmentRunner.step, request)
+                    else session.run(EnvironmentRunner.step, request, resume=resume)
                 )
                 observation = await asking
             reply = replies.encode_observation(observation)
