@@ -28,15 +28,7 @@ from openenv_core.protocol.errors import (
 )
 from openenv_core.protocol.jsonio import dumps
 from openenv_core.protocol.replies import encode_error
-from openenv_core.protocol.requests import (
-    Close,
-    Mcp,
-    NumberedFrame,
-    ReadState,
-    RequestDecoder,
-    RequestHead,
-    Reset,
-)
+from openenv_core.protocol.requests import Close, Mcp, NumberedFrame, RequestDecoder, RequestHead
 from openenv_core.watchdog import Watchdog
 from servers.execution import CLOSE_TIMEOUT_S, FATAL, begin_here, keep
 from servers.metrics import size_of
@@ -309,14 +301,10 @@ class Link:
         request = self._enter(LinkRequest(head, asked, arrays, frame, began, answering=answering))
         request.begun = answering is not None
         socket.busy = True
-        if (
-            member is not None
-            and member.session.runner.in_thread
-            and not isinstance(asked, Reset | ReadState)
-        ):
-            request.resume = partial(self._go_on, request)
-        if asked is None or request.resume is not None:
-            request.rest = begin_here(self._answer(request))
+        in_thread = member is not None and member.session.runner.in_thread
+        resume = partial(self._go_on, request) if in_thread else None
+        if asked is None or resume is not None:
+            request.rest = begin_here(self._answer(request, resume))
             if request.rest is None or request.asks is not None:
                 return True  # it is answered, or waits for its thread
         self._begin(request)
@@ -332,7 +320,7 @@ class Link:
         return request
 
     def _go_on(self, request: LinkRequest, _: Outcome) -> None:
-        """Go on with a step that has ended in its thread."""
+        """Go on with a request whose call has ended in its thread."""
         if request.task is None:  # else it is being cancelled
             assert request.rest is not None
             request.rest = begin_here(request.rest)
@@ -358,14 +346,15 @@ class Link:
         task.cancel()
         return task
 
-    async def _answer(self, request: LinkRequest) -> None:
+    async def _answer(self, request: LinkRequest, resume: Callable[[Outcome], None] | None = None) -> None:
+        """Answer a request. Where this runs outside of a task, `resume` resumes it when its thread has ended."""
         head = request.head
         request.started = True
         try:
             if request.refusal is not None:
                 raise request.refusal
             if request.parsed is not None:
-                await self._ask_one(request)
+                await self._ask_one(request, resume)
             elif isinstance(head, wire.OpenRequest):
                 await self._open(head)
             elif isinstance(head, wire.ForkRequest | wire.SnapshotRequest | wire.CloseRequest):
@@ -406,7 +395,7 @@ class Link:
         if not request.expired:
             self.put(self._links.refusal(refusal, request.head.id, request.parsed is not None))
 
-    async def _ask_one(self, request: LinkRequest) -> None:
+    async def _ask_one(self, request: LinkRequest, resume: Callable[[Outcome], None] | None) -> None:
         head = request.head
         assert isinstance(head, NumberedFrame)
         member = self.batch.members.get(head.member) or self._members([head.member])[0]  # which tells why not
@@ -418,7 +407,7 @@ class Link:
             asked = request.frame, request.parsed, request.came, head.traceparent
             try:
                 reply = await (
-                    single.answer(member.session, *asked, resume=request.resume)
+                    single.answer(member.session, *asked, resume=resume)
                     if request.answering is None
                     else asyncio.create_task(request.answering)
                 )

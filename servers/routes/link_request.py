@@ -1,7 +1,7 @@
 """One request of a link, while it is under way; and the id of what could not be read as one."""
 
 import asyncio
-from collections.abc import Callable, Coroutine
+from collections.abc import Coroutine
 from dataclasses import dataclass
 from typing import Any
 
@@ -10,7 +10,6 @@ from openenv_core.protocol.batch import Array, FrameError
 from openenv_core.protocol.errors import RefusalError
 from openenv_core.protocol.requests import RequestHead
 from servers.sessions.batch import BatchRound, Member
-from servers.threads import Outcome
 
 
 def numbered(request_id: int, reply: str) -> str:
@@ -34,8 +33,7 @@ class LinkRequest:
         asks: The session that it is asking.
         expired: It has been answered, because its time is over.
         answering: Goes on with its answer, where that was begun.
-        resume: Called once its step has ended, where that runs in a thread and no task waits for it.
-        rest: What is left to do then.
+        rest: What is left to do of it, where that waits for a thread and not in a task.
         round: Its calls, where it is about many sessions.
         task: What it runs in, once it does.
         timer: Of its deadline.
@@ -52,7 +50,6 @@ class LinkRequest:
     asks: Member | None = None
     expired: bool = False
     answering: Coroutine[Any, Any, str | None] | None = None
-    resume: Callable[[Outcome], None] | None = None
     rest: Coroutine[Any, Any, None] | None = None
     round: BatchRound | None = None
     task: asyncio.Task[None] | None = None
