@@ -239,10 +239,16 @@ class EnvironmentRunner:
         self._late: ThreadCall | None = None
         self._closing: asyncio.Task[None] | None = None
 
-    async def reset(self, options: Mapping[str, Any], *, here: bool = False) -> Observation:
-        """Start an episode with the options that the environment takes; `here`: where this is called."""
+    async def reset(
+        self,
+        options: Mapping[str, Any],
+        *,
+        here: bool = False,
+        resume: Callable[[Outcome], None] | None = None,
+    ) -> Observation:
+        """Start an episode with the options that the environment takes; `here` and `resume`: as of `_run`."""
         return await self._run(  # type: ignore[no-any-return]
-            self._reset, options=self.plan.reset_options.accept(options), here=here
+            self._reset, options=self.plan.reset_options.accept(options), here=here, resume=resume
         )
 
     def step_here(self, action: Action) -> Observation | Coroutine[Any, Any, Observation]:
@@ -271,9 +277,11 @@ class EnvironmentRunner:
             resume=resume,
         )
 
-    async def state(self, *, here: bool = False) -> State:
-        """Read the environment's state; `here`: where this is called."""
-        return await self._run(lambda: self.environment.state, here=here)  # type: ignore[no-any-return]
+    async def state(self, *, here: bool = False, resume: Callable[[Outcome], None] | None = None) -> State:
+        """Read the environment's state; `here` and `resume`: as of `_run`."""
+        return await self._run(  # type: ignore[no-any-return]
+            lambda: self.environment.state, here=here, resume=resume
+        )
 
     async def call(self, name: str, *args: Any, unclaimed: Callable[[Any], None] | None = None) -> Any:
         """Run another method of the environment's.

@@ -1,7 +1,6 @@
 """As much of the WebSocket framing as the driver needs."""
 
 import zlib
-from itertools import cycle
 from typing import Final
 
 TEXT: Final = 0x81
@@ -23,7 +22,9 @@ def masked(payload: bytes, opcode: int = TEXT) -> bytes:
     """
     size = len(payload)
     length = bytes([0x80 | size]) if size < 126 else bytes([0xFE]) + size.to_bytes(2, "big")
-    body = bytes(a ^ b for a, b in zip(payload, cycle(_KEY), strict=False))
+    key = (_KEY * (size // len(_KEY) + 1))[:size]
+    # As one number: frames with ids are masked between two steps, and the driver is to be as quick with them.
+    body = (int.from_bytes(payload) ^ int.from_bytes(key)).to_bytes(size)
     return bytes([opcode]) + length + _KEY + body
 
 

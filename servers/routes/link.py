@@ -47,6 +47,7 @@ from servers.routes.websocket import (
 from servers.security import owner_of
 from servers.sessions import SessionBusyError, SessionTable, UnknownSessionError
 from servers.sessions.batch import BatchRound, Member, SessionBatch
+from servers.threads import Outcome
 
 logger = logging.getLogger("servers")
 
@@ -108,6 +109,7 @@ class Link:
         self._opening = 0  # sessions
         self._deferred: deque[LinkRequest] = deque()
         self._timer: asyncio.TimerHandle | None = None
+        self._progress: asyncio.Future[None] | None = None  # awaited by who waits for an answer
 
     @property
     def living(self) -> int:
@@ -189,13 +191,10 @@ class Link:
         self._let_go(None)
         if self._timer is not None:
             self._timer.cancel()
-        tasks = [request.task for request in self.running if request.task is not None]
         for request in self.running:
             if request.timer is not None:
                 request.timer.cancel()
-        for task in tasks:
-            task.cancel()
-        if tasks:
+        if tasks := [self._cancel_task(request) for request in self.running if request.task or request.rest]:
             await asyncio.wait(tasks, timeout=CLOSE_TIMEOUT_S)
         self._stop_watching(self.batch.members.values())
         try:
@@ -242,15 +241,7 @@ class Link:
             self.put(self._links.refusal(refusal, request_id, single))
             await self._flushed()
             return
-        request = LinkRequest(head, parsed, arrays, frame, began)
-        self.running.add(request)
-        if head.deadline_s is not None:
-            text = (
-                f"the request had not begun within its deadline of {head.deadline_s:g} s; it was not executed"
-            )
-            request.timer = asyncio.get_running_loop().call_later(
-                head.deadline_s, self._give_up, request, RefusalError(NOT_EXECUTED, text)
-            )
+        request = self._enter(LinkRequest(head, parsed, arrays, frame, began))
         if isinstance(head, wire.OpenRequest):
             self._opening += head.count
         elif self._opening:
@@ -267,61 +258,74 @@ class Link:
             self._begin(request)
 
     def answer_here(self, frame: str | bytes) -> bool:
-        """Answer a request where it has been read, as far as nothing has to be waited for; return whether it is taken.
+        """Begin to answer a request where it has been read, if nothing else is under way; return whether it is taken.
 
-        It is about one session, whose environment never waits, or a step of many, and nothing else is under way.
+        What waits for nothing is answered then, and what waits for a thread as soon as that has ended; for the rest
+        there is a task.
         """
         socket = self.conversation
         if self.running or socket is None or socket.sending is not None or socket.leaving or socket.over:
             return False
-        counts, began = None, 0.0
-        if self._metrics.enabled:
-            counts, began = self._metrics.counts, perf_counter()
-        if not isinstance(frame, str):
-            return self._step_here(frame, socket, began)
+        began = perf_counter() if self._metrics.enabled else 0.0
+        head: RequestHead
+        arrays: list[Array] = []
         try:
-            head, asked = self._links.decoder.numbered_frame(frame)
+            if isinstance(frame, str):
+                head, asked = self._links.decoder.numbered_frame(frame)
+            else:
+                head, asked, arrays = self._links.read(frame)
+                if not isinstance(head, wire.StepRequest):
+                    return False
         except FATAL:  # a validator of the author's may raise anything
             return False  # it is read again, and refused, in its turn
-        if head.id <= self.taken or head.traceparent is not None or isinstance(asked, Mcp | Close):
-            return False
-        member = self.batch.members.get(head.member)
-        if member is None or member.session.over or member.session.shared:
+        if head.id <= self.taken:
             return False
         self.taken = head.id
         if head.read is not None:
             self.forget(head.read)
-        if counts is not None:  # `count_received`, without its call
-            counts.received += len(frame) if frame.isascii() else size_of(frame)
-        reply = begin_here(self._links.single.answer(member.session, frame, asked, began, here=True))
-        if isinstance(reply, str):
-            self.put(numbered(head.id, reply))
-        else:  # the environment waits all the same
-            request = LinkRequest(head, asked, [], frame, began, begun=True, answering=reply)
-            self.running.add(request)
-            socket.busy = True
-            self._begin(request)
+        if began:  # `count_received`, without its call
+            self._metrics.counts.received += len(frame) if frame.isascii() else size_of(frame)
+        member = answering = None
+        if (
+            isinstance(head, NumberedFrame)
+            and head.traceparent is None
+            and not isinstance(asked, Mcp | Close)
+        ):
+            member = self.batch.alone(head.member)
+        if member is not None and self._inline:
+            answering = begin_here(self._links.single.answer(member.session, frame, asked, began, here=True))
+            if isinstance(answering, str):
+                self.put(numbered(head.id, answering))
+                return True
+        # An environment that promises not to wait may do so all the same.
+        request = self._enter(LinkRequest(head, asked, arrays, frame, began, answering=answering))
+        request.begun = answering is not None
+        socket.busy = True
+        in_thread = member is not None and member.session.runner.in_thread
+        resume = partial(self._go_on, request) if in_thread else None
+        if asked is None or resume is not None:
+            request.rest = begin_here(self._answer(request, resume))
+            if request.rest is None or request.asks is not None:
+                return True  # it is answered, or waits for its thread
+        self._begin(request)
         return True
 
-    def _step_here(self, frame: bytes, socket: "LinkConversation", began: float) -> bool:
-        """Answer a step of many, or begin to; return whether it is one."""
-        try:
-            head, _, arrays = self._links.read(frame)
-        except RefusalError:
-            return False  # it is read again, and refused, in its turn
-        if not isinstance(head, wire.StepRequest) or head.id <= self.taken or head.deadline_s is not None:
-            return False
-        self.taken = head.id
-        if head.read is not None:
-            self.forget(head.read)
-        if began:
-            self._metrics.count_received(frame)
-        request = LinkRequest(head, None, arrays, frame, began)
+    def _enter(self, request: LinkRequest) -> LinkRequest:
+        """Note that a request is under way."""
         self.running.add(request)
-        socket.busy = True
-        if (rest := begin_here(self._answer(request))) is not None:
-            request.task = keep(asyncio.create_task(rest))
-        return True
+        if (limit_s := request.head.deadline_s) is not None:
+            text = f"the request had not begun within its deadline of {limit_s:g} s; it was not executed"
+            refusal = RefusalError(NOT_EXECUTED, text)
+            request.timer = asyncio.get_running_loop().call_later(limit_s, self._give_up, request, refusal)
+        return request
+
+    def _go_on(self, request: LinkRequest, _: Outcome) -> None:
+        """Go on with a request whose call has ended in its thread."""
+        if request.task is None:  # else it is being cancelled
+            assert request.rest is not None
+            request.rest = begin_here(request.rest)
+            if request.rest is not None:
+                self._begin(request)
 
     def _resume(self, head: wire.ResumeRequest) -> None:
         """Hand the socket over to the link that it is to speak for."""
@@ -332,17 +336,25 @@ class Link:
         conversation.resume(link, head)
 
     def _begin(self, request: LinkRequest) -> asyncio.Task[None]:
-        request.task = keep(asyncio.create_task(self._answer(request)))
+        """Answer a request in a task, or go on with that there."""
+        request.task = keep(asyncio.create_task(request.rest or self._answer(request)))
         return request.task
 
-    async def _answer(self, request: LinkRequest) -> None:
+    def _cancel_task(self, request: LinkRequest) -> asyncio.Task[None]:
+        """Cancel what has begun of a request; where it waits for a thread, its end comes in a task."""
+        task = request.task or self._begin(request)
+        task.cancel()
+        return task
+
+    async def _answer(self, request: LinkRequest, resume: Callable[[Outcome], None] | None = None) -> None:
+        """Answer a request. Where this runs outside of a task, `resume` resumes it when its thread has ended."""
         head = request.head
         request.started = True
         try:
             if request.refusal is not None:
                 raise request.refusal
             if request.parsed is not None:
-                await self._ask_one(request)
+                await self._ask_one(request, resume)
             elif isinstance(head, wire.OpenRequest):
                 await self._open(head)
             elif isinstance(head, wire.ForkRequest | wire.SnapshotRequest | wire.CloseRequest):
@@ -374,6 +386,8 @@ class Link:
                 await self._flushed()
             finally:
                 self.running.discard(request)
+                if self._progress is not None and not self._progress.done():
+                    self._progress.set_result(None)
                 if self.conversation is not None:
                     self.conversation.note(bool(self.running))
 
@@ -381,19 +395,22 @@ class Link:
         if not request.expired:
             self.put(self._links.refusal(refusal, request.head.id, request.parsed is not None))
 
-    async def _ask_one(self, request: LinkRequest) -> None:
+    async def _ask_one(self, request: LinkRequest, resume: Callable[[Outcome], None] | None) -> None:
         head = request.head
         assert isinstance(head, NumberedFrame)
-        (member,) = self._members([head.member])
+        member = self.batch.members.get(head.member) or self._members([head.member])[0]  # which tells why not
         async with member.turn:
             if member.busy:
                 raise SessionBusyError(1)
             request.begun, request.asks = True, member
             single = self._links.single
             asked = request.frame, request.parsed, request.came, head.traceparent
-            begun = request.answering
             try:
-                reply = await (asyncio.create_task(begun) if begun else single.answer(member.session, *asked))
+                reply = await (
+                    single.answer(member.session, *asked, resume=resume)
+                    if request.answering is None
+                    else asyncio.create_task(request.answering)
+                )
             finally:
                 request.asks = None
         if reply is None:
@@ -486,11 +503,10 @@ class Link:
             if isinstance(request.head, NumberedFrame) and request.head.member == member.number:
                 self._give_up(request, gone)  # if it has not begun
             if request.asks is member:
-                assert request.task is not None
                 self._refuse(request, refusal)
                 request.expired = True
-                request.task.add_done_callback(lambda _: self._sessions.drop(member.session))
-                request.task.cancel()
+                task = self._cancel_task(request)
+                task.add_done_callback(lambda _: self._sessions.drop(member.session))
 
     def _check_count(self, more: int) -> None:
         if self.living + self._opening + more > wire.MAX_MEMBERS:
@@ -540,8 +556,9 @@ class Link:
 
     async def progress(self) -> None:
         """Wait until one of the requests under way is answered."""
-        tasks = [request.task for request in self.running if request.task is not None]
-        await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+        if self._progress is None or self._progress.done():
+            self._progress = asyncio.get_running_loop().create_future()
+        await asyncio.wait([self._progress])
 
     async def _flushed(self) -> None:
         """Wait until a client that is there has been sent everything."""
@@ -678,8 +695,8 @@ class LinkConversation(Conversation):
                 frame = await self._next_frame()
                 self.busy = True
                 await self._link.take(frame)
-            while tasks := [request.task for request in self._link.running if request.task is not None]:
-                await asyncio.wait(tasks)
+            while self._link.running:
+                await self._link.progress()
             return GOING_AWAY
         finally:
             unopened.cancel()
@@ -693,7 +710,7 @@ class LinkConversation(Conversation):
                     await asyncio.shield(keep(asyncio.create_task(link.close())))
 
     def _listen(self) -> None:
-        if self._lane is not None and self._sessions.inline:
+        if self._lane is not None:
             self._lane.on_frame = self._link.answer_here
 
     def resume(self, link: Link, request: wire.ResumeRequest) -> None:

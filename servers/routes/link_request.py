@@ -33,6 +33,7 @@ class LinkRequest:
         asks: The session that it is asking.
         expired: It has been answered, because its time is over.
         answering: Goes on with its answer, where that was begun.
+        rest: What is left to do of it, where that waits for a thread and not in a task.
         round: Its calls, where it is about many sessions.
         task: What it runs in, once it does.
         timer: Of its deadline.
@@ -49,6 +50,7 @@ class LinkRequest:
     asks: Member | None = None
     expired: bool = False
     answering: Coroutine[Any, Any, str | None] | None = None
+    rest: Coroutine[Any, Any, None] | None = None
     round: BatchRound | None = None
     task: asyncio.Task[None] | None = None
     timer: asyncio.TimerHandle | None = None

@@ -574,9 +574,8 @@ class FrameDialect:
             request: What has been read from it.
             began: When it came, by `perf_counter`, where calls are timed; by default now.
             traceparent: The client's span that it belongs to, if it says so.
-            here: Nobody else may ask the session, which is not over, and its environment never waits; or this runs
-                outside of a task.
-            resume: Resumes it there, once the environment's method has ended in a thread.
+            here: Nobody else may ask the session, which is not over, and whose time the caller looks at.
+            resume: Where this runs outside of a task: resumes it, once the environment's method has ended in a thread.
 
         Raises:
             RefusalError: The session is over.
@@ -597,9 +596,9 @@ class FrameDialect:
             calls = self._steps
             if kind is Reset:
                 calls = self._resets
-                observation = await session.run(EnvironmentRunner.reset, request.options)
+                observation = await session.run(EnvironmentRunner.reset, request.options, resume=resume)
             elif kind is ReadState:
-                return replies.encode_state(await session.run(EnvironmentRunner.state))
+                return replies.encode_state(await session.run(EnvironmentRunner.state, resume=resume))
             elif kind is Close:
                 return None
             elif kind is Mcp:
@@ -609,7 +608,7 @@ class FrameDialect:
                 asking = (
                     session.runner.step(request, resume=resume)
                     if here
-                    else session.run(EnvironmentRunner.step, request)
+                    else session.run(EnvironmentRunner.step, request, resume=resume)
                 )
                 observation = await asking
             reply = replies.encode_observation(observation)
@@ -642,9 +641,7 @@ class FrameDialect:
             request = self._decoder.frame(text)
         except FATAL:  # a validator of the author's may raise anything
             return None  # it is read again, and refused, in its turn
-        if isinstance(request, Close | Mcp) or (
-            resume is not None and isinstance(request, Reset | ReadState)
-        ):
+        if isinstance(request, Close | Mcp):
             return None
         return begin_here(self.answer(session, text, request, here=True, resume=resume))
 

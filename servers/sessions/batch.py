@@ -217,6 +217,11 @@ class SessionBatch:
         self.members.update((member.number, member) for member in members)
         return members
 
+    def alone(self, number: int) -> Member | None:
+        """Return a member whose session has not ended and is asked by nobody else; None where that is not so."""
+        member = self.members.get(number)
+        return None if member is None or member.session.shared or member.session.over else member
+
     async def close(self) -> None:
         """End them all. Whoever waits may be cancelled: it goes on."""
         own = [member.session for member in self.members.values() if not member.session.standing]
