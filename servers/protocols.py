@@ -216,6 +216,7 @@ _OVERRIDDEN: Final = (
     "handle_connect",
     "handle_cont",
     "handle_ping",
+    "handle_pong",
     "send_receive_event_to_app",
     "resume_writing",
 )
@@ -255,16 +256,22 @@ SAFE: Final = _is_safe()
 """Whether the lane is taken at all."""
 
 
+_SPELL: Final = 16
+"""Events of one connection that the application takes before others have their turn."""
+
+
 class _ReceiveQueue:
     """What the application has yet to receive: a few hundred bytes where asyncio's queue takes some thousand.
 
-    How many events there can be is bounded by the protocol, which stops reading.
+    How many events there can be is bounded by the protocol, which stops reading. One read may bring thousands of small
+    frames; an application that waits for nothing else would take them all in one turn of the loop.
     """
 
-    __slots__ = ("_events", "waiter")
+    __slots__ = ("_events", "_taken", "waiter")
 
     def __init__(self) -> None:
         self._events: list[Any] = []
+        self._taken = 0  # since others have had their turn
         self.waiter: asyncio.Future[None] | None = None
 
     def put_nowait(self, event: Any) -> None:
@@ -274,13 +281,22 @@ class _ReceiveQueue:
 
     async def get(self) -> Any:
         """Wait for the next event; for one caller at a time."""
+        self._taken += 1
+        if self._taken > _SPELL:
+            self._taken = 1
+            await asyncio.sleep(0)
         while not self._events:
+            self._taken = 1
             self.waiter = asyncio.get_running_loop().create_future()
             await self.waiter
         return self._events.pop(0)
 
     def empty(self) -> bool:
         return not self._events
+
+
+MAX_CONTROL_FRAMES: Final = 256
+"""Pings and pongs that one read may bring; whoever sends more only keeps the server busy."""
 
 
 _GATHERED_BYTES: Final = 16 * 1024
@@ -346,6 +362,7 @@ class SocketProtocol(_Watched, WebSocketsSansIOProtocol):
     _message: bytearray | None = None
     _plain: bool = False
     _between_frames: bool = False
+    _control_frames: int = 0
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
@@ -373,6 +390,7 @@ class SocketProtocol(_Watched, WebSocketsSansIOProtocol):
                 self.queue.put_nowait({"type": "websocket.receive", kind: frame})  # type: ignore[arg-type]
             return
         self._between_frames = False
+        self._control_frames = 0
         super().data_received(data)
         if not self.handshake_initiated:
             # The whole head was there, and the WebSocket library did not like it; its answer waits to be sent.
@@ -487,10 +505,24 @@ class SocketProtocol(_Watched, WebSocketsSansIOProtocol):
 
     def handle_ping(self) -> None:
         """Answer, or, where the client does not read, keep the last answer only, as the standard allows."""
+        if self._is_flooded():
+            return
         if self.writable.is_set():
             super().handle_ping()
         else:
             self._pong = b"".join(self.conn.data_to_send())
+
+    def handle_pong(self, event: Frame) -> None:
+        """Note that the client is there."""
+        if not self._is_flooded():
+            super().handle_pong(event)
+
+    def _is_flooded(self) -> bool:
+        """Count a ping or a pong; drop the connection that brings too many at once."""
+        self._control_frames += 1
+        if self._control_frames == MAX_CONTROL_FRAMES + 1:
+            self.transport.abort()
+        return self._control_frames > MAX_CONTROL_FRAMES
 
     def resume_writing(self) -> None:
         """All is sent."""

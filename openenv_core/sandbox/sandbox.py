@@ -158,27 +158,31 @@ class Sandbox:
         await self.close()
 
     async def _fork_interpreter(self, limits: Limits, *, snapshot: bool) -> tuple[Worker, Workspace]:
-        zygote = await self._living_zygote()
-        slot, uid = self._users.take()
-        # Not with the session: branches of it are the same user, and may live on.
-        give_back = partial(self._users.give, slot)
         try:
-            return await zygote.fork_interpreter(
-                limits,
-                uid,
-                snapshot=snapshot,
-                scratch=self._scratch,
-                cgroups=self._cgroups,
-                removed=give_back,
-                timeout_s=self._config.start_timeout_s,
-            )
-        except BaseException as error:
-            give_back()
-            if self._closed and isinstance(error, OSError):  # the folder of all sessions has gone with it
+            zygote = await self._living_zygote()
+            slot, uid = self._users.take()
+            # Not with the session: branches of it are the same user, and may live on. Once: it is soon somebody else's.
+            lease = contextlib.ExitStack()
+            lease.callback(self._users.give, slot)
+            try:
+                return await zygote.fork_interpreter(
+                    limits,
+                    uid,
+                    snapshot=snapshot,
+                    scratch=self._scratch,
+                    cgroups=self._cgroups,
+                    removed=lease.close,
+                    timeout_s=self._config.start_timeout_s,
+                )
+            except BaseException:
+                lease.close()
+                raise
+        except OSError as error:  # no process, descriptor or room on the disk
+            if self._closed:  # the folder of all sessions has gone with it
                 raise SandboxClosedError(
                     "expected an open sandbox, got one that was closed meanwhile"
                 ) from error
-            raise
+            raise SandboxUnavailableError(f"expected an interpreter, got none: {error}") from error
 
     async def _living_zygote(self) -> Zygote:
         async with self._booting:

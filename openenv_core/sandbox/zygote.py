@@ -12,8 +12,9 @@ import sys
 import tempfile
 from collections.abc import Callable
 from dataclasses import asdict
+from functools import partial
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, TypeVar
 
 from openenv_core.errors import ConfigurationError
 from openenv_core.sandbox.answers import ZYGOTE_ENDED, Exit
@@ -30,6 +31,8 @@ from openenv_core.sandbox.processes import (
 )
 from openenv_core.sandbox.worker import Worker
 from openenv_core.sandbox.workspace import Scratch, Workspace
+
+T = TypeVar("T")
 
 _BOOT: Final = Path(__file__).parent / "inside" / "boot.py"
 _MESSAGE_BYTES: Final = 1 << 16
@@ -100,6 +103,11 @@ class Zygote:
                 # A terminal's Ctrl-C is for the server, which ends the zygote in order.
                 start_new_session=True,
             )
+        except OSError as error:
+            await self.close()
+            raise SandboxUnavailableError(
+                f"expected a process to fork interpreters from, got none: {error}"
+            ) from None
         finally:
             self._inner.close()
         self._channel.setblocking(False)
@@ -148,13 +156,13 @@ class Zygote:
         async with contextlib.AsyncExitStack() as undo:
             path = None
             if scratch is not None:
-                folder, path = await asyncio.to_thread(scratch.make, owner)
+                folder, path = await _in_thread(partial(scratch.make, owner), _drop_folder)
                 place = Workspace(folder, limits, owner, bounded=False, path=path, removed=removed)
                 undo.push_async_callback(place.close)
             # What one process may have is bounded without; what it and its children have together is not.
             cgroup, doors = None, list[int]()
             if cgroups is not None and forks:
-                cgroup, doors = await asyncio.to_thread(_make_cgroup, cgroups, limits)
+                cgroup, doors = await _in_thread(partial(_make_cgroup, cgroups, limits), _drop_cgroup)
             tree, connections = ProcessTree(exited, cgroup), Connections()
             # The connections are closed first: whoever is not known yet ends by that.
             undo.push_async_callback(tree.close)
@@ -213,6 +221,7 @@ class Zygote:
     async def close(self) -> None:
         """End it, and all interpreters with it. Idempotent."""
         if self._process is None:
+            self.ended = True
             self._channel.close()
             self._log.close()
             return
@@ -310,6 +319,30 @@ def _refusal(message: dict[str, str]) -> Exception:
             "install it beside this Python, or leave it out"
         )
     return SandboxUnavailableError(message["refused"])
+
+
+async def _in_thread(make: Callable[[], T], drop: Callable[[T], None]) -> T:
+    """Make something in a thread; drop it where whoever waits is cancelled meanwhile."""
+    making = asyncio.ensure_future(asyncio.to_thread(make))
+    try:
+        return await asyncio.shield(making)
+    except asyncio.CancelledError:
+        making.add_done_callback(lambda made: made.cancelled() or made.exception() or drop(made.result()))
+        raise
+
+
+def _drop_folder(made: tuple[int, str]) -> None:
+    folder, path = made
+    os.close(folder)
+    with contextlib.suppress(OSError):  # all of them went before
+        os.rmdir(path)
+
+
+def _drop_cgroup(made: tuple[Cgroup, list[int]]) -> None:
+    cgroup, doors = made
+    for door in doors:
+        os.close(door)
+    cgroup.remove()
 
 
 def _make_cgroup(maker: CgroupMaker, limits: Limits) -> tuple[Cgroup, list[int]]:

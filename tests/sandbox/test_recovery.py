@@ -2,10 +2,12 @@
 
 import asyncio
 import contextlib
+import errno
 import os
 import signal
 import socket
 import sys
+import threading
 import time
 from pathlib import Path
 from typing import Any
@@ -25,6 +27,7 @@ from openenv_core.sandbox import (
     SandboxUnavailableError,
 )
 from openenv_core.sandbox.worker import Worker
+from openenv_core.sandbox.workspace import Scratch
 from openenv_core.sandbox.zygote import Zygote
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
@@ -266,3 +269,94 @@ async def test_an_interpreter_that_comes_while_its_session_is_closed_is_given_ba
             await opening
         await closing
     assert given[0].control.fileno() == -1
+
+
+async def test_a_zygote_that_cannot_be_started_is_tried_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    config = SandboxConfig(strongest=Isolation.PROCESS, minimum=Isolation.PROCESS)
+
+    def refuse(*_: Any, **__: Any) -> None:
+        raise BlockingIOError(errno.EAGAIN, "no more processes")
+
+    async with Sandbox(config) as sandbox:
+        old = sandbox.zygote_pid
+        assert old is not None
+        os.kill(old, signal.SIGKILL)
+        await until(lambda: sandbox.zygote_pid is None)
+        with monkeypatch.context() as patched:
+            patched.setattr("openenv_core.sandbox.zygote.subprocess.Popen", refuse)
+            with pytest.raises(SandboxUnavailableError, match="no more processes"):
+                await sandbox.open()
+        session = await sandbox.open()
+        assert (await session.execute("1 + 1")).result == "2"
+
+
+class _NoZygote(Sandbox):
+    """Has no process to fork from; what it is asked for is refused by then at the latest."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._isolation = Isolation.PROCESS
+        self.zygote = Zygote({}, lambda: None)
+
+    async def _living_zygote(self) -> Zygote:
+        return self.zygote
+
+
+async def test_a_session_that_does_not_begin_gives_its_user_back_once(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    sandbox = _NoZygote()
+    users: list[int] = []
+    monkeypatch.setattr("openenv_core.sandbox.kernel.identity.session_uid", lambda slot: 70_000 + slot)
+
+    async def refuse(limits: Limits, uid: int, *, removed: Any, **_: Any) -> None:
+        removed()  # its files are gone; before its processes are, another session begins
+        users.extend((uid, sandbox._users.take()[0] + 70_000))
+        raise SandboxUnavailableError("not now")
+
+    monkeypatch.setattr(sandbox.zygote, "fork_interpreter", refuse)
+    with pytest.raises(SandboxUnavailableError):
+        await sandbox.open()
+    assert users[0] == users[1]
+    assert len(sandbox._users) == 1  # the other has it still
+    await sandbox.zygote.close()
+
+
+async def test_a_disk_that_is_full_is_the_infrastructures_fault(monkeypatch: pytest.MonkeyPatch) -> None:
+    sandbox = _NoZygote()
+
+    async def refuse(*_: Any, **__: Any) -> None:
+        raise OSError(errno.ENOSPC, "no space left")
+
+    monkeypatch.setattr(sandbox.zygote, "fork_interpreter", refuse)
+    with pytest.raises(SandboxUnavailableError, match="no space left"):
+        await sandbox.open()
+    await sandbox.zygote.close()
+
+
+async def test_a_folder_that_comes_when_nobody_waits_for_it_goes() -> None:
+    sandbox, scratch = _NoZygote(), Scratch()
+    made: list[tuple[int, str]] = []
+    making, may_go_on = threading.Event(), threading.Event()
+
+    class Slow(Scratch):
+        def __init__(self) -> None: ...
+
+        def make(self, owner: tuple[int, int] | None) -> tuple[int, str]:
+            making.set()
+            may_go_on.wait(DEADLINE_S)
+            made.append(scratch.make(None))
+            return made[0]
+
+    sandbox._scratch = Slow()
+    opening = asyncio.create_task(sandbox.open())
+    await until(making.is_set)
+    opening.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await opening
+    may_go_on.set()
+    await until(lambda: bool(made) and not os.path.exists(made[0][1]))
+    with pytest.raises(OSError, match="Bad file descriptor"):
+        os.fstat(made[0][0])
+    await sandbox.zygote.close()
+    scratch.close()

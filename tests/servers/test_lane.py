@@ -4,7 +4,7 @@ import asyncio
 import os
 import struct
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, MutableMapping
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from itertools import pairwise
 from typing import Any
 
@@ -100,6 +100,40 @@ async def test_any_size_is_echoed() -> None:
             for _ in range(2):
                 writer.write(frame(TEXT, text.encode()))
                 assert await read_frame(reader) == (TEXT, text.encode())
+
+
+async def test_many_frames_that_come_in_one_piece_leave_others_their_turn() -> None:
+    heard_before: list[int] = []
+
+    class Witness(Echo):
+        async def __call__(self, scope: MutableMapping[str, Any], receive: Receive, send: Send) -> None:
+            async def watched() -> MutableMapping[str, Any]:
+                if len(self.heard) == 1:
+                    asyncio.get_running_loop().call_soon(lambda: heard_before.append(len(self.heard)))
+                return await receive()
+
+            await super().__call__(scope, watched, send)
+
+    async with serving(Witness()) as address, opened(address) as (reader, writer):
+        writer.write(frame(TEXT, b"all at once") * 1000)
+        for _ in range(1000):
+            assert await read_frame(reader) == (TEXT, b"all at once")
+    assert heard_before[0] <= lane._SPELL
+
+
+@pytest.mark.parametrize("kind", [PING, PONG])
+async def test_who_sends_nothing_but_control_frames_is_dropped(kind: int) -> None:
+    async with serving(app()) as address:
+        async with opened(address) as (reader, writer):
+            writer.write(frame(kind, b"") * lane.MAX_CONTROL_FRAMES + frame(TEXT, b"still here"))
+            while (said := await read_frame(reader)) == (PONG, b""):
+                pass
+            assert said == (TEXT, b"still here")
+        async with opened(address) as (reader, writer):
+            writer.write(frame(kind, b"") * (lane.MAX_CONTROL_FRAMES + 1) + frame(TEXT, b"too much"))
+            with suppress(ConnectionError):
+                async with asyncio.timeout(PATIENCE_S):
+                    assert b"too much" not in await reader.read()
 
 
 MESSAGES = st.lists(
