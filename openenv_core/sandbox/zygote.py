@@ -327,7 +327,12 @@ async def _in_thread(make: Callable[[], T], drop: Callable[[T], None]) -> T:
     try:
         return await asyncio.shield(making)
     except asyncio.CancelledError:
-        making.add_done_callback(lambda made: made.cancelled() or made.exception() or drop(made.result()))
+
+        def drop_result(made: asyncio.Future[T]) -> None:
+            if not made.cancelled() and made.exception() is None:
+                drop(made.result())
+
+        making.add_done_callback(drop_result)
         raise
 
 
