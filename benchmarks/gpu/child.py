@@ -54,9 +54,9 @@ class Reporter:
             self.met = self.met and met
         self._write(row)
 
-    def end(self, status: str, why: str = "") -> None:
+    def end(self, status: str, reason: str = "") -> None:
         """Write the status of the check."""
-        self._write({"status": status, "why": why})
+        self._write({"status": status, "why": reason})
 
     def _write(self, row: dict[str, object]) -> None:
         with self.file.open("a", encoding="utf-8") as file:

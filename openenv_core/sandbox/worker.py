@@ -267,16 +267,16 @@ class Worker:
                     each.close()
         return born
 
-    def stop(self, why: str) -> None:
+    def stop(self, reason: str) -> None:
         """Interrupt what runs, and kill it if that does not help within the grace; else do nothing."""
         if self._answered is None or self._branching or self._why is not None or self._closed:
             return
-        if why == "timeout" and not self._answered.done():
+        if reason == "timeout" and not self._answered.done():
             # Where the loop was late the answer is there, and was not read yet.
             self._on_readable()
         if self._answered.done() or self._broken is not None:
             return
-        self._why = why
+        self._why = reason
         self.processes.interrupt()
         self._repeat_later()
         self._kill_later = self._loop.call_later(self._limits.grace_s, self._on_grace_over)

@@ -163,10 +163,12 @@ class VolumeReader:
                 names = [snapshot.contributions[rank].location for rank in needed]
                 fetched = await asyncio.gather(*(client.get(name) for name in names))
         except Exception as error:  # TorchStore raises nothing narrower
-            why = str(error)
+            reason = str(error)
             if isinstance(error, TimeoutError):
-                why = f"no end within {self._timeout_s:g} s; a slow network needs a higher trainer.timeout_s"
-            raise WeightsError(f"cannot fetch {key_text(snapshot.key)} from TorchStore: {why}") from error
+                reason = (
+                    f"no end within {self._timeout_s:g} s; a slow network needs a higher trainer.timeout_s"
+                )
+            raise WeightsError(f"cannot fetch {key_text(snapshot.key)} from TorchStore: {reason}") from error
         if not await self._directory.is_current(snapshot.key, snapshot.publication):
             raise overwritten(snapshot.key)
         yield dict(zip(needed, fetched, strict=True))

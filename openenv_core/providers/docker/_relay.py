@@ -252,10 +252,10 @@ class Mux(asyncio.Protocol):
             self.room.release()
         return known
 
-    def stop(self, why: MuxBrokenError) -> None:
+    def stop(self, reason: MuxBrokenError) -> None:
         """Close every stream, and the carrier."""
         if not self.ended.done():
-            self.ended.set_exception(why)
+            self.ended.set_exception(reason)
         for stream in list(self.streams.values()):
             self.forget(stream)
             if stream.transport is not None:
@@ -420,7 +420,7 @@ def main(arguments: list[str]) -> int:
                 asyncio.run(carry(address, request, listener, int(parent)))
                 return 0
             except (MuxBrokenError, *_wire.UNWELL) as error:
-                why = str(error) or type(error).__name__
+                reason = str(error) or type(error).__name__
                 away = isinstance(
                     error, (FileNotFoundError, ConnectionRefusedError)
                 )  # the engine does not run
@@ -428,11 +428,11 @@ def main(arguments: list[str]) -> int:
             if away:
                 # Containers may outlive a restart of their engine.
                 failures = min(failures, TRIES - 1)
-            if "executable file not found" in why:
-                why = "the image has no python3 in its PATH, which a container without a network needs"
+            if "executable file not found" in reason:
+                reason = "the image has no python3 in its PATH, which a container without a network needs"
                 failures = TRIES
             if failures >= TRIES or os.getppid() != int(parent):
-                print(why, file=sys.stderr)  # noqa: T201
+                print(reason, file=sys.stderr)  # noqa: T201
                 return 1
             if select.select([0], [], [], 0.05 * 2**failures)[0]:
                 return 0

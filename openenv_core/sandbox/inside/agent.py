@@ -559,10 +559,10 @@ class Agent:
                 self._become(folder, descriptors, copies)
             self._copies.append(process)
         except shutil.Error as error:
-            source, _, why = error.args[0][0]
+            source, _, reason = error.args[0][0]
             readable = os.access(source, os.R_OK, follow_symlinks=False)
             code = "resource_exhausted" if readable else "permission_denied"
-            raise _RefusedError(code, f"{source!r} was not copied: {why}"[:1000]) from None
+            raise _RefusedError(code, f"{source!r} was not copied: {reason}"[:1000]) from None
         finally:
             for each in descriptors or self._unused():
                 os.close(each)
