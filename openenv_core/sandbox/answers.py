@@ -191,7 +191,7 @@ def judge(
 
     Args:
         execution: What is known of it otherwise.
-        cause: The supervisor stopped it: "timeout", "interrupt", "output", "disk", or what the code has broken in words.
+        cause: Why the supervisor stopped it: "timeout", "interrupt", "output", "disk", or what the code broke in words.
         exit_: How the process ended; None where it lives.
         limits: Of the session.
         timeout_s: What it was given.
