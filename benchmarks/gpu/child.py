@@ -44,9 +44,9 @@ class Reporter:
     size: str
     met: bool = True
 
-    def record(self, what: str, value: float | str, unit: str = "", *, at_most: float | None = None) -> None:
+    def record(self, label: str, value: float | str, unit: str = "", *, at_most: float | None = None) -> None:
         """Write a result, and whether it is within its bound."""
-        row: dict[str, object] = {"what": what, "value": value, "unit": unit}
+        row: dict[str, object] = {"what": label, "value": value, "unit": unit}
         if at_most is not None:
             assert not isinstance(value, str)
             met = value <= at_most  # of what is no number False
