@@ -138,7 +138,7 @@ class ThreadCall:
             whoever is cancelled wakes up a little later, and the outcome may come in between.
         together: It is one of many that came together, so that its outcome may wait for theirs.
         spent_s: Seconds that it ran, where there is an outcome.
-        begun: A thread has taken it up; under the pool's lock, like the next two.
+        started: Whether a thread runs it; under the pool's lock, like the next two.
         thread: The thread that runs it.
         left: It was given up: no thread takes it up any more, or the one that had has been replaced.
     """
