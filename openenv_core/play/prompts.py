@@ -55,7 +55,7 @@ class Prompts:
             )
 
     def refuse(self, reason: str) -> None:
-        """Tell that an answer cannot be used."""
+        """Report an invalid answer."""
         self.refused += 1
         self.terminal.say(reason)
 

@@ -54,7 +54,7 @@ MemberT = TypeVar("MemberT", bound=PoolMember)
 
 @dataclass(frozen=True, slots=True)
 class PoolState:
-    """How a pool stands.
+    """The state of a pool.
 
     Attributes:
         size: Members that it keeps, in all.
@@ -154,7 +154,7 @@ class PoolKeeper(Generic[MemberT]):
                 self._thread.start()
 
     def state(self) -> PoolState:
-        """Return how the pool stands."""
+        """Return the state of the pool."""
         with self.changed:
             return PoolState(
                 self._size,

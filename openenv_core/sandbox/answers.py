@@ -1,4 +1,4 @@
-"""What comes from an interpreter, read as bytes of whoever got hold of its descriptor; and what it means."""
+"""Parsing of an interpreter's answers, which are untrusted bytes, into executions."""
 
 import json
 from dataclasses import dataclass, replace
@@ -187,7 +187,7 @@ class Exit:
 def judge(
     execution: Execution, cause: str | None, exit_: Exit | None, limits: Limits, timeout_s: float = 0.0
 ) -> Execution:
-    """Return an execution as what it was in the end.
+    """Return an execution with its final status.
 
     Args:
         execution: What is known of it otherwise.

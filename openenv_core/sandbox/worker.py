@@ -49,7 +49,7 @@ class Capture:
         self._loop.add_reader(descriptor, self._read, _TURNS)
 
     def take(self) -> tuple[str, bool]:
-        """Return what was kept since the last time, and whether it is less than what was written."""
+        """Return the output since the last call, and whether it was truncated."""
         if self._open:
             # What was written before the answer is in the pipe, and the pipe holds no more than this.
             self._read(2 * _TURNS + 1)
@@ -117,7 +117,7 @@ class Worker:
 
     @property
     def alive(self) -> bool:
-        """Whether it can be asked something."""
+        """Whether it can take requests."""
         return not self._closed and not self.exited.done()
 
     def own_end(self) -> str | None:

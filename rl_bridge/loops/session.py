@@ -149,7 +149,7 @@ def _on_sigterm() -> list[Callable[[], object]]:
 
 
 async def _session(config: Config, folder: Path, *, console: Console, resume: bool) -> bool:
-    """Run to the end; False where the run was told to go before."""
+    """Run to the end; returns False where the run was preempted."""
     terminated = _on_sigterm()
     async with open_run(config, folder, console=console, resume=resume) as (run, fleet):
         if resume:

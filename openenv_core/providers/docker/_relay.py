@@ -92,7 +92,7 @@ class Stream(asyncio.Protocol):
         self.flush()
 
     def eof_received(self) -> bool:
-        """Note that the connection has no more to say; it may still be told something."""
+        """Record that the connection's input has ended; data may still be sent to it."""
         self.read_end = True
         self.flush()
         return True
@@ -159,7 +159,7 @@ class Stream(asyncio.Protocol):
                 self.finish()
 
     def finish(self) -> None:
-        """Let go of a connection that has ended in both directions."""
+        """Remove a connection that has ended in both directions."""
         if self.end_sent and self.write_end and self.transport is not None:
             self.transport.close()
 
@@ -338,7 +338,7 @@ class Attached(Mux):
         super().data_received(out)
 
     def connection_lost(self, error: Exception | None) -> None:
-        """End, with what the inner side said on standard error."""
+        """Stop, with the inner side's standard error as the reason."""
         output = (self.greeting + self.stderr)[:1000].decode(errors="replace").strip()
         if output and not self.greeted.is_set():
             self.stop(MuxBrokenError(output))

@@ -196,7 +196,7 @@ def _close(relay: Relay, process: int) -> None:
 def _remove_forgotten(
     engine: DockerEngine, container: str, process: int, noted_gone: Callable[[], None]
 ) -> None:
-    """Remove a container that nobody closed; a fork of its owner leaves it alone."""
+    """Remove a container that was not closed; in a fork of its owner, do nothing."""
     if os.getpid() != process:
         return
     try:
