@@ -162,7 +162,7 @@ class ValidationExecution(_Block):
 
 
 class Validation(_Block):
-    """What the author promises, for a checker to hold the environment to."""
+    """The author's declarations that the checker verifies."""
 
     schema_version: str | None = None
     reward: Reward | None = None

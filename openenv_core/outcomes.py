@@ -1,4 +1,4 @@
-"""How an episode ended, and whose fault it was: what an environment says of it, and how that is read.
+"""How an episode ended, and whether the policy or the infrastructure is at fault: marks in observations, and readers.
 
 A policy that is punished because a machine failed learns noise, and a policy that is rewarded for it learns to break
 machines. So an environment tells the two apart, and a trainer asks before it scores.
@@ -66,7 +66,7 @@ def infrastructure_failure(observation: object) -> str | None:
 
 
 def is_infrastructure_failure(observation: object) -> bool:
-    """Return whether an observation tells of the infrastructure, and nothing of the policy."""
+    """Return whether an observation reports a failure of the infrastructure, not of the policy."""
     return infrastructure_failure(observation) is not None
 
 
@@ -96,14 +96,14 @@ def was_truncated(result: object) -> bool:
 
 
 def was_terminated(result: object) -> bool:
-    """Return whether an episode has come to an end of its own: it is over, and was not cut off, or says both."""
+    """Return whether an episode terminated: it is done, and was not truncated, or is marked as both."""
     if _field(result, "done") is not True:
         return False
     return not was_truncated(result) or _ended_by(result, TERMINATED)
 
 
 def _ended_by(result: object, mark: str) -> bool:
-    """Whether something that is over has a mark, or a field of its name. Text that was cut off is no episode."""
+    """Whether a finished episode has a mark, or a field of its name. Truncated text is no truncated episode."""
     if _field(result, "done") is not True:
         return False
     for source in _parts(result):

@@ -1,4 +1,4 @@
-"""Rubrics: what an action is worth by its observation, put together from smaller ones.
+"""Rubrics: scores of actions and observations, composed of smaller ones.
 
     class Legal(Rubric):
         def forward(self, action, observation):
@@ -80,7 +80,7 @@ class Rubric(ABC):
         """Return the score of an action that led to an observation."""
 
     def __call__(self, action: Any, observation: Any) -> Score:
-        """Score, and tell the hooks. What has to be awaited makes an awaitable of the whole."""
+        """Score, and call the hooks. Returns an awaitable where any part of it is one."""
         return _run(self._call(action, observation))
 
     def _call(self, action: Any, observation: Any) -> _Steps:
@@ -128,11 +128,11 @@ class Rubric(ABC):
         super().__setattr__(name, value)
 
     def register_forward_hook(self, hook: Hook) -> None:
-        """Have a hook told of every score."""
+        """Register a hook that is called after every score."""
         self._told_after.append(hook)
 
     def register_forward_pre_hook(self, hook: PreHook) -> None:
-        """Have a hook told of every call, before it."""
+        """Register a hook that is called before every score."""
         self._told_before.append(hook)
 
     def children(self) -> Iterator["Rubric"]:
@@ -171,7 +171,7 @@ class Rubric(ABC):
         """Begin an episode. Whoever keeps something of it forgets that here."""
 
     def state_dict(self) -> dict[str, Any]:
-        """Return what a copy of it needs to be told."""
+        """Return the state that a copy of it needs."""
         return {}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:  # noqa: B027 - likewise
@@ -214,7 +214,7 @@ async def _all_of(scores: Sequence[Awaitable[float]]) -> list[float]:
 
 
 class _Combination(Rubric):
-    """Scores by the scores of others, which may have to be awaited."""
+    """A rubric that combines the scores of others, which may be awaitable."""
 
     def __init__(self, rubrics: Iterable[Rubric]) -> None:
         self._rubrics = list(rubrics)
@@ -492,7 +492,7 @@ class LLMJudge(Rubric):
         return self._parse_score(answer)
 
     def _render_prompt(self, action: Any, observation: Any) -> str:
-        """Return what the model is asked. Subclasses may ask otherwise."""
+        """Return the model's prompt. Subclasses may override it."""
         return self.prompt_template.format(action=action, observation=observation)
 
     def _parse_score(self, response: str) -> float:

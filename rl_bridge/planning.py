@@ -437,7 +437,7 @@ class BroadcastPlan:
 
 @dataclass(kw_only=True, slots=True, frozen=True)
 class RunPlan:
-    """What is known of a run before it begins; without a configuration or prices less of it.
+    """The plan of a run before it starts; parts without configuration or prices are left out.
 
     Attributes:
         adapters: Parameters of the policy's adapters; None where all parameters are trained.

@@ -223,17 +223,17 @@ def main() -> int:
         return _serve_source(plan)
     except OpenEnvError as error:
         print(f"ropewalk: {error}", file=sys.stderr, flush=True)  # noqa: T201
-        why = str(error)
+        reason = str(error)
     except Exception as error:
         show(error)
-        why = "".join(traceback.format_exception(error.with_traceback(authors_part(error))))
+        reason = "".join(traceback.format_exception(error.with_traceback(authors_part(error))))
     print("ropewalk: the server could not start; waiting for the next change", flush=True)  # noqa: T201
     if plan.settings.exposed:
-        why = "the environment could not be loaded; the server's log tells why"
-    return _turn_all_away(plan, why)
+        reason = "the environment could not be loaded; the server's log tells why"
+    return _turn_all_away(plan, reason)
 
 
-def _turn_all_away(plan: ServePlan, why: str) -> int:
+def _turn_all_away(plan: ServePlan, reason: str) -> int:
     """Answer every request with 503 and the reason, until the supervisor ends this process."""
     try:
         from servers.hosting import Assembled, host
@@ -243,7 +243,7 @@ def _turn_all_away(plan: ServePlan, why: str) -> int:
 
     async def app(scope: Any, receive: Any, send: Any) -> None:
         if scope["type"] != "lifespan":
-            await turn_away(TurnedAwayError(503, why), scope, send)
+            await turn_away(TurnedAwayError(503, reason), scope, send)
 
     with socket.socket(fileno=plan.listener) as listener:
         return host(Assembled(app), [listener], drain_s=0)

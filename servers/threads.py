@@ -138,13 +138,13 @@ class ThreadCall:
             whoever is cancelled wakes up a little later, and the outcome may come in between.
         together: It is one of many that came together, so that its outcome may wait for theirs.
         spent_s: Seconds that it ran, where there is an outcome.
-        begun: A thread has taken it up; under the pool's lock, like the next two.
+        started: Whether a thread runs it; under the pool's lock, like the next two.
         thread: The thread that runs it.
         left: It was given up: no thread takes it up any more, or the one that had has been replaced.
     """
 
     __slots__ = (
-        *("_fn", "_on_begin", "_result", "begun", "left", "mailbox", "outcome", "spent_s"),
+        *("_fn", "_on_begin", "_result", "started", "left", "mailbox", "outcome", "spent_s"),
         *("then", "thread", "together", "waiter"),
     )
 
@@ -165,7 +165,7 @@ class ThreadCall:
         self.outcome: Outcome | None = None
         self.then = then
         self.thread: _Thread | None = None
-        self.begun = self.left = False
+        self.started = self.left = False
 
     def __await__(self) -> Generator[None, None, Outcome]:
         """Wait for the outcome outside of a task: `then` resumes whoever waits."""
@@ -286,7 +286,7 @@ class ThreadPool:
             started: One that has begun too; else that goes on.
         """
         with self._lock:
-            if not call.begun:
+            if not call.started:
                 call.left = True
                 return False
             if call.thread is None or not replace or not started:
@@ -330,7 +330,7 @@ class ThreadPool:
                 if ends := done is not None and done.left:
                     pass
                 elif (call := self._first()) is not None:
-                    call.begun = True
+                    call.started = True
                     # Stamped anew: the call may have come since this thread has done the one before.
                     call.thread, thread.call, thread.began = thread, call, time.monotonic()
                     self._draining.add(thread)

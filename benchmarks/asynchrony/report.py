@@ -25,7 +25,7 @@ ACCOUNTED_FOR = 0.02
 
 def bound(measurements: Measurements) -> float | None:
     """(roll + train + sync) / max(roll, train) of the synchronous loop: what hiding one behind the other can gain."""
-    roll, train, sync = (measurements.median(part, job_name(SYNCHRONOUS)) for part in (ROLL, TRAIN, SYNC))
+    roll, train, sync = (measurements.median(metric, job_name(SYNCHRONOUS)) for metric in (ROLL, TRAIN, SYNC))
     if roll is None or train is None or sync is None:
         return None
     return (roll + train + sync) / max(roll, train)
@@ -34,12 +34,12 @@ def bound(measurements: Measurements) -> float | None:
 def bars(measurements: Measurements) -> Iterator[Bar]:
     """Yield every bar that this run has measurements for."""
     base = measurements.median(GROUPS, job_name(SYNCHRONOUS))
-    roll, train, sync = (measurements.median(part, job_name(SYNCHRONOUS)) for part in (ROLL, TRAIN, SYNC))
+    roll, train, sync = (measurements.median(phase, job_name(SYNCHRONOUS)) for phase in (ROLL, TRAIN, SYNC))
     if roll is not None and train is not None and sync is not None:
-        for part, spent in (("roll", roll), ("train", train)):
+        for phase, spent in (("roll", roll), ("train", train)):
             share = spent / (roll + train + sync)
-            yield Bar(f"{part} over a synchronous step", share, 0.4, "at least")
-            yield Bar(f"{part} over a synchronous step", share, 0.6, "at most")
+            yield Bar(f"{phase} over a synchronous step", share, 0.4, "at least")
+            yield Bar(f"{phase} over a synchronous step", share, 0.6, "at most")
     for staleness in BOUNDS:
         name = job_name(staleness)
         rate, stalest = measurements.median(GROUPS, name), measurements.median(STALEST, name)

@@ -130,8 +130,8 @@ def table(outcomes: Sequence[Outcome]) -> str:
     """Return a table with one line for each check."""
     lines = [f"{'check':<12} {'outcome':<10} {'s':>6}  why"]
     for outcome in outcomes:
-        why = outcome.why.partition("\n")[0]
-        lines.append(f"{outcome.check:<12} {outcome.status:<10} {outcome.seconds:>6.1f}  {why}".rstrip())
+        reason = outcome.why.partition("\n")[0]
+        lines.append(f"{outcome.check:<12} {outcome.status:<10} {outcome.seconds:>6.1f}  {reason}".rstrip())
     return "\n".join(lines)
 
 

@@ -44,9 +44,9 @@ class Reporter:
     size: str
     met: bool = True
 
-    def record(self, what: str, value: float | str, unit: str = "", *, at_most: float | None = None) -> None:
+    def record(self, label: str, value: float | str, unit: str = "", *, at_most: float | None = None) -> None:
         """Write a result, and whether it is within its bound."""
-        row: dict[str, object] = {"what": what, "value": value, "unit": unit}
+        row: dict[str, object] = {"what": label, "value": value, "unit": unit}
         if at_most is not None:
             assert not isinstance(value, str)
             met = value <= at_most  # of what is no number False
@@ -54,9 +54,9 @@ class Reporter:
             self.met = self.met and met
         self._write(row)
 
-    def end(self, status: str, why: str = "") -> None:
+    def end(self, status: str, reason: str = "") -> None:
         """Write the status of the check."""
-        self._write({"status": status, "why": why})
+        self._write({"status": status, "why": reason})
 
     def _write(self, row: dict[str, object]) -> None:
         with self.file.open("a", encoding="utf-8") as file:

@@ -190,15 +190,15 @@ def blackjack(reporter: Reporter) -> None:
     bound = 1e-4 if device == "cpu" else 0.2
     reporter.record("mismatch/logprob_max, most of three iterations", apart, at_most=bound)
     last = rows[-1]
-    for name in (*(f"time/{part}_s" for part in ("rollout", "train", "sync")), "train/tokens_per_s"):
+    for name in (*(f"time/{phase}_s" for phase in ("rollout", "train", "sync")), "train/tokens_per_s"):
         reporter.record(f"{name}, the last iteration", last[name])
-    for part in ("push_s", "transport_s", "pause_s", "load_s"):
-        reporter.record(f"sync/{part}, the last iteration", last[f"sync/{part}"], "s")
+    for phase in ("push_s", "transport_s", "pause_s", "load_s"):
+        reporter.record(f"sync/{phase}, the last iteration", last[f"sync/{phase}"], "s")
     # What turns cost stands in the log as shares of the time since the iteration before was logged.
     wall_s = last["time/elapsed_s"] - rows[-2]["time/elapsed_s"]
-    for role, part in (("policy", "sleep"), ("trainer", "onload"), ("trainer", "offload")):
-        if (share := last.get(f"span/{role}/work/{part}")) is not None:
-            reporter.record(f"{part}, the last iteration", share * wall_s, "s")
+    for role, phase in (("policy", "sleep"), ("trainer", "onload"), ("trainer", "offload")):
+        if (share := last.get(f"span/{role}/work/{phase}")) is not None:
+            reporter.record(f"{phase}, the last iteration", share * wall_s, "s")
 
 
 @contextlib.contextmanager

@@ -48,12 +48,12 @@ def bars(measurements: Measurements) -> Iterator[Bar]:
         ((_, taught, tasks, _, _),) = before
         yield Bar(f"{name}: held-out tasks", min(tasks, *(row[2] for row in after)), ENOUGH_TASKS, "at least")
         for seed, solved, number, _, _ in after:
-            what = f"{name}, seed {seed:.0f}"
+            prefix = f"{name}, seed {seed:.0f}"
             yield Bar(
-                f"{what}: more solved", _share(solved, number) - _share(taught, tasks), GAIN, "at least"
+                f"{prefix}: more solved", _share(solved, number) - _share(taught, tasks), GAIN, "at least"
             )
             apart = _interval(solved, number)[0] - _interval(taught, tasks)[1]
-            yield Bar(f"{what}: between the intervals", apart, 0.0, "at least")
+            yield Bar(f"{prefix}: between the intervals", apart, 0.0, "at least")
 
 
 def report(measurements: Measurements) -> str:

@@ -90,10 +90,10 @@ def _plan(arguments: argparse.Namespace, measurements: Measurements) -> Plan:
     if arguments.no_peers or not {"start", "burst", "execute"} & set(plan.sections):
         return plan
     python = peers.jupyter_python(arguments.jupyter_python)
-    for why in (no_jupyter := peers.no_jupyter(python), no_engine := peers.no_engine(arguments.image)):
-        if why is not None:
-            measurements.notes.append(why)
-            print(f"benchmarks.sandbox: going on without {why}", file=sys.stderr)
+    for reason in (no_jupyter := peers.no_jupyter(python), no_engine := peers.no_engine(arguments.image)):
+        if reason is not None:
+            measurements.notes.append(reason)
+            print(f"benchmarks.sandbox: going on without {reason}", file=sys.stderr)
     return replace(plan, jupyter=None if no_jupyter else python, image=None if no_engine else arguments.image)
 
 

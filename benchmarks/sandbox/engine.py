@@ -115,14 +115,14 @@ async def loops(sandbox: Sandbox, milliseconds: int) -> dict[str, Any]:
     inside, plain = [], []
     for _ in range(5):
         inside.append(float((await session.execute(f"{code}\nper_turn")).result or "nan"))
-        done = await asyncio.to_thread(
+        process = await asyncio.to_thread(
             subprocess.run,
             [sys.executable, "-c", f"{code}\nprint(per_turn)"],
             capture_output=True,
             text=True,
             check=True,
         )
-        plain.append(float(done.stdout))
+        plain.append(float(process.stdout))
     return {"inside_us": min(inside) * 1e6, "plain_us": min(plain) * 1e6}
 
 

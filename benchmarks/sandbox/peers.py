@@ -35,10 +35,10 @@ def no_jupyter(python: Path) -> str | None:
     """Return why an interpreter has no kernel, and how to get one; None where it has."""
     try:
         code = "import ipykernel, jupyter_client"
-        done = subprocess.run(
+        process = subprocess.run(
             [python, "-c", code], capture_output=True, timeout=_DEADLINE_S, cwd="/", check=False
         )
-        if done.returncode == 0:
+        if process.returncode == 0:
             return None
     except OSError:
         pass
@@ -51,12 +51,12 @@ def no_jupyter(python: Path) -> str | None:
 def no_engine(image: str) -> str | None:
     """Return why nothing can run in a container, and what helps; None where it can."""
     try:
-        done = subprocess.run(
+        process = subprocess.run(
             ["docker", "image", "inspect", image], capture_output=True, timeout=_DEADLINE_S, check=False
         )
     except (OSError, subprocess.TimeoutExpired):
-        done = None
-    if done is not None and done.returncode == 0:
+        process = None
+    if process is not None and process.returncode == 0:
         return None
     return (
         f"docker: expected an engine with the image {image}, got none; scripts/docker-engine start gets both"
@@ -121,9 +121,9 @@ def burst(command: Sequence[str], count: int) -> list[float]:
     began = time.perf_counter()
 
     def run_one(_: int) -> float:
-        done = subprocess.run(command, capture_output=True, text=True, timeout=_BURST_S, check=False)
-        if done.returncode != 0:
-            raise StartError(f"expected {command[0]} to succeed, got: {done.stderr.strip()[-500:]}")
+        process = subprocess.run(command, capture_output=True, text=True, timeout=_BURST_S, check=False)
+        if process.returncode != 0:
+            raise StartError(f"expected {command[0]} to succeed, got: {process.stderr.strip()[-500:]}")
         return (time.perf_counter() - began) * 1e3
 
     try:

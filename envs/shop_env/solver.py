@@ -191,24 +191,24 @@ class _Handler:
             return Outcome("refused", "not_delivered")
         if all(line["returned"] for line in lines):
             return Outcome("refused", "already_done")
-        why = self._talk.reason(wish.number)
-        grounds = [self._against(line, order, why) for line in lines]
+        reason = self._talk.reason(wish.number)
+        grounds = [self._against(line, order, reason) for line in lines]
         fine = [line for line, ground in zip(lines, grounds, strict=True) if ground is None]
         against = next((ground for ground in grounds if ground), None)
         if not fine:
             return Outcome("refused", against or "none")
-        cents = self._send_back(order, fine, why)
+        cents = self._send_back(order, fine, reason)
         if cents > self._limit:
             self._talk.use("escalate", order_id=order["order_id"], reason="over_limit")
             return Outcome("escalated", "over_limit")
         self._refund(order, cents)
         return Outcome("partly" if against else "done", against or "none", cents)
 
-    def _against(self, line: dict[str, Any], order: dict[str, Any], why: str) -> str | None:
+    def _against(self, line: dict[str, Any], order: dict[str, Any], reason: str) -> str | None:
         text, age = self._talk.policy("returns"), self._age(order)
         if line["returned"]:
             return "already_done"
-        if why != "changed_mind":
+        if reason != "changed_mind":
             (days,) = _policy_numbers(text, r"can be sent back within (\d+) days, whatever it is")
             return "window_over" if age > days else None
         product = self._talk.product(line["product_id"])
@@ -220,10 +220,10 @@ class _Handler:
         days = electronics if product["category"] == "electronics" else usual
         return "window_over" if age > days + more * self._gold else None
 
-    def _send_back(self, order: dict[str, Any], lines: list[dict[str, Any]], why: str) -> int:
+    def _send_back(self, order: dict[str, Any], lines: list[dict[str, Any]], reason: str) -> int:
         """Take lines back, and return what they are worth."""
         numbers = [line["line"] for line in lines]
-        self._talk.use("return_items", order_id=order["order_id"], lines=numbers, reason=why)
+        self._talk.use("return_items", order_id=order["order_id"], lines=numbers, reason=reason)
         (fee_percent,) = _policy_numbers(
             self._talk.policy("returns"), r"changed their mind, (\d+) percent of the price is kept"
         )
@@ -231,7 +231,7 @@ class _Handler:
         for line in lines:
             price = _cents(line["unit_price"]) * line["quantity"]
             furniture = (
-                why == "changed_mind" and self._talk.product(line["product_id"])["category"] == "furniture"
+                reason == "changed_mind" and self._talk.product(line["product_id"])["category"] == "furniture"
             )
             cents += price * (100 - fee_percent) // 100 if furniture else price
         return cents

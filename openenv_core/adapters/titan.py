@@ -81,8 +81,8 @@ class ServedMessageEnv(MessageEnv):  # type: ignore[misc]  # the package has no 
         reply = await self._episode.answer(str(completion_message.get("content") or ""))
         reward = self._episode.reward
         if reward is None:
-            why = self._episode.failure or "it was not scored"
-            raise EnvironmentFailureError(f"the episode has no reward: {why}")
+            reason = self._episode.failure or "it was not scored"
+            raise EnvironmentFailureError(f"the episode has no reward: {reason}")
         return MessageEnvStepOutput(
             env_messages=[{"role": "user", "content": reply}],
             done=self._episode.done,

@@ -63,19 +63,19 @@ def sample(schema: Json, count: int, seed: int | random.Random, *, modest: bool 
     validator = jsonschema.Draft202012Validator(schema)
     sampler = Sampler(schema, seed if isinstance(seed, random.Random) else random.Random(seed), modest)
     drawn: dict[str, Any] = {}
-    why = "nothing that was drawn follows it"
+    reason = "nothing that was drawn follows it"
     for _ in range(count * TRIES):
         try:
             value = sampler.draw()
             if validator.is_valid(value):
                 drawn.setdefault(json.dumps(value, sort_keys=True), value)
         except Exception as error:  # a schema that is none breaks the validator in many ways
-            why = f"{type(error).__name__}: {error}"
+            reason = f"{type(error).__name__}: {error}"
         if len(drawn) == count:
             break
     if not drawn:
         raise CheckError(
-            f"expected to draw values that the schema allows, got none: {why}",
+            f"expected to draw values that the schema allows, got none: {reason}",
             change="list validation.episodes.example_actions in openenv.yaml, or `examples` on the model",
         )
     return list(drawn.values())

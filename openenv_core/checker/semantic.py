@@ -388,7 +388,7 @@ def _played_elsewhere(subject: Subject, job: Job, hash_seed: str) -> list[list[R
         )
         command = [sys.executable, "-m", "openenv_core.checker.playing"]
         try:
-            done = subprocess.run(
+            process = subprocess.run(
                 [*command, subject.target.text, str(job_file), str(episodes_file)],
                 env={**os.environ, "PYTHONHASHSEED": hash_seed},
                 stdin=subprocess.DEVNULL,
@@ -399,8 +399,8 @@ def _played_elsewhere(subject: Subject, job: Job, hash_seed: str) -> list[list[R
             )
         except subprocess.TimeoutExpired:
             raise _no_end(f"no end within {_WORKER_TIMEOUT_S:g} s") from None
-        if done.returncode or not episodes_file.exists():
-            raise _no_end(f"status {done.returncode}: {done.stderr.strip()[-500:]}")
+        if process.returncode or not episodes_file.exists():
+            raise _no_end(f"status {process.returncode}: {process.stderr.strip()[-500:]}")
         episodes: list[list[Result]] = json.loads(episodes_file.read_text(encoding="utf-8"))
         return episodes[::order]
 

@@ -74,8 +74,8 @@ def run(arguments: argparse.Namespace) -> int:
     }
     width = max(map(len, steps)) + 3
     print(f"{relative}: {TEMPLATES[arguments.template]}; {files} files, class {names.prefix}Env.\n")
-    for command, why in steps.items():
-        print(f"  {command:<{width}}{why}".rstrip())
+    for command, reason in steps.items():
+        print(f"  {command:<{width}}{reason}".rstrip())
     if arguments.task:
         _tell_task(make_task(names, parent))
     print(f"\nThe rules are in {Path('server') / 'environment.py'}, what crosses the wire is in models.py.")

@@ -102,7 +102,7 @@ def _make_wheel(source: str, folder: Path) -> Path:
         settings = Path(scratch) / "setup.cfg"
         settings.write_text(f"[build]\nbuild_base = {scratch}\n[egg_info]\negg_base = {scratch}\n")
         command = [sys.executable, "-m", "pip", "wheel", "--quiet", "--disable-pip-version-check"]
-        done = subprocess.run(
+        process = subprocess.run(
             [*command, "--no-deps", "--wheel-dir", str(folder), source],
             env={**os.environ, "SOURCE_DATE_EPOCH": _EPOCH_S, "DIST_EXTRA_CONFIG": str(settings)},
             capture_output=True,
@@ -111,8 +111,8 @@ def _make_wheel(source: str, folder: Path) -> Path:
             check=False,
         )
     wheels = list(folder.glob("*.whl"))
-    if done.returncode != 0 or len(wheels) != 1:
-        output = (done.stderr or done.stdout).strip()[-2000:]
+    if process.returncode != 0 or len(wheels) != 1:
+        output = (process.stderr or process.stdout).strip()[-2000:]
         raise ConfigurationError(
             f"pip could not make a wheel of Ropewalk from {source}, which the image installs:\n{output}\n"
             "install Ropewalk again from a source that is there; pip itself comes by `python -m ensurepip`"

@@ -23,7 +23,7 @@ def asset(package: str, name: str) -> str:
 
 @lru_cache
 def script(package: str, names: Sequence[str]) -> str:
-    """Return scripts of a page as one, which leaves no names behind; each can use what comes before it."""
+    """Return the scripts of a page as one script without globals; each can use the ones before it."""
     parts = "\n".join(asset(package, f"{name}.js") for name in names)
     return f'"use strict";\n(() => {{\n{parts}\n}})();'
 
@@ -35,5 +35,5 @@ def style(package: str) -> str:
 
 
 def source_hash(text: str) -> str:
-    """Return what a content security policy calls a script or a style that stands in the page."""
+    """Return the source hash of an inline script or style for a content security policy."""
     return "sha256-" + base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()

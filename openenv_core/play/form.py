@@ -91,7 +91,7 @@ def forms_of(schema: Mapping[str, Any]) -> tuple[Form, ...]:
 
 
 def as_text(value: Any) -> str:
-    """Return a value as it is typed: text as it is, anything else as JSON."""
+    """Return a value as the user would type it: text as it is, anything else as JSON."""
     return value if isinstance(value, str) and value else json.dumps(value, ensure_ascii=False)
 
 
@@ -165,7 +165,7 @@ def _kind(schema: Json) -> str:
 
 
 def _resolve(schema: Any, root: Json) -> Json:
-    """Follow references, each with what stands beside it."""
+    """Resolve references, and merge each with its sibling keys."""
     for _ in range(_FOLLOWED):
         if not isinstance(schema, Mapping):
             return {}
@@ -191,7 +191,7 @@ _SCALARS: Final[Mapping[str, tuple[TypeAdapter[Any], str]]] = {
 
 
 def value_of(field: FormField, text: str) -> Any:
-    """Return the value that a text stands for.
+    """Parse a text as the value of a field.
 
     Raises:
         ValueError: It stands for none that the field can have; the message says what would.
@@ -250,7 +250,7 @@ def _choice(field: FormField, text: str) -> Any:
 
 
 def _within(field: FormField, value: Any) -> None:
-    """Check what can be said here; all the rest is the server's to refuse."""
+    """Check the bounds that are known here; the server checks the rest."""
     if isinstance(value, bool) or not isinstance(value, int | float):
         return
     low, high = field.schema.get("minimum"), field.schema.get("maximum")

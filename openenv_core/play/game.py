@@ -86,7 +86,7 @@ EXIT_WAIT_S: Final = 2.0
 
 
 class Loop:
-    """Asks, steps and tells, until nobody has anything more to say.
+    """The loop of a game: asks for actions, steps, and reports, until the input ends.
 
     Args:
         game: What is played.

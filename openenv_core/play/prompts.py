@@ -54,10 +54,10 @@ class Prompts:
                 f"expected a command, got {name}; " + (f"did you mean {near[0]}?" if near else ":help")
             )
 
-    def refuse(self, why: str) -> None:
-        """Tell that an answer cannot be used."""
+    def refuse(self, reason: str) -> None:
+        """Report an invalid answer."""
         self.refused += 1
-        self.terminal.say(why)
+        self.terminal.say(reason)
 
     def action(self) -> Json:
         """Return the next action. CommandTypedError: a command was typed; EOFError: there is no more."""

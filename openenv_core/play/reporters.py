@@ -1,4 +1,4 @@
-"""Who is told of a game: a person, or a program that reads JSON, one event a line."""
+"""Reporters of a game: for a person in a terminal, or for a program as JSON lines."""
 
 import json
 import os
@@ -90,7 +90,7 @@ DIM: Final = "2"
 
 
 class Terminal:
-    """Asks a person, or reads a pipe, and tells of a game in lines that are read."""
+    """Reads actions from a terminal or a pipe, and reports a game as readable lines."""
 
     for_programs = False
 
@@ -102,7 +102,7 @@ class Terminal:
         self._completer: _Completer | None = None
 
     def say(self, text: str = "", style: str = "") -> None:
-        """Tell a person a line."""
+        """Print a line for a person."""
         self._write(f"\x1b[{style}m{text}\x1b[0m\n" if style and text and self.colours else f"{text}\n")
 
     def ask(self, prompt: str, choices: Sequence[str] = ()) -> str:
@@ -121,29 +121,29 @@ class Terminal:
         return line.strip()
 
     def began(self, episode: int, options: Json, result: Result) -> None:
-        """Tell of a reset."""
+        """Report a reset."""
         given = "".join(f", {name} {_json(value)}" for name, value in options.items())
         self.say(f"--- episode {episode}{given}", BOLD)
         self._observation(result)
 
     def show_step(self, step: int, action: Json, result: Result, total: float) -> None:
-        """Tell of a step."""
+        """Report a step."""
         self._observation(result)
         line = f"step {step}   reward {number(result.reward)}   return {number(total)}"
         self.say(line + ("   done" if result.done else ""), DIM)
 
     def show_end(self, episode: int, steps: int, total: float, done: bool) -> None:
-        """Tell what an episode came to; one that is not done was left."""
+        """Report the end of an episode; one that is not done was left."""
         duration = f"{steps} step" + ("" if steps == 1 else "s")
         became = "is over" if done else "was left"
         self.say(f"episode {episode} {became} after {duration}: return {number(total)}", BOLD)
 
     def show_failure(self, error: Exception) -> None:
-        """Tell of what was refused, or went wrong, and the game goes on."""
+        """Report a refused action or another error; the game continues."""
         self.say(f"{type(error).__name__}: {harmless(str(error))}")
 
     def show_answer(self, name: str, value: Any, lines: Sequence[str] | None = None) -> None:
-        """Tell what was asked for: the state, the schema, the tools."""
+        """Print a requested state, schema or list of tools."""
         for line in lines or [harmless(json.dumps(value, ensure_ascii=False, indent=2))]:
             self.say(line)
 
@@ -169,31 +169,31 @@ class Terminal:
 
 
 class ForPrograms(Terminal):
-    """Tells in JSON: one object a line, each with its `event`."""
+    """Reports as JSON: one object a line, each with its `event`."""
 
     for_programs = True
 
     def say(self, text: str = "", style: str = "") -> None:
-        """Tell nothing: there is no person."""
+        """Print nothing: there is no person."""
 
     def began(self, episode: int, options: Json, result: Result) -> None:
-        """Tell of a reset."""
+        """Report a reset."""
         self._event("reset", episode=episode, options=options, **_fields_of(result))
 
     def show_step(self, step: int, action: Json, result: Result, total: float) -> None:
-        """Tell of a step."""
+        """Report a step."""
         self._event("step", step=step, action=action, **_fields_of(result), **{"return": total})
 
     def show_end(self, episode: int, steps: int, total: float, done: bool) -> None:
-        """Tell what an episode came to."""
+        """Report the end of an episode."""
         self._event("episode", episode=episode, steps=steps, **{"return": total}, done=done)
 
     def show_failure(self, error: Exception) -> None:
-        """Tell what went wrong."""
+        """Report an error."""
         self._event("error", type=type(error).__name__, message=str(error))
 
     def show_answer(self, name: str, value: Any, lines: Sequence[str] | None = None) -> None:
-        """Tell what was asked for."""
+        """Report a requested state, schema or list of tools."""
         self._event(name, **{name: value})
 
     def _event(self, event: str, **fields: Any) -> None:

@@ -1,4 +1,4 @@
-"""What a client needs of whatever runs its server: start, health, stop, a token."""
+"""The interface of providers, which run a client's server: start, health, stop, a token."""
 
 import fcntl
 import inspect
@@ -32,7 +32,7 @@ class Provider(Protocol):
 
 @runtime_checkable
 class WatchedProvider(Protocol):
-    """A provider that can also tell what became of its server."""
+    """A provider that also knows its server's status and output."""
 
     @property
     def alive(self) -> bool:
@@ -109,7 +109,7 @@ def _status(answer: bytes) -> str | None:
 
 
 def health_of(port: int, timeout_s: float, token: str | None = None) -> str | None:
-    """Return None where a server on the loopback interface is healthy, else what was seen.
+    """Return None where a server on the loopback interface is healthy, else the failure.
 
     Args:
         port: Where it listens.

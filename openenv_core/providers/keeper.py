@@ -54,7 +54,7 @@ MemberT = TypeVar("MemberT", bound=PoolMember)
 
 @dataclass(frozen=True, slots=True)
 class PoolState:
-    """How a pool stands.
+    """The state of a pool.
 
     Attributes:
         size: Members that it keeps, in all.
@@ -154,7 +154,7 @@ class PoolKeeper(Generic[MemberT]):
                 self._thread.start()
 
     def state(self) -> PoolState:
-        """Return how the pool stands."""
+        """Return the state of the pool."""
         with self.changed:
             return PoolState(
                 self._size,
@@ -189,15 +189,15 @@ class PoolKeeper(Generic[MemberT]):
             if len(self._ready) >= ready:
                 return
             left_s = deadline - time.monotonic()
-            why = ""
+            reason = ""
             if isinstance(self._last_failure, LASTING) and not self._starting and not self._used:
-                why = f"expected {wanted}, got {len(self._ready)}, and no wait will bring one"
+                reason = f"expected {wanted}, got {len(self._ready)}, and no wait will bring one"
             elif left_s <= 0:
-                why = f"expected {wanted} within {timeout_s:g} s, got {len(self._ready)}"
-            if why:
+                reason = f"expected {wanted} within {timeout_s:g} s, got {len(self._ready)}"
+            if reason:
                 failure = self._last_failure
                 hint = "see the failure" if failure else "give containers back, or raise size or timeout_s"
-                raise PoolTimeoutError(f"{why}: {self.state()}; {hint}", failure) from failure
+                raise PoolTimeoutError(f"{reason}: {self.state()}; {hint}", failure) from failure
             self.changed.wait(min(left_s, POLL_INTERVAL_S))
 
     def take(self, deadline: float, timeout_s: float, stopping: threading.Event | None) -> MemberT:

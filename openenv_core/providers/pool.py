@@ -42,7 +42,7 @@ LEND_HEALTH_TIMEOUT_S: Final = 2.0
 
 
 class PoolLease(Generic[MemberT]):
-    """A container that is one caller's until it is closed; nobody gets it after that.
+    """A container leased to one caller until it is closed; it is not reused.
 
     One that is dropped without `close` is given back when it is collected.
 
@@ -167,7 +167,7 @@ class ServerPool(Generic[MemberT]):
 
     @property
     def state(self) -> PoolState:
-        """How the pool stands."""
+        """The state of the pool."""
         return self._keeper.state()
 
     def start(self) -> Self:
@@ -300,7 +300,7 @@ _keepers: "weakref.WeakSet[PoolKeeper[Any]]" = weakref.WeakSet()
 
 
 def _close_all() -> None:
-    """Close what was forgotten, at the interpreter's exit.
+    """Close the open pools, at the interpreter's exit.
 
     It is registered after the companion's own end, and so runs before it: from then on nobody starts a container.
     """

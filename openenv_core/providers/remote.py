@@ -33,7 +33,7 @@ UNAVAILABLE: Final = 503
 
 
 class SandboxRefusedError(ProviderError):
-    """The service said no: to the key, the template, or one sandbox more.
+    """The service refused: the key, the template, or another sandbox.
 
     Attributes:
         status: The HTTP status; None where it named none.
@@ -136,7 +136,7 @@ class HostedOptions(TypedDict, total=False):
 
 
 class HostedServerProvider(OwnedServerProvider):
-    """Runs a server in a sandbox of some service, which ends it when nobody has given it more time.
+    """Runs a server in a hosted sandbox, which the service ends unless its lease is renewed.
 
     A subclass says which package the service's client is, and what its errors mean.
 
@@ -258,7 +258,7 @@ class HostedServerProvider(OwnedServerProvider):
 
     @contextmanager
     def _asking(self) -> Iterator[None]:
-        """Tell errors of the service that is asked in the block as ours."""
+        """Turn errors of the service in the block into ours."""
         try:
             yield
         except Exception as error:

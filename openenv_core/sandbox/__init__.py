@@ -1,4 +1,4 @@
-"""Running code that nobody has read: interpreters with state, behind as many walls as the machine has.
+"""Running untrusted code: interpreters with state, behind as many walls as the machine has.
 
 Standard library only; usable without servers and environments. docs/sandbox.md says what each level guarantees.
 """

@@ -1,4 +1,4 @@
-"""What comes from an interpreter, read as bytes of whoever got hold of its descriptor; and what it means."""
+"""Parsing of an interpreter's answers, which are untrusted bytes, into executions."""
 
 import json
 from dataclasses import dataclass, replace
@@ -185,19 +185,19 @@ class Exit:
 
 
 def judge(
-    execution: Execution, why: str | None, exit_: Exit | None, limits: Limits, timeout_s: float = 0.0
+    execution: Execution, cause: str | None, exit_: Exit | None, limits: Limits, timeout_s: float = 0.0
 ) -> Execution:
-    """Return an execution as what it was in the end.
+    """Return an execution with its final status.
 
     Args:
         execution: What is known of it otherwise.
-        why: The supervisor stopped it: "timeout", "interrupt", "output", "disk", or what the code has broken in words.
+        cause: Why the supervisor stopped it: "timeout", "interrupt", "output", "disk", or what the code broke in words.
         exit_: How the process ended; None where it lives.
         limits: Of the session.
         timeout_s: What it was given.
     """
-    if why in _STOPPED:
-        status, code, template = _STOPPED[why]
+    if cause in _STOPPED:
+        status, code, template = _STOPPED[cause]
         reason = template.format(
             timeout=timeout_s, output=limits.output_hard_bytes, disk=limits.disk_bytes, files=limits.files
         )
@@ -205,8 +205,8 @@ def judge(
         return execution
     elif exit_.zygote:
         status, code, reason = "sandbox_error", EXIT_SANDBOX, ZYGOTE_ENDED
-    elif why is not None:
-        status, code, reason = "killed", EXIT_KILLED, why
+    elif cause is not None:
+        status, code, reason = "killed", EXIT_KILLED, cause
     elif exit_.memory:
         status, code, reason = "memory", EXIT_KILLED, "it used more memory than its limit"
     elif exit_.signal is None:

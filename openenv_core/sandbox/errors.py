@@ -13,7 +13,7 @@ from openenv_core.errors import OpenEnvError
 
 
 class SandboxFailureError(OpenEnvError):
-    """The root of what the sandbox raises."""
+    """The base of the sandbox's errors."""
 
 
 class SandboxUnavailableError(SandboxFailureError):

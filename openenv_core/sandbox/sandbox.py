@@ -560,11 +560,11 @@ class SandboxSession:
                 raise _EndedItselfError(f"{own}; variables and files are gone, the next request begins anew")
             exit_ = self._worker.exited.result() if self._worker.exited.done() else Exit()
             await self._end_life()
-            why = (
+            reason = (
                 ZYGOTE_ENDED if exit_.zygote else "the interpreter was ended because it did not begin in time"
             )
             raise SandboxUnavailableError(
-                f"{why}; variables and files are gone, the next request begins anew"
+                f"{reason}; variables and files are gone, the next request begins anew"
             )
         if self._worker is None or self._workspace is None:
             forked = await self._sandbox._fork_interpreter(self.limits, snapshot=self._snapshot)

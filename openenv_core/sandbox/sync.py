@@ -10,7 +10,7 @@ from openenv_core.sandbox.sandbox import Sandbox, SandboxSession
 
 
 class SyncSession:
-    """A session whose methods wait. Made by `SyncSandbox.open`; see `SandboxSession`."""
+    """A session with synchronous methods. Made by `SyncSandbox.open`; see `SandboxSession`."""
 
     def __init__(self, session: SandboxSession, thread: LoopThread) -> None:
         self.session_id = session.session_id
@@ -61,7 +61,7 @@ class SyncSession:
 
 
 class SyncSandbox:
-    """A sandbox whose methods wait, started at once.
+    """A sandbox with synchronous methods, started at once.
 
     Example:
         with SyncSandbox() as sandbox, sandbox.open() as session:

@@ -49,7 +49,7 @@ class Capture:
         self._loop.add_reader(descriptor, self._read, _TURNS)
 
     def take(self) -> tuple[str, bool]:
-        """Return what was kept since the last time, and whether it is less than what was written."""
+        """Return the output since the last call, and whether it was truncated."""
         if self._open:
             # What was written before the answer is in the pipe, and the pipe holds no more than this.
             self._read(2 * _TURNS + 1)
@@ -117,7 +117,7 @@ class Worker:
 
     @property
     def alive(self) -> bool:
-        """Whether it can be asked something."""
+        """Whether it can take requests."""
         return not self._closed and not self.exited.done()
 
     def own_end(self) -> str | None:
@@ -267,16 +267,16 @@ class Worker:
                     each.close()
         return born
 
-    def stop(self, why: str) -> None:
+    def stop(self, reason: str) -> None:
         """Interrupt what runs, and kill it if that does not help within the grace; else do nothing."""
         if self._answered is None or self._branching or self._why is not None or self._closed:
             return
-        if why == "timeout" and not self._answered.done():
+        if reason == "timeout" and not self._answered.done():
             # Where the loop was late the answer is there, and was not read yet.
             self._on_readable()
         if self._answered.done() or self._broken is not None:
             return
-        self._why = why
+        self._why = reason
         self.processes.interrupt()
         self._repeat_later()
         self._kill_later = self._loop.call_later(self._limits.grace_s, self._on_grace_over)

@@ -77,8 +77,8 @@ def names_of(text: str) -> EnvironmentNames:
         raise _refusal(text, "a name beside the ending _env")
     if keyword.iskeyword(short) or keyword.issoftkeyword(short):
         raise _refusal(text, "a name that is no keyword of Python")
-    if (why := RESERVED.get(short)) is not None:
-        raise _refusal(text, f"a name that is free ({why})")
+    if (reason := RESERVED.get(short)) is not None:
+        raise _refusal(text, f"a name that is free ({reason})")
     names = EnvironmentNames(short)
     # `ropewalk serve NAME` looks for both.
     for module in (names.package, f"envs.{names.package}"):

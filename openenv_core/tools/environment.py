@@ -370,10 +370,10 @@ async def _run_apart(call: Callable[[], Any]) -> Any:
     except asyncio.CancelledError:
         if cancellations_of_task() > before:
             raise
-        why = (
+        reason = (
             "expected a result, got a cancellation; the tool cancelled itself, or awaited what was cancelled"
         )
-        raise ToolFailedError(why) from None
+        raise ToolFailedError(reason) from None
     finally:
         task.cancel()
     if error is not None:

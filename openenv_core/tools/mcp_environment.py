@@ -297,13 +297,13 @@ class MCPEnvironment(Environment[Any, Any, Any]):
                 else:
                     result = await ask_tool(client, name, action.arguments, context)
             except Exception as error:
-                why = text_of(error)
+                reason = text_of(error)
             else:
                 if not result.is_error:
                     return CallToolObservation(tool_name=name, result=result)
-                why = error_text(result)
+                reason = error_text(result)
             there_are = [spec.name for spec in await self._listing(client)]
-            return _failed(action, error_type(name, why, there_are), why)
+            return _failed(action, error_type(name, reason, there_are), reason)
 
         return call
 
@@ -329,8 +329,8 @@ def _listed(tool_specs: Sequence[ToolSpec]) -> ListToolsObservation:
 def _failed(
     action: CallToolAction, kind: ToolErrorType, message: str, **metadata: Any
 ) -> CallToolObservation:
-    why = ToolError(error_type=kind, message=message)
-    return CallToolObservation(tool_name=action.tool_name, error=why, metadata=metadata)
+    reason = ToolError(error_type=kind, message=message)
+    return CallToolObservation(tool_name=action.tool_name, error=reason, metadata=metadata)
 
 
 def _given_up(action: CallToolAction, error: Exception, limit_s: float) -> CallToolObservation:

@@ -106,10 +106,10 @@ def _hints(function: Callable[..., Any], name: str) -> dict[str, Any]:
     try:
         return get_type_hints(function, include_extras=True)
     except NameError as error:
-        why = f"{error}; import them at the top of its module, not below TYPE_CHECKING"
+        reason = f"{error}; import them at the top of its module, not below TYPE_CHECKING"
     except Exception as error:  # an annotation in quotes can hold any mistake
-        why = f"{type(error).__name__}: {error}"
-    raise ConfigurationError(f"expected types that can be found where {name} is defined, got: {why}")
+        reason = f"{type(error).__name__}: {error}"
+    raise ConfigurationError(f"expected types that can be found where {name} is defined, got: {reason}")
 
 
 _FIELD: Final = "argument_"
@@ -168,8 +168,8 @@ class Signature:
             if parameter.name not in method.hints:
                 raise _make_refusal(method, parameter.name, "has no type")
             if isinstance(parameter.default, FieldInfo):
-                why = "has a Field as its default: write Annotated[type, Field(...)] = default"
-                raise _make_refusal(method, parameter.name, why)
+                reason = "has a Field as its default: write Annotated[type, Field(...)] = default"
+                raise _make_refusal(method, parameter.name, reason)
             hint = method.hints[parameter.name]
             if inspect.isclass(hint) and issubclass(hint, ToolContext):
                 self._contexts.append(parameter.name)
@@ -225,9 +225,9 @@ class Signature:
         return values
 
 
-def _make_refusal(method: Method, name: str, why: str) -> ConfigurationError:
+def _make_refusal(method: Method, name: str, reason: str) -> ConfigurationError:
     return ConfigurationError(
-        f"expected named parameters with types, got {name} of {method.name}, which {why}"
+        f"expected named parameters with types, got {name} of {method.name}, which {reason}"
     )
 
 

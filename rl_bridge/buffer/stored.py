@@ -43,12 +43,12 @@ def dump_groups(groups: Sequence[Group]) -> bytes:
 
 
 def _pieces(group: Group) -> Iterator[bytes]:
-    without = _GROUPS.dump_json([_Group(**_others(group, "trajectories"), trajectories=[])])
+    without = _GROUPS.dump_json([_Group(**_without(group, "trajectories"), trajectories=[])])
     yield without[1:].removesuffix(b"]}]")  # they are its last field
     for place, trajectory in enumerate(group.trajectories):
         if place:
             yield b","
-        whole = _Trajectory(**_others(trajectory, "turns"), turns=_pack(trajectory.turns))
+        whole = _Trajectory(**_without(trajectory, "turns"), turns=_pack(trajectory.turns))
         yield _TRAJECTORIES.dump_json([whole])[1:-1]
     yield b"]}"
 
@@ -61,9 +61,9 @@ def load_groups(content: bytes) -> list[Group]:
     """
     return [
         Group(
-            **_others(group, "trajectories"),
+            **_without(group, "trajectories"),
             trajectories=[
-                Trajectory(**_others(stored, "turns"), turns=_unpack(stored.turns))
+                Trajectory(**_without(stored, "turns"), turns=_unpack(stored.turns))
                 for stored in group.trajectories
             ],
         )
@@ -71,7 +71,7 @@ def load_groups(content: bytes) -> list[Group]:
     ]
 
 
-def _others(record: Group | Trajectory, name: str) -> dict[str, Any]:
+def _without(record: Group | Trajectory, name: str) -> dict[str, Any]:
     return {field.name: getattr(record, field.name) for field in fields(record) if field.name != name}
 
 

@@ -67,7 +67,7 @@ def run(arguments: argparse.Namespace) -> int:
     wanted = 0 if config is None or arguments.node_rank is None else config.monarch.gpus_per_node
     meeting = _meeting(arguments, config, gpus=gpus)
     looks = (packages, lambda: machine(gpus=gpus, wanted=wanted), lambda: meet(meeting))
-    for finding in chain.from_iterable(look() for look in looks):
+    for finding in chain.from_iterable(examine() for examine in looks):
         failed = failed or finding.level is Severity.BAD
         if arguments.json:
             print(json.dumps(asdict(finding)), flush=True)

@@ -18,13 +18,16 @@ def view(plan: RunPlan, *, gpu_gb: float | None) -> RenderableType:
 
 def _parts(plan: RunPlan, gpu_gb: float | None) -> Iterator[RenderableType]:
     if plan.parameters is not None and plan.trainer_bytes is not None:
-        beside, why = "", WHY_NOT_14
+        beside, reason = "", WHY_NOT_14
         if plan.adapters is not None:
-            beside, why = f" and {plan.adapters:,} of adapters", "16 bytes one of an adapter, 4 a frozen one"
+            beside, reason = (
+                f" and {plan.adapters:,} of adapters",
+                "16 bytes one of an adapter, 4 a frozen one",
+            )
         summary = (
             f"{plan.parameters:,} parameters{beside}; the trainer keeps {_gb(plan.trainer_bytes)} for them"
         )
-        yield Text(f"{summary}: {why}")
+        yield Text(f"{summary}: {reason}")
         if plan.decided:
             yield Text(", ".join(f"{key} {value}" for key, value in plan.decided.items()))
         if plan.roles:

@@ -198,8 +198,8 @@ def _versions(facts: Sequence[HostFacts]) -> Iterator[Finding]:
             hosts_by_version.setdefault(name, {}).setdefault(version, []).append(host.host)
     differing = {name: versions for name, versions in hosts_by_version.items() if len(versions) > 1}
     for name, versions in differing.items():
-        told = "; ".join(f"{version} on {', '.join(hosts)}" for version, hosts in versions.items())
-        yield Finding(label, f"expected one of {name}, got {told}", Severity.BAD)
+        found_versions = "; ".join(f"{version} on {', '.join(hosts)}" for version, hosts in versions.items())
+        yield Finding(label, f"expected one of {name}, got {found_versions}", Severity.BAD)
     if not differing:
         yield Finding(label, f"the same, as far as several have {', '.join(COMPARED)}")
 

@@ -51,7 +51,7 @@ WEIGHT_FILES = (".safetensors", ".bin", ".pt")
 
 
 async def train_to_the_end(run: Run) -> bool:
-    """Train, however often the trainer is lost, and export the policy; False where the run was told to go before."""
+    """Train, recovering from each loss of the trainer, and export the policy; False where the run was preempted."""
     try:
         await _train(run)
     except PreemptedError:

@@ -119,7 +119,7 @@ _TRAINER_GONE = "the trainer is gone"
 
 
 class PreemptedError(Exception):
-    """The run was told to go, and its trainer stands between two iterations."""
+    """The run was preempted, and its trainer is between two iterations."""
 
 
 @dataclass(kw_only=True, slots=True)
@@ -295,7 +295,7 @@ class Run:
             ) from error
 
     def _account(self) -> dict[str, float]:
-        """What was lost on the way, since the beginning."""
+        """Return the losses since the beginning of the run."""
         ledger = self.buffer.ledger
         return _episode_metrics(self.dispatcher.counts) | {
             "rollout/groups_dropped": float(ledger.dropped.total()),
@@ -343,12 +343,12 @@ class Run:
                 await self.trainer.save_checkpoint.route(self.version, state, written, wait)
 
     def preempt(self) -> None:
-        """Have the loop end with `PreemptedError` as soon as the iteration is over that it is in."""
+        """End the loop with `PreemptedError` after the current iteration."""
         self.preempted = True
         self.buffer.fail(PreemptedError("the run was told to go"))
 
     def lost_the_trainer(self) -> None:
-        """Tell whoever waits for rollouts: those may wait for weights that are gone with it."""
+        """Fail the waiters for rollouts: they may wait for weights that are lost with the trainer."""
         self.trainer_lost.set()
         self.buffer.fail(ReplicaLostError(_TRAINER_GONE))
 

@@ -121,7 +121,7 @@ def _next_steps(config: Config, folder: Path) -> str:
         f"ropewalk train --resume {folder} trainer.iterations={2 * config.trainer.iterations}": "train on",
     }
     width = max(map(len, steps)) + 3
-    lines = [f"  {command:<{width}}{why}" for command, why in steps.items()]
+    lines = [f"  {command:<{width}}{reason}" for command, reason in steps.items()]
     return "\n".join([f"the policy is in {folder / 'policy'}, and everything else beside it; next:", *lines])
 
 
@@ -149,7 +149,7 @@ def _on_sigterm() -> list[Callable[[], object]]:
 
 
 async def _session(config: Config, folder: Path, *, console: Console, resume: bool) -> bool:
-    """Run to the end; False where the run was told to go before."""
+    """Run to the end; returns False where the run was preempted."""
     terminated = _on_sigterm()
     async with open_run(config, folder, console=console, resume=resume) as (run, fleet):
         if resume:

@@ -64,7 +64,7 @@ class Learner(Protocol):
     """What fine-tuning asks of `rl_bridge.trainer.trainer.Trainer`."""
 
     def step(self, batch: TrainBatch) -> dict[str, float]:
-        """Make one update, and tell its metrics, of which `loss/total` is one."""
+        """Make one update; returns its metrics, `loss/total` included."""
 
     def logprobs(self, batch: TrainBatch) -> NDArray[np.float32]:
         """The log-probability of each loss token under the weights as they are, shape [T]."""

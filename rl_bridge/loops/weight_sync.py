@@ -52,12 +52,12 @@ class WeightSync:
             await self.finish()
 
     async def finish(self) -> None:
-        """Wait until what was begun is there."""
+        """Wait for the synchronisation in progress."""
         if self._task is not None:
             await asyncio.shield(self._task)
 
     async def cancel(self) -> None:
-        """Give up what is under way."""
+        """Cancel the synchronisation in progress."""
         task, self._task = self._task, None
         if task is not None:
             task.cancel()

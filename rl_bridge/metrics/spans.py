@@ -23,7 +23,7 @@ Key: TypeAlias = tuple[str, str | None]
 
 @dataclass(kw_only=True, slots=True, frozen=True)
 class SpanTotals:
-    """Seconds by what they were spent on.
+    """Seconds by activity.
 
     Attributes:
         began: When the counting began, in seconds since the epoch; tells one process's totals from its successor's.
@@ -43,7 +43,7 @@ class SpanTotals:
 
     @property
     def idle(self) -> dict[str, float]:
-        """Seconds of waiting by what was waited for."""
+        """Seconds of waiting by reason."""
         return _by_word((waits_for, spent) for (_, waits_for), spent in self.seconds.items() if waits_for)
 
     @property
@@ -116,7 +116,7 @@ class SpanTotals:
         }
 
     def as_json(self) -> dict[str, Any]:
-        """These as what JSON can hold."""
+        """Return them as JSON values."""
         return {
             "began": self.began,
             "wall_s": self.wall_s,

@@ -1,4 +1,4 @@
-"""What a run says of itself while it is under way, and to whoever asks over HTTP."""
+"""The status of a running run, served over HTTP."""
 
 import asyncio
 import contextlib
@@ -307,7 +307,7 @@ def encode_metrics(snapshot: StatusSnapshot) -> bytes:
 
 
 async def ask_status(address: str, *, timeout_s: float = TIMEOUT_S) -> StatusSnapshot:
-    """Ask a run at HOST:PORT how it stands; ConfigError for no address, StatusError where no run answers in time."""
+    """Request the status of a run at HOST:PORT. ConfigError: no address; StatusError: no run answers in time."""
     host, port = parse_address(address)
     try:
         async with asyncio.timeout(timeout_s):

@@ -26,7 +26,7 @@ what trains on them."""
 
 @dataclass(kw_only=True, slots=True, frozen=True)
 class Throughput:
-    """What was done in a stretch of time.
+    """The work that was done in a time span.
 
     Attributes:
         steps: Training steps that ended in it.
@@ -41,7 +41,7 @@ class Throughput:
 
     @property
     def unaccounted(self) -> float:
-        """The largest share of any role's time that nobody accounts for."""
+        """The largest unaccounted share of any role's time."""
         shares = [
             totals.unaccounted_s / totals.wall_s for totals in self.roles.values() if totals.wall_s > 0.0
         ]
@@ -60,7 +60,7 @@ class Throughput:
         return None if busy is None or target is None else busy >= target
 
     def as_json(self) -> dict[str, Any]:
-        """This as what JSON can hold."""
+        """Return it as JSON values."""
         return {
             "seconds": self.seconds,
             "steps": self.steps,

@@ -26,7 +26,7 @@ BEGUN = b""
 
 @dataclass(kw_only=True, slots=True, frozen=True)
 class RewardReply:
-    """What came of an evaluation, or of a worker's start.
+    """The result of an evaluation, or of a worker's start.
 
     Attributes:
         reward: The number, or None.
@@ -49,7 +49,7 @@ class RewardReply:
 
 
 def main(fd: int, paths: list[str]) -> None:
-    """Answer requests until the pool has no more."""
+    """Answer requests until the pool closes the connection."""
     os.set_inheritable(fd, False)  # what a function starts shall not keep the connection open
     with socket.socket(fileno=fd) as connection:
         try:

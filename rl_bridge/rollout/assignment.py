@@ -1,4 +1,4 @@
-"""What a rollout worker is asked to play, and what it answers; and each seed as a function of what it is for."""
+"""Assignments of rollout workers and their results; and the derivation of seeds."""
 
 from bisect import bisect_right
 from collections.abc import Mapping

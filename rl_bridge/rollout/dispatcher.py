@@ -59,7 +59,7 @@ class LossReport:
             self._soon = asyncio.get_running_loop().call_later(LOSS_WINDOW_S, self.tell)
 
     def tell(self) -> None:
-        """Say what is not said yet: a line a reason."""
+        """Log what is not logged yet: a line for each reason."""
         if self._soon is not None:
             self._soon.cancel()
             self._soon = None
@@ -169,7 +169,7 @@ class Dispatcher:
         await asyncio.gather(*self._cuts, return_exceptions=True)
 
     def served(self, version: PolicyVersion) -> None:
-        """Every serving generator holds these weights, or newer ones: more groups may start."""
+        """Record that every serving generator has these weights or newer ones: more groups may start."""
         self._buffer.served(version)
 
     @property

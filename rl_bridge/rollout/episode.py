@@ -42,7 +42,7 @@ def shortened(reason: str) -> str:
 
 
 def require_play(result: StepResult[Any]) -> None:
-    """Raise EpisodeLostError where something beside the policy failed: what was earned is worth nothing either.
+    """Raise EpisodeLostError where something other than the policy failed, which makes its rewards meaningless.
 
     EpisodeUnscoredError where the episode is over, and nobody can say how well it was played.
     """

@@ -186,7 +186,7 @@ class Tally:
 
 @dataclass(kw_only=True, slots=True, frozen=True)
 class Overlong:
-    """What is done about trajectories that a limit cut off, or that came near one.
+    """The handling of trajectories that a limit truncated, or that came near one.
 
     Attributes:
         handling: "train" does nothing; "mask" leaves what was cut off out of the loss, though not out of its group's
@@ -234,7 +234,7 @@ def greatest_length(config: Config) -> int:
 
 
 def overlong(config: Config) -> Overlong:
-    """What is done about trajectories that are too long."""
+    """The handling of trajectories that are too long."""
     algorithm, longest = config.algorithm, greatest_length(config)
     return Overlong(
         handling=algorithm.overlong,

@@ -12,7 +12,7 @@ from rl_bridge.types import Completion, SamplingSettings, Turn
 
 
 class Generator(Protocol):
-    """Whatever completes prompts: a `GeneratorClient`, or one that is settled."""
+    """The interface of clients that complete prompts: a `GeneratorClient`, or a settled one."""
 
     def settled(self) -> "AbstractContextManager[Generator]":
         """The same generator, for prompts that begin alike."""

@@ -143,8 +143,8 @@ class ToolTask(Task):
         if not isinstance(observation, ListToolsObservation):
             raise self._fault("a list of tools", observation, "functions")
         if not observation.tools:  # released environments say so where they could not list them, and why
-            why = observation.metadata.get("error", "it does not say why")
-            raise EpisodeLostError(f"expected the environment to list its tools, got none: {why}")
+            reason = observation.metadata.get("error", "it does not say why")
+            raise EpisodeLostError(f"expected the environment to list its tools, got none: {reason}")
         return openai_tools(observation.tools)
 
     def action(self, call: ToolCall) -> Any | None:

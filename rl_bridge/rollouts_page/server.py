@@ -198,7 +198,7 @@ class _Handler(BaseHTTPRequestHandler):
         self.end_headers()
 
     def log_message(self, format: str, *arguments: Any) -> None:  # noqa: A002 - the base class calls it that
-        """Who asks for what is nobody's business."""
+        """Log no requests."""
 
 
 def _is_this_machine(host: str) -> bool:

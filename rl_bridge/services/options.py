@@ -209,7 +209,7 @@ _SEED_BITS = 31  # what every generator of random numbers takes
 
 
 def start_of(replica: int, rank: int, before: int) -> str:
-    """What a process is told."""
+    """The settings that a process starts with."""
     return f"{replica}.{rank}.{before}"
 
 

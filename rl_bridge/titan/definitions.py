@@ -74,22 +74,22 @@ def model_config(
     A value head gives a number a token, zero until it is trained or loaded, in place of logits. `in_one_row` says
     whether attention is told where the documents of one row begin, by a kernel that GPUs have.
     """
-    one, dim = architecture, architecture.dim
+    spec, dim = architecture, architecture.dim
     last = (
         ValueHead.Config(in_features=dim, out_features=1, param_init={"weight": torch.nn.init.zeros_})
         if value_head
-        else OutputLayer.Config(in_features=dim, out_features=one.vocabulary, param_init=_FROM_CHECKPOINT)
+        else OutputLayer.Config(in_features=dim, out_features=spec.vocabulary, param_init=_FROM_CHECKPOINT)
     )
-    return DEFINITIONS[one.family].model.Config(
-        vocab_size=one.vocabulary,
+    return DEFINITIONS[spec.family].model.Config(
+        vocab_size=spec.vocabulary,
         dim=dim,
-        norm=_norm(one, dim),
-        enable_weight_tying=one.tied and not value_head,
+        norm=_norm(spec, dim),
+        enable_weight_tying=spec.tied and not value_head,
         tok_embeddings=Embedding.Config(
-            num_embeddings=one.vocabulary, embedding_dim=dim, param_init=_FROM_CHECKPOINT
+            num_embeddings=spec.vocabulary, embedding_dim=dim, param_init=_FROM_CHECKPOINT
         ),
         lm_head=last,
-        layers=[_layer(one, max_length, in_one_row) for _ in range(one.layers)],
+        layers=[_layer(spec, max_length, in_one_row) for _ in range(spec.layers)],
     )
 
 

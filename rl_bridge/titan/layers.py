@@ -78,9 +78,9 @@ class RowAttention(VarlenAttention):
 
 
 @cache
-def _warn_once(why: str) -> None:
+def _warn_once(reason: str) -> None:
     """Every layer would say so."""
-    logger.warning("attention by torch's own FlashAttention 2: %s", why)
+    logger.warning("attention by torch's own FlashAttention 2: %s", reason)
 
 
 def document_mask(document: Tensor) -> Tensor:

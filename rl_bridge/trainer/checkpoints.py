@@ -94,12 +94,12 @@ class Checkpoints:
             )
         return None, ()
 
-    def _set_aside(self, version: PolicyVersion, why: str) -> str:
+    def _set_aside(self, version: PolicyVersion, reason: str) -> str:
         path = self._folder / f"step-{version}"
         if self._first:
             shutil.rmtree(path.with_name(path.name + _DAMAGED), ignore_errors=True)
             _aside(path, _DAMAGED)
-        return f"{why}; it is set aside as {path.name}{_DAMAGED}, going on from the one before"
+        return f"{reason}; it is set aside as {path.name}{_DAMAGED}, going on from the one before"
 
     def sweep(self) -> None:
         """Remove what killed trainers left half-written, and give one that was being replaced its name again."""
@@ -251,8 +251,8 @@ def _blame_checkpoint(checkpoint: Path) -> Iterator[None]:
         if is_of_siblings(error):
             raise
         failure = error
-    if (why := agree(None if failure is None else _reason(failure))) is not None:
-        raise _DamagedError(f"cannot resume from the checkpoint {str(checkpoint)!r}: {why}") from failure
+    if (reason := agree(None if failure is None else _reason(failure))) is not None:
+        raise _DamagedError(f"cannot resume from the checkpoint {str(checkpoint)!r}: {reason}") from failure
 
 
 def newest_checkpoint(folder: str | Path) -> PolicyVersion:

@@ -48,14 +48,14 @@ class Critic:
         self._losses: list[float] = []
         self._norms: list[float] = []
 
-    def values(self, mine: RankBatch) -> NDArray[np.float32]:
+    def values(self, rank_batch: RankBatch) -> NDArray[np.float32]:
         """The value of the state before each of this rank's loss tokens, shape [T]."""
-        return self.passes.evaluate(mine, self._values)
+        return self.passes.evaluate(rank_batch, self._values)
 
     def _values(self, micro_batch: TrainBatch) -> Tensor:
         return self._model.outputs(self._model.pack(micro_batch)).logprobs
 
-    def accumulate(self, mine: RankBatch, update: int, *, iteration: int) -> None:
+    def accumulate(self, rank_batch: RankBatch, update: int, *, iteration: int) -> None:
         """Make the gradient of one update: the mean of the value loss over its tokens.
 
         Raises as `Optimization.clip`.
@@ -70,10 +70,11 @@ class Critic:
             )
             clip = self._settings.algorithm.value_clip
             return (
-                value_loss(self._values(micro_batch), returns, values, clip=clip).sum() / mine.sizes[update]
+                value_loss(self._values(micro_batch), returns, values, clip=clip).sum()
+                / rank_batch.sizes[update]
             )
 
-        total_loss = self.passes.backward(mine, update, loss)
+        total_loss = self.passes.backward(rank_batch, update, loss)
         self._norms.append(self.optimization.clip(total_loss, iteration=iteration, label="the critic"))
         self._losses.append(total_loss)
 

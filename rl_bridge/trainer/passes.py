@@ -94,16 +94,16 @@ class Passes:
         """A step begins."""
         self.tokens, self.flops = 0, 0.0
 
-    def backward(self, mine: RankBatch, update: int, loss: Callable[[TrainBatch], Tensor]) -> float:
+    def backward(self, rank_batch: RankBatch, update: int, loss: Callable[[TrainBatch], Tensor]) -> float:
         """Add an update's gradient.
 
         `loss` is a pass's scalar, whose sum over all passes of all ranks is the update's.
         """
         total = 0.0
-        for tokens in mine.updates[update]:
+        for tokens in rank_batch.updates[update]:
             with self._model.spmd():
                 if len(tokens):
-                    micro_batch = mine.batch.take(tokens)
+                    micro_batch = rank_batch.batch.take(tokens)
                     micro_loss = loss(micro_batch)
                     self.tokens += int(micro_batch.lengths.sum())
                     self.flops += self._model.train_flops(micro_batch)
@@ -115,18 +115,18 @@ class Passes:
 
     @torch.no_grad()
     def evaluate(
-        self, mine: RankBatch, value: Callable[[TrainBatch], Tensor], *, update: int | None = None
+        self, rank_batch: RankBatch, value: Callable[[TrainBatch], Tensor], *, update: int | None = None
     ) -> NDArray[np.float32]:
         """A number for each loss token of this rank, without gradient, shape [the rank's T].
 
         Those of other updates have 0. `value` gives those of a pass, shape [its T].
         """
-        result = np.zeros(len(mine.batch), dtype=np.float32)
-        updates = mine.updates if update is None else (mine.updates[update],)
+        result = np.zeros(len(rank_batch.batch), dtype=np.float32)
+        updates = rank_batch.updates if update is None else (rank_batch.updates[update],)
         for tokens in chain.from_iterable(updates):
             with self._model.spmd():
                 if len(tokens):
-                    result[tokens] = value(mine.batch.take(tokens)).float().cpu().numpy()
+                    result[tokens] = value(rank_batch.batch.take(tokens)).float().cpu().numpy()
                 else:
                     self._model.idle()
         return result

@@ -112,18 +112,18 @@ class PolicyGradients:
         self._loss = load_loss(settings.algorithm.loss)
         self.passes = Passes(model)
 
-    def logprobs(self, mine: RankBatch, *, update: int | None = None) -> NDArray[np.float32]:
+    def logprobs(self, rank_batch: RankBatch, *, update: int | None = None) -> NDArray[np.float32]:
         """The log-probability of each of this rank's loss tokens under the weights as they are; see `evaluate`."""
 
         def chosen(micro_batch: TrainBatch) -> Tensor:
             rows = self._model.pack(micro_batch)
             return self._model.outputs(rows, temperature=self._settings.temperature).logprobs
 
-        return self.passes.evaluate(mine, chosen, update=update)
+        return self.passes.evaluate(rank_batch, chosen, update=update)
 
     def accumulate(
         self,
-        mine: RankBatch,
+        rank_batch: RankBatch,
         update: int,
         settings: AlgorithmConfig,
         metrics: LossMetrics,
@@ -136,7 +136,7 @@ class PolicyGradients:
         `fresh` is the version of tokens that the very weights have sampled that the trainer holds; None after the
         iteration's first update.
         """
-        ratios = self._sequence_log_ratios(mine, update)
+        ratios = self._sequence_log_ratios(rank_batch, update)
 
         def loss(micro_batch: TrainBatch) -> Tensor:
             rows = self._model.pack(micro_batch)
@@ -161,15 +161,15 @@ class PolicyGradients:
             metrics.add_rows(valid=int(micro_batch.lengths.sum()), padded=rows.tokens.size)
             return torch.sum(self._tensor(micro_batch.weights) * per_token)
 
-        return self.passes.backward(mine, update, loss)
+        return self.passes.backward(rank_batch, update, loss)
 
-    def _sequence_log_ratios(self, mine: RankBatch, update: int) -> NDArray[np.float32] | None:
+    def _sequence_log_ratios(self, rank_batch: RankBatch, update: int) -> NDArray[np.float32] | None:
         """Of each token of the whole batch."""
         if self._settings.algorithm.ratio == "token":
             return None
-        batch = mine.batch
+        batch = rank_batch.batch
         old = batch.old_logprobs if batch.proximal_logprobs is None else batch.proximal_logprobs
-        log_ratios = self.logprobs(mine, update=update) - old
+        log_ratios = self.logprobs(rank_batch, update=update) - old
         trajectory = self.passes.whole(batch, batch.trajectory).astype(np.int64)
         return sequence_means(self.passes.whole(batch, log_ratios), trajectory)
 

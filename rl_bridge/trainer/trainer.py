@@ -163,7 +163,7 @@ class Trainer:
         parts = rank_batches(batch, self._settings, version=self.version, ranks=self._rank.count)
         return parts[self._rank.index]
 
-    def _step(self, mine: RankBatch) -> dict[str, float]:
+    def _step(self, rank_batch: RankBatch) -> dict[str, float]:
         config, algorithm = self._settings.trainer, self._settings.algorithm
         passes = [model.passes for model in (self._policy, self._critic) if model is not None]
         for model_passes in passes:
@@ -175,12 +175,12 @@ class Trainer:
         norms: list[float] = []
         waited = 0.0
         learning_rate = self._optimizer.learning_rate
-        mine = self._prepare(mine)
-        for update in range(len(mine.updates)):
+        rank_batch = self._prepare(rank_batch)
+        for update in range(len(rank_batch.updates)):
             # What these very weights have sampled; after the first update they are others.
             fresh = None if update else self.version
-            losses.append(self._policy.accumulate(mine, update, loss, metrics, fresh=fresh))
-            norms.append(self._clip_gradients(mine, update, losses[-1]))
+            losses.append(self._policy.accumulate(rank_batch, update, loss, metrics, fresh=fresh))
+            norms.append(self._clip_gradients(rank_batch, update, losses[-1]))
             waited += self._readers.wait_until_none(config.collective_timeout_s)
             for learner in self._learners:
                 learner.step()
@@ -197,7 +197,7 @@ class Trainer:
             "train/entropy_coef": loss.entropy_coef,
             "time/push_blocked_s": waited,
             **metrics.reduce(self._model.sum_over_data, self._model.max_over_data),
-            **({} if self._critic is None else self._critic.metrics(mine.batch)),
+            **({} if self._critic is None else self._critic.metrics(rank_batch.batch)),
         }
         self.measured = self._meter.metrics(tokens=tokens, flops=flops)
         return step_metrics
@@ -206,32 +206,32 @@ class Trainer:
     def _learners(self) -> list[Optimization]:
         return [self._optimizer] if self._critic is None else [self._optimizer, self._critic.optimization]
 
-    def _prepare(self, mine: RankBatch) -> RankBatch:
+    def _prepare(self, rank_batch: RankBatch) -> RankBatch:
         """With all that is known of the batch before the first update: values, advantages, log-probabilities.
 
         With LoRA the reference's are the model's own with its adapters off. The policy's, where ratios are against
         those, are computed in the passes in which each token will be trained: in bfloat16 other passes have other
         roundings, and the ratio of a part that is trained first would not be 1.
         """
-        batch, algorithm = mine.batch, self._settings.algorithm
+        batch, algorithm = rank_batch.batch, self._settings.algorithm
         if algorithm.kl_coef and self._settings.lora is not None:
             with self._model.without_adapters():
-                batch = batch.with_reference(self._policy.logprobs(mine))
-        values = None if self._critic is None else self._critic.values(mine)
+                batch = batch.with_reference(self._policy.logprobs(rank_batch))
+        values = None if self._critic is None else self._critic.values(rank_batch)
         batch = with_advantages(
             batch, algorithm, values=values, whole=lambda numbers: self._policy.passes.whole(batch, numbers)
         )
         if algorithm.recomputes_old:
-            batch = replace(batch, proximal_logprobs=self._policy.logprobs(mine))
-        return replace(mine, batch=batch)
+            batch = replace(batch, proximal_logprobs=self._policy.logprobs(rank_batch))
+        return replace(rank_batch, batch=batch)
 
-    def _clip_gradients(self, mine: RankBatch, update: int, loss: float) -> float:
+    def _clip_gradients(self, rank_batch: RankBatch, update: int, loss: float) -> float:
         """Clip the gradient, and make and clip the critic's, so that both are sound or neither is applied."""
         try:
             label = f"algorithm.loss={self._settings.algorithm.loss}"
             norm = self._optimizer.clip(loss, iteration=self.version, label=label)
             if self._critic is not None:
-                self._critic.accumulate(mine, update, iteration=self.version)
+                self._critic.accumulate(rank_batch, update, iteration=self.version)
         except NonFiniteLossError:
             self._optimizer.drop()
             raise
@@ -240,8 +240,10 @@ class Trainer:
     def logprobs(self, batch: TrainBatch) -> NDArray[np.float32]:
         """The log-probability of each loss token under the weights as they are, shape [T]; the same on every rank."""
         with siblings_needed(f"for what iteration {self.version} has come to"):
-            mine = self._own(batch)
-            return self._policy.passes.whole(mine.batch, self._policy.logprobs(mine)).astype(np.float32)
+            rank_batch = self._own(batch)
+            return self._policy.passes.whole(rank_batch.batch, self._policy.logprobs(rank_batch)).astype(
+                np.float32
+            )
 
     @contextmanager
     def weights(self, version: PolicyVersion) -> Iterator[State]:

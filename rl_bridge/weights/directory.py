@@ -81,12 +81,12 @@ class WeightDirectory:
             entry.finished[contribution.origin.rank] = contribution
             self._changed.notify_all()
 
-    async def abandon(self, key: Key, publication: Publication, rank: int, why: str) -> None:
+    async def abandon(self, key: Key, publication: Publication, rank: int, reason: str) -> None:
         """Record that a rank will not finish; waiters for the key get the reason."""
         async with self._changed:
             entry = self._entries.get(key)
             if entry is not None and entry.publication == publication:
-                entry.failure = f"rank {rank} could not publish it: {why}"
+                entry.failure = f"rank {rank} could not publish it: {reason}"
                 self._changed.notify_all()
 
     async def find(self, key: Key, wait_s: float) -> Snapshot | Unfinished:

@@ -274,11 +274,11 @@ class SegmentReader:
                 raise overwritten(key) from None  # the segment itself has been given up
             self._forget(origin.pid, frozenset())
             if origin.machine != own_machine():
-                why = "it is on another machine, which the transport 'rdma' can reach"
+                reason = "it is on another machine, which the transport 'rdma' can reach"
             else:
-                why = "did it die? A trainer that is started again publishes anew"
+                reason = "did it die? A trainer that is started again publishes anew"
             raise WeightsError(
-                f"cannot open {key_text(key)} of rank {origin.rank} (process {origin.pid}, {error.strerror}): {why}"
+                f"cannot open {key_text(key)} of rank {origin.rank} (process {origin.pid}, {error.strerror}): {reason}"
             ) from error
         self._forget(origin.pid, address.ring)
         name = origin.pid, address.inode

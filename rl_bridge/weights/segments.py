@@ -230,9 +230,9 @@ def _require_memory(nbytes: int) -> None:
                 raise _no_memory(nbytes, f"{available} are available")
 
 
-def _no_memory(nbytes: int, why: str) -> WeightsError:
+def _no_memory(nbytes: int, reason: str) -> WeightsError:
     return WeightsError(
-        f"cannot reserve {nbytes} bytes of shared memory: {why}; "
+        f"cannot reserve {nbytes} bytes of shared memory: {reason}; "
         "`ropewalk plan` says what a run keeps in the memory of its hosts"
     )
 

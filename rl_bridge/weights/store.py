@@ -163,8 +163,8 @@ class WeightStore:
                     key, publication, Contribution(origin=origin, location=location, parts=parts)
                 )
             except BaseException as error:
-                why = str(error) or type(error).__name__
-                await asyncio.shield(self._directory.abandon(key, publication, rank, why))
+                reason = str(error) or type(error).__name__
+                await asyncio.shield(self._directory.abandon(key, publication, rank, reason))
                 raise
 
     async def get(self, key: Key, like: Like | None = None) -> dict[str, Tensor]:

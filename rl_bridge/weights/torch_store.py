@@ -176,11 +176,13 @@ class VolumeReader:
                 addresses: list[Any] = [snapshot.contributions[rank].location for rank in needed]
                 fetched = await asyncio.gather(*(client.get(address.name) for address in addresses))
         except Exception as error:  # TorchStore raises nothing narrower
-            why = str(error)
+            reason = str(error)
             if isinstance(error, TimeoutError):
-                why = f"no end within {self._timeout_s:g} s; a slow network needs a higher trainer.timeout_s"
-            raise WeightsError(f"cannot fetch {key_text(snapshot.key)} from TorchStore: {why}") from error
-        marks = [int(one[:MARK_BYTES].view(torch.int64)[0]) for one in fetched]
+                reason = (
+                    f"no end within {self._timeout_s:g} s; a slow network needs a higher trainer.timeout_s"
+                )
+            raise WeightsError(f"cannot fetch {key_text(snapshot.key)} from TorchStore: {reason}") from error
+        marks = [int(data[:MARK_BYTES].view(torch.int64)[0]) for data in fetched]
         current = await self._directory.is_current(snapshot.key, snapshot.publication)
         if not current or marks != [address.mark for address in addresses]:
             raise overwritten(snapshot.key)

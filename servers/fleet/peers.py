@@ -159,11 +159,11 @@ class UnixPeers:
                         deadline.reschedule(asyncio.get_running_loop().time() + _STREAM_SILENCE_TIMEOUT_S)
                     await send({"type": "http.response.body", "body": chunk, "more_body": True})
         except (OSError, TimeoutError, httpcore.NetworkError, httpcore.ProtocolError) as error:
-            why = str(error) or type(error).__name__
-            logger.warning("worker %d did not answer: %s", worker, why)
+            reason = str(error) or type(error).__name__
+            logger.warning("worker %d did not answer: %s", worker, reason)
             if not started:
                 text = (
-                    f"expected worker {worker}, which holds this session, to answer, got: {why}; if it died, its "
+                    f"expected worker {worker}, which holds this session, to answer, got: {reason}; if it died, its "
                     "sessions are gone: reset"
                 )
                 await turn_away(TurnedAwayError(502, text), scope, send)

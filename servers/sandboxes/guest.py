@@ -141,8 +141,8 @@ class Guest:
         await asyncio.wait(waits, timeout=timeout_s, return_when=asyncio.FIRST_COMPLETED)
         waits[0].cancel()
         if not self._greeted.is_set():
-            why = self.gone.result() if self.gone.done() else f"nothing within {timeout_s:g} s"
-            raise GuestError("unavailable", f"expected the sandbox to begin, got {why}")
+            reason = self.gone.result() if self.gone.done() else f"nothing within {timeout_s:g} s"
+            raise GuestError("unavailable", f"expected the sandbox to begin, got {reason}")
         await self.ask("setup", envs=envs)
 
     def name(self) -> str:
@@ -205,7 +205,7 @@ class Guest:
         self.tell("acknowledge", stream=stream, bytes=size)
 
     async def _read(self) -> None:
-        why = "its agent has ended"
+        reason = "its agent has ended"
         try:
             while True:
                 head, size = FRAME.unpack(await self._reader.readexactly(FRAME.size))
@@ -218,8 +218,8 @@ class Guest:
         except (EOFError, OSError):
             pass
         except Exception as error:  # whatever it is: somebody has forged it
-            why = f"its agent sent what is no frame ({type(error).__name__}: {error})"
-        self._over(why)
+            reason = f"its agent sent what is no frame ({type(error).__name__}: {error})"
+        self._over(reason)
 
     def _on_frame(self, header: dict[str, Any], blob: bytes, size: int) -> None:
         if "stream" in header:
@@ -235,13 +235,13 @@ class Guest:
         elif (answer := self._answers.get(int(header["id"]))) is not None and not answer.done():
             answer.set_result((header, blob))
 
-    def _over(self, why: str) -> None:
+    def _over(self, reason: str) -> None:
         if self.gone.done():
             return
-        self.gone.set_result(why)
+        self.gone.set_result(reason)
         for answer in self._answers.values():
             if not answer.done():
-                answer.set_exception(GuestError("unavailable", f"the sandbox was not found: {why}"))
+                answer.set_exception(GuestError("unavailable", f"the sandbox was not found: {reason}"))
         for stream, readers in self._streams.items():
             for each in readers:
-                each.put({"stream": stream, "end": -1, "status": why, "lost": True}, b"")
+                each.put({"stream": stream, "end": -1, "status": reason, "lost": True}, b"")

@@ -95,7 +95,7 @@ async def test_a_call_that_never_returns_costs_its_thread_and_nothing_else(gate:
     assert pool.abort(hangs)
     assert not hangs.waiter.done()
     more = [pool.submit(lambda: gate.wait(60)) for _ in range(4)]  # as many as the pool has
-    await eventually(lambda: all(call.begun for call in more))
+    await eventually(lambda: all(call.started for call in more))
     assert len(living("hanging")) == 5
     gate.set()
     await asyncio.gather(*(call.waiter for call in more))
@@ -192,11 +192,11 @@ async def test_a_call_given_up_as_it_ends_leaves_its_thread_in_the_pool(gate: th
     call = pool.submit(lambda: "ended")
     call.waiter.cancel()
     call.then = late.append
-    while call.thread is not None or not call.begun:
+    while call.thread is not None or not call.started:
         time.sleep(0.001)  # noqa: ASYNC251 - the loop is not to hear of its end
     assert pool.abort(call)  # its outcome is on its way
     hangs = pool.submit(lambda: gate.wait(60))
-    await eventually(lambda: hangs.begun and late == [(True, "ended")])
+    await eventually(lambda: hangs.started and late == [(True, "ended")])
     assert pool._threads == len(living("ended")) == 1
     pool.close()
 

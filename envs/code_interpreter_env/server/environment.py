@@ -275,8 +275,8 @@ class CodeInterpreterEnvironment(
                 elif isinstance(action, GetFile):
                     data = await interpreter.get_file(action.path)
                     if len(data) > MAX_FETCHED_BYTES:
-                        why = f"it has {len(data)} bytes, and a step returns at most {MAX_FETCHED_BYTES}"
-                        raise FileRefusedError(action.path, why)
+                        reason = f"it has {len(data)} bytes, and a step returns at most {MAX_FETCHED_BYTES}"
+                        raise FileRefusedError(action.path, reason)
                     fields["file"] = content_of(action.path, data)
             execution = self._in_session(Execution(status="ok", files=files))
         except FileRefusedError as error:

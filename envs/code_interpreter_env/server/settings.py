@@ -172,8 +172,8 @@ def _read(variable: str, text: str, kind: Any) -> Any:
     try:
         return TypeAdapter(kind).validate_strings(text)
     except ValidationError as error:
-        why = error.errors(include_url=False)[0]["msg"]
-        raise ConfigurationError(f"expected {variable} to be usable, got {text!r:.80}: {why}") from None
+        reason = error.errors(include_url=False)[0]["msg"]
+        raise ConfigurationError(f"expected {variable} to be usable, got {text!r:.80}: {reason}") from None
 
 
 def _packages(text: str) -> tuple[str, ...]:

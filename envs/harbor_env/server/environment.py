@@ -284,8 +284,10 @@ class HarborEnvironment(
         logger.warning("the infrastructure of a task failed: %s", error)
         await self.close_async()
         self._state.done = True
-        why = str(error) or type(error).__name__
-        return HarborObservation(status="sandbox_error", reason=why, done=True, infrastructure_error=why)
+        reason = str(error) or type(error).__name__
+        return HarborObservation(
+            status="sandbox_error", reason=reason, done=True, infrastructure_error=reason
+        )
 
 
 async def _do(machine: Machine, action: HarborAction, left_s: float) -> CommandResult:
@@ -317,10 +319,10 @@ async def _do(machine: Machine, action: HarborAction, left_s: float) -> CommandR
         return content
     count = content.output.count(action.old)
     if content.cut or "\ufffd" in content.output or count != 1:
-        why = f"expected the old text once in it, got it {count} times"
+        reason = f"expected the old text once in it, got it {count} times"
         if content.cut or "\ufffd" in content.output:
-            why = f"expected text in UTF-8 of at most {OUTPUT_BYTES >> 10} KiB; edit it by a command"
-        return CommandResult(status="refused", reason=f"{path}: {why}")
+            reason = f"expected text in UTF-8 of at most {OUTPUT_BYTES >> 10} KiB; edit it by a command"
+        return CommandResult(status="refused", reason=f"{path}: {reason}")
     return await write(path, content.output.replace(action.old, action.new))
 
 

@@ -221,7 +221,7 @@ class Episode:
         """Call a tool by the name that it is offered under."""
         started_s = self._budget.elapsed_s()
         began = time.monotonic()
-        why = why_unsendable(arguments)
+        reason = why_unsendable(arguments)
         if (spent := self._budget.spent()) is not None:
             self.ended = spent
             kind = ToolErrorType.TIMEOUT if spent == "time" else ToolErrorType.EXECUTION_ERROR
@@ -232,15 +232,15 @@ class Episode:
             )
         else:
             self._budget.made += 1
-            if why is None:
+            if reason is None:
                 result = await self._call_by_name(name, arguments, context)
             else:
-                result = _make_failure(ToolErrorType.INVALID_ARGS, why)
+                result = _make_failure(ToolErrorType.INVALID_ARGS, reason)
             if self.ended is None and not self._budget.time_left_s():
                 self.ended = "time"
                 metadata = {**result.metadata, BUDGET: "time"}
                 result = replace(result, done=True, truncated=True, metadata=metadata)
-        self._transcript.add(name, why or arguments, result, started_s, time.monotonic() - began)
+        self._transcript.add(name, reason or arguments, result, started_s, time.monotonic() - began)
         self._time_left_s = round(self._budget.time_left_s(), 3)
         return result
 

@@ -142,11 +142,11 @@ class EpisodeServer:
                 connection.dead = str(error)
         if connection is not None and connection.dead is None:
             return False
-        why = self.death or "it is not there"
+        reason = self.death or "it is not there"
         if not self.policy.restart:
-            raise ServerFailedError(f"{self.name}: {why}")
+            raise ServerFailedError(f"{self.name}: {reason}")
         if self.restarts >= self.policy.max_restarts:
-            raise ServerFailedError(f"{self.name}: {why}; it was started anew {self.restarts} times")
+            raise ServerFailedError(f"{self.name}: {reason}; it was started anew {self.restarts} times")
         self.restarts += 1
         await self.close()
         await self.start()

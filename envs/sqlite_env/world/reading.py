@@ -209,7 +209,7 @@ class ReadOnlyDatabase:
             try:
                 # One more than are given tells whether there are more.
                 rows = cursor.fetchmany(MAX_ROWS + 1)
-                columns = [str(one[0]) for one in cursor.description or ()]
+                columns = [str(column[0]) for column in cursor.description or ()]
             finally:
                 cursor.close()
         except MemoryError:

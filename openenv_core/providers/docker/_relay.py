@@ -92,7 +92,7 @@ class Stream(asyncio.Protocol):
         self.flush()
 
     def eof_received(self) -> bool:
-        """Note that the connection has no more to say; it may still be told something."""
+        """Record that the connection's input has ended; data may still be sent to it."""
         self.read_end = True
         self.flush()
         return True
@@ -159,7 +159,7 @@ class Stream(asyncio.Protocol):
                 self.finish()
 
     def finish(self) -> None:
-        """Let go of a connection that has ended in both directions."""
+        """Remove a connection that has ended in both directions."""
         if self.end_sent and self.write_end and self.transport is not None:
             self.transport.close()
 
@@ -252,10 +252,10 @@ class Mux(asyncio.Protocol):
             self.room.release()
         return known
 
-    def stop(self, why: MuxBrokenError) -> None:
+    def stop(self, reason: MuxBrokenError) -> None:
         """Close every stream, and the carrier."""
         if not self.ended.done():
-            self.ended.set_exception(why)
+            self.ended.set_exception(reason)
         for stream in list(self.streams.values()):
             self.forget(stream)
             if stream.transport is not None:
@@ -338,7 +338,7 @@ class Attached(Mux):
         super().data_received(out)
 
     def connection_lost(self, error: Exception | None) -> None:
-        """End, with what the inner side said on standard error."""
+        """Stop, with the inner side's standard error as the reason."""
         output = (self.greeting + self.stderr)[:1000].decode(errors="replace").strip()
         if output and not self.greeted.is_set():
             self.stop(MuxBrokenError(output))
@@ -420,7 +420,7 @@ def main(arguments: list[str]) -> int:
                 asyncio.run(carry(address, request, listener, int(parent)))
                 return 0
             except (MuxBrokenError, *_wire.UNWELL) as error:
-                why = str(error) or type(error).__name__
+                reason = str(error) or type(error).__name__
                 away = isinstance(
                     error, (FileNotFoundError, ConnectionRefusedError)
                 )  # the engine does not run
@@ -428,11 +428,11 @@ def main(arguments: list[str]) -> int:
             if away:
                 # Containers may outlive a restart of their engine.
                 failures = min(failures, TRIES - 1)
-            if "executable file not found" in why:
-                why = "the image has no python3 in its PATH, which a container without a network needs"
+            if "executable file not found" in reason:
+                reason = "the image has no python3 in its PATH, which a container without a network needs"
                 failures = TRIES
             if failures >= TRIES or os.getppid() != int(parent):
-                print(why, file=sys.stderr)  # noqa: T201
+                print(reason, file=sys.stderr)  # noqa: T201
                 return 1
             if select.select([0], [], [], 0.05 * 2**failures)[0]:
                 return 0

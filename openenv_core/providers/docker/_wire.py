@@ -35,7 +35,7 @@ class EngineAddress(NamedTuple):
 
 
 class EngineResponse(NamedTuple):
-    """What the engine said."""
+    """A response of the engine."""
 
     status: int
     body: bytes
@@ -77,7 +77,7 @@ def host(address: EngineAddress) -> str:
 
 
 def tls(address: EngineAddress) -> ssl.SSLContext | None:
-    """Return what is spoken on a connection to the engine; None where that is plain."""
+    """Return the TLS context of a connection to the engine; None for a plain one."""
     folder = address.certificates
     if folder is None or urlsplit(address.url).scheme == "unix":
         return None
@@ -156,7 +156,7 @@ class StreamSplitter:
 
 
 class EngineStream(NamedTuple):
-    """What came of a stream.
+    """The result of a stream.
 
     Attributes:
         status: The engine's.
@@ -201,7 +201,7 @@ def stream(address: EngineAddress, path: str, body: Any, *, timeout_s: float, mo
 
 
 def target(path: str, query: dict[str, Any] | None = None) -> str:
-    """Return what is asked for: values that are no text go as JSON, as the engine wants them."""
+    """Return the request target: query values that are no text are encoded as JSON, as the engine expects."""
     if not query:
         return quote(path)
     plain = {key: value if isinstance(value, str) else json.dumps(value) for key, value in query.items()}

@@ -99,7 +99,7 @@ class Companion:
         self._there.discard(name)
 
     def close(self, timeout_s: float) -> None:
-        """Say that no more containers will be made, and wait until those that were are gone."""
+        """Announce that no more containers will be made, and wait until the existing ones are gone."""
         deadline = time.monotonic() + timeout_s
         with self._changed:
             self._closing.set()
@@ -165,7 +165,7 @@ def _close_all() -> None:
 
 
 def _in_fork() -> None:
-    """Begin anew: the companions are the parent's, and its threads are not here."""
+    """Start again in a fork: companions and threads are the parent's."""
     global _lock
     _lock = threading.Lock()
 

@@ -71,8 +71,8 @@ class ContainerState:
     def __str__(self) -> str:
         if self.running:
             return "running"
-        why = ", killed for its memory" if self.out_of_memory else ""
-        return f"ended with exit code {self.exit_code}{why}" + (f" ({self.error})" if self.error else "")
+        reason = ", killed for its memory" if self.out_of_memory else ""
+        return f"ended with exit code {self.exit_code}{reason}" + (f" ({self.error})" if self.error else "")
 
 
 class Container:
@@ -196,7 +196,7 @@ def _close(relay: Relay, process: int) -> None:
 def _remove_forgotten(
     engine: DockerEngine, container: str, process: int, noted_gone: Callable[[], None]
 ) -> None:
-    """Remove a container that nobody closed; a fork of its owner leaves it alone."""
+    """Remove a container that was not closed; in a fork of its owner, do nothing."""
     if os.getpid() != process:
         return
     try:
@@ -315,9 +315,9 @@ def _wait_until_healthy(
             raise ServerStartError(f"expected {container.image} to start, but it was stopped meanwhile")
         if time.monotonic() >= next_look:
             _require_running(container)
-            if (why := container.way_in_failure()) is not None:
+            if (reason := container.way_in_failure()) is not None:
                 raise ServerStartError(
-                    f"expected a way into {container.image}, which has no published port, got: {why}",
+                    f"expected a way into {container.image}, which has no published port, got: {reason}",
                     container.logs(),
                 )
             next_look = time.monotonic() + POLL_INTERVAL_S

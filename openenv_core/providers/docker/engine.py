@@ -260,7 +260,7 @@ class DockerEngine:
 
     @contextmanager
     def _telling(self, request: str, timeout_s: float) -> Iterator[None]:
-        """Tell in words what a call may fail of."""
+        """Turn the failures of a call into errors with a clear message."""
         try:
             yield
         except PermissionError as error:
@@ -281,7 +281,7 @@ class DockerEngine:
 
 @dataclass(frozen=True, slots=True)
 class EngineExecution:
-    """What a command in a container has come to.
+    """The result of a command in a container.
 
     Attributes:
         output: Both streams as they came.

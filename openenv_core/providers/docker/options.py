@@ -240,7 +240,7 @@ def spec(
 
 
 def find_dropped(requested: Mapping[str, Any], actual: Mapping[str, Any]) -> list[str]:
-    """Return what the engine did not take over, of what it was asked for."""
+    """Return the requested options that the engine did not apply."""
     config = actual.get("Config") or {}
     lines = _differences("HostConfig", requested["HostConfig"], actual.get("HostConfig"))
     for place in ("Labels", "User", "Entrypoint", "Cmd"):
@@ -291,7 +291,7 @@ def _gpus(gpus: str | int) -> dict[str, Any]:
 
 
 def _differences(place: str, requested: Any, actual: Any) -> list[str]:
-    """Return where `actual` lacks what was asked; it may have more."""
+    """Return where `actual` lacks what was requested; it may have more."""
     if isinstance(requested, Mapping):
         if not isinstance(actual, Mapping):
             return [f"{place}: asked {dict(requested)!r}, got {actual!r}"] if requested else []

@@ -1,4 +1,4 @@
-"""Removes a program's containers when the program is gone, whatever it died of.
+"""Removes a program's containers when the program is gone, however it ended.
 
     python sweeper.py URL CERTIFICATES VERIFY OWNER RUN
 

@@ -272,7 +272,7 @@ class _Context:
             control.settimeout(None)
 
     def ended(self, code: int) -> None:
-        """Tell whoever waits that its process is gone, and begin anew."""
+        """Fail the waiters with the end of its process, and start again."""
         if self._running:
             self.pipes.drain()
             value = f"the interpreter has ended ({code}); its variables are gone"
@@ -347,7 +347,7 @@ class _Watcher:
         self._seen = self._snapshot()
 
     def take(self) -> list[tuple[str, str]]:
-        """Return what has happened since it was asked last."""
+        """Return the events since the last call."""
         events, self._held = (self._held or []), []
         return events
 
@@ -559,10 +559,10 @@ class Agent:
                 self._become(folder, descriptors, copies)
             self._copies.append(process)
         except shutil.Error as error:
-            source, _, why = error.args[0][0]
+            source, _, reason = error.args[0][0]
             readable = os.access(source, os.R_OK, follow_symlinks=False)
             code = "resource_exhausted" if readable else "permission_denied"
-            raise _RefusedError(code, f"{source!r} was not copied: {why}"[:1000]) from None
+            raise _RefusedError(code, f"{source!r} was not copied: {reason}"[:1000]) from None
         finally:
             for each in descriptors or self._unused():
                 os.close(each)
@@ -579,7 +579,7 @@ class Agent:
         return ports
 
     def _become(self, folder: str, descriptors: list[int], contexts: list[tuple[str, str, int]]) -> NoReturn:
-        """In the copy: let go of all that is the original's, and serve the other channel."""
+        """In the copy: release everything of the original's, and serve the other channel."""
         try:
             self._selector.close()  # or, collected later, it would close whatever has its number by then
             control, stdout, stderr, channel, *leads = [

@@ -1,4 +1,4 @@
-"""Running code cell by cell, and what it shows: values, pictures, written lines."""
+"""Runs code cell by cell, and collects its results, images and output."""
 
 import ast
 import asyncio
@@ -177,7 +177,7 @@ class Cells:
         return text
 
     def call(self, name: str, args: list[Any], kwargs: dict[str, Any]) -> Any:
-        """Call a function that the code defined; await what it returns, where that has to be awaited."""
+        """Call a function that the code defined; an awaitable result is awaited."""
         self.count += 1
         if name not in self.namespace:
             raise NameError(f"name {name!r} is not defined")

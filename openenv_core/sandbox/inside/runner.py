@@ -108,7 +108,7 @@ class RequestRunner:
         self.take(request, descriptors)
 
     def take(self, request: dict[str, Any], descriptors: list[int]) -> None:
-        """Do what is asked for, and answer."""
+        """Execute a request, and answer it."""
         self.control.sendall(self.answer(request))
 
     def answer(self, request: dict[str, Any]) -> bytes:

@@ -29,7 +29,7 @@ _NICENESS: Final = 5
 
 @dataclass(frozen=True)
 class ZygoteSpec:
-    """What the supervisor tells the zygote, once.
+    """The supervisor's settings for the zygote, sent once.
 
     Attributes:
         isolation: The rung of the ladder, by its name.
@@ -54,7 +54,7 @@ class ZygoteSpec:
 
 @dataclass(frozen=True)
 class ForkSpec:
-    """What the supervisor tells of one interpreter.
+    """The supervisor's settings for one interpreter.
 
     Attributes:
         limits: By the names of `sandbox.config.Limits`.

@@ -302,18 +302,18 @@ class _Channel:
             await self._reader
 
     async def _read(self) -> None:
-        why = "the connection to the kernel ended"
+        reason = "the connection to the kernel ended"
         try:
             async for frame in self._socket:
                 if isinstance(frame, str) and (death := self._take(frame)):
-                    self.died, why = True, death
+                    self.died, reason = True, death
                     return
-            why = self._closing_reason()
+            reason = self._closing_reason()
         except Exception as error:
-            why = self._closing_reason() if _is_closed(error) else f"{type(error).__name__}: {error}"
+            reason = self._closing_reason() if _is_closed(error) else f"{type(error).__name__}: {error}"
         finally:
             if not self.ended.done():
-                self.ended.set_result(why)
+                self.ended.set_result(reason)
 
     def _take(self, frame: str) -> str | None:
         """Take in a frame; return how the kernel died, where that is what it says."""
@@ -444,15 +444,15 @@ class _JupyterInterpreter(HostedInterpreter):
 
     async def _after_the_end(self, channel: _Channel) -> Execution:
         """Return how code ended under which the channel ended."""
-        why = channel.ended.result()
+        ending = channel.ended.result()
         if channel.died:
-            return make_stopped("killed", f"{why} while the code ran", state_lost=True)
+            return make_stopped("killed", f"{ending} while the code ran", state_lost=True)
         if channel.flooded:
             state_kept = await self._reached_again(channel)
             consequence = "it was interrupted" if state_kept else "its kernel was ended"
             reason = f"it wrote more than {self._limits.output_hard_bytes} bytes at once; {consequence}"
             return make_stopped("output_limit", reason, state_lost=not state_kept)
-        reason = f"{why} while the code ran, and nobody knows how far it got"
+        reason = f"{ending} while the code ran, and nobody knows how far it got"
         return make_stopped("sandbox_error", reason, state_lost=True)
 
     async def _reached_again(self, ended: _Channel) -> bool:
@@ -471,8 +471,8 @@ class _JupyterInterpreter(HostedInterpreter):
     def _require_channel(self) -> _Channel:
         channel = self._alive()
         if channel is None:
-            why = "there is no kernel" if self._channel is None else self._channel.ended.result()
-            raise HostFailureError(f"{why} before the code ran", state_lost=True)
+            reason = "there is no kernel" if self._channel is None else self._channel.ended.result()
+            raise HostFailureError(f"{reason} before the code ran", state_lost=True)
         return channel
 
     def _alive(self) -> _Channel | None:

@@ -270,15 +270,15 @@ class _Bounded(httpx2.AsyncByteStream):
         await self._stream.aclose()
 
 
-async def _make_refusal(response: httpx2.Response, fault: FirstFailure, why: str) -> httpx2.Response:
+async def _make_refusal(response: httpx2.Response, fault: FirstFailure, reason: str) -> httpx2.Response:
     """Return an error of the server instead of what it sent: it fails the request, and not the connection."""
     await response.aclose()
-    fault.note(why)
-    return _instead(why)
+    fault.note(reason)
+    return _instead(reason)
 
 
-def _instead(why: str) -> httpx2.Response:
-    body = {"jsonrpc": "2.0", "id": None, "error": {"code": -32000, "message": why}}
+def _instead(reason: str) -> httpx2.Response:
+    body = {"jsonrpc": "2.0", "id": None, "error": {"code": -32000, "message": reason}}
     return httpx2.Response(
         502, headers={"content-type": "application/json"}, content=json.dumps(body).encode()
     )

@@ -105,9 +105,9 @@ def timed_out(timeout_s: float) -> CallError:
     return CallError(ToolErrorType.TIMEOUT, message)
 
 
-def server_failed(why: str) -> CallError:
+def server_failed(reason: str) -> CallError:
     """Return the failure of a call whose server failed."""
-    return CallError(ToolErrorType.TRANSPORT_ERROR, f"the tool server failed: {why}", infrastructure=True)
+    return CallError(ToolErrorType.TRANSPORT_ERROR, f"the tool server failed: {reason}", infrastructure=True)
 
 
 def refused_by_server(error: MCPError) -> CallError:
