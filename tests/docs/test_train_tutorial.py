@@ -64,20 +64,22 @@ def test_a_task_is_added_to_a_game_and_nothing_is_written_over(
 
 @pytest.mark.heavy
 @pytest.mark.timeout(TIMEOUT_S + 60)
-def test_it_trains(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+@pytest.mark.parametrize("shorter", [("trainer.iterations=2",), pytest.param((), marks=pytest.mark.soak)])
+def test_it_trains(folder: Path, capsys: pytest.CaptureFixture[str], shorter: tuple[str, ...]) -> None:
+    """All that the page promises, but for what it has learned in the end, which takes its sixty iterations."""
     assert "ropewalk train --config dice.yaml --name dice\n" in block("bash")
-    done = run_module(
-        "rl_bridge.train", "--config", "dice.yaml", "--name", "dice", cwd=folder, timeout_s=TIMEOUT_S
-    )
+    words = ("--config", "dice.yaml", "--name", "dice", *shorter)
+    done = run_module("rl_bridge.train", *words, cwd=folder, timeout_s=TIMEOUT_S)
     assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-3000:]
     assert "500 held-out episodes: mean reward " in done.stdout
     assert "ropewalk rollouts runs/dice " in done.stdout
     run = folder / "runs" / "dice"
     report = json.loads((run / "report.json").read_text())
-    # Guesses at random find 34%; whoever has learned to halve, all.
-    assert report["mean_reward"] > 0.5
+    assert sum(report["endings"].values()) == report["episodes"] == 500
     assert (run / "policy" / "model.safetensors").exists()
     assert "ropewalk eval dice_env --policy random --episodes 500 " in block("bash")
     assert main(["eval", "dice_env", "--policy", "random", "--episodes", "500"]) == 0
     chance = float(re.search(r"dice_env +500 +([+-][.\d]+)", capsys.readouterr().out)[1])
-    assert chance < report["mean_reward"]
+    if not shorter:
+        # Guesses at random find 34%; whoever has learned to halve, all.
+        assert report["mean_reward"] > max(0.5, chance)

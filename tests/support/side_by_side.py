@@ -20,7 +20,6 @@ CLUSTERS = "tests/clusters"
 LONGEST = (
     ENGINE,
     "tests/e2e/test_learning.py",
-    "tests/docs/test_train_tutorial.py",
     "tests/faults/test_kills.py",
     "tests/examples/sft/test_recipes_train.py",
     "tests/e2e/test_train_command.py",

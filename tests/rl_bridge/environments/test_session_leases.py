@@ -162,7 +162,7 @@ async def test_absent_server_is_asked_again_until_the_deadline(
     monkeypatch.setattr(leases_module, "BACKOFF_S", 0.02)
     with socket.create_server(("127.0.0.1", 0)) as listener:
         dead = f"http://127.0.0.1:{listener.getsockname()[1]}"
-    async with leases_on(dead, connect_s=0.5) as leases:
+    async with leases_on(dead, connect_s=1.5) as leases:
         with pytest.raises(SessionUnavailableError, match=r"got none: expected an OpenEnv server"):
             await play(leases)
         assert 1 < leases.failed < 10
