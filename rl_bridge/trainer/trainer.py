@@ -143,7 +143,7 @@ class Trainer:
             CheckpointError: The checkpoint that was being written could not be. Nothing was trained.
             NonFiniteLossError: The loss or the gradient is not finite. That update was not applied.
             TrainerWentBackError: The trainer is at another version; nothing was trained.
-            TrainingError: The GPU has not enough memory.
+            TrainingError: The GPU has not enough memory, and there is no other rank.
         """
         if version is not None:
             self._expect(version)
@@ -152,6 +152,8 @@ class Trainer:
             try:
                 return self._step(self._own(batch))
             except torch.OutOfMemoryError as error:
+                if self._rank.count > 1:  # all ranks are started again: the memory may have been another's
+                    raise
                 raise TrainingError(
                     f"the GPU's memory is too small for a pass with trainer.activation_checkpointing "
                     f"{self.checkpointing}; resume with full, or with a smaller trainer.tokens_per_pass: {error}"
