@@ -57,8 +57,8 @@ def _step_one(plan: Plan, figures: Figures, contestant: Contestant, placement: s
     variants: dict[str, dict[str, bool]] = {who: {}}
     if not contestant.ours:
         variants[f"{who}, no deflate"] = {"compress": False}
-    elif who == "ours, inline":
-        variants["ours, inline, v1"] = {"v1": True}
+    elif who in ("ours, inline", "ours, blocking"):
+        variants[f"{who}, v1"] = {"v1": True}
     for sessions in plan.sessions:
         under = f"{sessions} sessions, {placement}"
         with ExitStack() as stack:
