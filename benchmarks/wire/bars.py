@@ -45,16 +45,24 @@ def _steps(measurements: Measurements) -> Iterator[Bar]:
     for placement in (ONE_CORE, BOTH_CORES):
         for sessions in (64, 256):
             load = f"{sessions} sessions, {placement}"
-            inline, v1, blocking, released = (
+            inline, v1, blocking, blocking_v1, released = (
                 measurements.median("over the floor", subject, load)
-                for subject in ("ours, inline", "ours, inline, v1", "ours, blocking", "released, sync")
+                for subject in (
+                    "ours, inline",
+                    "ours, inline, v1",
+                    "ours, blocking",
+                    "ours, blocking, v1",
+                    "released, sync",
+                )
             )
             if inline:
                 bound = 1.0 if sessions == 64 else 1.5
                 yield Bar(f"server CPU, {load}: ours / floor", inline, bound, "at most")
+            label = f"server CPU, {load}: ropewalk.v1 / released dialect"
             if inline and v1:
-                label = f"server CPU, {load}: ropewalk.v1 / released dialect"
                 yield Bar(label, v1 / inline, 1.25, "at most")
+            if blocking and blocking_v1:
+                yield Bar(f"{label}, blocking", blocking_v1 / blocking, 1.25, "at most")
             if blocking and sessions == 64:
                 yield Bar(f"server CPU, {load}: ours / floor, blocking", blocking, 1.3, "at most")
             if inline and released:

@@ -59,8 +59,8 @@ def _step_one(
     variants: dict[str, dict[str, bool]] = {subject: {}}
     if not contestant.ours:
         variants[f"{subject}, no deflate"] = {"compress": False}
-    elif subject == "ours, inline":
-        variants["ours, inline, v1"] = {"v1": True}
+    elif subject in ("ours, inline", "ours, blocking"):
+        variants[f"{subject}, v1"] = {"v1": True}
     for sessions in plan.sessions:
         under = f"{sessions} sessions, {placement}"
         with ExitStack() as stack:

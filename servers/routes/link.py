@@ -10,7 +10,7 @@ import logging
 import math
 import secrets
 from collections import deque
-from collections.abc import Awaitable, Callable, Iterable
+from collections.abc import Awaitable, Callable, Coroutine, Iterable
 from contextlib import AsyncExitStack
 from functools import partial
 from time import perf_counter
@@ -285,7 +285,8 @@ class Link:
             self.forget(head.read)
         if began:  # `count_received`, without its call
             self._metrics.counts.received += len(frame) if frame.isascii() else size_of(frame)
-        member = answering = None
+        member = None
+        answering: Coroutine[Any, Any, str | None] | None = None
         if (
             isinstance(head, NumberedFrame)
             and head.traceparent is None
@@ -293,10 +294,11 @@ class Link:
         ):
             member = self.batch.alone(head.member)
         if member is not None and self._inline:
-            answering = begin_here(self._links.single.answer(member.session, frame, asked, began, here=True))
-            if isinstance(answering, str):
-                self.put(numbered(head.id, answering))
+            reply = begin_here(self._links.single.answer(member.session, frame, asked, began, here=True))
+            if isinstance(reply, str):
+                self.put(numbered(head.id, reply))
                 return True
+            answering = reply
         # An environment that promises not to wait may do so all the same.
         request = self._enter(LinkRequest(head, asked, arrays, frame, began, answering=answering))
         request.begun = answering is not None
