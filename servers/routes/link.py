@@ -392,10 +392,15 @@ class Link:
             single = self._links.single
             asked = request.frame, request.parsed, request.came, head.traceparent
             begun = request.answering
+            timer, limit_s = None, self._sessions.step_timeout_s
+            if self._inline and limit_s is not None:  # it promises not to wait, and may all the same
+                timer = asyncio.get_running_loop().call_later(limit_s, self._expire_call, member)
             try:
                 reply = await (asyncio.create_task(begun) if begun else single.answer(member.session, *asked))
             finally:
                 request.asks = None
+                if timer is not None:
+                    timer.cancel()
         if reply is None:
             self._finish()
         elif not request.expired:
@@ -491,6 +496,9 @@ class Link:
                 request.expired = True
                 request.task.add_done_callback(lambda _: self._sessions.drop(member.session))
                 request.task.cancel()
+                self.running.discard(request)  # it may not heed that, and is answered
+        if self.conversation is not None:
+            self.conversation.note(bool(self.running))
 
     def _check_count(self, more: int) -> None:
         if self.living + self._opening + more > wire.MAX_MEMBERS:
