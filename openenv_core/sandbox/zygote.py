@@ -223,6 +223,7 @@ class Zygote:
         if self._process is None:
             self.ended = True
             self._channel.close()
+            self._inner.close()
             self._log.close()
             return
         self._on_end()
@@ -324,15 +325,15 @@ def _refusal(message: dict[str, str]) -> Exception:
 async def _in_thread(make: Callable[[], T], drop: Callable[[T], None]) -> T:
     """Make something in a thread; drop it where whoever waits is cancelled meanwhile."""
     making = asyncio.ensure_future(asyncio.to_thread(make))
+
+    def drop_late(_: object) -> None:
+        if not making.cancelled() and making.exception() is None:
+            drop(making.result())
+
     try:
         return await asyncio.shield(making)
     except asyncio.CancelledError:
-
-        def drop_result(made: asyncio.Future[T]) -> None:
-            if not made.cancelled() and made.exception() is None:
-                drop(made.result())
-
-        making.add_done_callback(drop_result)
+        making.add_done_callback(drop_late)
         raise
 
 

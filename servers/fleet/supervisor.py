@@ -135,28 +135,38 @@ class Supervisor:
         loop = asyncio.get_running_loop()
         while not self._stopping.is_set():
             started = loop.time()
-            await self._live(worker)
-            healthy = worker.output == READY
-            table.clear(worker.plan.index)
-            assert worker.process is not None
-            status = worker.process.returncode
-            if self._stopping.is_set():
-                return
-            stillborn = 0 if healthy else stillborn + 1
-            if status == FAILED and not healthy:
-                raise ConfigurationError(worker.output.decode(errors="replace") or "a worker could not start")
-            if stillborn == MAX_STILLBORN:
-                self._status = 1
-                logger.error(
-                    "worker %d ended with status %s before it was healthy, %d times; its output above tells why",
-                    worker.plan.index,
-                    status,
-                    stillborn,
+            try:
+                await self._live(worker)
+            except OSError as error:  # the system has no further process just now, or no descriptor
+                if worker.process is None:  # nor had it one for the first
+                    raise
+                logger.error("worker %d was not started: %s; it is tried again", worker.plan.index, error)
+            else:
+                healthy = worker.output == READY
+                table.clear(worker.plan.index)
+                assert worker.process is not None
+                status = worker.process.returncode
+                if self._stopping.is_set():
+                    return
+                stillborn = 0 if healthy else stillborn + 1
+                if status == FAILED and not healthy:
+                    raise ConfigurationError(
+                        worker.output.decode(errors="replace") or "a worker could not start"
+                    )
+                if stillborn == MAX_STILLBORN:
+                    self._status = 1
+                    logger.error(
+                        "worker %d ended with status %s before it was healthy, %d times; its output above tells why",
+                        worker.plan.index,
+                        status,
+                        stillborn,
+                    )
+                    return
+                if healthy and loop.time() - started > STEADY_UPTIME_S:
+                    pause_s = MIN_BACKOFF_S
+                logger.warning(
+                    "worker %d ended with status %s; another is started", worker.plan.index, status
                 )
-                return
-            if healthy and loop.time() - started > STEADY_UPTIME_S:
-                pause_s = MIN_BACKOFF_S
-            logger.warning("worker %d ended with status %s; another is started", worker.plan.index, status)
             with suppress(TimeoutError):
                 await asyncio.wait_for(self._stopping.wait(), pause_s)
             pause_s = min(2 * pause_s, MAX_BACKOFF_S)
@@ -174,6 +184,9 @@ class Supervisor:
                 stdin=asyncio.subprocess.PIPE,
                 pass_fds=(plan.listener, plan.slots, plan.counts, write, plan.waker, *plan.wakers),
             )
+        except BaseException:
+            os.close(ready)
+            raise
         finally:
             os.close(write)
         loop = asyncio.get_running_loop()

@@ -407,6 +407,9 @@ class Link:
             request.begun, request.asks = True, member
             single = self._links.single
             asked = request.frame, request.parsed, request.came, head.traceparent
+            timer, limit_s = None, self._sessions.step_timeout_s
+            if self._inline and limit_s is not None:  # it promises not to wait, and may all the same
+                timer = asyncio.get_running_loop().call_later(limit_s, self._expire_call, member)
             try:
                 reply = await (
                     single.answer(member.session, *asked, resume=resume)
@@ -415,6 +418,8 @@ class Link:
                 )
             finally:
                 request.asks = None
+                if timer is not None:
+                    timer.cancel()
         if reply is None:
             self._finish()
         elif not request.expired:
@@ -509,6 +514,9 @@ class Link:
                 request.expired = True
                 task = self._cancel_task(request)
                 task.add_done_callback(lambda _: self._sessions.drop(member.session))
+                self.running.discard(request)  # it may not heed that, and is answered
+        if self.conversation is not None:
+            self.conversation.note(bool(self.running))
 
     def _check_count(self, more: int) -> None:
         if self.living + self._opening + more > wire.MAX_MEMBERS:

@@ -426,6 +426,9 @@ class _SessionConversation(Conversation):
             self._count(text, answering)
             return
         self.busy = True
+        if self._resume is None and not isinstance(answering, str):  # it promises not to wait, and waits
+            assert self._held.on_expiry is not None
+            self._watch.expect(self._sessions.step_timeout_s, self._held.on_expiry)
         self._rest = asyncio.create_task(self._reply_later(text, answering))
 
     async def _reply_later(self, text: str, answering: str | Coroutine[Any, Any, str | None]) -> None:

@@ -16,6 +16,7 @@ from starlette.responses import JSONResponse, Response, StreamingResponse
 from starlette.routing import Route
 
 from openenv_core.sandbox.inside.interpreter import FILE_PIECE
+from servers.routes.http import respond
 from servers.sandboxes.guest import Guest, GuestError, Subscription
 from servers.sandboxes.table import Record
 
@@ -48,8 +49,12 @@ def routes(find: Find) -> list[Route]:
         async def endpoint(request: Request) -> Response:
             guest = _guest(find, request)
             body = message_of(await request.body())
-            with _fields_required():
-                return JSONResponse(await act(guest, body))
+
+            async def answer() -> Response:
+                with _fields_required():
+                    return JSONResponse(await act(guest, body))
+
+            return await respond(request, answer())
 
         return Route(path, endpoint, methods=["POST"])
 
@@ -123,7 +128,7 @@ def _fields_required() -> Iterator[None]:
     """Raise an API error where a message lacks a field or has another type of it."""
     try:
         yield
-    except (KeyError, TypeError, ValueError) as error:
+    except (AttributeError, KeyError, OverflowError, RecursionError, TypeError, ValueError) as error:
         raise GuestError("invalid_argument", f"expected a request of E2B's, got {error!r}") from None
 
 
@@ -204,7 +209,9 @@ async def _input(guest: Guest, pid: int, given: Json) -> Json:
         except GuestError as error:
             if error.code != "resource_exhausted":
                 raise
-            await asyncio.sleep(BUSY_RETRY_S)  # it reads slowly; the client's own time-out bounds this
+            await asyncio.sleep(
+                BUSY_RETRY_S
+            )  # it reads slowly; the client's own time-out bounds this, and its leaving
     return {}
 
 

@@ -37,7 +37,6 @@ def routes(find: Find, table: SandboxTable) -> list[Route]:
         if name == DEFAULT:
             await _make(record, DEFAULT, "")
         _, turn = _context(record, name)
-        await turn.acquire()
         return StreamingResponse(
             _run(record, table, name, turn, code, envs), media_type="application/x-ndjson"
         )
@@ -94,7 +93,9 @@ async def _make(record: Record, name: str, cwd: str) -> dict[str, str]:
 async def _run(
     record: Record, table: SandboxTable, name: str, turn: asyncio.Lock, code: str, envs: dict[str, str]
 ) -> AsyncIterator[bytes]:
-    """Run a cell; a caller that disconnects interrupts it."""
+    """Run a cell when its turn has come; a caller that disconnects interrupts it."""
+    # Not before: where the caller has left, this may never begin, and would not give the turn back.
+    await turn.acquire()
     async with contextlib.AsyncExitStack() as stack:
         stack.callback(turn.release)
         output = await stack.enter_async_context(record.guest.subscribed(name))

@@ -223,9 +223,12 @@ class SessionBatch:
         return None if member is None or member.session.shared or member.session.over else member
 
     async def close(self) -> None:
-        """End them all. Whoever waits may be cancelled: it goes on."""
-        own = [member.session for member in self.members.values() if not member.session.standing]
-        await self._table.release(own)
+        """End them all. Whoever waits may be cancelled: it goes on.
+
+        One that is over already ends when the call that has outlasted its time does.
+        """
+        sessions = [member.session for member in self.members.values()]
+        await self._table.release([one for one in sessions if not one.standing and not one.over])
 
 
 class BatchRound:

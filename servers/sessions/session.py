@@ -96,28 +96,20 @@ class EnvironmentSession:
             RefusalError: `SessionBusyError`, `UnknownSessionError` (it has ended), or `DeadlineExceededError`.
             Exception: Whatever the environment raised.
         """
-        inline = self.runner.plan.inline
         if self.watch is not None and not self.shared:
             if self.over:
                 raise UnknownSessionError(self.id)
-            if inline:
+            if self.on_expiry is None:
                 return await work(self.runner, *args, **options)
-            assert self.on_expiry is not None
             self.watch.expect(self._table.step_timeout_s, self.on_expiry)
             try:
                 return await work(self.runner, *args, **options)
             finally:
                 self.watch.stop()
-        await self._take_turn()
-        if not inline:
-            return await _SessionCall(self._table, self, work(self.runner, *args, **options)).result()
-        try:
-            return await work(self.runner, *args, **options)
-        finally:
-            self._turn_over()
+        return await self.run_waiting(lambda runner: work(runner, *args, **options))
 
     async def run_waiting(self, work: Callable[[EnvironmentRunner], Awaitable[T]]) -> T:
-        """Do something that may wait, even where reset, step and state promise that they do not; as `run`."""
+        """Do something in a task of its own, whoever asks; otherwise as `run`."""
         await self._take_turn()
         return await _SessionCall(self._table, self, work(self.runner)).result()
 

@@ -319,6 +319,7 @@ async def test_a_session_that_does_not_begin_gives_its_user_back_once(
         await sandbox.open()
     assert users[0] == users[1]
     assert len(sandbox._users) == 1  # the other has it still
+    sandbox._users.give(users[1] - 70_000)
     await sandbox.zygote.close()
 
 
@@ -332,6 +333,11 @@ async def test_a_disk_that_is_full_is_the_infrastructures_fault(monkeypatch: pyt
     with pytest.raises(SandboxUnavailableError, match="no space left"):
         await sandbox.open()
     await sandbox.zygote.close()
+
+
+def opened() -> list[str]:
+    """Where the descriptors of this process lead."""
+    return [os.readlink(one) for one in Path("/proc/self/fd").iterdir() if one.is_symlink()]
 
 
 async def test_a_folder_that_comes_when_nobody_waits_for_it_goes() -> None:
@@ -356,7 +362,6 @@ async def test_a_folder_that_comes_when_nobody_waits_for_it_goes() -> None:
         await opening
     may_go_on.set()
     await until(lambda: bool(made) and not os.path.exists(made[0][1]))
-    with pytest.raises(OSError, match="Bad file descriptor"):
-        os.fstat(made[0][0])
+    assert not any(one.startswith(made[0][1]) for one in opened())
     await sandbox.zygote.close()
     scratch.close()

@@ -60,6 +60,13 @@ class SlowState(SlowBlocking):
         return Counter().state
 
 
+class SlowPromise(SlowAsync):
+    """Promises not to wait, and returns what does."""
+
+    def step(self, action: Add) -> Any:
+        return super().step(action)
+
+
 class SolitaryConstructor(SlowConstructor):
     SUPPORTS_CONCURRENT_SESSIONS = False
 
@@ -94,6 +101,7 @@ HANGING: list[tuple[type[Slow], Any]] = [
     (SingleThread, step()),
     (SlowAsync, step()),
     (Deaf, step()),
+    (SlowPromise, step()),
     (SlowReset, {"type": "reset"}),
     (SlowState, STATE),
     (SlowConstructor, None),
@@ -176,7 +184,7 @@ async def test_a_standing_session_ends_at_the_deadline() -> None:
                 env.release.set()
             await eventually(lambda: env.closed == 1)
 
-    kinds: list[type[Slow]] = [SlowBlocking, SlowSolitary, SlowAsync, Deaf]
+    kinds: list[type[Slow]] = [SlowBlocking, SlowSolitary, SlowAsync, Deaf, SlowPromise]
     await asyncio.gather(*(hang(kind.fresh()) for kind in kinds))
 
 

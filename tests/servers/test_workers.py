@@ -1,6 +1,7 @@
 """Several worker processes that act as one server. Real processes, really killed."""
 
 import asyncio
+import errno
 import json
 import os
 import signal
@@ -11,6 +12,7 @@ import sys
 from collections.abc import Iterator
 from contextlib import AsyncExitStack, suppress
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import httpx
@@ -29,6 +31,8 @@ from websockets.exceptions import ConnectionClosed, InvalidStatus
 from openenv_core import GenericEnvClient
 from servers.fleet.forwarder import worker_of
 from servers.fleet.peers import UnixPeers
+from servers.fleet.supervisor import Supervisor, _Worker
+from servers.fleet.worker import READY
 
 TOKEN = "correct-horse-battery-staple"
 OTHER = "another-token-of-good-length"
@@ -296,6 +300,24 @@ def test_workers_that_cannot_start_end_the_fleet(
 
 
 @pytest.mark.slow
+async def test_a_worker_that_the_system_has_no_process_for_is_tried_again() -> None:
+    lives = [None, BlockingIOError(errno.EAGAIN, "no more processes"), None]
+
+    class Shorthanded(Supervisor):
+        async def _live(self, worker: Any) -> None:
+            if (error := lives.pop(0)) is not None:
+                raise error
+            worker.process, worker.said = SimpleNamespace(returncode=-9), READY
+            if not lives:
+                self._stopping.set()
+
+    plan: Any = SimpleNamespace(settings=SimpleNamespace(tokens=()), index=0)
+    cleared: list[int] = []
+    table: Any = SimpleNamespace(clear=cleared.append)
+    await asyncio.wait_for(Shorthanded(plan, [])._keep(_Worker(plan=plan), table), 60)
+    assert cleared == [0, 0]
+
+
 async def test_a_killed_worker_is_replaced_and_its_slots_come_back() -> None:
     with serve("--workers", "2", "--max-sessions", "4") as server:
         clients = [(await first_reply(server))[0] for _ in range(4)]

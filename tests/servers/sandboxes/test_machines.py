@@ -19,6 +19,7 @@ from e2b_service import IMAGE, KEY, PATIENCE_S, Service, eventually, running
 from sandbox_levels import sandbox_at
 from serving import eventually as until
 from slim_server import command
+from starlette.applications import Starlette
 
 from openenv_core import ServerStartError
 from openenv_core.errors import ConfigurationError
@@ -33,8 +34,10 @@ from openenv_core.sandbox import (
     Limits,
 )
 from openenv_core.sandbox.inside.interpreter import FRAME, pack
+from servers.routes.http import CLIENT_LEFT
+from servers.sandboxes import envd, interpreter, machines
 from servers.sandboxes import guest as guests
-from servers.sandboxes import machines
+from servers.sandboxes.app import _refused
 from servers.sandboxes.guest import ApiError, Guest, GuestError
 from servers.sandboxes.machines import ContainerMachine, Machine, ProcessMachine, WarmContainers
 from servers.sandboxes.table import Record, SandboxLimits, SandboxTable
@@ -105,6 +108,69 @@ async def test_a_flood_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
             while not guest.gone.done():
                 await loop.sock_sendall(agent, pack({"stream": "nobody", "pipe": "stdout"}, b"x"))
         assert "does not read" in await guest.gone
+
+
+# ---- callers of one
+
+
+async def asked_of_agent(path: str, body: bytes, ask: Any) -> int:
+    """Return the status of a request, whose client leaves after it."""
+    guest = SimpleNamespace(user="user", ask=ask)
+    app = Starlette(routes=envd.routes(lambda _: SimpleNamespace(guest=guest)))  # type: ignore[arg-type, return-value]
+    app.add_exception_handler(ApiError, _refused)
+    coming = [{"type": "http.request", "body": body}, {"type": "http.disconnect"}]
+    statuses: list[int] = []
+
+    async def receive() -> Any:
+        if len(coming) == 1 and not statuses:  # it waits for an answer as long as there may be one
+            await asyncio.sleep(0.05)
+        return coming.pop(0) if len(coming) > 1 else coming[0]
+
+    async def send(message: Any) -> None:
+        if "status" in message:
+            statuses.append(message["status"])
+
+    scope = {"type": "http", "method": "POST", "path": path, "headers": [], "query_string": b""}
+    async with asyncio.timeout(PATIENCE_S):
+        await app(scope, receive, send)
+    return statuses[0]
+
+
+async def test_input_that_is_not_read_is_given_up_with_its_client() -> None:
+    ask = AsyncMock(side_effect=GuestError("resource_exhausted", "its pipe is full"))
+    body = b'{"process": {"pid": 7}, "input": {"stdin": "eA=="}}'
+    assert await asked_of_agent("/process.Process/SendInput", body, ask) == CLIENT_LEFT
+    assert ask.await_count > 0
+
+
+@pytest.mark.parametrize(
+    ("path", "body"),
+    [
+        ("/process.Process/CloseStdin", b'{"process": [7]}'),
+        ("/filesystem.Filesystem/ListDir", b'{"path": "/", "depth": 1e999}'),
+    ],
+)
+async def test_what_is_no_request_of_e2b_s_is_refused(path: str, body: bytes) -> None:
+    assert await asked_of_agent(path, body, AsyncMock()) == 400
+
+
+async def test_who_leaves_before_his_turn_keeps_nobody_from_it() -> None:
+    guest = SimpleNamespace(ask=AsyncMock(return_value=({"cwd": "/"}, b"")))
+    record: Any = SimpleNamespace(guest=guest, contexts={}, making=asyncio.Lock())
+    app = Starlette(routes=interpreter.routes(lambda _: record, None))  # type: ignore[arg-type]
+    coming = iter([{"type": "http.request", "body": b'{"code": "1"}'}])
+
+    async def receive() -> Any:
+        return next(coming, {"type": "http.disconnect"})
+
+    async def send(_: Any) -> None:
+        await asyncio.sleep(0)  # as where what was sent before is not read
+
+    scope = {"type": "http", "method": "POST", "path": "/execute", "headers": [], "query_string": b""}
+    async with asyncio.timeout(PATIENCE_S):
+        await app(scope, receive, send)
+    _, turn = record.contexts["default"]
+    assert not turn.locked()
 
 
 def test_images_are_admitted_by_their_patterns() -> None:
