@@ -121,7 +121,8 @@ class Link:
         kept = self._kept
         kept.append(frame)
         if self._metrics.enabled:  # `count_sent`, without its call
-            self._metrics.counts.sent += len(frame) if frame.isascii() else size_of(frame)
+            whole = isinstance(frame, bytes) or frame.isascii()
+            self._metrics.counts.sent += len(frame) if whole else size_of(frame)
         self.count += 1
         self._kept_bytes += len(frame)
         if self.conversation is not None:
