@@ -307,8 +307,8 @@ def read_request(header: dict[str, Any], size: int, operations: Sequence[str] = 
         raise RefusalError(VALIDATION_ERROR, "Invalid message", {"errors": faults_of(error, size)}) from None
 
 
-def rows_of(columns: Any, arrays: Sequence[Array], members: int) -> list[Any]:
-    """Return what columns hold, a row a member.
+def rows_of(columns: Any, arrays: Sequence[Array], members: int) -> list[bytes]:
+    """Return what columns hold, a row a member, as JSON.
 
     Raises:
         FrameError: A number stands for no array, or for one that is used already; one is of another length, or all
@@ -317,7 +317,7 @@ def rows_of(columns: Any, arrays: Sequence[Array], members: int) -> list[Any]:
     unused = dict(enumerate(arrays))
     left = MAX_ITEMS
 
-    def rows(tree: Any) -> list[Any]:
+    def rows(tree: Any) -> list[bytes]:
         nonlocal left
         if type(tree) is int:
             array = unused.pop(tree, None)
@@ -326,11 +326,13 @@ def rows_of(columns: Any, arrays: Sequence[Array], members: int) -> list[Any]:
             left -= sum(math.prod(array.shape[: depth + 1]) for depth in range(len(array.shape)))
             if left < 0:
                 raise FrameError(f"expected arrays of at most {MAX_ITEMS} numbers and lists around them")
-            return array.tolist()
+            values = array.tolist()
+            return list(map(dumps, values)) if array.shape[1:] else dumps(values)[1:-1].split(b",")
         if isinstance(tree, dict) and tree:
-            return [dict(zip(tree, row, strict=True)) for row in zip(*map(rows, tree.values()), strict=True)]
+            row = b"{%b}" % b",".join(dumps(name).replace(b"%", b"%%") + b":%b" for name in tree)
+            return [row % parts for parts in zip(*map(rows, tree.values()), strict=True)]
         if isinstance(tree, list) and tree:
-            return list(map(list, zip(*map(rows, tree), strict=True)))
+            return [b"[%b]" % b",".join(parts) for parts in zip(*map(rows, tree), strict=True)]
         raise FrameError(
             f"expected columns as numbers of arrays, in objects and lists, got {str(tree)[:100]}"
         )
@@ -428,11 +430,21 @@ _AT_TIMES: Final = ("metadata", "info", "infrastructure_error", "unscored")
 
 
 @lru_cache(maxsize=256)
-def _fields_of(model: type[Observation]) -> tuple[frozenset[str], Callable[[Observation], tuple[Any, ...]]]:
-    """Return the fields that always say something, and what gets those that do at times."""
+def _fields_of(model: type[Observation]) -> tuple[frozenset[str], Sequence[Callable[[Observation], Any]]]:
+    """Return the fields that always say something, and what gets each of those that do at times."""
     sent = {name for name, field in model.model_fields.items() if field.exclude is not True}
-    at_times = [name for name in _AT_TIMES if name in model.model_fields]
-    return frozenset(sent - _BESIDE - {*_AT_TIMES}), attrgetter(*at_times)
+    at_times = [attrgetter(name) for name in _AT_TIMES if name in model.model_fields]
+    return frozenset(sent - _BESIDE - {*_AT_TIMES}), at_times
+
+
+def _say_more(observations: Sequence[Observation], told: set[str]) -> bool:
+    """Whether observations say anything beside the fields that are told already."""
+    for model in {*map(type, observations)}:
+        always, at_times = _fields_of(model)
+        of_model = [one for one in observations if type(one) is model]
+        if always - told or any(any(map(field, of_model)) for field in at_times):
+            return True
+    return False
 
 
 class ObservationEncoder:
@@ -466,9 +478,7 @@ class ObservationEncoder:
                 del arrays[begun:]  # it has other values than it says, which JSON can tell
         header = {"columns": dumps(columns)} if columns else {}
         exclude = {*_BESIDE, *columns}
-        models = set(map(type, observations))
-        told = any(_fields_of(model)[0] - exclude for model in models)
-        if told or any(any(_fields_of(type(one))[1](one)) for one in observations):
+        if _say_more(observations, exclude):
             rows = [encode_fields(one, exclude)[0] for one in observations]
             header["rows"] = b"[%b]" % b",".join(rows)
         return header

@@ -218,26 +218,29 @@ class RequestDecoder(Generic[ActT]):
         Raises:
             RefusalError: VALIDATION_ERROR; the places of its errors start inside the action.
         """
+        return self._action(dumps(data), size)
+
+    def actions(self, rows: list[bytes], size: int) -> list[ActT | Exception]:
+        """Read many actions in JSON, out of a frame of this size; of one that cannot be read the error is returned.
+
+        That is a RefusalError, or whatever a validator of the author's has raised.
+        """
         try:
-            return self._read_action(dumps(data))  # type: ignore[no-any-return]
+            return self._read_actions(b"[%b]" % b",".join(rows))  # type: ignore[no-any-return]
+        except Exception:
+            return [self._action_or_error(row, size) for row in rows]
+
+    def _action(self, text: bytes, size: int) -> ActT:
+        try:
+            return self._read_action(text)  # type: ignore[no-any-return]
         except ValidationError as error:
             raise RefusalError(
                 VALIDATION_ERROR, "Invalid message", {"errors": faults_of(error, size)}
             ) from None
 
-    def actions(self, data: list[Any], size: int) -> list[ActT | Exception]:
-        """Read many actions, out of a frame of this size; of one that cannot be read the error is returned.
-
-        That is a RefusalError, or whatever a validator of the author's has raised.
-        """
+    def _action_or_error(self, text: bytes, size: int) -> ActT | Exception:
         try:
-            return self._read_actions(dumps(data))  # type: ignore[no-any-return]
-        except Exception:
-            return [self._action_or_error(one, size) for one in data]
-
-    def _action_or_error(self, data: Any, size: int) -> ActT | Exception:
-        try:
-            return self.action(data, size)
+            return self._action(text, size)
         except Exception as error:
             return error
 

@@ -58,16 +58,20 @@ class BatchDialect:
             case wire.StepRequest(actions=actions):
                 if isinstance(actions, dict):
                     try:
-                        actions = wire.rows_of(actions, arrays, len(members))
+                        rows = wire.rows_of(actions, arrays, len(members))
                     except ValueError as error:  # FrameError is one
                         raise RefusalError(VALIDATION_ERROR, str(error)) from None
-                _same_length("actions", actions, members)
-                calls = []
-                for member, action in zip(members, self._decoder.actions(actions, size), strict=True):
-                    call = MemberCall(member, action=action, autoreset=request.autoreset)
-                    if isinstance(action, Exception) and not call.resets:
-                        call.outcome = action
-                    calls.append(call)
+                else:
+                    _same_length("actions", actions, members)
+                    rows = list(map(dumps, actions))
+                read = self._decoder.actions(rows, size)
+                calls = [
+                    MemberCall(member, None, action, request.autoreset)
+                    for member, action in zip(members, read, strict=True)
+                ]
+                for call in calls:
+                    if isinstance(call.action, Exception) and not call.resets:
+                        call.outcome = call.action
                 return calls
         return [MemberCall(member) for member in members]
 
@@ -86,13 +90,12 @@ class BatchDialect:
     def _answer(
         self, request_id: int, finished: Sequence[MemberCall], last: bool
     ) -> tuple[str | bytes, dict[int, dict[str, Any]]]:
-        errors: dict[int, dict[str, Any]] = {}
-        good: list[MemberCall] = []
-        for call in finished:
-            if isinstance(call.outcome, BaseException):
-                errors[call.member.number] = data_of(call.outcome)
-            else:
-                good.append(call)
+        good = [call for call in finished if not isinstance(call.outcome, BaseException)]
+        errors = {
+            call.member.number: data_of(call.outcome)
+            for call in finished
+            if isinstance(call.outcome, BaseException)
+        }
         try:
             arrays: list[Array] = []
             told = self._tell(good, arrays)
@@ -114,13 +117,11 @@ class BatchDialect:
         told = {"members": dumps([call.member.number for call in calls])}
         if not calls:
             return told
+        seen = [call.outcome for call in calls]
         if calls[0].reads:
-            states = [encode_model(call.outcome[0]) for call in calls]  # type: ignore[index]
-            return {**told, "rows": b"[%b]" % b",".join(states)}
-        outcomes: list[tuple[Observation, Observation | None]] = [call.outcome for call in calls]  # type: ignore[misc]
-        seen = [observation for observation, _ in outcomes]
-        final = [call for call, (_, last) in zip(calls, outcomes, strict=True) if last is not None]
-        results = [observation if last is None else last for observation, last in outcomes] if final else seen
+            return {**told, "rows": b"[%b]" % b",".join(map(encode_model, seen))}
+        final = [call for call in calls if call.last is not None]
+        results = [call.outcome if call.last is None else call.last for call in calls] if final else seen
         for kind in {*map(type, seen), *map(type, results)}:
             if not issubclass(kind, Observation):
                 raise TypeError(
@@ -138,7 +139,7 @@ class BatchDialect:
             arrays.append(Array(dtype, (len(calls),), data))
         told |= self._encoder.encode(seen, arrays)
         if final:
-            lasts = self._encoder.encode([call.outcome[1] for call in final], arrays)  # type: ignore[index]
+            lasts = self._encoder.encode([call.last for call in final], arrays)
             inner = {"members": dumps([call.member.number for call in final]), **lasts}
             told["final"] = b"{%b}" % b",".join(
                 b'"%b":%b' % (name.encode(), value) for name, value in inner.items()

@@ -123,7 +123,8 @@ class Link:
         kept = self._kept
         kept.append(frame)
         if self._metrics.enabled:  # `count_sent`, without its call
-            self._metrics.counts.sent += len(frame) if frame.isascii() else size_of(frame)
+            whole = isinstance(frame, bytes) or frame.isascii()
+            self._metrics.counts.sent += len(frame) if whole else size_of(frame)
         self.count += 1
         self._kept_bytes += len(frame)
         if self.conversation is not None:
@@ -387,11 +388,15 @@ class Link:
             try:
                 await self._flushed()
             finally:
-                self.running.discard(request)
-                if self._progress is not None and not self._progress.done():
-                    self._progress.set_result(None)
-                if self.conversation is not None:
-                    self.conversation.note(bool(self.running))
+                self._leave(request)
+
+    def _leave(self, request: LinkRequest) -> None:
+        """Note that a request is answered."""
+        self.running.discard(request)
+        if self._progress is not None and not self._progress.done():
+            self._progress.set_result(None)
+        if self.conversation is not None:
+            self.conversation.note(bool(self.running))
 
     def _refuse(self, request: LinkRequest, refusal: RefusalError) -> None:
         if not request.expired:
@@ -514,9 +519,7 @@ class Link:
                 request.expired = True
                 task = self._cancel_task(request)
                 task.add_done_callback(lambda _: self._sessions.drop(member.session))
-                self.running.discard(request)  # it may not heed that, and is answered
-        if self.conversation is not None:
-            self.conversation.note(bool(self.running))
+                self._leave(request)  # it may not heed that, and is answered
 
     def _check_count(self, more: int) -> None:
         if self.living + self._opening + more > wire.MAX_MEMBERS:

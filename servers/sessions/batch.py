@@ -63,8 +63,8 @@ class MemberCall:
         options: Of a reset.
         action: Of a step. With neither, the state is read.
         autoreset: What becomes of an episode that is over.
-        outcome: What it returned, and the last observation of the episode before it if that ended here; or what was
-            raised.
+        outcome: What it returned, or what was raised.
+        last: The last observation of the episode before, if that ended here.
         spent_s: Seconds in the environment.
     """
 
@@ -72,7 +72,8 @@ class MemberCall:
     options: Mapping[str, Any] | None = None
     action: Any = None
     autoreset: str | None = None
-    outcome: tuple[Any, Any] | BaseException | None = None
+    outcome: Any = None
+    last: Any = None
     spent_s: float = 0.0
 
     @property
@@ -83,18 +84,15 @@ class MemberCall:
     @property
     def resets(self) -> bool:
         """Whether a step is to be a reset, because the episode before it is over."""
-        return self.autoreset is not None and self.member.ended
+        return self.member.ended and self.autoreset is not None
 
-    async def play(
-        self, runner: EnvironmentRunner, *, here: bool = False, begun: Any = None
-    ) -> tuple[Any, Any]:
+    async def play(self, runner: EnvironmentRunner, *, here: bool = False, begun: Any = None) -> Any:
         """Ask an environment: read its state, reset it, or step it and do what the autoreset says.
 
         `begun` is what `EnvironmentRunner.step_here` has returned, where that was called already.
         """
-        last = None
         if self.reads:
-            return await runner.state(here=here), None
+            return await runner.state(here=here)
         if self.options is not None or self.resets:
             seen = await runner.reset(self.options or {}, here=here)
             self.spent_s = runner.spent_s
@@ -104,10 +102,10 @@ class MemberCall:
             seen = begun if isinstance(begun, Observation) else await begun
             self.spent_s = runner.spent_s
             if self.autoreset == "same_step" and getattr(seen, "done", False) is True:
-                last, seen = seen, await runner.reset({}, here=here)
+                self.last, seen = seen, await runner.reset({}, here=here)
                 self.spent_s += runner.spent_s
         self.member.ended = getattr(seen, "done", False) is True
-        return seen, last
+        return seen
 
     def play_here(self) -> Any:
         """Do the same where this is called; return a coroutine to go on with on the loop where a method waits."""
@@ -118,7 +116,7 @@ class MemberCall:
             if isinstance(begun, Observation) and not (begun.done is True and self.autoreset == "same_step"):
                 self.spent_s = runner.spent_s  # most steps: no coroutine is made for them
                 member.ended = begun.done is True
-                return begun, None
+                return begun
         return begin_here(self.play(runner, here=True, begun=begun))
 
 

@@ -52,6 +52,7 @@ async def socket_to(
     address: str, query: str = "", path: str = "/ws", **options: Any
 ) -> AsyncIterator[ClientConnection]:
     url = f"ws://{address}{path}{query}"
+    options = {"open_timeout": 60, **options}  # by itself it gives up after 10 s, which a busy machine needs
     async with connect(url, compression=None, proxy=None, **options) as connection:
         yield connection
 

@@ -10,7 +10,7 @@ from uuid import uuid4
 import gymnasium
 import numpy as np
 from gymnasium.spaces import Discrete
-from pydantic import JsonValue
+from pydantic import BaseModel, JsonValue
 
 from openenv_core import Environment
 from openenv_core.adapters.spaces import read_value
@@ -20,7 +20,11 @@ from ..models import GymnasiumAction, GymnasiumObservation, GymnasiumState, mode
 
 Wrapper = Callable[[gymnasium.Env[Any, Any]], gymnasium.Env[Any, Any]]
 
-_set: Final = object.__setattr__
+_model_slots: Final[Mapping[str, Any]] = vars(BaseModel)
+_set_values: Final = _model_slots["__dict__"].__set__
+_set_given: Final = _model_slots["__pydantic_fields_set__"].__set__
+_set_extra: Final = _model_slots["__pydantic_extra__"].__set__
+_set_private: Final = _model_slots["__pydantic_private__"].__set__
 
 _COPIED: Final = ("gymnasium.envs.classic_control.", "gymnasium.envs.toy_text.", "gymnasium.wrappers.")
 """Modules of Gymnasium whose classes hold nothing but plain Python and numpy as long as they do not render."""
@@ -164,11 +168,11 @@ class GymnasiumEnvironment(Environment[GymnasiumAction, GymnasiumObservation, Gy
             {str(key): _json(value) for key, value in info.items() if _is_json(value)} if info else {}
         )
         # There is nothing to validate, and `model_construct` takes longer than a step.
-        observation = self._model.__new__(self._model)
-        _set(observation, "__dict__", {**self._defaults, "metadata": {}, **fields})
-        _set(observation, "__pydantic_fields_set__", set(fields))
-        _set(observation, "__pydantic_extra__", None)
-        _set(observation, "__pydantic_private__", None)
+        observation: GymnasiumObservation = object.__new__(self._model)
+        _set_values(observation, {**self._defaults, "metadata": {}, **fields})
+        _set_given(observation, set(fields))
+        _set_extra(observation, None)
+        _set_private(observation, None)
         return observation
 
 
