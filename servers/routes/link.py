@@ -362,9 +362,8 @@ class Link:
                 await self._open(head)
             elif isinstance(head, wire.ForkRequest | wire.SnapshotRequest | wire.CloseRequest):
                 request.begun = True
-                self.put(
-                    wire.encode_frame({"id": dumps(head.id), **await self._manage(head), "last": b"true"}, [])
-                )
+                answer = {"id": dumps(head.id), **await self._manage(head), "last": b"true"}
+                self.put(wire.encode_frame(answer, []))
             else:
                 await self._ask_many(request)
         except RefusalError as refusal:
