@@ -307,7 +307,7 @@ async def test_a_worker_that_the_system_has_no_process_for_is_tried_again() -> N
         async def _live(self, worker: Any) -> None:
             if (error := lives.pop(0)) is not None:
                 raise error
-            worker.process, worker.said = SimpleNamespace(returncode=-9), READY
+            worker.process, worker.output = SimpleNamespace(returncode=-9), READY
             if not lives:
                 self._stopping.set()
 
