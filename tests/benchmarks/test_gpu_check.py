@@ -116,20 +116,20 @@ STUB = """
 import sys, time
 from pathlib import Path
 if sys.argv[1:3] == ["-m", "benchmarks.gpu.child"]:
-    from benchmarks.gpu.child import Telling
-    name, telling = sys.argv[3], Telling(Path(sys.argv[4]), True, "")
+    from benchmarks.gpu.child import Reporter
+    name, reporter = sys.argv[3], Reporter(Path(sys.argv[4]), True, "")
     if name == "step":
-        telling.figure("apart", float("nan"), at_most=1.0)
-        telling.end("failed", "a figure is out of its bounds")
+        reporter.record("apart", float("nan"), at_most=1.0)
+        reporter.end("failed", "a figure is out of its bounds")
     elif name == "attention":
         print("Segmentation fault of a kernel", flush=True)
         import os; os.kill(os.getpid(), 11)
     elif name == "loss":
-        telling.figure("so far", 3.0, "GB")
+        reporter.record("so far", 3.0, "GB")
         import subprocess; subprocess.Popen(["sleep", "1000.25"])
         time.sleep(1000)
     else:
-        telling.end("passed")
+        reporter.end("passed")
 else:
     sys.argv = sys.argv[2:]
     from benchmarks.gpu import __main__ as command
