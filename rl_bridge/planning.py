@@ -262,9 +262,9 @@ a generator that sleeps on the same card leaves there."""
 
 
 def bytes_by_checkpointing(config: Config, size: ModelSize) -> dict[Checkpointing, int]:
-    """What a rank of the trainer needs by each kind of activation checkpointing; what computes least anew comes first.
+    """Return the bytes a rank of the trainer needs for each kind of activation checkpointing, least recomputation first.
 
-    Of a model whose shapes are not known nothing is told.
+    Empty for a model of unknown shapes.
     """
     if size.architecture is None:
         return {}
@@ -286,7 +286,7 @@ def bytes_of_one_rank(
 
 
 def choose_checkpointing(needed: Mapping[Checkpointing, int], gpu_bytes: float) -> Checkpointing:
-    """What `auto` stands for on a GPU of so many bytes, given `bytes_by_checkpointing`: the first that has room."""
+    """Return the kind that `auto` stands for on a GPU: the first of `bytes_by_checkpointing` that fits, else full."""
     return next((kind for kind, least in needed.items() if least <= USABLE_SHARE * gpu_bytes), "full")
 
 

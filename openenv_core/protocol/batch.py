@@ -437,12 +437,12 @@ def _fields_of(model: type[Observation]) -> tuple[frozenset[str], Sequence[Calla
     return frozenset(sent - _BESIDE - {*_AT_TIMES}), at_times
 
 
-def _say_more(observations: Sequence[Observation], told: set[str]) -> bool:
-    """Whether observations say anything beside the fields that are told already."""
+def _have_further_fields(observations: Sequence[Observation], encoded: set[str]) -> bool:
+    """Whether observations have values in fields beside those that are encoded already."""
     for model in {*map(type, observations)}:
         always, at_times = _fields_of(model)
-        of_model = [one for one in observations if type(one) is model]
-        if always - told or any(any(map(field, of_model)) for field in at_times):
+        of_model = [observation for observation in observations if type(observation) is model]
+        if always - encoded or any(any(map(field, of_model)) for field in at_times):
             return True
     return False
 
@@ -478,7 +478,7 @@ class ObservationEncoder:
                 del arrays[begun:]  # it has other values than it says, which JSON can tell
         header = {"columns": dumps(columns)} if columns else {}
         exclude = {*_BESIDE, *columns}
-        if _say_more(observations, exclude):
+        if _have_further_fields(observations, exclude):
             rows = [encode_fields(one, exclude)[0] for one in observations]
             header["rows"] = b"[%b]" % b",".join(rows)
         return header
