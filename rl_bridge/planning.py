@@ -262,7 +262,7 @@ a generator that sleeps on the same card leaves there."""
 
 
 def bytes_by_checkpointing(config: Config, size: ModelSize) -> dict[Checkpointing, int]:
-    """Return the bytes a rank of the trainer needs for each kind of activation checkpointing, least recomputation first.
+    """Return a trainer rank's bytes for each kind of activation checkpointing, least recomputation first.
 
     Empty for a model of unknown shapes.
     """
