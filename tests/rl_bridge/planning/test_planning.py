@@ -150,7 +150,7 @@ def test_on_gpus_a_block_keeps_little_and_rows_that_are_longer_than_a_pass_count
         "trainer.tokens_per_pass=50",
     )
     found = roles(config)["trainer"].per_process
-    block = 2 * (4 * 7 + 3 * 5 + 2 * 9) + 4 * (4 * 5 + 2 * 9)
+    block = 2 * (4 * 7 + 4 * 5 + 3 * 9)
     assert found["activations"] == 60 * (2 * 5 * 2 + 2 * block + 10 * 5)
     assert found["gathered layers"] == (2 + 4 + 2) * 250 + (2 * 2 + 4) * LAYER
     config = config.model_copy(
