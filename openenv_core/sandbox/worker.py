@@ -356,10 +356,13 @@ class Worker:
     def _on_orphaned(self, waited_s: float) -> None:
         if self.exited.done() or self._closed:
             return
-        if self.processes.has_ended() and waited_s < EXIT_TIMEOUT_S:  # on a busy machine it is told late
+        ended = self.processes.has_ended()
+        # With others in its tree nobody tells how it has ended; on a busy machine it is told late.
+        if ended and self.processes.tree.members == 1 and waited_s < EXIT_TIMEOUT_S:
             self._loop.call_later(ORPHAN_INTERVAL_S, self._on_orphaned, waited_s + ORPHAN_INTERVAL_S)
         else:
-            self._end_broken("the code closed the interpreter's own channel")
+            done = "ended the interpreter" if ended else "closed the interpreter's own channel"
+            self._end_broken(f"the code {done}")
 
     def _end_broken(self, reason: str) -> None:
         self._broken = reason

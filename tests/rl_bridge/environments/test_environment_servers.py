@@ -255,5 +255,5 @@ async def test_several_environments_start_and_end_side_by_side(monkeypatch: pyte
 async def test_where_one_environment_cannot_start_none_is_left() -> None:
     async with none_left():
         with pytest.raises(ProviderError):
-            async with serving([EnvironmentServers(app=APP), EnvironmentServers(app="never_ready:nothing")]):
+            async with serving([EnvironmentServers(app=APP), EnvironmentServers(app="no_such_module:app")]):
                 raise AssertionError("one of them cannot be started")
