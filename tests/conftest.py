@@ -1,5 +1,6 @@
 """What all tests share: what is importable, who runs without the heavy stack, what its libraries may warn of."""
 
+import gc
 import importlib
 import importlib.util
 import os
@@ -14,6 +15,8 @@ from typing import Any
 import pytest
 
 _HERE = Path(__file__).parent
+
+gc.disable()  # until all is collected: modules and tests are no garbage
 
 # `tests/servers` and its neighbours must not be taken for the packages whose names they mirror, so the
 # repository comes first; `support` holds the environments that tests serve.
@@ -112,6 +115,11 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         if item.get_closest_marker("heavy") is not None:
             for tolerated in TOLERATED_OF_HEAVY:
                 item.add_marker(pytest.mark.filterwarnings(tolerated), append=False)
+
+
+def pytest_collection_finish() -> None:
+    gc.freeze()  # or each search for garbage, in every process, goes through all modules and tests again
+    gc.enable()
 
 
 @pytest.hookimpl(tryfirst=True)
