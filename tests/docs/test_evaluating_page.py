@@ -12,6 +12,7 @@ from openenv_core.cli.main import run
 PAGE = (Path(__file__).parents[2] / "docs" / "evaluating.md").read_text(encoding="utf-8")
 
 
+@pytest.mark.slow
 def test_two_policies_are_evaluated_and_compared(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -280,6 +280,7 @@ def test_model_plays_by_calls(table: str, tmp_path: Path, model: tuple[str, list
     assert record["turns"][1]["context"].startswith("[user] error: there is no call")
 
 
+@pytest.mark.slow
 def test_server_with_room_for_one_is_waited_for(
     tmp_path: Path, model: tuple[str, list[Any], list[Any]]
 ) -> None:
@@ -317,6 +318,7 @@ def test_model_plays_in_text_until_its_context_is_full(
     assert {(one["ending"], one["reward"]) for one in lines(tmp_path / "late")} == {("failed_policy", None)}
 
 
+@pytest.mark.slow
 def test_tasks_of_a_split_are_repeated_in_several_environments(
     table: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -335,6 +337,7 @@ def test_tasks_of_a_split_are_repeated_in_several_environments(
         assert len({one["group"] for one in lines(several)}) == 4
 
 
+@pytest.mark.slow
 def test_evaluation_needs_nothing_heavy(table: str, tmp_path: Path) -> None:
     program = (
         "import sys; from openenv_core.cli.main import run; from openenv_core.cli.eval import COMMAND; "

@@ -135,6 +135,7 @@ def test_the_servers_part_comes_from_the_server() -> None:
         exec("from openenv.core.env_server.route_config import GetEndpointConfig", {})
 
 
+@pytest.mark.slow
 def test_any_command_has_the_names_in_all_of_its_processes(tmp_path: Path) -> None:
     (tmp_path / "envs" / "elsewhere_env").mkdir(parents=True)
     for folder in (tmp_path / "envs", tmp_path / "envs" / "elsewhere_env"):

@@ -7,6 +7,7 @@ from openenv_core import ConfigurationError, GenericEnvClient, make
 from openenv_core.compat.auto import AutoAction, AutoEnv
 
 
+@pytest.mark.slow
 def test_names_and_urls_are_made_into_clients() -> None:
     with make("blackjack") as env:
         assert isinstance(env.async_client, BlackjackEnv)

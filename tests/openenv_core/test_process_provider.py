@@ -170,6 +170,7 @@ def test_killed_guard_takes_the_server_along() -> None:
         eventually(lambda: port_is_free(url))
 
 
+@pytest.mark.slow
 def test_provider_can_be_started_and_stopped_again_and_again() -> None:
     before = children()
     provider = LocalProcessProvider("counter:app", cwd=SUPPORT, env_vars={"COUNTER_TEST": "1"})
@@ -197,6 +198,7 @@ def test_provider_can_be_started_and_stopped_again_and_again() -> None:
 TOKEN, OTHER = "a-token-of-good-length", "another-token-of-good-length"
 
 
+@pytest.mark.slow
 def test_tokens_of_the_shell_are_not_the_servers(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     (tmp_path / "tokens").write_text(f"{OTHER}\n")
     monkeypatch.setenv("ROPEWALK_TOKENS", TOKEN)
@@ -205,6 +207,7 @@ def test_tokens_of_the_shell_are_not_the_servers(monkeypatch: pytest.MonkeyPatch
         assert env.reset(seed=1).observation["total"] == 1
 
 
+@pytest.mark.slow
 def test_server_that_gets_tokens_is_asked_with_the_first() -> None:
     variables = {"ROPEWALK_TOKENS": f" {TOKEN}, {OTHER}"}
     with GenericEnvClient.from_process("counter:app", cwd=SUPPORT, env_vars=variables) as env:

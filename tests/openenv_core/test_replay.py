@@ -380,6 +380,7 @@ async def test_a_fork_is_made_where_the_episode_is_and_of_no_other() -> None:
 # Several URLs
 
 
+@pytest.mark.slow
 async def test_clients_spread_over_several_servers_and_pass_by_those_that_do_not_serve() -> None:
     async with several() as servers:
         urls = [await servers.start(sessions=2), DEAD, await servers.start(sessions=2)]

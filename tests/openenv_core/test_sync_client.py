@@ -36,6 +36,7 @@ class DoublingEnv(CounterEnv):
         return (await self.reset(seed=2)).observation.total
 
 
+@pytest.mark.slow
 def test_episode_with_a_server_of_its_own() -> None:
     env = CounterEnv.from_process(cwd=SUPPORT)
     assert isinstance(env, SyncEnvClient)
@@ -303,6 +304,7 @@ def test_dropped_session_is_given_back_while_its_client_lives_on(counter_url: st
         assert parent.reset(seed=2).observation.total == 2
 
 
+@pytest.mark.slow
 def test_dropped_client_gives_back_what_it_holds(counter_url: str) -> None:
     gc.collect()
     before = len(psutil.Process().net_connections())

@@ -90,6 +90,7 @@ async def test_a_server_that_refuses_the_handshake_is_asked_again_too(
         await env.close()
 
 
+@pytest.mark.slow
 async def test_a_wait_in_vain_is_told_with_its_length_and_place() -> None:
     app = app_of(1)
     async with serving(app) as address, CounterEnv(f"http://{address}") as first:

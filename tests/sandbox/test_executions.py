@@ -234,6 +234,7 @@ async def test_executions_of_one_session_wait_for_each_other(sandbox: Sandbox) -
     assert [each.result for each in done] == [str(number) for number in range(1, 21)]
 
 
+@pytest.mark.slow
 async def test_where_the_machine_keeps_its_libraries_is_not_told(monkeypatch: pytest.MonkeyPatch) -> None:
     """The zygote may need it to start; code does not."""
     monkeypatch.setenv("LD_LIBRARY_PATH", "/usr/local/lib")

@@ -32,6 +32,7 @@ FILLS = (
 )
 
 
+@pytest.mark.slow
 async def test_holes_are_hashed_without_being_held(sandbox: Sandbox) -> None:
     size = 200 << 20
     limits = Limits(disk_bytes=1 << 30, file_bytes=size)

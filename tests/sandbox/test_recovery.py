@@ -115,6 +115,7 @@ async def test_whoever_gives_up_an_execution_ends_its_interpreter_and_closing_do
 
 
 @pytest.mark.own_process  # what other tests have left running may open files meanwhile
+@pytest.mark.slow
 async def test_nothing_stays_behind_whoever_goes_away_and_when(sandbox: Sandbox) -> None:
     before = len(os.listdir("/proc/self/fd"))
     for milliseconds in range(0, 40, 5):

@@ -302,6 +302,7 @@ async def test_a_connection_too_many_is_told_to_come_back(monkeypatch: pytest.Mo
                 await asyncio.sleep(0.01)
 
 
+@pytest.mark.slow
 async def test_what_a_connection_asks_of_the_system() -> None:
     """A response's head and body are two writes: with Nagle's algorithm the second waits some 40 ms for the client.
 

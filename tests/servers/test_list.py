@@ -98,6 +98,7 @@ def test_nothing_here_is_said(here: Path, capsys: pytest.CaptureFixture[str]) ->
     assert "expected a folder" in capsys.readouterr().err
 
 
+@pytest.mark.slow
 def test_a_server_is_asked(
     here: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

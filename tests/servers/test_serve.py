@@ -62,6 +62,7 @@ def test_a_foreign_app_is_guarded_and_does_not_see_the_tokens() -> None:
         assert "PATH" in said
 
 
+@pytest.mark.slow
 def test_the_event_loop_is_uvloop_where_that_is_installed(tmp_path: Path) -> None:
     with serve(app="tell_environ:app") as server:
         assert server.get("/loop") == (200, "uvloop")

@@ -45,6 +45,7 @@ async def test_short_calls_share_a_thread_and_begin_in_order(monkeypatch: pytest
     await eventually(lambda: not living("short"))
 
 
+@pytest.mark.slow
 async def test_a_thousand_calls_that_wait_are_under_way_at_once(gate: threading.Event) -> None:
     pool = ThreadPool(threads.MAX_THREADS, "waiting")
     inside = []

@@ -198,6 +198,7 @@ def test_forks_of_a_client_are_made_where_its_session_is(fleet: ServeProcess) ->
         assert client.state().total == 1
 
 
+@pytest.mark.slow
 async def test_the_cap_holds_over_all_workers() -> None:
     with serve("--workers", "2", "--max-sessions", "6", "--max-wait", "0") as server:
         for _ in range(2):  # and the slots come back
@@ -318,6 +319,7 @@ async def test_a_worker_that_the_system_has_no_process_for_is_tried_again() -> N
     assert cleared == [0, 0]
 
 
+@pytest.mark.slow
 async def test_a_killed_worker_is_replaced_and_its_slots_come_back() -> None:
     with serve("--workers", "2", "--max-sessions", "4", "--max-wait", "0") as server:
         clients = [(await first_reply(server))[0] for _ in range(4)]
@@ -541,6 +543,7 @@ async def test_a_socket_is_passed_on_with_what_its_worker_says_and_its_death(
     assert told.get_nowait() == {"type": "websocket.close", "code": 1011}
 
 
+@pytest.mark.slow
 async def test_a_neighbour_that_starts_later_is_waited_for(tmp_path: Path) -> None:
     async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         await reader.readuntil(b"\r\n\r\n")

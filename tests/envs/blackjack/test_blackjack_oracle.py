@@ -51,6 +51,7 @@ def test_optimal_policy_is_basic_strategy() -> None:
     assert {s: policy[s] for s in policy if policy[s] != published(*s)} == {}
 
 
+@pytest.mark.slow
 def test_baselines_have_their_known_returns_in_order() -> None:
     table = b.baselines()
     assert list(table) == ["random", "always_stand", "hit_below_17", "best_blind", "basic_strategy"]

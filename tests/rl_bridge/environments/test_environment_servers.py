@@ -66,6 +66,7 @@ async def step(url: str) -> int:
         return int((await client.step(Wait())).observation.pid)
 
 
+@pytest.mark.slow
 async def test_servers_keep_a_log_each_and_tell_where_one_raised(tmp_path: Path) -> None:
     async with none_left(), EnvironmentServers(app=APP, count=2, logs=tmp_path) as servers:
         assert await servers.traceback() == ""

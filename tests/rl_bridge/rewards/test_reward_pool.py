@@ -85,6 +85,7 @@ async def test_what_takes_too_long_is_killed_with_all_that_it_started(way: str, 
         assert (pool.counts["workers_started"], pool.counts["workers_lost"], pool.counts["lost"]) == (2, 0, 0)
 
 
+@pytest.mark.slow
 async def test_a_killed_process_costs_nobody_a_reward(tmp_path: Path) -> None:
     async with open_pool() as pool:
         # While it evaluates: it is tried again in another.
@@ -103,6 +104,7 @@ async def test_a_killed_process_costs_nobody_a_reward(tmp_path: Path) -> None:
         assert await ask(pool, "return", 1) == 1.0
 
 
+@pytest.mark.slow
 async def test_a_function_that_raises_ends_the_run_once_it_is_clear_that_it_is_the_function(
     tmp_path: Path,
 ) -> None:

@@ -87,6 +87,7 @@ def test_mistakes_in_a_task_are_shown_by_their_line(
     assert not [room for room in ("rl_bridge", "openenv_core") if f"{ROOT / room}" in found]
 
 
+@pytest.mark.slow
 def test_nothing_heavy_is_loaded_for_it(folder: Path) -> None:
     program = (
         "import argparse, sys; from rl_bridge.cli.train import COMMAND; p = argparse.ArgumentParser();"

@@ -150,6 +150,7 @@ asyncio.run(main())
 """
 
 
+@pytest.mark.slow
 def test_the_sdk_is_imported_with_the_first_standard_request_and_named_where_it_is_missing() -> None:
     script = SCRIPT.format(root=str(ROOT), support=str(ROOT / "tests" / "support"))
     done = subprocess.run(
