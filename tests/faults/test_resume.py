@@ -137,7 +137,7 @@ async def test_what_waits_for_room_and_is_given_up_never_leaves() -> None:
 
 
 async def test_a_connection_that_nobody_knows_to_be_dead_is_replaced() -> None:
-    options = {"websocket_ping_interval_s": 0.1, "websocket_ping_timeout_s": 0.2}
+    options = {"websocket_ping_interval_s": 0.1, "websocket_ping_timeout_s": 1.5}
     app = app_of(Tally)
     async with (
         serving(app) as address,
@@ -401,7 +401,7 @@ async def test_what_has_not_begun_by_its_deadline_or_is_cancelled_is_not_execute
 async def test_a_request_that_nobody_waits_for_is_not_begun_and_shifts_no_reply() -> None:
     env = Patient.fresh()
     app = app_of(env)
-    async with serving(app) as address, CounterEnv(f"http://{address}", message_timeout_s=0.2) as client:
+    async with serving(app) as address, CounterEnv(f"http://{address}", message_timeout_s=1.0) as client:
         for _ in range(2):
             with pytest.raises(RequestTimeoutError):
                 await client.step(Add(amount=99))

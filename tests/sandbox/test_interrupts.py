@@ -4,7 +4,7 @@ import asyncio
 import select
 
 import pytest
-from living import DEADLINE_S
+from living import DEADLINE_S, until
 
 from openenv_core.sandbox import Execution, Limits, Sandbox, SandboxSession
 from openenv_core.sandbox.worker import Worker
@@ -134,9 +134,15 @@ async def test_one_that_nobody_waits_for_any_more_reaches_nothing(sandbox: Sandb
 
 async def test_what_is_awaited_ends_with_it(sandbox: Sandbox) -> None:
     session = await sandbox.open(PATIENT)
-    code = "try:\n  while True:\n    await asyncio.sleep(0.01)\n    n += 1\nfinally:\n  cleared = True"
+    code = (
+        "try:\n  print('begun', flush=True)\n  while True:\n    await asyncio.sleep(0.01)\n    n += 1\n"
+        "finally:\n  cleared = True"
+    )
     await session.execute("import asyncio\nn, cleared = 0, False")
-    done = await session.execute(code, timeout_s=0.5)
+    worker, running = await begun(session, code)
+    await until(lambda: worker._written > 0)
+    worker.stop("timeout")
+    done = await running
     before = await session.execute("n, cleared")
     after = await session.execute("await asyncio.sleep(0.1)\nn, cleared")
     await session.close()

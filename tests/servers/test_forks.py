@@ -193,7 +193,7 @@ class Stuck(BlockingCounter):
 
 async def test_what_takes_too_long_is_ended_and_nothing_else() -> None:
     Stuck.held.clear()
-    app = app_of(Stuck, 8, step_timeout_s=0.3)
+    app = app_of(Stuck, 8, step_timeout_s=1.0)
     try:
         async with serving(app) as address, vector(address, 3) as client:
             await client.ask("reset", seeds=[1, 2, 3])
