@@ -49,13 +49,15 @@ class TrainerSettings:
         kind, needed = self.trainer.activation_checkpointing, self.bytes_by_checkpointing
         if kind != "auto":
             return self, kind
-        kind, told = "none", "none"
+        kind, description = "none", "none"
         if gpu_bytes is not None:
             kind = choose_checkpointing(needed, gpu_bytes)
             takes = f"{needed[kind] / 1e9:.1f} GB" if kind in needed else "an unknown part"
-            told = f"{kind}, which takes {takes} of the {gpu_bytes / 1e9:.1f} GB of a GPU by ropewalk plan"
+            description = (
+                f"{kind}, which takes {takes} of the {gpu_bytes / 1e9:.1f} GB of a GPU by ropewalk plan"
+            )
         trainer = self.trainer.model_copy(update={"activation_checkpointing": kind})
-        return replace(self, trainer=trainer), told
+        return replace(self, trainer=trainer), description
 
 
 @dataclass(kw_only=True, slots=True, frozen=True)
