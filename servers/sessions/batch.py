@@ -111,7 +111,7 @@ class MemberCall:
         """Do the same where this is called; return a coroutine to go on with on the loop where a method waits."""
         member = self.member
         runner, begun = member.session.runner, None
-        if self.action is not None and not self.resets:
+        if self.action is not None and not (member.ended and self.resets):
             begun = runner.step_here(self.action)
             if isinstance(begun, Observation) and not (begun.done is True and self.autoreset == "same_step"):
                 self.spent_s = runner.spent_s  # most steps: no coroutine is made for them
@@ -249,20 +249,28 @@ class BatchRound:
 
     async def start(self) -> None:
         """Begin; calls that never wait are over when it returns."""
+        finished = self._finished
         for number, call in enumerate(self._calls, 1):
             member, session = call.member, call.member.session
-            if call.outcome is None:
+            if call.outcome is None and (member.busy or session.over or member.turn.locked()):
                 call.outcome = member.refusal()
             if call.outcome is not None:
-                self._finished.append(call)
+                finished.append(call)
+                continue
+            if session.runner.plan.inline and not session.shared:
+                outcome = outcome_of(call.play_here)
+                if type(outcome[1]) is CoroutineType:
+                    member.busy = True
+                    self._take(call, outcome)
+                else:  # as `_take` does: nobody waits yet
+                    call.outcome = outcome[1]
+                    finished.append(call)
+                if number % _SPELL == 0 and number < len(self._calls):
+                    await asyncio.sleep(0)
                 continue
             member.busy = True
             if session.shared:  # others may ask it: it takes its turn
                 self._go_on(call, call.play)
-            elif session.runner.plan.inline:
-                self._take(call, outcome_of(call.play_here))
-                if number % _SPELL == 0 and number < len(self._calls):
-                    await asyncio.sleep(0)
             elif session.runner.in_thread:
                 self._in_threads[call] = session.runner.submit(call.play_here, partial(self._take, call))
             else:
