@@ -251,6 +251,11 @@ class EnvironmentRunner:
             self._reset, options=self.plan.reset_options.accept(options), here=here, resume=resume
         )
 
+    def reset_here(self, options: Mapping[str, Any]) -> Observation | Coroutine[Any, Any, Observation]:
+        """Start an episode where this is called; return what is to be awaited where the environment waits."""
+        observation = self._call(self._reset, **self.plan.reset_options.accept(options))
+        return observation if isinstance(observation, Observation) else self._settled(observation, here=True)
+
     def step_here(self, action: Action) -> Observation | Coroutine[Any, Any, Observation]:
         """Apply an action where this is called; return what is to be awaited where the environment waits."""
         began = perf_counter()
