@@ -6,7 +6,7 @@ header's length (uint32), the header, and the arrays one behind the other, each 
 
 import math
 import struct
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import lru_cache
 from operator import attrgetter
 from typing import Annotated, Any, Final, Literal, NamedTuple, TypeAlias
@@ -430,19 +430,22 @@ _AT_TIMES: Final = ("metadata", "info", "infrastructure_error", "unscored")
 
 
 @lru_cache(maxsize=256)
-def _fields_of(model: type[Observation]) -> tuple[frozenset[str], Callable[[Observation], Iterable[Any]]]:
-    """Return the fields that always say something, and what gets those that do at times."""
+def _fields_of(model: type[Observation]) -> tuple[frozenset[str], Sequence[Callable[[Observation], Any]]]:
+    """Return the fields that always say something, and what gets each of those that do at times."""
     sent = {name for name, field in model.model_fields.items() if field.exclude is not True}
-    at_times = [name for name in _AT_TIMES if name in model.model_fields]
-    return frozenset(sent - _BESIDE - {*_AT_TIMES}), attrgetter(*at_times)
+    at_times = [attrgetter(name) for name in _AT_TIMES if name in model.model_fields]
+    return frozenset(sent - _BESIDE - {*_AT_TIMES}), at_times
 
 
 def _have_further_fields(observations: Sequence[Observation], encoded: set[str]) -> bool:
     """Whether observations have values in fields beside those that are encoded already."""
-    for model in {*map(type, observations)}:
+    models = {*map(type, observations)}
+    for model in models:
         always, at_times = _fields_of(model)
-        of_model = (observation for observation in observations if type(observation) is model)
-        if always - encoded or any(map(any, map(at_times, of_model))):
+        of_model = observations
+        if len(models) > 1:
+            of_model = [observation for observation in observations if type(observation) is model]
+        if always - encoded or any(any(map(field, of_model)) for field in at_times):
             return True
     return False
 
