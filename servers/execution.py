@@ -251,9 +251,22 @@ class EnvironmentRunner:
             self._reset, options=self.plan.reset_options.accept(options), here=here, resume=resume
         )
 
+    def reset_here(self, options: Mapping[str, Any]) -> Observation | Coroutine[Any, Any, Observation]:
+        """Start an episode where this is called; return what is to be awaited where the environment waits."""
+        observation = self._call(self._reset, **self.plan.reset_options.accept(options))
+        return observation if isinstance(observation, Observation) else self._settled(observation, here=True)
+
     def step_here(self, action: Action) -> Observation | Coroutine[Any, Any, Observation]:
         """Apply an action where this is called; return what is to be awaited where the environment waits."""
-        observation = self._call(self._step, action)
+        began = perf_counter()
+        try:  # `_call`, without its call
+            observation = self._step(action)
+        except FATAL:
+            raise
+        except BaseException as error:
+            raise contain(error) from error
+        finally:
+            self.spent_s = perf_counter() - began
         return observation if isinstance(observation, Observation) else self._settled(observation, here=True)
 
     async def step(

@@ -454,9 +454,9 @@ class SocketProtocol(_Watched, WebSocketsSansIOProtocol):
             head = struct.pack("!BBH", kind, _SHORT, size)
         else:
             head = struct.pack("!BBQ", kind, _SHORT + 1, size)
-        if size < _GATHERED_BYTES:
+        if kind == _WHOLE_TEXT and size < _GATHERED_BYTES:
             self.transport.write(head + payload)
-        else:  # perhaps megabytes of arrays, which are not copied again
+        else:  # arrays of many sessions, which nothing follows in this turn: perhaps megabytes, not copied again
             self.transport.flush()
             self.transport.writelines((head, payload))
         return True

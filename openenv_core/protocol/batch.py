@@ -439,9 +439,12 @@ def _fields_of(model: type[Observation]) -> tuple[frozenset[str], Sequence[Calla
 
 def _have_further_fields(observations: Sequence[Observation], encoded: set[str]) -> bool:
     """Whether observations have values in fields beside those that are encoded already."""
-    for model in {*map(type, observations)}:
+    models = {*map(type, observations)}
+    for model in models:
         always, at_times = _fields_of(model)
-        of_model = [observation for observation in observations if type(observation) is model]
+        of_model = observations
+        if len(models) > 1:
+            of_model = [observation for observation in observations if type(observation) is model]
         if always - encoded or any(any(map(field, of_model)) for field in at_times):
             return True
     return False

@@ -69,9 +69,8 @@ class BatchDialect:
                     MemberCall(member, None, action, request.autoreset)
                     for member, action in zip(members, read, strict=True)
                 ]
-                for call in calls:
-                    if isinstance(call.action, Exception) and not call.resets:
-                        call.outcome = call.action
+                for call in [call for call in calls if isinstance(call.action, Exception)]:
+                    call.outcome = None if call.resets else call.action
                 return calls
         return [MemberCall(member) for member in members]
 
@@ -91,11 +90,13 @@ class BatchDialect:
         self, request_id: int, finished: Sequence[MemberCall], last: bool
     ) -> tuple[str | bytes, dict[int, dict[str, Any]]]:
         good = [call for call in finished if not isinstance(call.outcome, BaseException)]
-        errors = {
-            call.member.number: data_of(call.outcome)
-            for call in finished
-            if isinstance(call.outcome, BaseException)
-        }
+        errors: dict[int, dict[str, Any]] = {}
+        if len(good) < len(finished):
+            errors = {
+                call.member.number: data_of(call.outcome)
+                for call in finished
+                if isinstance(call.outcome, BaseException)
+            }
         try:
             arrays: list[Array] = []
             told = self._tell(good, arrays)
@@ -129,11 +130,13 @@ class BatchDialect:
                     "return an instance of the environment's observation class"
                 )
         rewards = array("d", [math.nan if one.reward is None else one.reward for one in results])
-        ends = [wire.ends_of(one) if one.done else (False, False) for one in results]
+        terminated, truncated = bytearray(len(results)), bytearray(len(results))
+        for place in [place for place, one in enumerate(results) if one.done]:
+            terminated[place], truncated[place] = wire.ends_of(results[place])
         for name, dtype, data in (
             ("reward", "float64", rewards.tobytes()),
-            ("terminated", "bool", bytes([terminated for terminated, _ in ends])),
-            ("truncated", "bool", bytes([truncated for _, truncated in ends])),
+            ("terminated", "bool", terminated),
+            ("truncated", "bool", truncated),
         ):
             told[name] = dumps(len(arrays))
             arrays.append(Array(dtype, (len(calls),), data))

@@ -89,33 +89,34 @@ class MemberCall:
     async def play(self, runner: EnvironmentRunner, *, here: bool = False, begun: Any = None) -> Any:
         """Ask an environment: read its state, reset it, or step it and do what the autoreset says.
 
-        `begun` is what `EnvironmentRunner.step_here` has returned, where that was called already.
+        `begun` is what `EnvironmentRunner.reset_here` or `step_here` has returned, where that was called already.
         """
         if self.reads:
             return await runner.state(here=here)
-        if self.options is not None or self.resets:
-            seen = await runner.reset(self.options or {}, here=here)
-            self.spent_s = runner.spent_s
-        else:
-            if begun is None:
-                begun = runner.step(self.action, here=here)
-            seen = begun if isinstance(begun, Observation) else await begun
-            self.spent_s = runner.spent_s
-            if self.autoreset == "same_step" and getattr(seen, "done", False) is True:
-                self.last, seen = seen, await runner.reset({}, here=here)
-                self.spent_s += runner.spent_s
+        resets = self.options is not None or self.resets
+        if begun is None:
+            begun = runner.reset(self.options or {}) if resets else runner.step(self.action)
+        seen = begun if isinstance(begun, Observation) else await begun
+        self.spent_s = runner.spent_s
+        if not resets and self.autoreset == "same_step" and getattr(seen, "done", False) is True:
+            self.last, seen = seen, await runner.reset({}, here=here)
+            self.spent_s += runner.spent_s
         self.member.ended = getattr(seen, "done", False) is True
         return seen
 
     def play_here(self) -> Any:
         """Do the same where this is called; return a coroutine to go on with on the loop where a method waits."""
         member = self.member
-        runner, begun = member.session.runner, None
-        if self.action is not None and not self.resets:
-            begun = runner.step_here(self.action)
-            if isinstance(begun, Observation) and not (begun.done is True and self.autoreset == "same_step"):
-                self.spent_s = runner.spent_s  # most steps: no coroutine is made for them
-                member.ended = begun.done is True
+        runner = member.session.runner
+        if self.reads:
+            return begin_here(self.play(runner, here=True))
+        resets = self.options is not None or (member.ended and self.autoreset is not None)
+        begun = runner.reset_here(self.options or {}) if resets else runner.step_here(self.action)
+        if isinstance(begun, Observation):
+            ended = begun.done is True
+            if resets or not ended or self.autoreset != "same_step":  # mostly: no coroutine is made then
+                self.spent_s = runner.spent_s
+                member.ended = ended
                 return begun
         return begin_here(self.play(runner, here=True, begun=begun))
 
@@ -249,20 +250,28 @@ class BatchRound:
 
     async def start(self) -> None:
         """Begin; calls that never wait are over when it returns."""
+        finished = self._finished
         for number, call in enumerate(self._calls, 1):
             member, session = call.member, call.member.session
-            if call.outcome is None:
+            if call.outcome is None and (member.busy or session.over or member.turn.locked()):
                 call.outcome = member.refusal()
             if call.outcome is not None:
-                self._finished.append(call)
+                finished.append(call)
+                continue
+            if session.runner.plan.inline and not session.shared:
+                outcome = outcome_of(call.play_here)
+                if type(outcome[1]) is CoroutineType:
+                    member.busy = True
+                    self._take(call, outcome)
+                else:  # as `_take` does: nobody waits yet
+                    call.outcome = outcome[1]
+                    finished.append(call)
+                if number % _SPELL == 0 and number < len(self._calls):
+                    await asyncio.sleep(0)
                 continue
             member.busy = True
             if session.shared:  # others may ask it: it takes its turn
                 self._go_on(call, call.play)
-            elif session.runner.plan.inline:
-                self._take(call, outcome_of(call.play_here))
-                if number % _SPELL == 0 and number < len(self._calls):
-                    await asyncio.sleep(0)
             elif session.runner.in_thread:
                 self._in_threads[call] = session.runner.submit(call.play_here, partial(self._take, call))
             else:

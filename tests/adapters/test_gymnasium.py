@@ -17,10 +17,12 @@ from missing import missing
 from serving import serving
 
 from envs.blackjack_env.server.app import app as blackjack
+from envs.gymnasium_env.models import GymnasiumAction
 from envs.gymnasium_env.server.app import gymnasium_app
+from envs.gymnasium_env.server.environment import QuickGymnasiumEnvironment
 from openenv_core.adapters.gymnasium import ServedEnv
 from openenv_core.adapters.spaces import describe_space, read_space, read_value, write_value
-from openenv_core.errors import ConfigurationError, ExecutionError
+from openenv_core.errors import ConfigurationError, EpisodeOverError, ExecutionError
 
 ALL = [
     "CartPole-v1",
@@ -124,6 +126,18 @@ def test_ppo_of_stable_baselines_learns_over_the_wire_what_it_learns_without() -
     here, there, fresh = learn(local), learn(served), learn(local.replace("learn(512)", "learn(0)"))
     assert all(torch.equal(here[name], there[name]) for name in here)
     assert not any(torch.equal(here[name], fresh[name]) for name in here)
+
+
+@pytest.mark.parametrize("env_id", ["CartPole-v1", "Blackjack-v1"])
+def test_what_is_left_out_on_the_loop_is_looked_at_all_the_same(env_id: str) -> None:
+    served = QuickGymnasiumEnvironment(env_id)
+    with pytest.raises(EpisodeOverError):
+        served.step(GymnasiumAction(action=1))
+    local = gymnasium.make(env_id).action_space
+    assert served.inner.action_space == local
+    for value in (0, 1, 2, -1, True, 1.0, "1", *map(np.int64, (0, 1, 2, -1)), np.int32(1), np.array(1)):
+        assert served.inner.action_space.contains(value) is local.contains(value)
+    served.close()
 
 
 async def test_an_action_outside_of_the_space_is_refused_and_the_episode_goes_on() -> None:

@@ -85,6 +85,7 @@ def test_models_of_the_wire() -> None:
     for reward in (True, 1, 0.5, None):
         back = Observation.model_validate_json(Observation(reward=reward).model_dump_json()).reward
         assert (type(back), back) == (type(reward), reward)
+    assert type(Observation(reward=type("Worth", (float,), {})(0.5)).reward) is float
     kinds = {"execution_error", "invalid_args", "transport_error", "tool_not_found", "timeout"}
     assert {kind.value for kind in ToolErrorType} == kinds
     assert {"reset", "step", "state", "close"} == RESERVED_TOOL_NAMES

@@ -10,6 +10,7 @@ from uuid import uuid4
 import gymnasium
 import numpy as np
 from gymnasium.spaces import Discrete
+from gymnasium.wrappers import OrderEnforcing
 from pydantic import BaseModel, JsonValue
 
 from openenv_core import Environment
@@ -97,7 +98,7 @@ class GymnasiumEnvironment(Environment[GymnasiumAction, GymnasiumObservation, Gy
         self._begun, self._episode_id = True, episode_id
         self._steps = 0
         self._playing = True
-        return self._observation(observation, info)
+        return self._observation(observation, info, {})
 
     def step(self, action: GymnasiumAction, **_: Any) -> GymnasiumObservation:
         """Take one action.
@@ -108,20 +109,16 @@ class GymnasiumEnvironment(Environment[GymnasiumAction, GymnasiumObservation, Gy
         """
         if not self._playing:
             raise EpisodeOverError("no episode is under way; call reset() first")
-        choice = self._choices.get(action.action) if type(action.action) is int else None
+        given = action.action
+        choice = self._choices.get(given) if type(given) is int else None
         if choice is None:
-            choice = self._read(action.action)
+            choice = self._read(given)
         observation, reward, terminated, truncated, info = self.inner.step(choice)
         self._steps += 1
-        self._playing = not (terminated or truncated)
-        return self._observation(
-            observation,
-            info,
-            reward=float(reward),
-            done=not self._playing,
-            terminated=bool(terminated),
-            truncated=bool(truncated),
-        )
+        done = bool(terminated or truncated)
+        self._playing = not done
+        ends = {"done": done, "terminated": bool(terminated), "truncated": bool(truncated)}
+        return self._observation(observation, info, {"reward": float(reward), **ends})
 
     @property
     def state(self) -> GymnasiumState:
@@ -161,7 +158,7 @@ class GymnasiumEnvironment(Environment[GymnasiumAction, GymnasiumObservation, Gy
         return value
 
     def _observation(
-        self, inner_observation: Any, info: Mapping[str, Any], **fields: Any
+        self, inner_observation: Any, info: Mapping[str, Any], fields: dict[str, Any]
     ) -> GymnasiumObservation:
         fields["observation"] = inner_observation
         fields["info"] = (
@@ -169,8 +166,9 @@ class GymnasiumEnvironment(Environment[GymnasiumAction, GymnasiumObservation, Gy
         )
         # There is nothing to validate, and `model_construct` takes longer than a step.
         observation: GymnasiumObservation = object.__new__(self._model)
-        _set_values(observation, {**self._defaults, "metadata": {}, **fields})
         _set_given(observation, set(fields))
+        fields["metadata"] = {}
+        _set_values(observation, {**self._defaults, **fields})
         _set_extra(observation, None)
         _set_private(observation, None)
         return observation
@@ -181,6 +179,35 @@ class QuickGymnasiumEnvironment(GymnasiumEnvironment):
 
     BLOCKING = False
     _MADE_WITH = {"disable_env_checker": True}  # noqa: RUF012 - it would look for faults in Gymnasium's own
+
+    def __init__(self, *args: Any, **options: Any) -> None:
+        super().__init__(*args, **options)
+        self.inner = _without_order(self.inner)
+        bare, space = self.inner.unwrapped, self.inner.unwrapped.action_space
+        if type(space) is Discrete:
+            bare.action_space = _LookedUpDiscrete(space.n, start=space.start, dtype=space.dtype.type)
+
+
+def _without_order(env: gymnasium.Env[Any, Any]) -> gymnasium.Env[Any, Any]:
+    """Take the wrapper away that looks at each step whether a reset came first: our `step` does."""
+    if isinstance(env, OrderEnforcing):
+        return env.env
+    if isinstance(env, gymnasium.Wrapper):
+        env.env = _without_order(env.env)
+    return env
+
+
+class _LookedUpDiscrete(Discrete):
+    """Looks up whether it has a number: each step asks that, and Gymnasium takes a fifth of it to answer."""
+
+    def __init__(self, n: Any, **options: Any) -> None:
+        super().__init__(n, **options)
+        first, count = int(self.start), min(int(self.n), _MAX_CHOICES)
+        self._members = frozenset(map(self.dtype.type, range(first, first + count)))
+
+    def contains(self, x: Any) -> bool:
+        """Whether it has a number."""
+        return (type(x) is self.dtype.type and x in self._members) or super().contains(x)
 
 
 def is_quick(env: gymnasium.Env[Any, Any]) -> bool:
