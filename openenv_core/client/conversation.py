@@ -114,13 +114,13 @@ class Opening:
 
     def request(self) -> dict[str, Any]:
         """Return what is asked for."""
-        asked = {
+        request_fields = {
             "count": self.count,
             "wait_s": self.options.queue_timeout_s,
             "lease_s": self.lease_s or None,
             SNAPSHOT: self.snapshot,
         }
-        return {name: value for name, value in asked.items() if value is not None}
+        return {name: value for name, value in request_fields.items() if value is not None}
 
 
 class Conversation:
@@ -153,7 +153,7 @@ class Conversation:
         self._timer: asyncio.TimerHandle | None = None
         self._pending: dict[int, PendingCall] = {}  # in the order of their requests
         self._next_id = 1
-        self._farewell: ServerError | None = None  # that nobody waited for
+        self._unclaimed_error: ServerError | None = None  # that nobody waited for
         self._read = 0
         self._session: str | None = None
         self._secret = ""
@@ -225,7 +225,7 @@ class Conversation:
         """Wait for a request no more. Where it has not left yet, it never does; nor is it begun, if it has not been."""
         call.answer.cancel()
         if not call.sent:
-            self._forget(call)
+            self._drop_unsent(call)
         waits = self._resuming is None and call.request_id in self._pending
         if self.v1 and waits and len(self._pending) < MAX_PENDING:
             self._begin(b'{"op":"cancel","request":%d}' % call.request_id).answer.cancel()
@@ -283,8 +283,8 @@ class Conversation:
             call.reply = frame
             if not call.answer.done():
                 call.answer.set_result(fields)
-            elif isinstance(said := error_of(fields), SESSION_ENDED):
-                self._farewell = said
+            elif isinstance(ending := error_of(fields), SESSION_ENDED):
+                self._unclaimed_error = ending
             return
         last = fields.get("last") is True
         if last:
@@ -301,18 +301,18 @@ class Conversation:
         """Send what could not leave before."""
         for call in [call for call in self._pending.values() if not call.sent]:
             if call.answer.done():  # nobody waits for it, and it has not begun
-                self._forget(call)
+                self._drop_unsent(call)
             elif self._resuming is None and not self.carrier.full:
                 call.sent = True
                 self.carrier.send(call.frame, binary=call.binary)
 
     def on_lost(self, error: ClientError) -> None:
         """Make another connection, where the server keeps the sessions; or tell whoever waits."""
-        kept = self.v1 and self.carrier.broken and self._opening.lease_s and self.error is None
-        if kept and (self._session is not None or self._opened.request_id in self._pending):
+        resumable = self.v1 and self.carrier.broken and self._opening.lease_s and self.error is None
+        if resumable and (self._session is not None or self._opened.request_id in self._pending):
             self._resuming = asyncio.create_task(self._resume(error))
         else:
-            self._fail(self._farewell or error)
+            self._fail(self._unclaimed_error or error)
 
     # What they need
 
@@ -335,14 +335,14 @@ class Conversation:
                 self._timer = self._loop.call_at(deadline, self._expire)
         if self.v1 and sink is None:
             frame = b'{"id":%d,"read":%d,%b' % (request_id, self._read, frame[1:])
-        leaves = self._resuming is None and not self.carrier.full
-        call = PendingCall(request_id, frame, binary, deadline, self._loop.create_future(), sink, leaves)
+        can_leave = self._resuming is None and not self.carrier.full
+        call = PendingCall(request_id, frame, binary, deadline, self._loop.create_future(), sink, can_leave)
         self._pending[request_id] = call
-        if leaves:
+        if can_leave:
             self.carrier.send(frame, binary=binary)
         return call
 
-    def _forget(self, call: PendingCall) -> None:
+    def _drop_unsent(self, call: PendingCall) -> None:
         """Note that a request has never left."""
         self._pending.pop(call.request_id, None)
         call.reply = b""
@@ -435,8 +435,8 @@ class Conversation:
             if self._session is None:  # nobody knows of the sessions that there may be; they are opened anew
                 self._read = 0
             else:
-                known = {"session": self._session, "secret": self._secret, "read": self._read}
-                carrier.send(dumps({"id": _RESUME_ID, "op": "resume", **known}))
+                credentials = {"session": self._session, "secret": self._secret, "read": self._read}
+                carrier.send(dumps({"id": _RESUME_ID, "op": "resume", **credentials}))
                 fields = from_json(await carrier.receive())
                 if (error := error_of(fields)) is not None:
                     raise error

@@ -289,7 +289,7 @@ class Link:
         if (
             isinstance(head, NumberedFrame)
             and head.traceparent is None
-            and not isinstance(asked, Mcp | Close)
+            and not isinstance(asked, (Mcp, Close))
             and (member := self.batch.alone(head.member)) is not None
             and (self._inline or member.session.runner.in_thread)
         ):
