@@ -30,6 +30,7 @@ from openenv_core.protocol.batch import (
     decode_frame,
     encode_frame,
 )
+from openenv_core.protocol.http import redact_url
 from openenv_core.protocol.jsonio import dumps, from_json
 from openenv_core.protocol.replies import data_of, server_error
 from openenv_core.protocol.requests import encode_request
@@ -458,24 +459,35 @@ class Conversation:
             self._resuming = None
 
 
-async def open_conversation(opening: Opening, timeout_s: float | None) -> Conversation:
+async def open_conversation(
+    opening: Opening, timeout_s: float | None, *, opened: bool = False
+) -> Conversation:
     """Connect to a server, and begin to open sessions.
+
+    Args:
+        opening: What is asked for.
+        timeout_s: Seconds that a reply may take; None waits for ever.
+        opened: Only `ropewalk.v1` will do, and the sessions are open before this returns.
 
     Returns:
         A conversation in `ropewalk.v1`, or in the released dialect where the server does not speak that.
 
     Raises:
-        ClientError: As `open_socket`.
+        ClientError: As `open_socket` and `Conversation.opened`.
     """
     if opening.snapshot is not None:
         opening = replace(opening, url=_with(opening.url, SNAPSHOT, opening.snapshot))
     opening = replace(opening, options=replace(opening.options, subprotocol=SUBPROTOCOL))
     carrier = await open_socket(opening.url, opening.options)
-    if carrier.subprotocol != SUBPROTOCOL:
-        return Conversation(carrier, timeout_s)
-    conversation = Conversation(carrier, timeout_s, opening)
-    if opening.snapshot is not None:  # which may be gone by the first request
+    v1 = carrier.subprotocol == SUBPROTOCOL
+    conversation = Conversation(carrier, timeout_s, opening if v1 else None)
+    if opened:
         try:
+            if not v1:
+                server = redact_url(opening.url)
+                raise ConnectionFailedError(
+                    f"expected {server} to speak {SUBPROTOCOL}, as servers of Ropewalk do; it does not"
+                )
             await conversation.opened()
         except BaseException:
             await conversation.close(last=False)

@@ -566,7 +566,8 @@ class EnvClient(ClientModels[ActT, ObsT, StateT]):
                 assert self._wait is not None
                 options = replace(self._options, queue_timeout_s=self._wait.attempt_s(len(self._urls)))
                 opening = Opening(url, options, self._lease_s, 1, snapshot, len(self._urls) != 1)
-                conversation = await open_conversation(opening, self._timeout_s)
+                # A snapshot may be gone by the first request.
+                conversation = await open_conversation(opening, self._timeout_s, opened=snapshot is not None)
             else:
                 from openenv_core.client.http import open_http  # httpx, which the socket does without
 

@@ -230,11 +230,10 @@ async def open_http(base_url: str, session_id: str | None, options: CarrierOptio
     try:
         async with asyncio.timeout(options.connect_timeout_s):
             await carrier.probe()
-    except TimeoutError as error:
+    except BaseException as error:
         await carrier.close()
-        raise unreachable(base_url, f"no answer within {options.connect_timeout_s:g} s") from error
-    except BaseException:
-        await carrier.close()
+        if isinstance(error, TimeoutError):
+            raise unreachable(base_url, f"no answer within {options.connect_timeout_s:g} s") from error
         raise
     return carrier
 

@@ -10,9 +10,9 @@ from typing import Any
 from openenv_core.client.carrier import CarrierOptions
 from openenv_core.client.conversation import BatchReply, Conversation, Opening, error_of, open_conversation
 from openenv_core.client.waiting import SlotWait, one_of
-from openenv_core.errors import ClientError, ConfigurationError, ConnectionFailedError
-from openenv_core.protocol.batch import SUBPROTOCOL, Array
-from openenv_core.protocol.http import redact_url, websocket_url
+from openenv_core.errors import ClientError, ConfigurationError
+from openenv_core.protocol.batch import Array
+from openenv_core.protocol.http import websocket_url
 
 
 class VectorClient:
@@ -54,18 +54,7 @@ class VectorClient:
         async def attempt() -> VectorClient:
             waiting = replace(options, queue_timeout_s=wait.attempt_s(1))
             opening = Opening(websocket_url(base_url), waiting, lease_s, count)
-            conversation = await open_conversation(opening, timeout_s)
-            try:
-                if not conversation.v1:
-                    raise ConnectionFailedError(
-                        f"expected {redact_url(base_url)} to speak {SUBPROTOCOL}, as servers of Ropewalk do; "
-                        "it does not"
-                    )
-                await conversation.opened()
-                return cls(conversation)
-            except BaseException:
-                await conversation.close(last=False)
-                raise
+            return cls(await open_conversation(opening, timeout_s, opened=True))
 
         return await one_of((base_url,), attempt, lambda: None, wait)
 
