@@ -222,6 +222,7 @@ class EnvironmentRunner:
         environment: The environment itself, for whoever has the session's turn.
         plan: How its methods are run.
         name: What its class is called.
+        in_thread: Whether reset and step are plain methods that run in a thread.
         concurrent: Whether its class promises to share a process with other instances.
         spent_s: Seconds that the last one was in the environment, and in no queue for a thread.
     """
@@ -229,6 +230,7 @@ class EnvironmentRunner:
     def __init__(self, environment: Environment[Any, Any, Any], executor: Executor, pool: ThreadPool) -> None:
         self.plan = plan = plan_of(type(environment))
         self.name = type(environment).__name__
+        self.in_thread = not (plan.on_loop or plan.step_async or plan.reset_async)
         self.concurrent = bool(getattr(environment, "SUPPORTS_CONCURRENT_SESSIONS", False))
         self.environment = environment
         self._executor = executor
@@ -320,12 +322,6 @@ class EnvironmentRunner:
             AttributeError: It has none of that name.
         """
         return await self._run(getattr(self.environment, name), args, whole=False)
-
-    @property
-    def in_thread(self) -> bool:
-        """Whether reset and step are plain methods that run in a thread."""
-        plan = self.plan
-        return not (plan.on_loop or plan.step_async or plan.reset_async)
 
     def submit(self, fn: Callable[[], Any], then: Callable[[Outcome], None]) -> ThreadCall:
         """Run a function where the environment's plain methods run; `then` is called on the loop, unless abandoned."""

@@ -76,9 +76,9 @@ class Carrier(ABC):
         self.full = self.broken = self.deterministic = False
         self._loop = asyncio.get_running_loop()
         self._listener: Listener | None = None
-        self._early: list[bytes | bytearray] = []  # before anybody listened
-        self._put: Callable[[bytes | bytearray], None] = self._keep
-        self._news = asyncio.Event()
+        self._backlog: list[bytes | bytearray] = []  # before anybody listened
+        self._deliver: Callable[[bytes | bytearray], None] = self._store
+        self._arrived = asyncio.Event()
         self._lost: ClientError | None = None
 
     async def receive(self) -> bytes | bytearray:
@@ -87,15 +87,15 @@ class Carrier(ABC):
         Raises:
             ClientError: The connection has ended without one.
         """
-        await self._news.wait()
-        if not self._early and self._lost is not None:
+        await self._arrived.wait()
+        if not self._backlog and self._lost is not None:
             raise self._lost
-        return self._early.pop(0)
+        return self._backlog.pop(0)
 
     def listen(self, listener: Listener) -> None:
         """Have someone hear what comes, and what has come."""
-        self._listener, self._put = listener, listener.on_frame
-        for frame in self._early:
+        self._listener, self._deliver = listener, listener.on_frame
+        for frame in self._backlog:
             listener.on_frame(frame)
         if self._lost is not None:
             listener.on_lost(self._lost)
@@ -122,15 +122,15 @@ class Carrier(ABC):
         What else the end takes is started on the running loop, where `close` waits for it.
         """
 
-    def _keep(self, frame: bytes | bytearray) -> None:
-        self._early.append(frame)
-        self._news.set()
+    def _store(self, frame: bytes | bytearray) -> None:
+        self._backlog.append(frame)
+        self._arrived.set()
 
     def _lose(self, error: ClientError, broken: bool = False) -> None:
         """Note why no more frames will come; the first reason counts."""
         if self._lost is None:
             self._lost, self.broken = error, broken
-            self._news.set()
+            self._arrived.set()
             if self._listener is not None:
                 self._listener.on_lost(error)
 
@@ -152,8 +152,8 @@ def refusal(url: str, status: int, headers: Mapping[str, str], detail: str, *, s
         detail: The server's own words, if any.
         socket: Whether a WebSocket was asked for, and plain HTTP is something to try.
     """
-    words = f": {detail[:300]}" if detail else ""
-    got = f"expected {redact_url(url)} to let this client in, got HTTP {status}{words}"
+    suffix = f": {detail[:300]}" if detail else ""
+    got = f"expected {redact_url(url)} to let this client in, got HTTP {status}{suffix}"
     other_way = ', or pass transport="http" where the server speaks HTTP only' if socket else ""
     match status:
         case 401:

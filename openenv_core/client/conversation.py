@@ -30,6 +30,7 @@ from openenv_core.protocol.batch import (
     decode_frame,
     encode_frame,
 )
+from openenv_core.protocol.http import redact_url
 from openenv_core.protocol.jsonio import dumps, from_json
 from openenv_core.protocol.replies import data_of, server_error
 from openenv_core.protocol.requests import encode_request
@@ -114,13 +115,13 @@ class Opening:
 
     def request(self) -> dict[str, Any]:
         """Return what is asked for."""
-        asked = {
+        request_fields = {
             "count": self.count,
             "wait_s": self.options.queue_timeout_s,
             "lease_s": self.lease_s or None,
             SNAPSHOT: self.snapshot,
         }
-        return {name: value for name, value in asked.items() if value is not None}
+        return {name: value for name, value in request_fields.items() if value is not None}
 
 
 class Conversation:
@@ -153,7 +154,7 @@ class Conversation:
         self._timer: asyncio.TimerHandle | None = None
         self._pending: dict[int, PendingCall] = {}  # in the order of their requests
         self._next_id = 1
-        self._farewell: ServerError | None = None  # that nobody waited for
+        self._unclaimed_error: ServerError | None = None  # that nobody waited for
         self._read = 0
         self._session: str | None = None
         self._secret = ""
@@ -225,7 +226,7 @@ class Conversation:
         """Wait for a request no more. Where it has not left yet, it never does; nor is it begun, if it has not been."""
         call.answer.cancel()
         if not call.sent:
-            self._forget(call)
+            self._drop_unsent(call)
         waits = self._resuming is None and call.request_id in self._pending
         if self.v1 and waits and len(self._pending) < MAX_PENDING:
             self._begin(b'{"op":"cancel","request":%d}' % call.request_id).answer.cancel()
@@ -283,8 +284,8 @@ class Conversation:
             call.reply = frame
             if not call.answer.done():
                 call.answer.set_result(fields)
-            elif isinstance(said := error_of(fields), SESSION_ENDED):
-                self._farewell = said
+            elif isinstance(ending := error_of(fields), SESSION_ENDED):
+                self._unclaimed_error = ending
             return
         last = fields.get("last") is True
         if last:
@@ -301,18 +302,18 @@ class Conversation:
         """Send what could not leave before."""
         for call in [call for call in self._pending.values() if not call.sent]:
             if call.answer.done():  # nobody waits for it, and it has not begun
-                self._forget(call)
+                self._drop_unsent(call)
             elif self._resuming is None and not self.carrier.full:
                 call.sent = True
                 self.carrier.send(call.frame, binary=call.binary)
 
     def on_lost(self, error: ClientError) -> None:
         """Make another connection, where the server keeps the sessions; or tell whoever waits."""
-        kept = self.v1 and self.carrier.broken and self._opening.lease_s and self.error is None
-        if kept and (self._session is not None or self._opened.request_id in self._pending):
+        resumable = self.v1 and self.carrier.broken and self._opening.lease_s and self.error is None
+        if resumable and (self._session is not None or self._opened.request_id in self._pending):
             self._resuming = asyncio.create_task(self._resume(error))
         else:
-            self._fail(self._farewell or error)
+            self._fail(self._unclaimed_error or error)
 
     # What they need
 
@@ -335,14 +336,14 @@ class Conversation:
                 self._timer = self._loop.call_at(deadline, self._expire)
         if self.v1 and sink is None:
             frame = b'{"id":%d,"read":%d,%b' % (request_id, self._read, frame[1:])
-        leaves = self._resuming is None and not self.carrier.full
-        call = PendingCall(request_id, frame, binary, deadline, self._loop.create_future(), sink, leaves)
+        can_leave = self._resuming is None and not self.carrier.full
+        call = PendingCall(request_id, frame, binary, deadline, self._loop.create_future(), sink, can_leave)
         self._pending[request_id] = call
-        if leaves:
+        if can_leave:
             self.carrier.send(frame, binary=binary)
         return call
 
-    def _forget(self, call: PendingCall) -> None:
+    def _drop_unsent(self, call: PendingCall) -> None:
         """Note that a request has never left."""
         self._pending.pop(call.request_id, None)
         call.reply = b""
@@ -435,8 +436,8 @@ class Conversation:
             if self._session is None:  # nobody knows of the sessions that there may be; they are opened anew
                 self._read = 0
             else:
-                known = {"session": self._session, "secret": self._secret, "read": self._read}
-                carrier.send(dumps({"id": _RESUME_ID, "op": "resume", **known}))
+                credentials = {"session": self._session, "secret": self._secret, "read": self._read}
+                carrier.send(dumps({"id": _RESUME_ID, "op": "resume", **credentials}))
                 fields = from_json(await carrier.receive())
                 if (error := error_of(fields)) is not None:
                     raise error
@@ -458,24 +459,35 @@ class Conversation:
             self._resuming = None
 
 
-async def open_conversation(opening: Opening, timeout_s: float | None) -> Conversation:
+async def open_conversation(
+    opening: Opening, timeout_s: float | None, *, opened: bool = False
+) -> Conversation:
     """Connect to a server, and begin to open sessions.
+
+    Args:
+        opening: What is asked for.
+        timeout_s: Seconds that a reply may take; None waits for ever.
+        opened: Only `ropewalk.v1` will do, and the sessions are open before this returns.
 
     Returns:
         A conversation in `ropewalk.v1`, or in the released dialect where the server does not speak that.
 
     Raises:
-        ClientError: As `open_socket`.
+        ClientError: As `open_socket` and `Conversation.opened`.
     """
     if opening.snapshot is not None:
         opening = replace(opening, url=_with(opening.url, SNAPSHOT, opening.snapshot))
     opening = replace(opening, options=replace(opening.options, subprotocol=SUBPROTOCOL))
     carrier = await open_socket(opening.url, opening.options)
-    if carrier.subprotocol != SUBPROTOCOL:
-        return Conversation(carrier, timeout_s)
-    conversation = Conversation(carrier, timeout_s, opening)
-    if opening.snapshot is not None:  # which may be gone by the first request
+    v1 = carrier.subprotocol == SUBPROTOCOL
+    conversation = Conversation(carrier, timeout_s, opening if v1 else None)
+    if opened:
         try:
+            if not v1:
+                server = redact_url(opening.url)
+                raise ConnectionFailedError(
+                    f"expected {server} to speak {SUBPROTOCOL}, as servers of Ropewalk do; it does not"
+                )
             await conversation.opened()
         except BaseException:
             await conversation.close(last=False)

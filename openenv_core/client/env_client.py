@@ -14,13 +14,13 @@ from openenv_core.client.carrier import SESSION_ENDED, CarrierOptions
 from openenv_core.client.models import ClientModels
 from openenv_core.client.replay import CLOSED, Journal
 from openenv_core.client.settings import (
-    checked_headers,
-    checked_mode,
-    checked_session_id,
-    checked_transport,
-    checked_url,
-    checked_urls,
     space_label,
+    validate_headers,
+    validate_mode,
+    validate_session_id,
+    validate_transport,
+    validate_url,
+    validate_urls,
 )
 from openenv_core.client.waiting import SlotWait, one_of
 from openenv_core.errors import (
@@ -47,7 +47,7 @@ if TYPE_CHECKING:
     from openenv_core.client.vector import VectorClient
     from openenv_core.providers.base import AnyProvider, Provider
 
-_OF_THIS_ONE = ("self", "__class__", "base_url", "provider", "session_id")  # not of others on the same server
+_NOT_SHARED = ("self", "__class__", "base_url", "provider", "session_id")  # not of others on the same server
 
 T = TypeVar("T")
 P = ParamSpec("P")
@@ -115,14 +115,14 @@ class EnvClient(ClientModels[ActT, ObsT, StateT]):
     ) -> None:
         if base_url is None and provider is None:
             raise ConfigurationError("expected a base_url or a provider, got neither; pass the server's URL")
-        self._for_new_sessions = {name: value for name, value in locals().items() if name not in _OF_THIS_ONE}
+        self._client_settings = {name: value for name, value in locals().items() if name not in _NOT_SHARED}
         super().__init__()
-        self._urls = checked_urls(base_url)
+        self._urls = validate_urls(base_url)
         self._base_url = self._urls[0] if self._urls else None
         self._provider = None if provider is None else adapted(provider, started=base_url is not None)
-        self._mode = checked_mode(mode)
-        self._transport = checked_transport(transport)
-        self._session_id = None if session_id is None else checked_session_id(session_id)
+        self._mode = validate_mode(mode)
+        self._transport = validate_transport(transport)
+        self._session_id = None if session_id is None else validate_session_id(session_id)
         self._timeout_s = message_timeout_s
         self._lease_s = lease_s
         self._options = CarrierOptions(
@@ -130,15 +130,15 @@ class EnvClient(ClientModels[ActT, ObsT, StateT]):
             max_message_bytes=int(max_message_size_mb * 1024 * 1024),
             ping_interval_s=websocket_ping_interval_s,
             ping_timeout_s=websocket_ping_timeout_s,
-            headers=checked_headers(headers, token),
+            headers=validate_headers(headers, token),
             queue_timeout_s=queue_timeout_s,
         )
-        self._others: list[EnvClient[ActT, ObsT, StateT]] = []
+        self._children: list[EnvClient[ActT, ObsT, StateT]] = []
         self._snapshot: str | None = None  # its first session begins with
         self._loop: asyncio.AbstractEventLoop | None = None
         self._starting: asyncio.Future[str] | None = None
-        self._turn = asyncio.Lock()
-        self._former: Conversation | None = None  # given up, and perhaps not quite gone yet
+        self._request_lock = asyncio.Lock()
+        self._aborted: Conversation | None = None  # given up, and perhaps not quite gone yet
         self._conversation: Conversation | None = None
         self._admitted = False  # answered in this session
         self._wait: SlotWait | None = None  # for a session
@@ -271,8 +271,8 @@ class EnvClient(ClientModels[ActT, ObsT, StateT]):
             ConnectionFailedError: The server does not answer, or lets nobody in without a token.
             ProviderError: The server could not be started.
         """
-        self._come_to_loop()
-        async with self._turn:
+        self._bind_loop()
+        async with self._request_lock:
             if self._conversation is None:
                 self._wait = None
                 await self._find_session(fresh=self._journal.trouble is not None)
@@ -286,10 +286,10 @@ class EnvClient(ClientModels[ActT, ObsT, StateT]):
         Raises:
             ConnectionFailedError: The server does not answer.
         """
-        self._come_to_loop()
-        async with self._turn:
-            await self._located()
-        return await self._another()
+        self._bind_loop()
+        async with self._request_lock:
+            await self._locate_server()
+        return await self._connect_another()
 
     async def fork(self, count: int) -> list[Self]:
         """Return clients as `new_session` does, whose sessions begin where this one's stands: all, or none.
@@ -302,8 +302,8 @@ class EnvClient(ClientModels[ActT, ObsT, StateT]):
         """
         from openenv_core.client.vector import VectorClient
 
-        self._come_to_loop()
-        async with self._turn:
+        self._bind_loop()
+        async with self._request_lock:
             if self._conversation is not None and self._conversation.error is not None:
                 self._abort(str(self._conversation.error))
             self._wait = None
@@ -312,21 +312,21 @@ class EnvClient(ClientModels[ActT, ObsT, StateT]):
                 raise ConfigurationError(
                     "expected a server of Ropewalk's over WebSocket, which alone has forks, got the released dialect"
                 )
-            return await VectorClient(conversation).forked(count, self._another)
+            return await VectorClient(conversation).fork_clients(count, self._connect_another)
 
-    async def _another(self, snapshot: str | None = None) -> Self:
-        taken = inspect.signature(type(self)).parameters
-        anything = any(parameter.kind is parameter.VAR_KEYWORD for parameter in taken.values())
-        known: dict[str, Any] = self._for_new_sessions
-        settings = {name: known[name] for name in known if anything or name in taken}
+    async def _connect_another(self, snapshot: str | None = None) -> Self:
+        parameters = inspect.signature(type(self)).parameters
+        takes_any = any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters.values())
+        known: dict[str, Any] = self._client_settings
+        settings = {name: known[name] for name in known if takes_any or name in parameters}
         other = type(self)(base_url=self._urls if len(self._urls) > 1 else self._base_url, **settings)
-        self._others = [*(known for known in self._others if not known._closed), other]
+        self._children = [*(known for known in self._children if not known._closed), other]
         if snapshot is not None:
             other._snapshot, other._urls, other._base_url = snapshot, self._urls, self._base_url
         try:
             return await other.connect()
         except BaseException:
-            self._others = [known for known in self._others if known is not other]
+            self._children = [known for known in self._children if known is not other]
             await other.close()
             raise
 
@@ -344,9 +344,9 @@ class EnvClient(ClientModels[ActT, ObsT, StateT]):
         """
         from openenv_core.client.vector import VectorClient
 
-        self._come_to_loop()
-        async with self._turn:
-            base_url = await self._located()
+        self._bind_loop()
+        async with self._request_lock:
+            base_url = await self._locate_server()
         return await VectorClient.open(base_url, self._options, self._timeout_s, self._lease_s, count)
 
     async def reset(self, **options: Any) -> StepResult[ObsT]:
@@ -385,9 +385,9 @@ class EnvClient(ClientModels[ActT, ObsT, StateT]):
 
     async def disconnect(self) -> None:
         """End the session, whatever is under way in it. A later request opens a new one."""
-        self._come_to_loop()
+        self._bind_loop()
         self._abort_request()
-        async with self._turn:
+        async with self._request_lock:
             await self._close_session()
             self._lost = None
             self._journal.clear()
@@ -396,13 +396,13 @@ class EnvClient(ClientModels[ActT, ObsT, StateT]):
         """End the session, those that `new_session` made, and a server that this client's provider runs. Idempotent."""
         self._closed = True
         try:
-            self._come_to_loop()
+            self._bind_loop()
             if self._starting is not None:
                 self._starting.cancel()
             self._abort_request()
-            others, self._others = self._others, []
+            others, self._children = self._children, []
             await asyncio.gather(*(other.close() for other in others), return_exceptions=True)
-            async with self._turn:
+            async with self._request_lock:
                 await self._close_session()
         finally:
             await self._stop_provider()
@@ -441,9 +441,9 @@ class EnvClient(ClientModels[ActT, ObsT, StateT]):
     ) -> dict[str, Any]:
         """Send a frame and return the data of its reply; that of a reset is made here, of its options."""
         if self._loop is not asyncio.get_running_loop():
-            self._come_to_loop()
-        turn = self._turn
-        await turn.acquire()
+            self._bind_loop()
+        lock = self._request_lock
+        await lock.acquire()
         try:
             journal, losses = self._journal, 0
             if journal.trouble == CLOSED and self._conversation is not None:
@@ -471,15 +471,15 @@ class EnvClient(ClientModels[ActT, ObsT, StateT]):
                         raise
                     self._abort(str(error))
                     if isinstance(error, CapacityError) and self._wait is not None:  # nothing was done
-                        self._turn_to_next_server()
+                        self._use_next_server()
                         await self._wait.pause(error, len(self._urls))
                         continue
                     losses += 1
                     lost = journal.lose(error, losses, len(self._urls), fresh=reset is not None)
                     if lost is not None:
                         self._lost = str(lost)
-                        raise await self._explained(lost) from None
-                    self._turn_to_next_server()
+                        raise await self._add_cause(lost) from None
+                    self._use_next_server()
                 else:
                     self._admitted = True
                     if reset is not None:
@@ -488,29 +488,29 @@ class EnvClient(ClientModels[ActT, ObsT, StateT]):
                         journal.note(frame, expected, conversation.last)
                     return data
         finally:
-            turn.release()
+            lock.release()
 
     async def _find_session(self, *, fresh: bool) -> "Conversation":
         """Open a session; where one was lost, and the request does not begin an episode, play that episode again."""
         self._wait = wait = self._wait or SlotWait(self._options.queue_timeout_s)
         if self._snapshot is not None:  # no other server knows it, and a fork waits for nobody
             return await self._connect()
-        journal, lost, turn = self._journal, self._lost, self._turn_to_next_server
+        journal, lost, use_next = self._journal, self._lost, self._use_next_server
         if fresh or lost is None or self._closed:
-            return await one_of(self._urls, self._connect, turn, wait)
+            return await one_of(self._urls, self._connect, use_next, wait)
         if journal.trouble is not None:
             raise (ConnectionLostError if journal.attached else EpisodeLostError)(lost)
-        patience_s = self._options.connect_timeout_s if self._provider is None else 0.0
+        retry_for_s = self._options.connect_timeout_s if self._provider is None else 0.0
         try:
-            return await one_of(self._urls, partial(self._replay, lost), turn, wait, patience_s)
+            return await one_of(self._urls, partial(self._replay, lost), use_next, wait, retry_for_s)
         except ClientError as error:
             if journal.trouble is not None:
                 raise ConnectionLostError(f"{CLOSED}; before, {lost}") from None
             known = isinstance(error, EpisodeLostError | CapacityError)
-            why = "" if known else f"no server was found to play it again on, within {patience_s:g} s: "
+            why = "" if known else f"no server was found to play it again on, within {retry_for_s:g} s: "
             journal.clear(f"{why}{error}")
             self._lost = f"{lost}. The episode is lost: {journal.trouble}"
-            raise await self._explained(EpisodeLostError(self._lost)) from error
+            raise await self._add_cause(EpisodeLostError(self._lost)) from error
 
     async def _replay(self, lost: str) -> "Conversation":
         """Play the episode again at the server in use; what else than its end goes wrong there may pass."""
@@ -528,7 +528,7 @@ class EnvClient(ClientModels[ActT, ObsT, StateT]):
                 raise EpisodeLostError(CLOSED) from None
             raise ConnectionFailedError(str(error)) from error
 
-    def _come_to_loop(self) -> None:
+    def _bind_loop(self) -> None:
         """Make the running event loop the client's; with an earlier loop that has closed, its session is over."""
         loop = asyncio.get_running_loop()
         if self._loop is loop:
@@ -539,26 +539,26 @@ class EnvClient(ClientModels[ActT, ObsT, StateT]):
                     "expected every call of a client on one event loop, got a second loop; "
                     "make a client for each, or use sync() where there is no loop"
                 )
-            self._turn = asyncio.Lock()  # some of the old loop may wait for it
+            self._request_lock = asyncio.Lock()  # some of the old loop may wait for it
             self._starting = None
-            left = self._conversation or self._former
+            unclosed = self._conversation or self._aborted
             if self._conversation is not None:
                 self._journal.clear()
                 self._drop(
                     "expected the event loop that the client connected on, but it has closed, and the session "
                     "with it; keep to one asyncio.run(), or use sync()"
                 )
-            if left is not None:
-                left.carrier.orphan()  # or the server would keep the session, and the room that it takes
-            self._former = left
+            if unclosed is not None:
+                unclosed.carrier.orphan()  # or the server would keep the session, and the room that it takes
+            self._aborted = unclosed
         self._loop = loop
 
     async def _connect(self) -> "Conversation":
         """Open a session at the server in use."""
         from openenv_core.client.conversation import Conversation, Opening, open_conversation
 
-        await self._wait_former_closed()  # a server with room for one session has to be rid of it first
-        base_url = await self._located()
+        await self._wait_aborted_closed()  # a server with room for one session has to be rid of it first
+        base_url = await self._locate_server()
         try:
             if self._transport == "websocket":
                 url = websocket_url(base_url, self._session_id)
@@ -566,29 +566,30 @@ class EnvClient(ClientModels[ActT, ObsT, StateT]):
                 assert self._wait is not None
                 options = replace(self._options, queue_timeout_s=self._wait.attempt_s(len(self._urls)))
                 opening = Opening(url, options, self._lease_s, 1, snapshot, len(self._urls) != 1)
-                conversation = await open_conversation(opening, self._timeout_s)
+                # A snapshot may be gone by the first request.
+                conversation = await open_conversation(opening, self._timeout_s, opened=snapshot is not None)
             else:
                 from openenv_core.client.http import open_http  # httpx, which the socket does without
 
                 carrier = await open_http(http_url(base_url), self._session_id, self._options)
                 conversation = Conversation(carrier, self._timeout_s)
         except ConnectionFailedError as error:
-            raise await self._explained(error) from error.__cause__
+            raise await self._add_cause(error) from error.__cause__
         self._conversation, self._lost = conversation, None
         return conversation
 
-    def _turn_to_next_server(self) -> None:
+    def _use_next_server(self) -> None:
         if self._urls:
             self._urls = [*self._urls[1:], self._urls[0]]
             self._base_url = self._urls[0]
 
-    async def _located(self) -> str:
+    async def _locate_server(self) -> str:
         """Return where the server is, starting it first if that is this client's to do."""
         if self._closed:
             raise ClientClosedError("this client is closed; make a new one")
         if self._base_url is None:
             assert self._provider is not None
-            self._base_url = checked_url(await self._start(self._provider))
+            self._base_url = validate_url(await self._start(self._provider))
         return self._base_url
 
     async def _start(self, provider: "Provider") -> str:
@@ -617,12 +618,12 @@ class EnvClient(ClientModels[ActT, ObsT, StateT]):
         else:
             await stopping
 
-    async def _explained(self, error: ClientError) -> ClientError:
+    async def _add_cause(self, error: ClientError) -> ClientError:
         """Add what became of the server's process, where the provider can tell."""
         if self._provider is None or not isinstance(error, ConnectionFailedError | ConnectionLostError):
             return error
-        words = await asyncio.to_thread(last_words, self._provider)
-        return type(error)(f"{error}{words}") if words else error
+        output = await asyncio.to_thread(last_words, self._provider)
+        return type(error)(f"{error}{output}") if output else error
 
     def _drop(self, reason: str) -> "Conversation | None":
         """Let go of a session that is of no more use, and return what it was held by."""
@@ -633,26 +634,26 @@ class EnvClient(ClientModels[ActT, ObsT, StateT]):
 
     def _abort(self, reason: str) -> None:
         """Break a session off that has no next request, without waiting for anything."""
-        self._former = self._drop(reason)
-        if self._former is not None:
-            self._former.abort()
+        self._aborted = self._drop(reason)
+        if self._aborted is not None:
+            self._aborted.abort()
 
     def _abort_request(self) -> None:
         """Make whoever waits for a reply get ConnectionLostError, or for a session CapacityError."""
         if self._wait is not None:
             self._wait.stop()
         self._journal.clear(CLOSED)
-        if self._turn.locked() and self._conversation is not None:
+        if self._request_lock.locked() and self._conversation is not None:
             self._conversation.abort()
 
-    async def _wait_former_closed(self) -> None:
-        former, self._former = self._former, None
+    async def _wait_aborted_closed(self) -> None:
+        former, self._aborted = self._aborted, None
         if former is not None:
             await former.carrier.close()
 
     async def _close_session(self) -> None:
         """Close the connection in order, if there is one; say so first, where the session is this client's."""
-        await self._wait_former_closed()
+        await self._wait_aborted_closed()
         if self._spans is not None:
             self._spans.end()
         if (conversation := self._drop("the session was closed")) is not None:

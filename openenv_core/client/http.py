@@ -53,10 +53,10 @@ class HttpCarrier(Carrier):
         self._base_url = base_url
         self._session_id = session_id or str(uuid4())
         self._own = session_id is None
-        self._owed = False  # the server may hold a session of this carrier's own
+        self._may_hold_session = False  # the server may hold a session of this carrier's own
         self._options = options
         self._tasks: set[asyncio.Task[None]] = set()
-        self._last: asyncio.Task[None] | None = None
+        self._last_task: asyncio.Task[None] | None = None
         self._stateful = False  # the next request meets the same environment
         self._ended = False
 
@@ -64,12 +64,12 @@ class HttpCarrier(Carrier):
         """Send one frame, when the answer to the one before is there."""
         if self._lost is not None:
             return
-        request = http_request(frame, self._session_id, self._begun)
+        request = http_request(frame, self._session_id, self._has_session)
         if request.kind == "close":
             self.abort()
             return
-        self._owed = self._own
-        self._last = self._started(self._answer(request, self._last))
+        self._may_hold_session = self._own
+        self._last_task = self._start_task(self._answer_request(request, self._last_task))
 
     async def close(self) -> None:
         """Break off what is under way, and wait until session and connection are given back."""
@@ -85,7 +85,7 @@ class HttpCarrier(Carrier):
         self._ended = True
         for task in self._tasks:
             task.cancel()
-        self._started(self._leave())
+        self._start_task(self._end_session())
 
     def orphan(self) -> None:
         """Begin to give the session back on the running event loop: no end of a connection tells the server."""
@@ -102,34 +102,34 @@ class HttpCarrier(Carrier):
         Raises:
             ClientError: There is none, or it does not.
         """
-        status, headers, body = await self._ask(HttpRequest("health", "GET", "/health"))
+        status, headers, body = await self._send(HttpRequest("health", "GET", "/health"))
         if status >= 300 and status not in (404, 405, 501):  # those are of a server without /health
             raise refusal(self._base_url, status, headers, detail_text(body), socket=False)
         self.deterministic = headers.get(DETERMINISTIC_HEADER) == DETERMINISTIC
 
-    async def _answer(self, request: HttpRequest, before: "asyncio.Task[None] | None") -> None:
+    async def _answer_request(self, request: HttpRequest, before: "asyncio.Task[None] | None") -> None:
         if before is not None:
             await asyncio.wait({before})
         if self._lost is not None:
             return
         try:
-            self._put(await self._exchange(request))
+            self._deliver(await self._exchange(request))
         except ClientError as error:
             self._lose(error)
 
     @property
-    def _begun(self) -> bool:
+    def _has_session(self) -> bool:
         """Whether the server has the session."""
         return self._stateful or not self._own
 
     async def _exchange(self, request: HttpRequest) -> bytes:
-        begun = self._begun
-        status, headers, body = await self._ask(request)
+        had_session = self._has_session
+        status, headers, body = await self._send(request)
         if status == 200:
             if not self._stateful and request.kind in ("reset", "step"):
                 await self._require_state(SESSION_HEADER.lower() in headers)
             return reply_frame(request, body)
-        if status in (429, 502, 503) and begun and not said_by_server(body):
+        if status in (429, 502, 503) and had_session and not said_by_server(body):
             text = f"something between here and the session answered with HTTP {status}: {detail_text(body)[:300]}"
             return encode_error(
                 f"HTTP_{status}",
@@ -154,7 +154,7 @@ class HttpCarrier(Carrier):
         request and throw it away, which would look like an episode and be none. Only they have /schema.
         """
         if not named:
-            status, _, _ = await self._ask(HttpRequest("schema", "GET", "/schema"))
+            status, _, _ = await self._send(HttpRequest("schema", "GET", "/schema"))
             if status == 200:
                 raise ProtocolError(
                     f"expected {redact_url(self._base_url)} to keep a session over plain HTTP, got a server that makes "
@@ -162,25 +162,25 @@ class HttpCarrier(Carrier):
                 )
         self._stateful = True
 
-    def _started(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
+    def _start_task(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
         task = self._loop.create_task(work)
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
         return task
 
-    async def _leave(self) -> None:
+    async def _end_session(self) -> None:
         """End the session at the server, where it has a way to do so, and let the connection go."""
         try:
-            if self._owed:
+            if self._may_hold_session:
                 async with asyncio.timeout(self._options.connect_timeout_s):
-                    await self._ask(http_request(encode_request("close"), self._session_id))
-                self._owed = False
+                    await self._send(http_request(encode_request("close"), self._session_id))
+                self._may_hold_session = False
         except (ClientError, TimeoutError):
             pass  # it is gone, or lets the session go after a time by itself
         finally:
             await self._client.aclose()
 
-    async def _ask(self, request: HttpRequest) -> tuple[int, httpx.Headers, bytes]:
+    async def _send(self, request: HttpRequest) -> tuple[int, httpx.Headers, bytes]:
         headers = {} if request.apart else {SESSION_HEADER: self._session_id}
         if (parent := current_traceparent()) is not None:
             headers["traceparent"] = parent
@@ -230,11 +230,10 @@ async def open_http(base_url: str, session_id: str | None, options: CarrierOptio
     try:
         async with asyncio.timeout(options.connect_timeout_s):
             await carrier.probe()
-    except TimeoutError as error:
+    except BaseException as error:
         await carrier.close()
-        raise unreachable(base_url, f"no answer within {options.connect_timeout_s:g} s") from error
-    except BaseException:
-        await carrier.close()
+        if isinstance(error, TimeoutError):
+            raise unreachable(base_url, f"no answer within {options.connect_timeout_s:g} s") from error
         raise
     return carrier
 
@@ -267,13 +266,13 @@ def _keepalive(options: CarrierOptions) -> list[tuple[int, int, int]]:
     """Let the kernel do what pings do on a WebSocket: find out that a silent server is gone."""
     if options.ping_interval_s is None:
         return []
-    chosen = [(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)]
+    options_of_socket = [(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)]
     if sys.platform == "linux":
         probes = 3  # that may stay unanswered
-        patience = options.ping_timeout_s or options.ping_interval_s
-        chosen += [
+        timeout_s = options.ping_timeout_s or options.ping_interval_s
+        options_of_socket += [
             (socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, max(1, round(options.ping_interval_s))),
-            (socket.IPPROTO_TCP, socket.TCP_KEEPINTVL, max(1, round(patience / probes))),
+            (socket.IPPROTO_TCP, socket.TCP_KEEPINTVL, max(1, round(timeout_s / probes))),
             (socket.IPPROTO_TCP, socket.TCP_KEEPCNT, probes),
         ]
-    return chosen
+    return options_of_socket

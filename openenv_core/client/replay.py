@@ -53,21 +53,21 @@ class Journal:
         trouble: Why the episode cannot be played again; None where it can.
     """
 
-    __slots__ = ("_bytes", "_deterministic", "_entries", "_folded", "_seeds", "attached", "trouble")
+    __slots__ = ("_bytes", "_deterministic", "_digested", "_entries", "_seeds", "attached", "trouble")
 
     def __init__(self, *, attached: bool = False) -> None:
         self.attached = attached
         self.trouble: str | None = NOT_BEGUN
         # Request, type of its reply, and this reply, its digest, or what becomes of a request that was given up.
         self._entries: list[tuple[bytes, str, Reply | int | PendingCall]] = []
-        self._bytes = self._folded = 0
+        self._bytes = self._digested = 0
         self._deterministic = False
         self._seeds: Any = None  # the last seed that was given, or what draws those after it
 
     def clear(self, trouble: str = NOT_BEGUN) -> None:
         """Forget the episode."""
         self._entries = []
-        self._bytes = self._folded = 0
+        self._bytes = self._digested = 0
         self.trouble = trouble
 
     def complete(self, options: Mapping[str, Any], deterministic: bool) -> Mapping[str, Any]:
@@ -88,10 +88,10 @@ class Journal:
             if not isinstance(self._seeds, random.Random):
                 self._seeds = random.Random(self._seeds if isinstance(self._seeds, int) else None)
             seed = self._seeds.getrandbits(_SEED_BITS)
-        drawn = {"seed": seed}
+        added = {"seed": seed}
         if options.get("episode_id") is None:
-            drawn["episode_id"] = str(uuid4())
-        return {**options, **drawn}
+            added["episode_id"] = str(uuid4())
+        return {**options, **added}
 
     def begin(self, frame: bytes, call: "PendingCall") -> None:
         """Note the reset that has begun an episode."""
@@ -129,10 +129,10 @@ class Journal:
         """
         if isinstance(error, CapacityError) and fresh and losses < servers:
             return None  # released servers say so when the session is used
-        trouble, gone = self.trouble, isinstance(error, ConnectionFailedError | ConnectionLostError)
-        if fresh or not gone:
+        trouble, disconnected = self.trouble, isinstance(error, ConnectionFailedError | ConnectionLostError)
+        if fresh or not disconnected:
             self.clear(CLOSED if trouble == CLOSED else NOT_BEGUN)
-        if not gone or self.attached or trouble == CLOSED:
+        if not disconnected or self.attached or trouble == CLOSED:
             return error
         if losses < MAX_LOSSES and (self._deterministic if fresh else trouble is None):
             return None
@@ -152,7 +152,7 @@ class Journal:
             raise EpisodeLostError(f"expected a server to play the episode again on, but {_NOT_DECLARED}")
         for number, (frame, expected, known) in enumerate(self._entries):
             kept = known if isinstance(known, Reply | int) else known.reply
-            if kept == b"" or (isinstance(kept, Reply) and _lasting(kept) == ["error", NOT_EXECUTED]):
+            if kept == b"" or (isinstance(kept, Reply) and _comparable(kept) == ["error", NOT_EXECUTED]):
                 continue
             try:
                 await conversation.ask(frame, expected)
@@ -164,19 +164,19 @@ class Journal:
                 what = f"step {number}" if number else "the reset"
                 raise EpisodeLostError(
                     f"expected {what} of the episode to be answered as before when it was played again, with "
-                    f"{_shown(kept)}, got {_shown(reply)}; the environment says that it is deterministic and is not "
-                    "(`ropewalk validate` looks for the cause), or the servers differ"
+                    f"{_excerpt(kept)}, got {_excerpt(reply)}; the environment says that it is deterministic and is "
+                    "not (`ropewalk validate` looks for the cause), or the servers differ"
                 )
 
     def _shrink(self) -> None:
         """Keep replies as digests, the oldest first; where that is not enough, give up."""
         entries = self._entries
-        while self._bytes > MAX_BYTES and self._folded < len(entries):
-            frame, expected, reply = entries[self._folded]
+        while self._bytes > MAX_BYTES and self._digested < len(entries):
+            frame, expected, reply = entries[self._digested]
             if isinstance(reply, Reply):
-                entries[self._folded] = frame, expected, _digest(reply)
+                entries[self._digested] = frame, expected, _digest(reply)
                 self._bytes += _DIGEST_BYTES - len(reply)
-            self._folded += 1
+            self._digested += 1
         if self._bytes > MAX_BYTES or len(entries) > MAX_REQUESTS:
             self.clear(_TOO_LONG)
 
@@ -188,11 +188,11 @@ def _digest(reply: Reply | int) -> int:
     """
     if isinstance(reply, int):
         return reply
-    told = json.dumps(_lasting(reply), sort_keys=True).encode()
-    return int.from_bytes(blake2b(told, digest_size=_DIGEST_BYTES).digest())
+    text = json.dumps(_comparable(reply), sort_keys=True).encode()
+    return int.from_bytes(blake2b(text, digest_size=_DIGEST_BYTES).digest())
 
 
-def _lasting(reply: Reply) -> list[Any]:
+def _comparable(reply: Reply) -> list[Any]:
     message = from_json(reply)
     kind, data = message.get("type"), message.get("data")
     if kind == "error":
@@ -205,5 +205,5 @@ def _lasting(reply: Reply) -> list[Any]:
     return [kind, seen, data.get("reward"), data.get("done", False)]
 
 
-def _shown(reply: Reply | int) -> str:
-    return "another reply" if isinstance(reply, int) else json.dumps(_lasting(reply)[1:])[:200]
+def _excerpt(reply: Reply | int) -> str:
+    return "another reply" if isinstance(reply, int) else json.dumps(_comparable(reply)[1:])[:200]

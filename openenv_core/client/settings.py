@@ -16,25 +16,25 @@ _FIELD_NAME: Final = re.compile(r"[!#$%&'*+.^_`|~0-9A-Za-z-]+")
 _FIELD_VALUE: Final = re.compile(r"[\t\x20-\x7e\x80-\xff]*")
 
 
-def checked_mode(mode: str | None) -> Mode:
+def validate_mode(mode: str | None) -> Mode:
     """Return the mode, by default that of the environment variable, else simulation."""
-    given = os.environ.get("OPENENV_CLIENT_MODE", "simulation") if mode is None else mode
-    if (lower := given.lower()) not in ("simulation", "production"):
+    name = os.environ.get("OPENENV_CLIENT_MODE", "simulation") if mode is None else mode
+    if (lower := name.lower()) not in ("simulation", "production"):
         raise ConfigurationError(
-            f"expected mode to be 'simulation' or 'production', got {given!r}; "
+            f"expected mode to be 'simulation' or 'production', got {name!r}; "
             f"change the argument, or the environment variable OPENENV_CLIENT_MODE"
         )
     return cast(Mode, lower)
 
 
-def checked_transport(transport: str) -> Transport:
+def validate_transport(transport: str) -> Transport:
     """Return the transport; a ConfigurationError where there is no such."""
     if transport not in ("websocket", "http"):
         raise ConfigurationError(f"expected transport to be 'websocket' or 'http', got {transport!r}")
     return cast(Transport, transport)
 
 
-def checked_headers(headers: Mapping[str, str] | None, token: str | None) -> dict[str, str]:
+def validate_headers(headers: Mapping[str, str] | None, token: str | None) -> dict[str, str]:
     """Return the headers, the token's among them; a ConfigurationError for a forbidden one or two credentials."""
     merged = dict(headers or {})
     if token is not None:
@@ -54,21 +54,21 @@ def checked_headers(headers: Mapping[str, str] | None, token: str | None) -> dic
     return merged
 
 
-def checked_url(base_url: str) -> str:
+def validate_url(base_url: str) -> str:
     """Return a URL without a slash at its end; a ConfigurationError where it cannot be one."""
     websocket_url(base_url)  # raises if it is none
     return base_url.rstrip("/")
 
 
-def checked_urls(base_url: str | Sequence[str] | None) -> list[str]:
+def validate_urls(base_url: str | Sequence[str] | None) -> list[str]:
     """Return the URLs of servers in an order of this client's own, so that those of a server that dies spread."""
-    given = [base_url] if isinstance(base_url, str) else list(base_url or ())
-    if base_url is not None and not given:
+    urls = [base_url] if isinstance(base_url, str) else list(base_url or ())
+    if base_url is not None and not urls:
         raise ConfigurationError("expected a base_url, or several, got an empty list")
-    return random.sample([checked_url(url) for url in given], len(given))
+    return random.sample([validate_url(url) for url in urls], len(urls))
 
 
-def checked_session_id(session_id: str) -> str:
+def validate_session_id(session_id: str) -> str:
     """Return the id; a ConfigurationError where no server would take it."""
     if not SESSION_ID.fullmatch(session_id):
         raise ConfigurationError(

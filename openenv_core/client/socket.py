@@ -29,7 +29,7 @@ CLOCK_TOLERANCE_S: Final = 0.05
 
 _TEXT, _BINARY = WSMsgType.TEXT, WSMsgType.BINARY
 _CONTINUATION, _CLOSE = WSMsgType.CONTINUATION, WSMsgType.CLOSE
-_LEAVING = (WSCloseCode.GOING_AWAY, WSCloseCode.SERVICE_RESTART)
+_GOING_AWAY = (WSCloseCode.GOING_AWAY, WSCloseCode.SERVICE_RESTART)
 _REDIRECTS = (301, 302, 303, 307, 308)
 
 # What picows logs is told by our errors too; without a handler it would be printed to stderr.
@@ -49,11 +49,11 @@ class WebSocketCarrier(Carrier, picows.WSListener):
         self._options = options
         self.subprotocol: str | None = None
         self._transport: WSTransport | None = None
-        self._gone = self._loop.create_future()
+        self._disconnected = self._loop.create_future()
         self._parts: bytearray | None = None
         self._text = True
-        self._heard = True
-        self._asked_at = 0.0
+        self._received = True
+        self._pinged_at = 0.0
         self._timer: asyncio.TimerHandle | None = None
 
     # What a session asks for
@@ -65,7 +65,7 @@ class WebSocketCarrier(Carrier, picows.WSListener):
 
     async def close(self) -> None:
         """Close in order, within the time that was allowed for connecting."""
-        if self._gone.done():
+        if self._disconnected.done():
             return
         transport = self._transport
         assert transport is not None
@@ -73,7 +73,7 @@ class WebSocketCarrier(Carrier, picows.WSListener):
         try:
             transport.send_close(WSCloseCode.OK)
             async with asyncio.timeout(self._options.connect_timeout_s):
-                await asyncio.shield(self._gone)
+                await asyncio.shield(self._disconnected)
         except TimeoutError:
             pass
         finally:
@@ -94,54 +94,56 @@ class WebSocketCarrier(Carrier, picows.WSListener):
         """Hang up without the event loop of the connection, which has closed: the server would keep its session."""
         transport, self._transport = self._transport, None
         self._loop, self._listener = asyncio.get_running_loop(), None
-        self._gone = self._loop.create_future()
-        self._gone.set_result(None)
+        self._disconnected = self._loop.create_future()
+        self._disconnected.set_result(None)
         if transport is not None:
             # A transport closes its socket with the help of its loop. uvloop has closed them all, and refuses.
             with suppress(OSError, TypeError):
-                _say_goodbye(transport).shutdown(socket.SHUT_RDWR)
+                _write_close(transport).shutdown(socket.SHUT_RDWR)
 
     # What picows tells
 
     def on_ws_connected(self, transport: WSTransport) -> None:
         """Take the connection over."""
         self._transport = transport
-        self._rest()
+        self._watch_silence()
 
     def on_ws_frame(self, transport: WSTransport, frame: WSFrame) -> None:
         """Take a frame, which lives until this returns."""
-        self._heard = True
+        self._received = True
         kind = frame.msg_type
         if self._lost is not None and kind is not _CLOSE:
             return  # nobody reads on behind a message that was cut short
         if kind is _TEXT or kind is _BINARY:
             if frame.payload_size > self._options.max_message_bytes:
                 # picows has refused it, and hands it out all the same if it is whole before the hang-up.
-                self._lose(ConnectionLostError(_closed(transport)))
+                self._lose(ConnectionLostError(_close_reason(transport)))
                 return
             if self._parts is not None:
-                raise self._broken(WSCloseCode.PROTOCOL_ERROR, "a new message inside of another")
+                raise self._protocol_error(WSCloseCode.PROTOCOL_ERROR, "a new message inside of another")
             if frame.fin and kind is _TEXT:
-                self._put(frame.get_payload_as_bytes())
+                self._deliver(frame.get_payload_as_bytes())
                 return
             data = bytearray(frame.get_payload_as_memoryview())
             if frame.fin:
-                self._put(data)
+                self._deliver(data)
             else:
                 self._parts, self._text = data, kind is _TEXT
         elif kind is _CONTINUATION:
             if self._parts is None:
-                raise self._broken(WSCloseCode.PROTOCOL_ERROR, "the continuation of nothing")
+                raise self._protocol_error(WSCloseCode.PROTOCOL_ERROR, "the continuation of nothing")
             if len(self._parts) + frame.payload_size > self._options.max_message_bytes:
                 limit = self._options.max_message_bytes
-                raise self._broken(WSCloseCode.MESSAGE_TOO_BIG, f"a message of more than {limit} bytes")
+                raise self._protocol_error(
+                    WSCloseCode.MESSAGE_TOO_BIG, f"a message of more than {limit} bytes"
+                )
             self._parts += frame.get_payload_as_memoryview()
             if frame.fin:
                 parts, self._parts = self._parts, None
-                self._put(bytes(parts) if self._text else parts)
+                self._deliver(bytes(parts) if self._text else parts)
         elif kind is _CLOSE:
             unanswered = frame.payload_size and frame.get_close_code() is WSCloseCode.INTERNAL_ERROR
-            self._lose(ConnectionLostError(_closed(transport)), broken=bool(unanswered))  # of a ping
+            self._lose(ConnectionLostError(_close_reason(transport)), broken=bool(unanswered))  # of a ping
             transport.send_close(frame.get_close_code() if frame.payload_size else WSCloseCode.OK)
             transport.disconnect()
 
@@ -149,13 +151,13 @@ class WebSocketCarrier(Carrier, picows.WSListener):
         """Note the end."""
         if self._timer is not None:
             self._timer.cancel()
-        self._lose(ConnectionLostError(_closed(transport)), broken=True)
-        if not self._gone.done():
-            self._gone.set_result(None)
+        self._lose(ConnectionLostError(_close_reason(transport)), broken=True)
+        if not self._disconnected.done():
+            self._disconnected.set_result(None)
         # A violation of the protocol is kept by picows as an exception that somebody has to look at.
         handshake = transport.close_handshake
         if handshake is not None and handshake.sent is not None and handshake.sent.code != WSCloseCode.OK:
-            self._seen = self._loop.create_task(_look_at_the_end(transport))
+            self._ending = self._loop.create_task(_await_disconnect(transport))
 
     def pause_writing(self) -> None:
         """Take no more frames: the server does not read."""
@@ -169,34 +171,34 @@ class WebSocketCarrier(Carrier, picows.WSListener):
 
     # What they need
 
-    def _broken(self, code: WSCloseCode, what: str) -> picows.WSProtocolError:
+    def _protocol_error(self, code: WSCloseCode, what: str) -> picows.WSProtocolError:
         """Give the connection up; what is returned makes picows tell the server."""
-        self._lose(ConnectionLostError(_against_the_rules(what)))
+        self._lose(ConnectionLostError(_violation(what)))
         return picows.WSProtocolError(code, what)
 
-    def _rest(self) -> None:
+    def _watch_silence(self) -> None:
         """Look again in a while whether anything was heard of the server."""
-        self._heard = False
+        self._received = False
         interval = self._options.ping_interval_s
         if interval is not None and self._lost is None:
-            self._timer = self._loop.call_later(interval, self._ask)
+            self._timer = self._loop.call_later(interval, self._ping_if_silent)
 
-    def _ask(self) -> None:
-        if self._heard:
-            self._rest()
+    def _ping_if_silent(self) -> None:
+        if self._received:
+            self._watch_silence()
             return
         assert self._transport is not None
         self._transport.send_ping()
-        self._asked_at = self._loop.time()
+        self._pinged_at = self._loop.time()
         timeout = self._options.ping_timeout_s
         if timeout is None:
-            self._rest()
+            self._watch_silence()
         else:
-            self._timer = self._loop.call_later(timeout, self._judge)
+            self._timer = self._loop.call_later(timeout, self._check_answered)
 
-    def _judge(self) -> None:
-        if self._heard or self._speaks():
-            self._rest()
+    def _check_answered(self) -> None:
+        if self._received or self._is_receiving():
+            self._watch_silence()
             return
         timeout = self._options.ping_timeout_s
         self._lose(
@@ -208,7 +210,7 @@ class WebSocketCarrier(Carrier, picows.WSListener):
         )
         self.abort()
 
-    def _speaks(self) -> bool:
+    def _is_receiving(self) -> bool:
         """Whether bytes have come since the ping that make no frame yet.
 
         They are part of a long message, in front of the answer. Or they are the answer itself, which nobody has
@@ -216,8 +218,8 @@ class WebSocketCarrier(Carrier, picows.WSListener):
         """
         assert self._transport is not None
         raw = self._transport.underlying_transport.get_extra_info("socket")
-        silent_s = _silence(raw.fileno())
-        return silent_s is not None and silent_s < self._loop.time() - self._asked_at + CLOCK_TOLERANCE_S
+        silent_s = _silence_s(raw.fileno())
+        return silent_s is not None and silent_s < self._loop.time() - self._pinged_at + CLOCK_TOLERANCE_S
 
 
 async def open_socket(url: str, options: CarrierOptions) -> WebSocketCarrier:
@@ -236,7 +238,7 @@ async def open_socket(url: str, options: CarrierOptions) -> WebSocketCarrier:
                 try:
                     return await _connect(target, options)
                 except picows.WSInvalidStatusError as error:
-                    target = _redirected(target, error)
+                    target = _redirect_target(target, error)
             raise ConnectionFailedError(
                 f"expected a server at {redact_url(url)}, got more than {MAX_REDIRECTS} redirects"
             )
@@ -250,7 +252,7 @@ async def open_socket(url: str, options: CarrierOptions) -> WebSocketCarrier:
 
 
 async def _connect(url: str, options: CarrierOptions) -> WebSocketCarrier:
-    url, headers = _without_credentials(url, options.headers)
+    url, headers = _split_credentials(url, options.headers)
     headers.setdefault("Prefer", options.prefer)
     if options.subprotocol is not None:
         headers["Sec-WebSocket-Protocol"] = options.subprotocol
@@ -258,7 +260,7 @@ async def _connect(url: str, options: CarrierOptions) -> WebSocketCarrier:
     opened: list[socket.socket] = []
 
     async def open_tcp(address: picows.WSParsedURL) -> socket.socket:
-        opened.append(await _dial(address.host, address.port, options.connect_timeout_s))
+        opened.append(await _connect_tcp(address.host, address.port, options.connect_timeout_s))
         return opened[0]
 
     try:
@@ -299,7 +301,7 @@ _CLOSE_FRAME: Final = b"\x88\x82\x00\x00\x00\x00\x03\xe8"
 """As clients write it: code 1000, with a mask of zeros."""
 
 
-def _say_goodbye(transport: WSTransport) -> socket.socket:
+def _write_close(transport: WSTransport) -> socket.socket:
     """Write a close past an event loop that does nothing more, where nothing encrypts it; return the socket."""
     underlying = transport.underlying_transport
     raw: socket.socket = underlying.get_extra_info("socket")
@@ -308,15 +310,15 @@ def _say_goodbye(transport: WSTransport) -> socket.socket:
     return raw
 
 
-def _leave() -> None:
+def _close_all() -> None:
     """At the exit of this process say so to servers, which would keep the sessions for who comes back."""
     for carrier in _open:
         if carrier._transport is not None and not carrier._transport.is_disconnected:
             with suppress(OSError, TypeError):
-                _say_goodbye(carrier._transport)
+                _write_close(carrier._transport)
 
 
-atexit.register(_leave)
+atexit.register(_close_all)
 os.register_at_fork(after_in_child=_open.clear)
 
 
@@ -324,7 +326,7 @@ _LAST_DATA_RECEIVED: Final = struct.Struct("=52xI")
 """Milliseconds since data came, in the `tcp_info` of Linux."""
 
 
-async def _dial(host: str, port: int, within_s: float) -> socket.socket:
+async def _connect_tcp(host: str, port: int, within_s: float) -> socket.socket:
     """Return a socket that is connected to the first address of the host that answers, or raise OSError.
 
     No address gets more than its share of the time, so that one behind a firewall does not hide the next.
@@ -349,7 +351,7 @@ async def _dial(host: str, port: int, within_s: float) -> socket.socket:
     raise failure or OSError(f"no address of {host!r}")
 
 
-def _silence(fd: int) -> float | None:
+def _silence_s(fd: int) -> float | None:
     """Return for how many seconds the other end of a TCP connection has sent nothing; None where that is unknown."""
     if sys.platform != "linux":
         return None
@@ -363,7 +365,7 @@ def _silence(fd: int) -> float | None:
     )
 
 
-def _without_credentials(url: str, headers: Mapping[str, str]) -> tuple[str, dict[str, str]]:
+def _split_credentials(url: str, headers: Mapping[str, str]) -> tuple[str, dict[str, str]]:
     """Move a user and password of the URL into the header for them."""
     parts = urlsplit(url)
     merged = dict(headers)
@@ -375,7 +377,7 @@ def _without_credentials(url: str, headers: Mapping[str, str]) -> tuple[str, dic
     return urlunsplit(parts._replace(netloc=parts.netloc.rpartition("@")[2])), merged
 
 
-def _redirected(url: str, error: picows.WSInvalidStatusError) -> str:
+def _redirect_target(url: str, error: picows.WSInvalidStatusError) -> str:
     """Return where a redirect leads, if that is the same host; anybody else must not get the headers.
 
     Raises:
@@ -389,35 +391,35 @@ def _redirected(url: str, error: picows.WSInvalidStatusError) -> str:
         detail = detail_text(error.raw_body) if error.raw_body else ""
         headers = {name.lower(): value for name, value in response.headers.items()}
         raise refusal(url, status, headers, detail, socket=True) from None
-    place = urljoin(url, location)
-    parts = urlsplit(place)
+    destination = urljoin(url, location)
+    parts = urlsplit(destination)
     scheme = {"http": "ws", "https": "wss"}.get(parts.scheme, parts.scheme)
     here = urlsplit(url)
     if parts.hostname != here.hostname or scheme not in (here.scheme, "wss"):
         raise ConnectionFailedError(
-            f"expected an OpenEnv server at {redact_url(url)}, got a redirect to {redact_url(place)}; use that URL "
-            "if you trust it"
+            f"expected an OpenEnv server at {redact_url(url)}, got a redirect to {redact_url(destination)}; use that "
+            "URL if you trust it"
         ) from None
     return urlunsplit(parts._replace(scheme=scheme, fragment=""))
 
 
-def _closed(transport: WSTransport) -> str:
+def _close_reason(transport: WSTransport) -> str:
     """Say how a connection ended."""
     handshake = transport.close_handshake
     sent, came = (None, None) if handshake is None else (handshake.sent, handshake.recv)
     if handshake is not None and sent is not None and not handshake.recv_then_sent:
-        return _against_the_rules(sent.reason)
+        return _violation(sent.reason)
     if came is not None:
         # An IntEnum, whatever the stubs say; unknown codes become members too.
         code = "without a code" if came.code is WSCloseCode.NO_INFO else f"close code {int(came.code.value)}"
-        words = f"{code}{f': {came.reason}' if came.reason else ''}"
-        if came.code in _LEAVING:
+        code_text = f"{code}{f': {came.reason}' if came.reason else ''}"
+        if came.code in _GOING_AWAY:
             return (
-                f"expected a reply, but the server is going away ({words}); call reset() to start a new session, "
+                f"expected a reply, but the server is going away ({code_text}); call reset() to start a new session, "
                 "on another server or when this one is back"
             )
         return (
-            f"expected a reply, but the server closed the connection ({words}); "
+            f"expected a reply, but the server closed the connection ({code_text}); "
             "call reset() to start a new session"
         )
     return (
@@ -426,13 +428,13 @@ def _closed(transport: WSTransport) -> str:
     )
 
 
-def _against_the_rules(what: str) -> str:
+def _violation(what: str) -> str:
     return (
         f"expected messages by the rules of WebSockets and within max_message_size_mb, got {what}; "
         "the session is over, call reset() to start a new one"
     )
 
 
-async def _look_at_the_end(transport: WSTransport) -> None:
+async def _await_disconnect(transport: WSTransport) -> None:
     with suppress(Exception):
         await transport.wait_disconnected()

@@ -42,8 +42,8 @@ class MCPToolClient(EnvClient[AnyAction, Observation, State]):
 
     _tools_cache: list[Tool] | None = None
     _mode: Mode = "simulation"
-    _unstepped = False  # this server has refused a call as a step
-    _asked = 0
+    _refuses_steps = False  # this server has refused a call as a step
+    _last_request_id = 0
 
     async def reset(self, **options: Any) -> StepResult[Observation]:
         """Start an episode; see `EnvClient.reset`. Its tools may be others than the last one's."""
@@ -62,7 +62,7 @@ class MCPToolClient(EnvClient[AnyAction, Observation, State]):
             ConnectionLostError: See `EnvClient.step`.
         """
         if self._tools_cache is None or not use_cache:
-            self._tools_cache = await self._listed()
+            self._tools_cache = await self._fetch_tools()
         return list(self._tools_cache)
 
     async def call_tool(self, tool: str | None = None, /, **arguments: Any) -> Any:
@@ -85,7 +85,7 @@ class MCPToolClient(EnvClient[AnyAction, Observation, State]):
                 f'expected the name of a tool, got {name!r}; write call_tool("name", argument=value)'
             )
         refused: ValidationFailedError | None = None
-        if self._by_steps:
+        if self._calls_by_steps:
             try:
                 step = await self.step(CallToolAction(tool_name=name, arguments=arguments))
             except ValidationFailedError as error:
@@ -95,10 +95,10 @@ class MCPToolClient(EnvClient[AnyAction, Observation, State]):
             else:
                 return value_of(name, step)
         try:
-            result = await self._ask(CALL_TOOL, call_params(name, arguments))
+            result = await self._call_rpc(CALL_TOOL, call_params(name, arguments))
         except JsonRpcFaultError as fault:
             raise call_failed(name, fault) from refused
-        self._unstepped = True
+        self._refuses_steps = True
         return value_of_rpc(name, result)
 
     async def get_tool(self, name: str) -> Tool | None:
@@ -114,26 +114,26 @@ class MCPToolClient(EnvClient[AnyAction, Observation, State]):
         return openai_tools(await self.list_tools(use_cache))
 
     @property
-    def _by_steps(self) -> bool:
-        return self._mode == "simulation" and not self._unstepped
+    def _calls_by_steps(self) -> bool:
+        return self._mode == "simulation" and not self._refuses_steps
 
-    async def _listed(self) -> list[Tool]:
+    async def _fetch_tools(self) -> list[Tool]:
         """Ask by JSON-RPC first: released servers may list tools without their schemas through a step."""
         try:
-            return read_tools(await self._ask(LIST_TOOLS, {}))
+            return read_tools(await self._call_rpc(LIST_TOOLS, {}))
         except JsonRpcFaultError as fault:
             error: ServerError = ServerError(fault.message, str(fault.code), {"data": fault.data})
         except ValidationFailedError as unknown:  # releases before 0.3 know no such frame
             error = unknown
-        if not self._by_steps:
+        if not self._calls_by_steps:
             raise error
         try:
             return tools_of(await self.step(ListToolsAction()))
         except ValidationFailedError:
             raise error from None
 
-    async def _ask(self, method: str, params: Mapping[str, Any]) -> Any:
-        self._asked = request_id = self._asked + 1
+    async def _call_rpc(self, method: str, params: Mapping[str, Any]) -> Any:
+        self._last_request_id = request_id = self._last_request_id + 1
         frame = encode_rpc(request_id, method, params)
         response = await self._request(frame, "mcp", reads=method == LIST_TOOLS)
         return read_rpc(response, request_id)

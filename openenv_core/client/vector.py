@@ -10,9 +10,9 @@ from typing import Any
 from openenv_core.client.carrier import CarrierOptions
 from openenv_core.client.conversation import BatchReply, Conversation, Opening, error_of, open_conversation
 from openenv_core.client.waiting import SlotWait, one_of
-from openenv_core.errors import ClientError, ConfigurationError, ConnectionFailedError
-from openenv_core.protocol.batch import SUBPROTOCOL, Array
-from openenv_core.protocol.http import redact_url, websocket_url
+from openenv_core.errors import ClientError, ConfigurationError
+from openenv_core.protocol.batch import Array
+from openenv_core.protocol.http import websocket_url
 
 
 class VectorClient:
@@ -27,7 +27,7 @@ class VectorClient:
 
     def __init__(self, conversation: Conversation) -> None:
         self._conversation = conversation
-        self._ahead: set[asyncio.Future[Any]] = set()
+        self._outstanding: set[asyncio.Future[Any]] = set()
         self._unread: deque[BatchReply | BaseException] = deque()
         self._arrived = asyncio.Event()
 
@@ -54,18 +54,7 @@ class VectorClient:
         async def attempt() -> VectorClient:
             waiting = replace(options, queue_timeout_s=wait.attempt_s(1))
             opening = Opening(websocket_url(base_url), waiting, lease_s, count)
-            conversation = await open_conversation(opening, timeout_s)
-            try:
-                if not conversation.v1:
-                    raise ConnectionFailedError(
-                        f"expected {redact_url(base_url)} to speak {SUBPROTOCOL}, as servers of Ropewalk do; "
-                        "it does not"
-                    )
-                await conversation.opened()
-                return cls(conversation)
-            except BaseException:
-                await conversation.close(last=False)
-                raise
+            return cls(await open_conversation(opening, timeout_s, opened=True))
 
         return await one_of((base_url,), attempt, lambda: None, wait)
 
@@ -89,7 +78,7 @@ class VectorClient:
         except BaseException:
             self._conversation.abandon(call)
             raise
-        return [_checked(reply) for reply in replies]
+        return [_check_reply(reply) for reply in replies]
 
     async def send(self, operation: str, arrays: Sequence[Array] = (), **fields: Any) -> None:
         """Send a request whose answers `recv` returns.
@@ -102,9 +91,9 @@ class VectorClient:
         Raises:
             ConnectionLostError: The connection has broken, and could not be resumed.
         """
-        answer = self._conversation.request(operation, arrays, fields, self._take).answer
-        self._ahead.add(answer)
-        answer.add_done_callback(self._over)
+        answer = self._conversation.request(operation, arrays, fields, self._receive).answer
+        self._outstanding.add(answer)
+        answer.add_done_callback(self._finish)
 
     async def recv(self) -> BatchReply:
         """Return the next answer to what was sent by `send`.
@@ -114,14 +103,14 @@ class VectorClient:
             ServerError: As of `ask`; so are RequestTimeoutError and ConnectionLostError.
         """
         while not self._unread:
-            if not self._ahead:
+            if not self._outstanding:
                 raise ConfigurationError("nothing was sent that is still to be answered; call send first")
             self._arrived.clear()
             await self._arrived.wait()
         reply = self._unread.popleft()
         if isinstance(reply, BaseException):
             raise reply
-        return _checked(reply)
+        return _check_reply(reply)
 
     async def fork(self, member: int, count: int) -> list[int]:
         """Open sessions in the state of one; return their numbers.
@@ -160,10 +149,10 @@ class VectorClient:
         Raises:
             ServerError: One is under way, or there is no such; nothing is ended then.
         """
-        asked: dict[str, Any] = {"members": list(members)} if members else {}
-        await self.ask("close", **asked, snapshots=list(snapshots))
+        request_fields: dict[str, Any] = {"members": list(members)} if members else {}
+        await self.ask("close", **request_fields, snapshots=list(snapshots))
 
-    async def forked(self, count: int, connect: Callable[[str], Awaitable[Any]]) -> list[Any]:
+    async def fork_clients(self, count: int, connect: Callable[[str], Awaitable[Any]]) -> list[Any]:
         """Return what is made of the state of member 0: all, or none.
 
         Args:
@@ -171,37 +160,37 @@ class VectorClient:
             connect: Makes one, to be closed, in the state of a snapshot.
         """
         snapshot = await self.snapshot(0)
-        opening = [asyncio.ensure_future(connect(snapshot)) for _ in range(count)]
+        tasks = [asyncio.ensure_future(connect(snapshot)) for _ in range(count)]
         try:
             try:
-                return await asyncio.gather(*opening)
+                return await asyncio.gather(*tasks)
             finally:
                 with suppress(ClientError):  # where the connection has broken its lease ends it
                     await self.end(snapshots=[snapshot])
         except BaseException:
-            for one in opening:
-                one.cancel()
-            for made in await asyncio.gather(*opening, return_exceptions=True):
-                if not isinstance(made, BaseException):
-                    await made.close()
+            for task in tasks:
+                task.cancel()
+            for result in await asyncio.gather(*tasks, return_exceptions=True):
+                if not isinstance(result, BaseException):
+                    await result.close()
             raise
 
     async def close(self) -> None:
         """End the sessions and the connection. Idempotent."""
         await self._conversation.close(last=False)
 
-    def _over(self, answer: asyncio.Future[Any]) -> None:
-        self._ahead.discard(answer)
+    def _finish(self, answer: asyncio.Future[Any]) -> None:
+        self._outstanding.discard(answer)
         if not answer.cancelled() and (error := answer.exception()) is not None:
             self._unread.append(error)
         self._arrived.set()
 
-    def _take(self, reply: BatchReply) -> None:
+    def _receive(self, reply: BatchReply) -> None:
         self._unread.append(reply)
         self._arrived.set()
 
 
-def _checked(reply: BatchReply) -> BatchReply:
+def _check_reply(reply: BatchReply) -> BatchReply:
     if (error := error_of(reply.fields)) is not None:
         raise error
     return reply

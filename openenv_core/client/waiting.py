@@ -42,9 +42,9 @@ class Backoff:
         """Begin anew with the shortest."""
         self._next_s = self._min_s
 
-    def next_s(self, asked_s: float = 0.0) -> float:
+    def next_s(self, requested_s: float = 0.0) -> float:
         """Return the length of the next, where the other side has asked for so many seconds."""
-        pause_s = max(self._next_s, min(asked_s, self._max_s))
+        pause_s = max(self._next_s, min(requested_s, self._max_s))
         self._next_s = min(2 * self._next_s, self._max_s)
         return pause_s * random.uniform(0.5, 1.0)
 
@@ -62,7 +62,7 @@ class SlotWait:
         self._timeout_s = timeout_s
         self._backoff = Backoff(MIN_BACKOFF_S, MAX_BACKOFF_S)
         self._stopped = asyncio.Event()
-        self._told = False
+        self._warned = False
         self._full = 0  # servers that have refused since the last pause
         self._place: int | None = None
 
@@ -91,16 +91,16 @@ class SlotWait:
             self._backoff.reset()
         pause_s = self._backoff.next_s(0.0 if waited else refusal.retry_after_s or 0.0)
         self._place = refusal.place or self._place
-        in_vain = pause_s >= self.left_s
-        if not in_vain and not self._stopped.is_set():
-            if not self._told and self._loop.time() - self._began > _NOTICE_AFTER_S:
-                self._told = True
+        too_late = pause_s >= self.left_s
+        if not too_late and not self._stopped.is_set():
+            if not self._warned and self._loop.time() - self._began > _NOTICE_AFTER_S:
+                self._warned = True
                 left_s, why = self.left_s, refusal.message
                 _logger.warning("waiting for a session, for %.0f s more at most: %s", left_s, why)
             with suppress(TimeoutError):
                 await asyncio.wait_for(self._stopped.wait(), pause_s)
         now = self._loop.time()
-        if in_vain or self._stopped.is_set():
+        if too_late or self._stopped.is_set():
             why, waited_s = refusal.message, round(now - self._began, 3)
             if self._timeout_s > 0:
                 why += f"; this client has waited for {waited_s:g} s (queue_timeout_s)"
@@ -116,25 +116,25 @@ class SlotWait:
 async def one_of(
     urls: Sequence[str],
     attempt: Callable[[], Awaitable[T]],
-    turn: Callable[[], None],
+    use_next: Callable[[], None],
     wait: SlotWait,
-    patience_s: float = 0.0,
+    retry_for_s: float = 0.0,
 ) -> T:
     """Return what an attempt does at the first server that lets it; ask all again as long as some are full.
 
     Args:
         urls: Of the servers; of a single one, or none.
         attempt: At the server in use.
-        turn: Makes the next one that in use.
+        use_next: Makes the next one that in use.
         wait: Of the caller.
-        patience_s: Seconds for which all are asked again where none answers.
+        retry_for_s: Seconds for which all are asked again where none answers.
 
     Raises:
         CapacityError: One was full, for longer than the wait, and no other answered.
         ConnectionFailedError: None answered.
     """
     clock = asyncio.get_running_loop().time
-    latest, backoff = clock() + patience_s, Backoff(_MIN_RETRY_S, _MAX_RETRY_S)
+    latest, backoff = clock() + retry_for_s, Backoff(_MIN_RETRY_S, _MAX_RETRY_S)
     while True:
         full: CapacityError | None = None
         failed: ConnectionFailedError | None = None
@@ -145,10 +145,10 @@ async def one_of(
                 full = error
             except ConnectionFailedError as error:
                 failed = error
-            turn()
+            use_next()
         if full is not None:
             await wait.pause(full)
-            latest = clock() + patience_s
+            latest = clock() + retry_for_s
             backoff.reset()
         elif failed is not None:
             if clock() + (pause_s := backoff.next_s()) > latest:

@@ -17,10 +17,9 @@ from time import perf_counter
 from typing import Any, Final
 
 from openenv_core.protocol import batch as wire
-from openenv_core.protocol.batch import Array, FrameError
+from openenv_core.protocol.batch import Array
 from openenv_core.protocol.errors import (
     EXECUTION_ERROR,
-    INVALID_JSON,
     NOT_EXECUTED,
     SESSION_ERROR,
     VALIDATION_ERROR,
@@ -34,7 +33,7 @@ from servers.execution import CLOSE_TIMEOUT_S, FATAL, begin_here, keep
 from servers.metrics import size_of
 from servers.routes.batch import BatchDialect, data_of
 from servers.routes.http import reported
-from servers.routes.link_request import LinkRequest, id_in, numbered
+from servers.routes.link_request import LinkRequest, id_in, numbered, read_frame
 from servers.routes.websocket import (
     GOING_AWAY,
     NORMAL_CLOSURE,
@@ -127,8 +126,8 @@ class Link:
             self._metrics.counts.sent += len(frame) if whole else size_of(frame)
         self.count += 1
         self._kept_bytes += len(frame)
-        if self.conversation is not None:
-            self.conversation.push(frame)
+        if (socket := self.conversation) is not None:
+            socket.push(frame)
         while (self._kept_bytes > MAX_KEPT_BYTES or len(kept) > MAX_KEPT_FRAMES) and len(kept) > 1:
             self._kept_bytes -= len(kept.popleft())
 
@@ -139,8 +138,9 @@ class Link:
 
     def forget(self, read: int) -> None:
         """Keep no frames of these first ones."""
-        while self._kept and self.count - len(self._kept) < read:
-            self._kept_bytes -= len(self._kept.popleft())
+        kept = self._kept
+        for _ in range(min(read - self.count + len(kept), len(kept))):
+            self._kept_bytes -= len(kept.popleft())
 
     # Coming and going
 
@@ -195,7 +195,7 @@ class Link:
         for request in self.running:
             if request.timer is not None:
                 request.timer.cancel()
-        if tasks := [self._cancel_task(request) for request in self.running if request.task or request.rest]:
+        if tasks := [request.cancel() for request in self.running if request.task or request.answering]:
             await asyncio.wait(tasks, timeout=CLOSE_TIMEOUT_S)
         self._stop_watching(self.batch.members.values())
         try:
@@ -286,32 +286,48 @@ class Link:
             self.forget(head.read)
         if began:  # `count_received`, without its call
             self._metrics.counts.received += len(frame) if frame.isascii() else size_of(frame)
-        member = None
-        answering: Coroutine[Any, Any, str | None] | None = None
         if (
             isinstance(head, NumberedFrame)
             and head.traceparent is None
-            and not isinstance(asked, Mcp | Close)
+            and not isinstance(asked, (Mcp, Close))
+            and (member := self.batch.alone(head.member)) is not None
+            and (self._inline or member.session.runner.in_thread)
         ):
-            member = self.batch.alone(head.member)
-        if member is not None and self._inline:
-            reply = begin_here(self._links.single.answer(member.session, frame, asked, began, here=True))
-            if isinstance(reply, str):
-                self.put(numbered(head.id, reply))
-                return True
-            answering = reply
-        # An environment that promises not to wait may do so all the same.
-        request = self._enter(LinkRequest(head, asked, arrays, frame, began, answering=answering))
-        request.begun = answering is not None
+            self._ask_here(member, head, asked, frame, began)
+            return True
+        request = self._enter(LinkRequest(head, asked, arrays, frame, began))
         socket.busy = True
-        in_thread = member is not None and member.session.runner.in_thread
-        resume = partial(self._go_on, request) if in_thread else None
-        if asked is None or resume is not None:
-            request.rest = begin_here(self._answer(request, resume))
-            if request.rest is None or request.asks is not None:
-                return True  # it is answered, or waits for its thread
-        self._begin(request)
+        rest = begin_here(self._answer(request)) if asked is None else None
+        if rest is not None or asked is not None:
+            self._begin(request, rest)
         return True
+
+    def _ask_here(
+        self, member: Member, head: NumberedFrame, asked: Any, frame: str | bytes, began: float
+    ) -> None:
+        """Ask a session where nothing else is under way; what is answered at once takes no turn and is no request."""
+        request: LinkRequest | None = None
+        resume = None
+        if not self._inline:
+            request = LinkRequest(head, asked, [], frame, began)
+            resume = partial(self._go_on, request)
+        reply = begin_here(
+            self._links.single.answer(member.session, frame, asked, began, here=True, resume=resume)
+        )
+        if isinstance(reply, str):
+            self.put(numbered(head.id, reply))
+            return
+        # It waits for its thread; or the environment promises not to wait, and does so all the same.
+        request = request or LinkRequest(head, asked, [], frame, began)
+        request.answering, request.begun, request.asks = reply, True, member
+        begin_here(member.turn.acquire())  # it is free
+        self.running.add(request)
+        if self.conversation is not None:
+            self.conversation.busy = True
+        if resume is None:
+            self._begin(request)
+        elif (watch := member.session.watch) is not None and member.session.on_expiry is not None:
+            watch.expect(self._sessions.step_timeout_s, member.session.on_expiry)
 
     def _enter(self, request: LinkRequest) -> LinkRequest:
         """Note that a request is under way."""
@@ -324,11 +340,16 @@ class Link:
 
     def _go_on(self, request: LinkRequest, _: Outcome) -> None:
         """Go on with a request whose call has ended in its thread."""
-        if request.task is None:  # else it is being cancelled
-            assert request.rest is not None
-            request.rest = begin_here(request.rest)
-            if request.rest is not None:
-                self._begin(request)
+        if request.task is not None:
+            return  # it is being cancelled
+        assert request.answering is not None
+        reply = begin_here(request.answering)
+        if isinstance(reply, str):
+            request.end_turn()
+            self.put(numbered(request.head.id, reply))
+            self._leave(request)
+        else:  # the method has returned what is to be awaited
+            self._begin(request)
 
     def _resume(self, head: wire.ResumeRequest) -> None:
         """Hand the socket over to the link that it is to speak for."""
@@ -338,26 +359,22 @@ class Link:
         conversation, self.conversation = self.conversation, None
         conversation.resume(link, head)
 
-    def _begin(self, request: LinkRequest) -> asyncio.Task[None]:
-        """Answer a request in a task, or go on with that there."""
-        request.task = keep(asyncio.create_task(request.rest or self._answer(request)))
-        return request.task
-
-    def _cancel_task(self, request: LinkRequest) -> asyncio.Task[None]:
-        """Cancel what has begun of a request; where it waits for a thread, its end comes in a task."""
-        task = request.task or self._begin(request)
-        task.cancel()
+    def _begin(
+        self, request: LinkRequest, rest: Coroutine[Any, Any, None] | None = None
+    ) -> asyncio.Task[None]:
+        """Answer a request in a task, or go there with the rest of its answer."""
+        request.task = task = keep(asyncio.create_task(rest or self._answer(request)))
         return task
 
-    async def _answer(self, request: LinkRequest, resume: Callable[[Outcome], None] | None = None) -> None:
-        """Answer a request. Where this runs outside of a task, `resume` resumes it when its thread has ended."""
+    async def _answer(self, request: LinkRequest) -> None:
+        """Answer a request, whatever it is about, and note that it is answered."""
         head = request.head
         request.started = True
         try:
             if request.refusal is not None:
                 raise request.refusal
             if request.parsed is not None:
-                await self._ask_one(request, resume)
+                await self._ask_one(request)
             elif isinstance(head, wire.OpenRequest):
                 await self._open(head)
             elif isinstance(head, wire.ForkRequest | wire.SnapshotRequest | wire.CloseRequest):
@@ -401,29 +418,33 @@ class Link:
         if not request.expired:
             self.put(self._links.refusal(refusal, request.head.id, request.parsed is not None))
 
-    async def _ask_one(self, request: LinkRequest, resume: Callable[[Outcome], None] | None) -> None:
+    async def _ask_one(self, request: LinkRequest) -> None:
         head = request.head
         assert isinstance(head, NumberedFrame)
-        member = self.batch.members.get(head.member) or self._members([head.member])[0]  # which tells why not
-        async with member.turn:
+        if request.asks is None:
+            member = (
+                self.batch.members.get(head.member) or self.batch.find([head.member])[0]
+            )  # which tells why not
+            await member.turn.acquire()
+            request.asks = member
+        member, timer = request.asks, None
+        try:
             if member.busy:
                 raise SessionBusyError(1)
-            request.begun, request.asks = True, member
-            single = self._links.single
-            asked = request.frame, request.parsed, request.came, head.traceparent
-            timer, limit_s = None, self._sessions.step_timeout_s
+            request.begun = True
+            limit_s = self._sessions.step_timeout_s
             if self._inline and limit_s is not None:  # it promises not to wait, and may all the same
                 timer = asyncio.get_running_loop().call_later(limit_s, self._expire_call, member)
-            try:
-                reply = await (
-                    single.answer(member.session, *asked, resume=resume)
-                    if request.answering is None
-                    else asyncio.create_task(request.answering)
-                )
-            finally:
-                request.asks = None
-                if timer is not None:
-                    timer.cancel()
+            asked = request.frame, request.parsed, request.came, head.traceparent
+            reply = await (
+                self._links.single.answer(member.session, *asked)
+                if request.answering is None
+                else asyncio.create_task(request.answering)
+            )
+        finally:
+            request.end_turn()
+            if timer is not None:
+                timer.cancel()
         if reply is None:
             self._finish()
         elif not request.expired:
@@ -432,7 +453,7 @@ class Link:
     async def _ask_many(self, request: LinkRequest) -> None:
         head, batches = request.head, self._links.batches
         assert isinstance(head, wire.ResetRequest | wire.StepRequest | wire.StateRequest)
-        calls = batches.calls(head, request.arrays, self._members(head.members), len(request.frame))
+        calls = batches.calls(head, request.arrays, self.batch.find(head.members), len(request.frame))
         request.arrays, request.frame = [], ""
         at_least = getattr(head, "at_least", None) or len(calls)
         request.round = asked = BatchRound(self._sessions, calls)
@@ -479,11 +500,11 @@ class Link:
     ) -> dict[str, bytes]:
         """Fork, keep or end sessions; return what is told of it."""
         if isinstance(head, wire.CloseRequest):
-            members = self._members(head.members) if head.members else []
+            members = self.batch.find(head.members) if head.members else []
             await self.batch.end(members, head.snapshots)
             self._stop_watching(members)
             return {}
-        (member,) = self._members([head.member])
+        (member,) = self.batch.find([head.member])
         if isinstance(head, wire.SnapshotRequest):
             return {"snapshot": dumps(await self.batch.snapshot(member))}
         self._check_count(head.count)
@@ -516,7 +537,7 @@ class Link:
             if request.asks is member:
                 self._refuse(request, refusal)
                 request.expired = True
-                task = self._cancel_task(request)
+                task = request.cancel()
                 task.add_done_callback(lambda _: self._sessions.drop(member.session))
                 self._leave(request)  # it may not heed that, and is answered
 
@@ -526,22 +547,6 @@ class Link:
                 VALIDATION_ERROR,
                 f"expected at most {wire.MAX_MEMBERS} sessions of one connection; open another",
             )
-
-    def _members(self, numbers: list[int] | None) -> list[Member]:
-        members, opened = self.batch.members, self.batch.opened
-        if not opened:
-            raise RefusalError(SESSION_ERROR, "expected sessions, got none; send a request `open` first")
-        if numbers is None:
-            return [*members.values()]
-        if max(numbers) >= opened or len(set(numbers)) < len(numbers):
-            raise RefusalError(
-                VALIDATION_ERROR,
-                f"expected members from 0 to {opened - 1}, each once, got {str(numbers)[:100]}",
-            )
-        for number in numbers:
-            if number not in members:
-                raise UnknownSessionError(f"member {number}, which has ended")
-        return [members[number] for number in numbers]
 
     def _cancel(self, head: wire.CancelRequest) -> None:
         for request in [request for request in self.running if request.head.id == head.request]:
@@ -620,22 +625,11 @@ class Links:
             RefusalError: It is none.
         """
         try:
-            return self._read(frame)
+            return read_frame(frame, self.decoder, self._operations)
         except RefusalError:
             raise
         except FATAL as error:  # a validator of the author's may raise anything
             raise RefusalError(EXECUTION_ERROR, reported(error)) from None
-
-    def _read(self, frame: str | bytes) -> tuple[RequestHead, Any, list[Array]]:
-        if type(frame) is str and '"op"' not in frame:
-            return *self.decoder.numbered_frame(frame), []
-        try:
-            header, arrays = wire.decode_frame(frame)
-        except FrameError as error:
-            raise RefusalError(INVALID_JSON, str(error)) from None
-        if type(frame) is str and "op" not in header:
-            return *self.decoder.numbered_frame(frame), []
-        return wire.read_request(header, len(frame), self._operations), None, arrays
 
     def refusal(self, refusal: RefusalError, request_id: int | None = None, single: bool = False) -> str:
         """Return the frame that refuses a request; the id is null where it could not be read."""
@@ -761,9 +755,11 @@ class LinkConversation(Conversation):
         """Send the frame that has just been written, at once where that can be."""
         if self.sending is not None or self.over:
             return
-        lane = self._lane
-        if lane is not None and self._sent == self._link.count - 1 and lane.send_frame(frame):
-            self._note_sent()
+        lane, link = self._lane, self._link
+        if lane is not None and self._sent == link.count - 1 and lane.send_frame(frame):
+            self._sent += 1  # `_note_sent`, without its call
+            if not link.id:
+                link.forget(self._sent)
             return
         self.sending = keep(asyncio.create_task(self._send_rest()))
 

@@ -1,14 +1,15 @@
-"""One request of a link, while it is under way; and the id of what could not be read as one."""
+"""One request of a link: how it is read, what it is while it is under way, and the id of what could not be read."""
 
 import asyncio
-from collections.abc import Coroutine
+from collections.abc import Coroutine, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from openenv_core.protocol import batch as wire
 from openenv_core.protocol.batch import Array, FrameError
-from openenv_core.protocol.errors import RefusalError
-from openenv_core.protocol.requests import RequestHead
+from openenv_core.protocol.errors import INVALID_JSON, RefusalError
+from openenv_core.protocol.requests import RequestDecoder, RequestHead
+from servers.execution import keep
 from servers.sessions.batch import BatchRound, Member
 
 
@@ -33,7 +34,6 @@ class LinkRequest:
         asks: The session that it is asking.
         expired: It has been answered, because its time is over.
         answering: Goes on with its answer, where that was begun.
-        rest: What is left to do of it, where that waits for a thread and not in a task.
         round: Its calls, where it is about many sessions.
         task: What it runs in, once it does.
         timer: Of its deadline.
@@ -50,10 +50,42 @@ class LinkRequest:
     asks: Member | None = None
     expired: bool = False
     answering: Coroutine[Any, Any, str | None] | None = None
-    rest: Coroutine[Any, Any, None] | None = None
     round: BatchRound | None = None
-    task: asyncio.Task[None] | None = None
+    task: asyncio.Task[Any] | None = None
     timer: asyncio.TimerHandle | None = None
+
+    def cancel(self) -> asyncio.Task[Any]:
+        """Cancel what has begun of it; where that waits for a thread, its end comes in a task."""
+        task = self.task
+        if task is None:
+            assert self.answering is not None
+            self.task = task = keep(asyncio.create_task(self.answering))
+            task.add_done_callback(lambda _: self.end_turn())
+        task.cancel()
+        return task
+
+    def end_turn(self) -> None:
+        """Let the next request ask the session that this one has asked."""
+        if (member := self.asks) is not None:
+            self.asks = None
+            member.turn.release()
+            if member.session.watch is not None:
+                member.session.watch.stop()
+
+
+def read_frame(
+    frame: str | bytes, decoder: RequestDecoder[Any], operations: Sequence[str]
+) -> tuple[RequestHead, Any, list[Array]]:
+    """Return a request, what of the released dialect it holds, and its arrays; RefusalError: it is none."""
+    if type(frame) is str and '"op"' not in frame:
+        return *decoder.numbered_frame(frame), []
+    try:
+        header, arrays = wire.decode_frame(frame)
+    except FrameError as error:
+        raise RefusalError(INVALID_JSON, str(error)) from None
+    if type(frame) is str and "op" not in header:
+        return *decoder.numbered_frame(frame), []
+    return wire.read_request(header, len(frame), operations), None, arrays
 
 
 def id_in(frame: str | bytes) -> tuple[int | None, bool]:

@@ -9,7 +9,7 @@ from types import CoroutineType
 from typing import Any, Final
 
 from openenv_core import Observation
-from openenv_core.protocol.errors import RefusalError
+from openenv_core.protocol.errors import SESSION_ERROR, VALIDATION_ERROR, RefusalError
 from servers.execution import EnvironmentRunner, begin_here, keep
 from servers.sessions.queue import REQUEST_WAIT_S, Tell, Ticket
 from servers.sessions.session import EnvironmentSession, outcome_of_work
@@ -215,6 +215,23 @@ class SessionBatch:
         self.opened += len(members)
         self.members.update((member.number, member) for member in members)
         return members
+
+    def find(self, numbers: Sequence[int] | None) -> list[Member]:
+        """Return members by their numbers, or all; RefusalError: there are none, or not all of these."""
+        members, opened = self.members, self.opened
+        if not opened:
+            raise RefusalError(SESSION_ERROR, "expected sessions, got none; send a request `open` first")
+        if numbers is None:
+            return [*members.values()]
+        if max(numbers) >= opened or len(set(numbers)) < len(numbers):
+            raise RefusalError(
+                VALIDATION_ERROR,
+                f"expected members from 0 to {opened - 1}, each once, got {str(numbers)[:100]}",
+            )
+        for number in numbers:
+            if number not in members:
+                raise UnknownSessionError(f"member {number}, which has ended")
+        return [members[number] for number in numbers]
 
     def alone(self, number: int) -> Member | None:
         """Return a member whose session has not ended and is asked by nobody else; None where that is not so."""

@@ -1,8 +1,10 @@
 """Whoever gives up when, and whatever breaks: a reply answers its own request, a slot is held for a lease at most."""
 
 import asyncio
+import json
+import time
 from contextlib import suppress
-from typing import TypeAlias
+from typing import Any, ClassVar, TypeAlias
 
 import pytest
 from counter import Add, Count, Counter
@@ -11,9 +13,12 @@ from faulty_proxy import faulty_proxy
 from fuzzing import EXAMPLES, LONG
 from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
-from serving import eventually, serving
+from serving import eventually, serving, socket_to
+from websockets.asyncio.client import ClientConnection
+from websockets.typing import Subprotocol
 
 from openenv_core import ConnectionLostError, EpisodeLostError, RequestTimeoutError
+from openenv_core.protocol.batch import decode_frame
 from servers import create_app
 
 LEASE_S = 1.0
@@ -112,3 +117,151 @@ def test_a_reply_answers_its_own_request_and_a_slot_outlives_no_lease(
     tasks: list[Asking], timeout_s: float, end: str
 ) -> None:
     asyncio.run(play(tasks, timeout_s, end))
+
+
+OVERLAP = -1
+"""Noted where a step begins within another."""
+
+
+class Recorded(Counter):
+    """Answers with the number that it is told, in a thread; every session notes what it was told in one list."""
+
+    BLOCKING, DETERMINISTIC = True, False
+    steps: ClassVar[list[list[int]]] = []
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.told: list[int] = []
+        self.under_way = False
+        self.steps.append(self.told)
+
+    def begin(self) -> None:
+        if self.under_way:
+            self.told.append(OVERLAP)
+        self.under_way = True
+
+    def note(self, action: Add) -> Count:
+        self.under_way = False
+        self.told.append(action.amount)
+        return Count(total=action.amount)
+
+    def step(self, action: Add) -> Any:
+        self.begin()
+        time.sleep(action.amount % 4 / 1000)
+        return self.note(action)
+
+
+class RecordedLater(Recorded):
+    """A plain method in a thread, which returns what is to be awaited on the loop."""
+
+    def step(self, action: Add) -> Any:
+        self.begin()
+        time.sleep(action.amount % 4 / 1000)
+        return self.later(action)
+
+    async def later(self, action: Add) -> Count:
+        await asyncio.sleep(action.amount % 3 / 1000)
+        return self.note(action)
+
+
+class RecordedOnLoop(RecordedLater):
+    """Promises never to wait, and waits now and then."""
+
+    BLOCKING = False
+
+    def step(self, action: Add) -> Any:
+        self.begin()
+        return self.later(action) if action.amount % 2 else self.note(action)
+
+
+class RecordedInline(Recorded):
+    """Never waits."""
+
+    BLOCKING = False
+
+    def step(self, action: Add) -> Any:
+        self.begin()
+        return self.note(action)
+
+
+MOVES = st.lists(
+    st.tuples(
+        st.sampled_from(["step", "step", "step", "batch", "cancel", "deadline"]),
+        st.integers(0, 1),  # of the two sessions
+        st.integers(0, 11),  # what decides how long it takes
+        st.sampled_from([0.0, 0.0, 0.001, 0.02]),  # seconds until the next
+    ),
+    min_size=6,
+    max_size=24,
+)
+
+
+async def ask_at_random(env: type[Recorded], moves: list[tuple[str, int, int, float]]) -> None:
+    """Ask two sessions of one connection without waiting for replies."""
+    env.steps.clear()
+    frames: dict[int, dict[str, Any]] = {}
+    sent: dict[int, tuple[int, int]] = {}  # which session was asked, and what it was told
+
+    async def receive(connection: ClientConnection) -> None:
+        async for message in connection:
+            frame, _ = decode_frame(message)
+            if frame.get("last", True):
+                assert frame["id"] not in frames, "answered twice"
+                frames[frame["id"]] = frame
+
+    async with (
+        serving(create_app(env, Add, Count, max_concurrent_envs=2)) as address,
+        socket_to(address, subprotocols=[Subprotocol("ropewalk.v1")]) as connection,
+    ):
+        receiving = asyncio.create_task(receive(connection))
+        await connection.send(json.dumps({"id": 1, "op": "open", "count": 2}))
+        await eventually(lambda: 1 in frames)
+        latest = 1
+        for number, (kind, member, takes, pause_s) in enumerate(
+            [*moves, ("step", 0, 0, 0.0), ("step", 1, 0, 0.0)], 2
+        ):
+            if number > 1 + len(moves):  # nothing is under way: both still answer
+                await eventually(lambda number=number: len(frames) == number - 1)
+            told = 12 * number + takes
+            step = {"type": "step", "data": {"amount": told}, "member": member}
+            if kind == "cancel":
+                frame: dict[str, Any] = {"op": "cancel", "request": latest}
+            elif kind == "batch":
+                frame = {"op": "step", "members": [member], "actions": [{"amount": told}]}
+            else:
+                frame = step | ({"deadline_s": 0.001} if kind == "deadline" else {})
+                latest = number
+            if kind != "cancel":
+                sent[number] = member, told
+            await connection.send(json.dumps({"id": number, **frame}))
+            await asyncio.sleep(pause_s)
+        await eventually(lambda: len(frames) == len(moves) + 3)
+        receiving.cancel()
+    for member in (0, 1):
+        done = [
+            told
+            for number, (asked, told) in sent.items()
+            if asked == member and answered(frames[number], told)
+        ]
+        assert env.steps[member] == done, "in the order of the requests, each once, and those alone"
+    assert all(answered(frames[number], sent[number][1]) for number in list(sent)[-2:])
+
+
+def answered(frame: dict[str, Any], told: int) -> bool:
+    """Whether a frame says that a step was taken; it is refused otherwise, and names no other step."""
+    if frame.get("type") == "observation":
+        assert frame["data"]["observation"]["total"] == told
+        return True
+    if "rows" in frame:
+        assert frame["rows"][0]["total"] == told
+        return True
+    return False
+
+
+@pytest.mark.slow
+@settings(max_examples=2 * EXAMPLES, derandomize=not LONG, deadline=None, phases=[Phase.generate])
+@given(env=st.sampled_from([Recorded, RecordedLater, RecordedOnLoop, RecordedInline]), moves=MOVES)
+def test_requests_of_a_session_are_taken_in_their_order_once_or_refused(
+    env: type[Recorded], moves: list[tuple[str, int, int, float]]
+) -> None:
+    asyncio.run(ask_at_random(env, moves))

@@ -285,7 +285,7 @@ async def test_a_vector_is_resumed_with_all_that_is_under_way() -> None:
         for _ in range(10):
             await vector.send("state", members=[0])
             await vector.recv()
-        await eventually(lambda: not vector._ahead)
+        await eventually(lambda: not vector._outstanding)
         for _ in range(3):
             await vector.recv()
         (told,) = await vector.ask("state")

@@ -318,13 +318,13 @@ async def test_who_has_just_got_the_turn_when_the_session_is_ended_asks_nothing(
     async with serving(create_app(Counter, Add, Count)) as address:
         env = CounterEnv(f"http://{address}")
         await env.reset(seed=0)
-        release = env._turn.release
+        release = env._request_lock.release
 
         def release_and_end() -> None:
             release()
             env._abort_request()  # as a task that closes the client does, before the next one runs
 
-        env._turn.release = release_and_end  # type: ignore[method-assign]
+        env._request_lock.release = release_and_end  # type: ignore[method-assign]
         asked = [asyncio.create_task(env.step(Add(amount=1))) for _ in range(2)]
         assert (await asked[0]).observation.total == 1
         with pytest.raises(ConnectionLostError, match="has closed the session"):
@@ -459,7 +459,7 @@ async def test_client_that_is_closed_while_it_makes_a_session() -> None:
         url = f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}"
         env = CounterEnv(url, connect_timeout_s=0.3)
         making = asyncio.create_task(env.new_session())
-        await eventually(lambda: env._others)
+        await eventually(lambda: env._children)
         await env.close()
         with pytest.raises(ConnectionFailedError, match="no answer within"):
             await making

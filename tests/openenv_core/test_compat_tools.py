@@ -283,7 +283,7 @@ async def test_what_the_author_does_in_a_step_happens_by_every_way(kind: type[Ab
         await env.reset()
         assert await env.call_tool("add", amount=2) == 2
         assert (await env.state()).step_count == 1
-        env._unstepped = True
+        env._refuses_steps = True
         assert await env.call_tool("add", amount=2) == 4
         with pytest.raises(ToolCallError, match="nope"):
             await env.call_tool("nope")

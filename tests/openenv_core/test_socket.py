@@ -143,14 +143,14 @@ async def test_answer_to_a_ping_that_a_busy_thread_has_not_read_yet_counts(count
     async with GenericEnvClient(counter_url, **options) as env:
         await env.reset()
         carrier: Any = env._conversation.carrier  # type: ignore[union-attr]  # it is connected
-        carrier._rest()
+        carrier._watch_silence()
         carrier._timer.cancel()
-        carrier._ask()
+        carrier._ping_if_silent()
         carrier._timer.cancel()
         raw = carrier._transport.underlying_transport.get_extra_info("socket")
         # This loop reads nothing meanwhile, as that of a trainer at work.
         assert select.select([raw.fileno()], [], [], 30)[0]
-        carrier._judge()  # as a loop does it that looks at its timers first
+        carrier._check_answered()  # as a loop does it that looks at its timers first
         assert (await env.reset(seed=1)).observation["total"] == 1
 
 

@@ -103,7 +103,7 @@ async def test_a_server_that_lists_by_steps_alone(
     async def refused(*_: Any) -> Any:
         raise refusal
 
-    monkeypatch.setattr(client, "_ask", refused)
+    monkeypatch.setattr(client, "_call_rpc", refused)
     assert [tool.name for tool in await client.list_tools()] == NAMES
 
 
@@ -169,13 +169,13 @@ async def test_a_list_is_asked_for_once_an_episode(
     client: MCPToolClient, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     asked: list[str] = []
-    ask = client._ask
+    ask = client._call_rpc
 
     async def counted(method: str, params: Any) -> Any:
         asked.append(method)
         return await ask(method, params)
 
-    monkeypatch.setattr(client, "_ask", counted)
+    monkeypatch.setattr(client, "_call_rpc", counted)
     first = await client.list_tools()
     first.clear()  # the caller's own list
     assert len(await client.list_tools()) == len(NAMES)
@@ -192,7 +192,7 @@ async def test_plain_http_carries_tools_too() -> None:
         await env.reset(seed=1)
         assert await env.call_tool("add", amount=1) == 2
         assert [tool.name for tool in await env.list_tools()] == NAMES
-        env._unstepped = True
+        env._refuses_steps = True
         assert await env.call_tool("add", amount=1) == 3
         assert (await env.state()).step_count == 2
 

@@ -173,7 +173,7 @@ async def test_a_client_that_is_closed_between_two_attempts(monkeypatch: pytest.
     async with scripted(handler) as url:
         env = CounterEnv(url)
         waits = asyncio.create_task(env.reset())
-        await eventually(lambda: env._former is not None)
+        await eventually(lambda: env._aborted is not None)
         await env.close()
         with pytest.raises(CapacityError, match="no room"):
             await waits
