@@ -254,7 +254,7 @@ def test_files_are_written_read_listed_moved_removed(sandbox: Any) -> None:
     assert not files.exists("made")
 
 
-def test_files_that_cannot_be_had(sandbox: Any) -> None:
+def test_files_that_cannot_be_had(service: Service, sandbox: Any) -> None:
     files = sandbox.files
     files.write("plain", "x")
     for act in (files.read, files.list, files.get_info, lambda path: files.rename(path, "y")):
@@ -272,6 +272,9 @@ def test_files_that_cannot_be_had(sandbox: Any) -> None:
     sandbox.commands.run("mkfifo pipe || ln -s /dev/zero pipe")
     with pytest.raises(e2b.InvalidArgumentException):
         files.read("pipe")
+    headers = {"E2b-Sandbox-Id": sandbox.sandbox_id, "X-Access-Token": sandbox._envd_access_token}
+    answer = httpx.post(f"{service.url}/filesystem.Filesystem/Stat", json={"path": 1}, headers=headers)
+    assert answer.status_code == 400
     assert sandbox.commands.run("echo lives").stdout == "lives\n"
 
 
