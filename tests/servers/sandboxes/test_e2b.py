@@ -421,6 +421,19 @@ def test_code_has_its_time_and_keeps_its_state(sandbox: Any, code: str) -> None:
     assert sandbox.run_code("kept", timeout=60).text == "42"
 
 
+def test_what_cannot_be_run_costs_no_state(service: Service, sandbox: Any) -> None:
+    sandbox.run_code("kept = 42")
+    assert sandbox.run_code("1", envs={"A=B": "x"}).error.name == "ValueError"
+    headers = {
+        "E2b-Sandbox-Id": sandbox.sandbox_id,
+        "E2b-Sandbox-Port": "49999",
+        "X-Access-Token": sandbox._envd_access_token,
+    }
+    body = {"code": "1", "context_id": [1]}
+    assert httpx.post(f"{service.url}/execute", json=body, headers=headers).status_code == 400
+    assert sandbox.run_code("kept").text == "42"
+
+
 def test_an_interpreter_that_is_lost_is_told_and_replaced(sandbox: Any) -> None:
     sandbox.run_code("kept = 1")
     done = sandbox.run_code("print('last words', flush=True); import os; os._exit(3)")
