@@ -416,6 +416,7 @@ async def _write(guest: Guest, path: str, pieces: AsyncIterator[bytes]) -> Json:
     offset, buffer = 0, bytearray()
     entry: Json = {}
     async for piece in pieces:
+        guest.require()  # who uploads slowly is told now, and does not keep a service that stops
         buffer += piece
         while len(buffer) >= FILE_PIECE:
             entry = (await guest.ask("write", bytes(buffer[:FILE_PIECE]), path=path, offset=offset))[0]

@@ -111,6 +111,20 @@ async def test_a_flood_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
         assert "does not read" in await guest.gone
 
 
+async def test_a_slow_upload_ends_with_its_sandbox() -> None:
+    async with forged() as (guest, agent):
+
+        async def pieces() -> AsyncIterator[bytes]:
+            yield b"x"
+            agent.close()
+            await guest.gone
+            yield b"y"
+            raise AssertionError("nobody takes this")
+
+        with pytest.raises(GuestError, match="was not found"):
+            await envd._write(guest, "path", pieces())
+
+
 # ---- callers of one
 
 
