@@ -197,7 +197,7 @@ class Executor:
             then(outcome)
 
         self.abandoned += 1
-        if self.exhausted:
+        if self.abandoned == self.limit:
             logger.error(
                 "%d calls that nobody waits for hold a thread each; no new session is taken", self.abandoned
             )

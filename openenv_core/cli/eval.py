@@ -151,6 +151,7 @@ def _evaluate(arguments: argparse.Namespace) -> int:
     try:
         with folder:
             asyncio.run(_play(folder, settings))
+        return _report(folder, settings, as_json=arguments.json)
     except KeyboardInterrupt:
         _say(f"interrupted; go on with: ropewalk eval --resume {folder.path}")
         raise
@@ -163,7 +164,6 @@ def _evaluate(arguments: argparse.Namespace) -> int:
     except OpenEnvError as error:
         _say(f"ropewalk eval: {error}\ngo on with: ropewalk eval --resume {folder.path}")
         return 1
-    return _report(folder, settings, as_json=arguments.json)
 
 
 def _settings(arguments: argparse.Namespace) -> "EvaluationSettings":

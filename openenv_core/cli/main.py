@@ -2,6 +2,7 @@
 
 import argparse
 import difflib
+import errno
 import os
 import select
 import sys
@@ -48,25 +49,36 @@ def _status(work: Callable[[], int]) -> int:
     except BrokenPipeError:
         if not _nobody_reads():
             raise
+        _forget_output()
         return UNREAD
+    except OSError as error:
+        if error.errno not in (errno.ENOSPC, errno.EDQUOT):
+            raise
+        print(f"ropewalk: a disk is full: {error}", file=sys.stderr)
+        try:
+            sys.stdout.flush()
+        except OSError:
+            _forget_output()
+        return FAILED
     return status
 
 
 def _nobody_reads() -> bool:
-    """Whether whoever read our output has gone, as `head` does. What is left of it is then forgotten."""
+    """Whether whoever read our output has gone, as `head` does."""
     try:
         output = sys.stdout.fileno()
     except (OSError, ValueError):  # it is no file
         return False
     looking = select.poll()
     looking.register(output, 0)
-    if not any(events & select.POLLERR for _, events in looking.poll(0)):
-        return False
-    # Or Python would complain when it flushes at its end.
+    return any(events & select.POLLERR for _, events in looking.poll(0))
+
+
+def _forget_output() -> None:
+    """Drop the output that could not be written, or Python would complain when it flushes at its end."""
     nowhere = os.open(os.devnull, os.O_WRONLY)
-    os.dup2(nowhere, output)
+    os.dup2(nowhere, sys.stdout.fileno())
     os.close(nowhere)
-    return True
 
 
 def _main(argv: Sequence[str]) -> int:

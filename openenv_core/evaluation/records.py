@@ -12,7 +12,7 @@ from typing import Any, Final, Literal, Self, TextIO, TypeAlias
 
 from pydantic import BaseModel, ConfigDict, NonNegativeInt, PositiveFloat, PositiveInt, ValidationError
 
-from openenv_core.errors import ConfigurationError, describe_faults
+from openenv_core.errors import ConfigurationError, OpenEnvError, describe_faults
 from openenv_core.evaluation.statistics import paired_statistics, reward_statistics
 
 SETTINGS_FILE: Final = "settings.json"
@@ -107,7 +107,7 @@ class EvaluationFolder:
         self.path = path
         self.records: dict[tuple[str, int, int], EpisodeRecord] = {}
         self._file: Any = None
-        self._read_bytes = 0  # of whole lines
+        self._whole_bytes = 0  # of whole lines
 
     @classmethod
     def begin(cls, path: Path, settings: EvaluationSettings) -> Self:
@@ -121,6 +121,9 @@ class EvaluationFolder:
             path.mkdir(parents=True, exist_ok=True)
             (path / SETTINGS_FILE).write_text(settings.model_dump_json(indent=1) + "\n", encoding="utf-8")
         except OSError as error:
+            with contextlib.suppress(OSError):  # the next attempt may have the name
+                (path / SETTINGS_FILE).unlink(missing_ok=True)
+                path.rmdir()
             raise ConfigurationError(f"cannot write to {str(path)!r}: {error.strerror}") from error
         return cls(path)
 
@@ -139,12 +142,12 @@ class EvaluationFolder:
 
     def read(self) -> Self:
         """Read the records; a last line that was cut off is passed over."""
-        self._read_bytes = 0
+        self._whole_bytes = 0
         with contextlib.suppress(FileNotFoundError), (self.path / RECORDS_FILE).open("rb") as file:
             for number, line in enumerate(file, 1):
                 if not line.endswith(b"\n"):
                     break
-                self._read_bytes += len(line)
+                self._whole_bytes += len(line)
                 try:
                     self._note(EpisodeRecord.model_validate_json(line))
                 except ValidationError as error:
@@ -167,24 +170,42 @@ class EvaluationFolder:
             raise ConfigurationError(f"another process writes to {str(self.path)!r}; wait for it") from None
         self._file = file
         self.read()
-        file.truncate(self._read_bytes)  # without a line that a kill has cut off
+        file.truncate(self._whole_bytes)  # without a line that a kill has cut off
         return self
 
     def __exit__(self, *_: object) -> None:
         self._file.close()
 
     def write(self, record: EpisodeRecord) -> None:
-        """Append a record."""
-        self._file.write(record.model_dump_json().encode(errors="replace") + b"\n")
+        """Append a record. OpenEnvError: there is no room for it; the records before it are whole."""
+        line = record.model_dump_json().encode(errors="replace") + b"\n"
+        left = memoryview(line)
+        with self._writing():
+            try:
+                while left:  # a disk that is about to be full takes a part
+                    left = left[self._file.write(left) :]
+            except OSError:
+                self._file.truncate(self._whole_bytes)
+                raise
+        self._whole_bytes += len(line)
         self._note(record)
+
+    @contextlib.contextmanager
+    def _writing(self) -> Iterator[None]:
+        try:
+            yield
+        except OSError as error:
+            text = f"cannot write to {str(self.path)!r}: {error.strerror}; see that there is room"
+            raise OpenEnvError(text) from error
 
     def _note(self, record: EpisodeRecord) -> None:
         record.turns = []  # they are in the file, and can be many
         self.records[record.environment, record.group, record.sibling] = record
 
     def finish(self, report: Mapping[str, Any]) -> None:
-        """Write the figures."""
-        (self.path / FIGURES_FILE).write_text(json.dumps(report, indent=2) + "\n", encoding="utf-8")
+        """Write the figures. OpenEnvError: there is no room for them."""
+        with self._writing():
+            (self.path / FIGURES_FILE).write_text(json.dumps(report, indent=2) + "\n", encoding="utf-8")
 
 
 Rewards: TypeAlias = dict[tuple[str, int], list[float]]

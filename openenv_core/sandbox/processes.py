@@ -13,7 +13,7 @@ import signal
 import socket
 import struct
 import time
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from typing import Any, Final
 
 from openenv_core.sandbox.answers import Exit
@@ -42,11 +42,17 @@ class Connections:
     """
 
     def __init__(self) -> None:
-        self.control, inner = socket.socketpair()
+        pipes: list[int] = []
+        with ExitStack() as undo:  # there may be no further descriptor
+            self.control, inner = map(undo.enter_context, socket.socketpair())
+            for _ in range(2):
+                for end in os.pipe2(os.O_CLOEXEC):
+                    undo.callback(os.close, end)
+                    pipes.append(end)
+            undo.pop_all()
         self.control.setsockopt(socket.SOL_SOCKET, socket.SO_PASSCRED, 1)
         self.control.setblocking(False)
-        self.stdout, inner_stdout = os.pipe2(os.O_CLOEXEC)
-        self.stderr, inner_stderr = os.pipe2(os.O_CLOEXEC)
+        self.stdout, inner_stdout, self.stderr, inner_stderr = pipes
         os.set_blocking(self.stdout, False)
         os.set_blocking(self.stderr, False)
         self.inner = [inner.detach(), inner_stdout, inner_stderr]

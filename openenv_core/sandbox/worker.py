@@ -231,9 +231,11 @@ class Worker:
         born: list[Worker | None] = [None] * len(folders)
         if not self.alive:
             return born
-        connections = [Connections() for _ in folders]
+        connections: list[Connections] = []
         self._branching = True
         try:
+            for _ in folders:
+                connections.append(Connections())  # noqa: PERF401 - those before one that fails are closed below
             async with asyncio.timeout(BRANCH_TIMEOUT_S):
                 with self._asking() as answered:
                     request = pack_request({"id": self._number, "op": "branch", "folders": folders})
@@ -262,7 +264,7 @@ class Worker:
             raise
         finally:
             self._branching = False
-            for each, worker in zip(connections, born, strict=True):
+            for each, worker in zip(connections, born, strict=False):  # there may be no descriptors for all
                 if worker is None:
                     each.close()
         return born

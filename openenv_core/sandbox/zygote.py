@@ -159,14 +159,19 @@ class Zygote:
                 folder, path = await _in_thread(partial(scratch.make, owner), _drop_folder)
                 place = Workspace(folder, limits, owner, bounded=False, path=path, removed=removed)
                 undo.push_async_callback(place.close)
+            before = undo.enter_context(contextlib.ExitStack())
+            connections = (
+                Connections()
+            )  # there may be no descriptor for it, so that it comes before the group
+            before.callback(connections.close)
             # What one process may have is bounded without; what it and its children have together is not.
             cgroup, doors = None, list[int]()
             if cgroups is not None and forks:
                 cgroup, doors = await _in_thread(partial(_make_cgroup, cgroups, limits), _drop_cgroup)
-            tree, connections = ProcessTree(exited, cgroup), Connections()
-            # The connections are closed first: whoever is not known yet ends by that.
+            tree = ProcessTree(exited, cgroup)
             undo.push_async_callback(tree.close)
-            undo.callback(connections.close)
+            # The connections are closed first: whoever is not known yet ends by that.
+            undo.enter_context(before.pop_all())
             spec = {"limits": asdict(limits), "uid": uid, "workdir": path, "snapshot": snapshot}
             try:
                 async with asyncio.timeout(timeout_s):
@@ -355,7 +360,11 @@ def _make_cgroup(maker: CgroupMaker, limits: Limits) -> tuple[Cgroup, list[int]]
     # The files of its own file system count as memory too; and what watches over it is a process.
     try:
         cgroup = maker.make("session", limits.memory_bytes + limits.disk_bytes, limits.processes + 2)
-        return cgroup, cgroup.open_doors()
+        try:
+            return cgroup, cgroup.open_doors()
+        except OSError:
+            cgroup.remove()
+            raise
     except OSError as error:
         raise SandboxUnavailableError(f"expected a control group for the interpreter: {error}") from None
 

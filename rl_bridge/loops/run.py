@@ -118,6 +118,18 @@ def trainer_settings(config: Config, folder: Path, model_path: Path) -> TrainerS
 _TRAINER_GONE = "the trainer is gone"
 
 
+@contextmanager
+def writing(folder: Path, label: str) -> Iterator[None]:
+    """Raise a BridgeError where what the block writes into a run's folder finds no room."""
+    try:
+        yield
+    except OSError as error:
+        raise BridgeError(
+            f"cannot write {label} to {str(folder)!r}: {error.strerror or error}; see that there is room, "
+            f"then go on from the newest checkpoint: ropewalk train --resume {folder}"
+        ) from error
+
+
 class PreemptedError(Exception):
     """The run was preempted, and its trainer is between two iterations."""
 
@@ -249,7 +261,7 @@ class Run:
         complete[ELAPSED] = self.train_seconds
         with span("log"):
             self.newest = complete
-            with self._writing(f"the metrics of iteration {self.version}"):
+            with writing(self.folder, f"the metrics of iteration {self.version}"):
                 self.metrics.write(self.version, complete)
                 self.history.write(self.version)
                 with span("keep rollouts"):
@@ -283,16 +295,6 @@ class Run:
             metrics.update(self._rollout_metrics(own, tally))
             metrics.update(_episode_metrics(self.dispatcher.health[name].counts))
         return metrics
-
-    @contextmanager
-    def _writing(self, label: str) -> Iterator[None]:
-        try:
-            yield
-        except OSError as error:
-            raise BridgeError(
-                f"cannot write {label} to {str(self.folder)!r}: {error.strerror}; see that there is room, "
-                f"then go on from the newest checkpoint: ropewalk train --resume {self.folder}"
-            ) from error
 
     def _account(self) -> dict[str, float]:
         """Return the losses since the beginning of the run."""
@@ -363,7 +365,7 @@ class Run:
         BridgeError where its files cannot follow.
         """
         self.version = self._first_version = version
-        with self._writing(f"the metrics up to iteration {version}"):
+        with writing(self.folder, f"the metrics up to iteration {version}"):
             self.metrics.rewind(version)
             self.history.rewind(version, fates)
             self.records.rewind(version)

@@ -30,7 +30,7 @@ from rl_bridge.loops.assembly import LOGS, Players, open_players, open_run
 from rl_bridge.loops.evaluation import evaluate, ready_to_evaluate, result_of, summary_of
 from rl_bridge.loops.folder_lock import folder_of_ones_own, is_unused
 from rl_bridge.loops.recovery import train_to_the_end
-from rl_bridge.loops.run import Run
+from rl_bridge.loops.run import Run, writing
 from rl_bridge.metrics.spans import PROCESS_SPANS
 from rl_bridge.rollout.task import REPORT_FILE, Task, load_tasks
 from rl_bridge.services.hosts import Hosts
@@ -173,11 +173,12 @@ async def _report(run: Run) -> None:
     reports = {name: summarize(records) for name, records in results.items()}
     if any(results.values()):
         EvaluationFolder(folder).finish(_whole(results, reports))
-    for name, task in run.tasks.items():
-        await task.report(run.chat, result_of(results[name], train_seconds=run.train_seconds))
-    if "" not in results:
-        report = _whole(results, reports)
-        (run.folder / REPORT_FILE).write_text(json.dumps(report, indent=1) + "\n", encoding="utf-8")
+    with writing(run.folder, "the report"):
+        for name, task in run.tasks.items():
+            await task.report(run.chat, result_of(results[name], train_seconds=run.train_seconds))
+        if "" not in results:
+            report = _whole(results, reports)
+            (run.folder / REPORT_FILE).write_text(json.dumps(report, indent=1) + "\n", encoding="utf-8")
 
 
 def evaluate_run(config: Config, folder: Path, *, resume: bool = False) -> None:

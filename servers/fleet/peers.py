@@ -276,7 +276,7 @@ async def _downwards(worker: int, peer: "ClientConnection", send: Send) -> None:
 
 
 async def _lost(worker: int, error: Exception, send: Send, *, silent: bool = False) -> None:
-    logger.warning("worker %d was lost: %s", worker, type(error).__name__)
+    logger.warning("a connection to worker %d broke: %s", worker, type(error).__name__)
     text = f"expected worker {worker}, which holds this session, to be there, got none; its sessions are gone"
     if not silent:
         await send({"type": "websocket.send", "text": replies.encode_error(SESSION_ERROR, text)})

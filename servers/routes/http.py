@@ -23,6 +23,7 @@ from openenv_core.protocol import replies
 from openenv_core.protocol.errors import (
     CAPACITY_REACHED,
     EXECUTION_ERROR,
+    SESSION_ERROR,
     VALIDATION_ERROR,
     RefusalError,
     text_of,
@@ -84,8 +85,13 @@ async def _departure(receive: Receive) -> None:
 
 
 async def respond(request: Request, work: Coroutine[Any, Any, Response]) -> Response:
-    """Return the response that `work` makes, unless the client leaves before."""
-    return await while_connected(request.receive, work) or Response(status_code=CLIENT_LEFT)
+    """Return the response that `work` makes, unless the client leaves before, or the server has no more time."""
+    try:
+        return await while_connected(request.receive, work) or Response(status_code=CLIENT_LEFT)
+    except asyncio.CancelledError:
+        text = "the server is stopping and has ended this call; connect to another"
+        detail = {"message": text, "code": SESSION_ERROR}
+        return json_answer(dumps({"detail": detail}), 503, retry_headers(503))
 
 
 def status_of(refusal: RefusalError) -> int:

@@ -542,7 +542,7 @@ class Link:
                 self._leave(request)  # it may not heed that, and is answered
 
     def _check_count(self, more: int) -> None:
-        if self.living + self._opening + more > wire.MAX_MEMBERS:
+        if self.living + self._opening + self.batch.forking + more > wire.MAX_MEMBERS:
             raise RefusalError(
                 VALIDATION_ERROR,
                 f"expected at most {wire.MAX_MEMBERS} sessions of one connection; open another",

@@ -4,6 +4,7 @@ import asyncio
 import base64
 import contextlib
 import json
+import math
 import posixpath
 import re
 import zlib
@@ -34,6 +35,8 @@ MAX_UPLOAD: Final = 64 << 20
 BODY_SILENCE_TIMEOUT_S: Final = 60.0
 KEEPALIVE_S: Final = 50.0
 BUSY_RETRY_S: Final = 0.05
+UNREAD_INPUT_TIMEOUT_S: Final = 60.0
+"""That a command may leave streamed input unread: who streams it cannot be heard leaving before."""
 
 _SIGNALS: Final = {"SIGNAL_SIGTERM": 15, "SIGNAL_SIGKILL": 9}
 
@@ -197,21 +200,23 @@ def _pid(body: Json) -> int:
     return pid
 
 
-async def _input(guest: Guest, pid: int, given: Json) -> Json:
+async def _input(guest: Guest, pid: int, given: Json, timeout_s: float = math.inf) -> Json:
     if "stdin" not in given:
         raise GuestError("unimplemented", "expected input for standard input; there are no terminals here")
     blob = base64.b64decode(given["stdin"])
-    pieces = [blob[at : at + FILE_PIECE] for at in range(0, len(blob), FILE_PIECE)]
-    while pieces:
-        try:
-            await guest.ask("input", pieces[0], pid=pid)
-            del pieces[0]
-        except GuestError as error:
-            if error.code != "resource_exhausted":
-                raise
-            await asyncio.sleep(
-                BUSY_RETRY_S
-            )  # it reads slowly; the client's own time-out bounds this, and its leaving
+    clock = asyncio.get_running_loop().time
+    for at in range(0, len(blob), FILE_PIECE):
+        deadline = clock() + timeout_s
+        while True:
+            try:
+                await guest.ask("input", blob[at : at + FILE_PIECE], pid=pid)
+                break
+            except (
+                GuestError
+            ) as error:  # it reads slowly; the client's own time-out bounds this, and its leaving
+                if error.code != "resource_exhausted" or clock() > deadline:
+                    raise
+            await asyncio.sleep(BUSY_RETRY_S)
     return {}
 
 
@@ -227,7 +232,7 @@ async def _take_input(guest: Guest, request: Request) -> AsyncIterator[Json]:
             if "start" in event:
                 pid = _pid(event["start"])
             elif "data" in event:
-                await _input(guest, pid, event["data"]["input"])
+                await _input(guest, pid, event["data"]["input"], UNREAD_INPUT_TIMEOUT_S)
         if len(buffer) > MAX_MESSAGE:
             raise GuestError(
                 "resource_exhausted", f"expected messages of at most {MAX_MESSAGE} bytes, got more"
@@ -411,6 +416,7 @@ async def _write(guest: Guest, path: str, pieces: AsyncIterator[bytes]) -> Json:
     offset, buffer = 0, bytearray()
     entry: Json = {}
     async for piece in pieces:
+        guest.require()  # who uploads slowly is told now, and does not keep a service that stops
         buffer += piece
         while len(buffer) >= FILE_PIECE:
             entry = (await guest.ask("write", bytes(buffer[:FILE_PIECE]), path=path, offset=offset))[0]

@@ -158,10 +158,14 @@ class Guest:
             return
         self._writer.write(pack({"id": 0, "op": op, **fields}))
 
-    async def ask(self, op: str, blob: bytes = b"", **fields: Any) -> tuple[dict[str, Any], bytes]:
-        """Ask one thing. GuestError: it is refused, or the agent is gone."""
+    def require(self) -> None:
+        """Raise a GuestError if the agent is gone."""
         if self.gone.done():
             raise GuestError("unavailable", f"the sandbox was not found: {self.gone.result()}")
+
+    async def ask(self, op: str, blob: bytes = b"", **fields: Any) -> tuple[dict[str, Any], bytes]:
+        """Ask one thing. GuestError: it is refused, or the agent is gone."""
+        self.require()
         number = next(self._numbers)
         answer = self._answers[number] = asyncio.get_running_loop().create_future()
         try:

@@ -31,9 +31,11 @@ def routes(find: Find, table: SandboxTable) -> list[Route]:
     async def execute(request: Request) -> Response:
         record, body = find(request), await _python(request)
         code, envs = body.get("code"), body.get("env_vars") or {}
-        if not isinstance(code, str) or not isinstance(envs, dict):
-            raise ApiError(400, "expected code as text, got something else")
         name = body.get("context_id") or DEFAULT
+        if not isinstance(code, str) or not isinstance(name, str) or not isinstance(envs, dict):
+            raise ApiError(
+                400, "expected code and context_id as text, and env_vars as an object, got something else"
+            )
         if name == DEFAULT:
             await _make(record, DEFAULT, "")
         _, turn = _context(record, name)

@@ -131,13 +131,14 @@ class SessionBatch:
     Attributes:
         members: Those that the caller has not ended, by number.
         opened: How many there were in all; the number of the next.
+        forking: How many are being forked.
     """
 
     def __init__(self, table: SessionTable, owner: str) -> None:
         self._table = table
         self._owner = owner
         self.members: dict[int, Member] = {}
-        self.opened = 0
+        self.opened = self.forking = 0
 
     async def open(
         self, count: int, snapshot: str | None = None, tell: Tell | None = None, wait_s: float = math.inf
@@ -164,11 +165,15 @@ class SessionBatch:
         Raises:
             RefusalError: As `open`, and as `snapshot`.
         """
-        state = await self._state_of(member)
+        self.forking += count
         try:
-            return await self._restore(state, self._ticket(count, REQUEST_WAIT_S))
+            state = await self._state_of(member)
+            try:
+                return await self._restore(state, self._ticket(count, REQUEST_WAIT_S))
+            finally:
+                await state.close()
         finally:
-            await state.close()
+            self.forking -= count
 
     async def snapshot(self, member: Member) -> str:
         """Keep the state of a member; return its id.

@@ -1,6 +1,7 @@
 """`ropewalk eval` on real servers: random and callable policies, models, kills, resumption, comparison."""
 
 import json
+import resource
 import signal
 import subprocess
 import sys
@@ -17,7 +18,13 @@ from serve_process import SUPPORT, ServeProcess, eventually, serve
 from envs.blackjack_env.baselines import baselines
 from openenv_core.cli.eval import COMMAND
 from openenv_core.cli.main import run
-from openenv_core.evaluation.records import EvaluationFolder, summarize
+from openenv_core.errors import OpenEnvError
+from openenv_core.evaluation.records import (
+    EpisodeRecord,
+    EvaluationFolder,
+    EvaluationSettings,
+    summarize,
+)
 
 LIMIT_S = 100
 
@@ -178,6 +185,23 @@ def test_killed_evaluation_goes_on_to_the_same_figures(
     assert evaluate("--resume", str(killed)) == 0
     assert figures(killed) == figures(whole)
     assert figures(killed)[table]["episodes"] == len(lines(killed)) == 800
+
+
+def test_a_disk_that_is_full_cuts_no_record(tmp_path: Path) -> None:
+    record = EpisodeRecord(environment="e", group=0, sibling=0, seed=0, ending="completed", reward=1.0)
+    settings = EvaluationSettings(environments=("e",), policy="random")
+    with EvaluationFolder.begin(tmp_path, settings) as folder:
+        folder.write(record)
+        written = (tmp_path / "rollouts" / "000001.jsonl").stat().st_size
+        before = resource.getrlimit(resource.RLIMIT_FSIZE)
+        resource.setrlimit(resource.RLIMIT_FSIZE, (written + 9, before[1]))  # a part of a line has room
+        try:
+            with pytest.raises(OpenEnvError, match="see that there is room"):
+                folder.write(record.model_copy(update={"group": 1}))
+        finally:
+            resource.setrlimit(resource.RLIMIT_FSIZE, before)
+        folder.write(record.model_copy(update={"group": 2}))
+    assert list(EvaluationFolder(tmp_path).read().records) == [("e", 0, 0), ("e", 2, 0)]
 
 
 def test_lost_episode_is_counted_apart_and_played_again(

@@ -99,18 +99,22 @@ sys.exit(run(Command(name="x", help="", configure=lambda parser: None, run=say),
 """
 
 
-def test_output_that_nobody_reads_ends_quietly() -> None:
+@pytest.mark.parametrize(
+    ("full", "status", "said"),
+    [(False, 141, ""), (True, 2, "ropewalk: a disk is full: [Errno 28] No space left on device\n")],
+)
+def test_output_that_cannot_be_written_is_no_traceback(full: bool, status: int, said: str) -> None:
     read, write = os.pipe()
     os.close(read)
-    with os.fdopen(write) as output:
+    with os.fdopen(write) as unread, Path("/dev/full").open("w") as of_full_disk:
         ended = subprocess.run(
             [sys.executable, "-c", READ_BY_NOBODY],
             stdin=subprocess.DEVNULL,
-            stdout=output,
+            stdout=of_full_disk if full else unread,
             stderr=subprocess.PIPE,
             text=True,
         )
-    assert (ended.returncode, ended.stderr) == (141, "")
+    assert (ended.returncode, ended.stderr) == (status, said)
 
 
 def test_a_pipe_that_is_not_ours_is_no_reader_that_went() -> None:

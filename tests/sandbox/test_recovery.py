@@ -4,6 +4,7 @@ import asyncio
 import contextlib
 import errno
 import os
+import resource
 import signal
 import socket
 import sys
@@ -145,6 +146,30 @@ async def test_nothing_stays_behind(sandbox: Sandbox) -> None:
     await until(lambda: descendants(zygote) == processes)
     await until(lambda: len(os.listdir("/proc/self/fd")) <= descriptors)
     assert sandbox.sessions == 0
+
+
+async def test_no_descriptor_is_lost_where_there_are_none_left(sandbox: Sandbox) -> None:
+    def taken() -> set[int]:
+        return set(map(int, os.listdir("/proc/self/fd")))
+
+    await (await sandbox.open()).close()
+    before = len(taken())
+    refused = 0
+    for free in range(9):
+        numbers = taken()
+        soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+        limit = max(n for n in range(4096) if n - sum(fd < n for fd in numbers) == free)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (limit, hard))
+        try:
+            session = await sandbox.open(limits=Limits(allow_subprocess=True))
+        except SandboxUnavailableError:
+            refused += 1
+            continue
+        finally:
+            resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+        await session.close()
+    assert refused >= 6
+    await until(lambda: len(taken()) <= before)
 
 
 @pytest.mark.slow

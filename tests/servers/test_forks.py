@@ -89,6 +89,21 @@ async def test_each_fork_begins_where_the_member_stands_and_goes_its_own_way(env
 
 
 @EVERY_WAY
+async def test_forks_at_once_keep_to_the_bound_of_a_connection(
+    env: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("openenv_core.protocol.batch.MAX_MEMBERS", 6)
+    app = app_of(env, 16)
+    async with serving(app) as address, vector(address, 2) as client:
+        await client.ask("reset")
+        forks = await asyncio.gather(*(client.fork(at, 3) for at in (0, 1)), return_exceptions=True)
+        assert forks[0] == [2, 3, 4]
+        assert isinstance(forks[1], ValidationFailedError)
+        assert await client.fork(1, 1) == [5]
+        assert app.sessions.active == 6
+
+
+@EVERY_WAY
 async def test_a_snapshot_outlives_its_connection_and_is_its_owners_alone(env: Any) -> None:
     tokens = ("first-token-0123456789", "other-token-0123456789")
     app, closed = app_of(env, 4, tokens=tokens), Held.closed

@@ -152,6 +152,17 @@ async def test_a_client_that_leaves_frees_its_slot() -> None:
         assert (env.stepping, env.closed) == (0, 1)
 
 
+async def test_a_call_that_outlasts_the_time_to_stop_is_told_why_it_has_no_answer() -> None:
+    env = SlowAsync.fresh()
+    async with serving(app_of(env), timeout_graceful_shutdown=0.1) as address:
+        asked = asyncio.create_task(request(address, "POST", "/step", action()))
+        await eventually(env.entered.is_set)
+    reply = await asked
+    assert (reply.status_code, reply.headers["retry-after"]) == (503, "1")
+    assert reply.json()["detail"]["code"] == "SESSION_ERROR"
+    assert "is stopping" in reply.json()["detail"]["message"]
+
+
 # In a session
 
 

@@ -527,7 +527,7 @@ class Agent:
         except OSError as error:
             text = f"{error.strerror}: {error.filename}" if error.filename else str(error.strerror)
             answer.update(error=_CODES.get(error.errno or 0, "invalid_argument"), message=text)
-        except (KeyError, TypeError, ValueError) as error:  # a NUL in a path, for one
+        except Exception as error:  # whatever it was: a NUL in a path, a number for one
             answer.update(error="invalid_argument", message=str(error))
         if answer["id"]:
             self.send(answer, data)

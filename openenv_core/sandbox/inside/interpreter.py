@@ -152,8 +152,8 @@ def interpret(control: socket.socket, furnish: Furnish) -> None:
                 pid = os.getpid()
             continue
         before = dict(os.environ)
-        os.environ.update(header["envs"])
         try:
+            os.environ.update(header["envs"])
             running = True
             cells.run(header["code"], _Streamed(send))
             running = False

@@ -8,7 +8,7 @@ import os
 import re
 import secrets
 import signal
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -41,7 +41,13 @@ class Cgroup:
         With version 1 they take the joining thread alone, which spares the wait for all others of the machine.
         """
         door = "tasks" if self.version == 1 else "cgroup.procs"
-        return [os.open(each / door, os.O_WRONLY | os.O_CLOEXEC) for each in self._each]
+        doors: list[int] = []
+        with ExitStack() as undo:
+            for each in self._each:
+                doors.append(os.open(each / door, os.O_WRONLY | os.O_CLOEXEC))
+                undo.callback(os.close, doors[-1])
+            undo.pop_all()
+        return doors
 
     def oom_killed(self) -> bool:
         """Return whether the kernel killed a process of the group for memory."""

@@ -16,7 +16,7 @@ from rich.console import Console
 
 from openenv_core.evaluation.records import FIGURES_FILE, RECORDS_FILE, EvaluationFolder
 from rl_bridge.config import CONFIG_FILE, Config, EvaluationConfig, load_config, save_config
-from rl_bridge.errors import ConfigError, RoleError, RunInUseError
+from rl_bridge.errors import BridgeError, ConfigError, RoleError, RunInUseError
 from rl_bridge.loops.folder_lock import LOCK_FILE, folder_of_ones_own
 from rl_bridge.rollout import EvaluationResult
 from rl_bridge.types import Ending, Trajectory
@@ -290,3 +290,10 @@ async def test_a_run_keeps_its_held_out_episodes_and_their_figures(tmp_path: Pat
     assert [one.version for one in folder.records.values()] == [2] * 4
     assert json.loads((folder.path / FIGURES_FILE).read_text())["mean_reward"] == 1.5
     assert len((folder.path / RECORDS_FILE).read_text().splitlines()) == 4
+
+    async def full(*_: Any) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    run.tasks = {"": SimpleNamespace(report=full)}
+    with pytest.raises(BridgeError, match=r"cannot write the report .*No space left on device; .*--resume"):
+        await _report(run)

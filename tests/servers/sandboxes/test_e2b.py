@@ -254,7 +254,7 @@ def test_files_are_written_read_listed_moved_removed(sandbox: Any) -> None:
     assert not files.exists("made")
 
 
-def test_files_that_cannot_be_had(sandbox: Any) -> None:
+def test_files_that_cannot_be_had(service: Service, sandbox: Any) -> None:
     files = sandbox.files
     files.write("plain", "x")
     for act in (files.read, files.list, files.get_info, lambda path: files.rename(path, "y")):
@@ -272,6 +272,9 @@ def test_files_that_cannot_be_had(sandbox: Any) -> None:
     sandbox.commands.run("mkfifo pipe || ln -s /dev/zero pipe")
     with pytest.raises(e2b.InvalidArgumentException):
         files.read("pipe")
+    headers = {"E2b-Sandbox-Id": sandbox.sandbox_id, "X-Access-Token": sandbox._envd_access_token}
+    answer = httpx.post(f"{service.url}/filesystem.Filesystem/Stat", json={"path": 1}, headers=headers)
+    assert answer.status_code == 400
     assert sandbox.commands.run("echo lives").stdout == "lives\n"
 
 
@@ -416,6 +419,19 @@ def test_code_has_its_time_and_keeps_its_state(sandbox: Any, code: str) -> None:
     with pytest.raises(e2b.TimeoutException):
         sandbox.run_code(code, timeout=1)
     assert sandbox.run_code("kept", timeout=60).text == "42"
+
+
+def test_what_cannot_be_run_costs_no_state(service: Service, sandbox: Any) -> None:
+    sandbox.run_code("kept = 42")
+    assert sandbox.run_code("1", envs={"A=B": "x"}).error.name == "ValueError"
+    headers = {
+        "E2b-Sandbox-Id": sandbox.sandbox_id,
+        "E2b-Sandbox-Port": "49999",
+        "X-Access-Token": sandbox._envd_access_token,
+    }
+    body = {"code": "1", "context_id": [1]}
+    assert httpx.post(f"{service.url}/execute", json=body, headers=headers).status_code == 400
+    assert sandbox.run_code("kept").text == "42"
 
 
 def test_an_interpreter_that_is_lost_is_told_and_replaced(sandbox: Any) -> None:

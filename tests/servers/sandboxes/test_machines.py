@@ -1,6 +1,7 @@
 """What a sandbox's agent may do to the service, how attacks fare, and what is left when the service is killed."""
 
 import asyncio
+import json
 import signal
 import socket
 import sys
@@ -110,6 +111,20 @@ async def test_a_flood_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
         assert "does not read" in await guest.gone
 
 
+async def test_a_slow_upload_ends_with_its_sandbox() -> None:
+    async with forged() as (guest, agent):
+
+        async def pieces() -> AsyncIterator[bytes]:
+            yield b"x"
+            agent.close()
+            await guest.gone
+            yield b"y"
+            raise AssertionError("nobody takes this")
+
+        with pytest.raises(GuestError, match="was not found"):
+            await envd._write(guest, "path", pieces())
+
+
 # ---- callers of one
 
 
@@ -141,6 +156,18 @@ async def test_input_that_is_not_read_is_given_up_with_its_client() -> None:
     body = b'{"process": {"pid": 7}, "input": {"stdin": "eA=="}}'
     assert await asked_of_agent("/process.Process/SendInput", body, ask) == CLIENT_LEFT
     assert ask.await_count > 0
+
+
+async def test_streamed_input_that_is_not_read_is_given_up_after_a_time(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(envd, "UNREAD_INPUT_TIMEOUT_S", 0.1)
+    ask = AsyncMock(side_effect=GuestError("resource_exhausted", "its pipe is full"))
+    frames = [{"start": {"process": {"pid": 7}}}, {"data": {"input": {"stdin": "eA=="}}}]
+    bodies = [json.dumps({"event": frame}).encode() for frame in frames]
+    body = b"".join(b"\0" + len(each).to_bytes(4, "big") + each for each in bodies)
+    assert await asked_of_agent("/process.Process/StreamInput", body, ask) == 200
+    assert ask.await_count > 1
 
 
 @pytest.mark.parametrize(
