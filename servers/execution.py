@@ -260,15 +260,7 @@ class EnvironmentRunner:
 
     def step_here(self, action: Action) -> Observation | Coroutine[Any, Any, Observation]:
         """Apply an action where this is called; return what is to be awaited where the environment waits."""
-        began = perf_counter()
-        try:  # `_call`, without its call
-            observation = self._step(action)
-        except FATAL:
-            raise
-        except BaseException as error:
-            raise contain(error) from error
-        finally:
-            self.spent_s = perf_counter() - began
+        observation = self._call(self._step, action)
         return observation if isinstance(observation, Observation) else self._settled(observation, here=True)
 
     async def step(

@@ -160,9 +160,7 @@ class Zygote:
                 place = Workspace(folder, limits, owner, bounded=False, path=path, removed=removed)
                 undo.push_async_callback(place.close)
             before = undo.enter_context(contextlib.ExitStack())
-            connections = (
-                Connections()
-            )  # there may be no descriptor for it, so that it comes before the group
+            connections = Connections()  # before the group, since there may be no descriptor for it
             before.callback(connections.close)
             # What one process may have is bounded without; what it and its children have together is not.
             cgroup, doors = None, list[int]()

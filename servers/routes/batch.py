@@ -69,8 +69,9 @@ class BatchDialect:
                     MemberCall(member, None, action, request.autoreset)
                     for member, action in zip(members, read, strict=True)
                 ]
-                for call in [call for call in calls if isinstance(call.action, Exception)]:
-                    call.outcome = None if call.resets else call.action
+                for call in calls:
+                    if isinstance(call.action, Exception) and not call.resets:
+                        call.outcome = call.action
                 return calls
         return [MemberCall(member) for member in members]
 
@@ -131,8 +132,9 @@ class BatchDialect:
                 )
         rewards = array("d", [math.nan if one.reward is None else one.reward for one in results])
         terminated, truncated = bytearray(len(results)), bytearray(len(results))
-        for place in [place for place, one in enumerate(results) if one.done]:
-            terminated[place], truncated[place] = wire.ends_of(results[place])
+        for place, one in enumerate(results):
+            if one.done:
+                terminated[place], truncated[place] = wire.ends_of(one)
         for name, dtype, data in (
             ("reward", "float64", rewards.tobytes()),
             ("terminated", "bool", terminated),

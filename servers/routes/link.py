@@ -755,11 +755,9 @@ class LinkConversation(Conversation):
         """Send the frame that has just been written, at once where that can be."""
         if self.sending is not None or self.over:
             return
-        lane, link = self._lane, self._link
-        if lane is not None and self._sent == link.count - 1 and lane.send_frame(frame):
-            self._sent += 1  # `_note_sent`, without its call
-            if not link.id:
-                link.forget(self._sent)
+        lane = self._lane
+        if lane is not None and self._sent == self._link.count - 1 and lane.send_frame(frame):
+            self._note_sent()
             return
         self.sending = keep(asyncio.create_task(self._send_rest()))
 

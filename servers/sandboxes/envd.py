@@ -211,9 +211,8 @@ async def _input(guest: Guest, pid: int, given: Json, timeout_s: float = math.in
             try:
                 await guest.ask("input", blob[at : at + FILE_PIECE], pid=pid)
                 break
-            except (
-                GuestError
-            ) as error:  # it reads slowly; the client's own time-out bounds this, and its leaving
+            except GuestError as error:
+                # It reads slowly; the client's own time-out bounds this, and its leaving.
                 if error.code != "resource_exhausted" or clock() > deadline:
                     raise
             await asyncio.sleep(BUSY_RETRY_S)

@@ -110,7 +110,7 @@ class MemberCall:
         runner = member.session.runner
         if self.reads:
             return begin_here(self.play(runner, here=True))
-        resets = self.options is not None or (member.ended and self.autoreset is not None)
+        resets = self.options is not None or self.resets
         begun = runner.reset_here(self.options or {}) if resets else runner.step_here(self.action)
         if isinstance(begun, Observation):
             ended = begun.done is True

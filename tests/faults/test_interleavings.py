@@ -247,13 +247,13 @@ async def ask_at_random(env: type[Recorded], moves: list[tuple[str, int, int, fl
     assert all(answered(frames[number], sent[number][1]) for number in list(sent)[-2:])
 
 
-def answered(frame: dict[str, Any], told: int) -> bool:
+def answered(frame: dict[str, Any], total: int) -> bool:
     """Whether a frame says that a step was taken; it is refused otherwise, and names no other step."""
     if frame.get("type") == "observation":
-        assert frame["data"]["observation"]["total"] == told
+        assert frame["data"]["observation"]["total"] == total
         return True
     if "rows" in frame:
-        assert frame["rows"][0]["total"] == told
+        assert frame["rows"][0]["total"] == total
         return True
     return False
 
