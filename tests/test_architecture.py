@@ -29,8 +29,11 @@ ALLOWED = {
 
 @cache
 def import_nodes(path: Path) -> list[ast.Import | ast.ImportFrom]:
-    tree = ast.parse(path.read_text(), str(path))
-    return [node for node in ast.walk(tree) if isinstance(node, ast.Import | ast.ImportFrom)]
+    statements = list(ast.parse(path.read_text(), str(path)).body)
+    for node in statements:  # which grows: an expression has no statements in it, and is not looked into
+        for inner in ("body", "orelse", "finalbody", "handlers", "cases"):
+            statements += getattr(node, inner, ())
+    return [node for node in statements if isinstance(node, ast.Import | ast.ImportFrom)]
 
 
 def imports(path: Path) -> Iterator[str]:

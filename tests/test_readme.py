@@ -6,6 +6,8 @@ import sys
 import tomllib
 from pathlib import Path
 
+import pytest
+
 from rl_bridge.config import load_config
 
 ROOT = Path(__file__).parents[1]
@@ -25,6 +27,7 @@ def said(code: str) -> str:
     return done.stdout
 
 
+@pytest.mark.slow
 def test_six_lines_of_python_play_a_hand() -> None:
     (code,) = blocks("README.md", "python")
     text = said(f"{code}\nimport sys\nassert 'torch' not in sys.modules")

@@ -74,6 +74,7 @@ def figures(folder: Path) -> Any:
     return json.loads((folder / "evaluation.json").read_text())["environments"]
 
 
+@pytest.mark.slow
 def test_random_policy_has_the_exact_return(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     out, table = tmp_path / "random", "blackjack"  # a URL, port and all, would be part of the policy's seed
     assert evaluate(table, "--policy", "random", "--episodes", "600", "--out", str(out)) == 0
@@ -92,6 +93,7 @@ def test_random_policy_has_the_exact_return(tmp_path: Path, capsys: pytest.Captu
     assert "600 of 600" in told.err
 
 
+@pytest.mark.slow
 def test_policies_are_compared_task_by_task(
     table: str, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -398,6 +398,7 @@ async def test_what_has_not_begun_by_its_deadline_or_is_cancelled_is_not_execute
         assert (told[0]["id"], told[0]["type"]) == (2, "observation")
 
 
+@pytest.mark.slow
 async def test_a_request_that_nobody_waits_for_is_not_begun_and_shifts_no_reply() -> None:
     env = Patient.fresh()
     app = app_of(env)

@@ -557,6 +557,7 @@ async def test_stop_of_a_provider_that_fails_is_not_tried_again() -> None:
     assert provider.calls == ["stop"]
 
 
+@pytest.mark.slow
 def test_end_of_the_servers_process_is_told() -> None:
     provider = LocalProcessProvider("counter:app", cwd=SUPPORT)
     assert (provider.alive, provider.output()) == (False, "")

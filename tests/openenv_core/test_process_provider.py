@@ -104,6 +104,7 @@ def owner(how: str) -> Iterator[tuple[subprocess.Popen[str], str]]:
         pytest.param(signal.SIGINT, marks=pytest.mark.soak),
     ],
 )
+@pytest.mark.slow
 def test_killed_owner_takes_its_server_along(signum: signal.Signals) -> None:
     with owner("wait") as (process, url):
         family = psutil.Process(process.pid).children(recursive=True)
@@ -161,6 +162,7 @@ def test_owner_without_standard_streams(closed: str) -> None:
     assert subprocess.run(arguments, capture_output=True, timeout=PATIENCE_S).returncode == 0
 
 
+@pytest.mark.slow
 def test_killed_guard_takes_the_server_along() -> None:
     with owner("wait") as (process, url):
         guard = psutil.Process(process.pid).children()[0]

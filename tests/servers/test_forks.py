@@ -206,6 +206,7 @@ class Stuck(BlockingCounter):
             self.held.wait()
 
 
+@pytest.mark.slow
 async def test_what_takes_too_long_is_ended_and_nothing_else() -> None:
     Stuck.held.clear()
     app = app_of(Stuck, 8, step_timeout_s=1.0)

@@ -405,6 +405,7 @@ async def test_a_list_is_no_longer_than_a_policy_can_be_given() -> None:
         assert 20 < len(await names(env)) < 45
 
 
+@pytest.mark.slow
 def test_a_tree_that_is_deeper_than_there_are_calls_is_removed(tmp_path: Path) -> None:
     root, elsewhere = tmp_path / "root", tmp_path / "elsewhere"
     (root / "shut" / "in").mkdir(parents=True)

@@ -315,6 +315,7 @@ async def test_forks_are_had_and_ended_at_each_level(level: Isolation) -> None:
         assert sandbox.sessions == 0
 
 
+@pytest.mark.slow
 async def test_forks_that_have_ended_take_no_place_and_those_that_live_collect_their_garbage() -> None:
     async with sandbox_at(Isolation.NAMESPACES) as sandbox:
         machine = await ProcessMachine.start(sandbox, Limits(processes=6))
