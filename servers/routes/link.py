@@ -118,17 +118,18 @@ class Link:
     # Frames to the client
 
     def put(self, frame: str | bytes) -> None:
-        """Have a frame sent, and keep it until it has been."""
-        kept = self._kept
-        kept.append(frame)
+        """Have a frame sent; keep it until it has been, or is read where a client may come back for it."""
         if self._metrics.enabled:  # `count_sent`, without its call
             whole = isinstance(frame, bytes) or frame.isascii()
             self._metrics.counts.sent += len(frame) if whole else size_of(frame)
         self.count += 1
+        socket = self.conversation
+        if socket is not None and socket.send_now(frame) and not self.id:
+            return
+        kept = self._kept
+        kept.append(frame)
         self._kept_bytes += len(frame)
-        if (socket := self.conversation) is not None:
-            socket.push(frame)
-        while (self._kept_bytes > MAX_KEPT_BYTES or len(kept) > MAX_KEPT_FRAMES) and len(kept) > 1:
+        while len(kept) > 1 and (self._kept_bytes > MAX_KEPT_BYTES or len(kept) > MAX_KEPT_FRAMES):
             self._kept_bytes -= len(kept.popleft())
 
     def frame(self, number: int) -> str | bytes | None:
@@ -139,7 +140,7 @@ class Link:
     def forget(self, read: int) -> None:
         """Keep no frames of these first ones."""
         kept = self._kept
-        for _ in range(min(read - self.count + len(kept), len(kept))):
+        while kept and self.count - len(kept) < read:
             self._kept_bytes -= len(kept.popleft())
 
     # Coming and going
@@ -686,8 +687,6 @@ class LinkConversation(Conversation):
         super().__init__(*args)
         link.conversation = self
         self._link = link
-        self._first: str | None = None
-        self._sent = 0
         self.sending: asyncio.Task[None] | None = None
 
     async def _talk(self, held: None) -> int:
@@ -722,11 +721,11 @@ class LinkConversation(Conversation):
     def resume(self, link: Link, request: wire.ResumeRequest) -> None:
         """Speak for a link that has lost its socket, or is about to hear that it has."""
         told = {"id": request.id, "taken": link.taken, "lease_s": link.lease_s, "last": True}
-        self._link, self._sent, self._first = link, request.read, dumps(told).decode()
+        self._link = link
         link.attach(self)
         link.forget(request.read)
         self._listen()
-        self.sending = keep(asyncio.create_task(self._send_rest()))
+        self.sending = keep(asyncio.create_task(self._send_rest(request.read, dumps(told).decode())))
 
     def _look(self) -> None:
         """End a conversation that has opened nothing."""
@@ -751,26 +750,21 @@ class LinkConversation(Conversation):
         if self.leaving:
             self.leave()
 
-    def push(self, frame: str | bytes) -> None:
-        """Send the frame that has just been written, at once where that can be."""
+    def send_now(self, frame: str | bytes) -> bool:
+        """Send the frame that is being written; where it has to wait, it is sent later, and False returned."""
         if self.sending is not None or self.over:
-            return
-        lane = self._lane
-        if lane is not None and self._sent == self._link.count - 1 and lane.send_frame(frame):
-            self._note_sent()
-            return
-        self.sending = keep(asyncio.create_task(self._send_rest()))
+            return False
+        if self._lane is not None and self._lane.send_frame(frame):
+            return True
+        self.sending = keep(asyncio.create_task(self._send_rest(self._link.count - 1)))
+        return False
 
-    def _note_sent(self) -> None:
-        self._sent += 1
-        if not self._link.id:
-            self._link.forget(self._sent)
-
-    async def _send_rest(self) -> None:
+    async def _send_rest(self, sent: int, first: str | None = None) -> None:
+        """Send what comes after so many frames, until nothing is left; before it one that counts among none."""
         link = self._link
         try:
-            while not self.over and (self._first is not None or self._sent < link.count):
-                frame = link.frame(self._sent) if self._first is None else self._first
+            while not self.over and (first is not None or sent < link.count):
+                frame = link.frame(sent) if first is None else first
                 if frame is None:
                     self._drop()  # it reads so slowly that what it should read next is kept no more
                     return
@@ -779,10 +773,12 @@ class LinkConversation(Conversation):
                     {"type": "websocket.send", "text" if isinstance(frame, str) else "bytes": frame}
                 )
                 self._watch.stop()
-                if self._first is not None:
-                    self._first = None
-                else:
-                    self._note_sent()
+                if first is not None:
+                    first = None
+                    continue
+                sent += 1
+                if not link.id:
+                    link.forget(sent)
         except OSError:
             pass  # whoever reads hears of the end too, and whether it was in order
         finally:
