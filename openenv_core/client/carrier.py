@@ -46,7 +46,7 @@ class CarrierOptions:
 
     @property
     def prefer(self) -> str:
-        """The `Prefer` header (RFC 7240): how long a full server may queue a request, within its connect timeout."""
+        """The `Prefer` header (RFC 7240): a full server may queue a request for part of the connect timeout."""
         return f"wait={int(min(0.8 * self.connect_timeout_s, self.queue_timeout_s))}"
 
 

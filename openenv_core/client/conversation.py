@@ -1,4 +1,4 @@
-"""Requests and what answers them: which answer is whose, and what becomes of them when a connection breaks."""
+"""Requests of a session: replies are matched to them, and a broken connection is resumed."""
 
 import asyncio
 from collections.abc import Callable, Mapping, Sequence
@@ -37,15 +37,15 @@ from openenv_core.protocol.requests import encode_request
 from openenv_core.tracing import current_traceparent, tracer
 
 MAX_PENDING: Final = 64
-"""Requests that wait for answers; a server takes half as many at once."""
+"""Requests awaiting replies on one connection; a server processes half as many at once."""
 
 MAX_REFUSED: Final = 4
-"""Attempts in a row to connect where nobody listens any more: the server is likely gone, and its sessions with it.
+"""Refused connects in a row after which the server, with its sessions, counts as gone.
 
-Where they can go on elsewhere they do then."""
+Applies if another server can take over the episode."""
 
 MAX_REFUSED_ALONE: Final = 8
-"""Where they cannot: some four seconds, in which an ingress may be started again."""
+"""The same without another server: about four seconds, long enough for an ingress to restart."""
 
 _RETRY_S: Final = 0.05
 _MAX_RETRY_S: Final = 2.0
@@ -53,13 +53,13 @@ _RESUME_ID: Final = 0
 
 
 class BatchReply(NamedTuple):
-    """One frame that answers a request.
+    """One reply frame of a request.
 
     Attributes:
-        request_id: Of the request.
-        fields: The keys of its header.
-        arrays: What these count from 0.
-        last: No other answers the same request.
+        request_id: Id of the request.
+        fields: The frame's header.
+        arrays: Its arrays; header fields refer to them by index.
+        last: No further frame answers this request.
     """
 
     request_id: int
@@ -70,17 +70,17 @@ class BatchReply(NamedTuple):
 
 @dataclass(slots=True, eq=False)
 class PendingCall:
-    """A request whose answer is still to come, whether or not somebody waits for it.
+    """A request without a reply so far; its caller may have stopped waiting.
 
     Attributes:
-        request_id: By what it is known.
-        frame: What was sent, or is to be.
-        binary: It is no text.
-        deadline: On the loop's clock, where there is one.
-        answer: What answers it. It is done before where nobody waits any more.
-        sink: Takes the frames that answer it, where there may be several.
-        sent: It has left, over the connection of this moment or one whose server has taken it.
-        reply: The frame that has answered it, also where nobody waited; empty where it never left.
+        request_id: Id of the request, counted from 1.
+        frame: The encoded request.
+        binary: The frame is binary, not text.
+        deadline: Deadline by the loop's clock; 0 without a timeout.
+        answer: Future of the decoded reply; cancelled once its caller stops waiting.
+        sink: Callback for the reply frames of a request that may have several.
+        sent: The frame was sent on the current connection, or an earlier one and the server has received it.
+        reply: The raw reply, even if nobody waits for it; empty if the request was never sent.
     """
 
     request_id: int
@@ -95,15 +95,15 @@ class PendingCall:
 
 @dataclass(frozen=True, slots=True)
 class Opening:
-    """How sessions are opened in `ropewalk.v1`.
+    """Options for opening sessions in `ropewalk.v1`.
 
     Attributes:
-        url: Where connections are made.
-        options: How they are made.
-        lease_s: Seconds that the server is asked to keep the sessions without a connection; 0: not at all.
-        count: How many sessions there are to be.
-        snapshot: In whose state they begin, by its id.
-        others: Nothing is gained by waiting for a server that does not listen: another can be asked, for instance.
+        url: WebSocket URL of the server.
+        options: Options of the connection.
+        lease_s: Seconds the server is asked to keep the sessions after a broken connection; 0: none.
+        count: Number of sessions.
+        snapshot: Id of the snapshot whose state they start in, if any.
+        others: Another server could be tried, so a server that refuses connections is given up sooner.
     """
 
     url: str
@@ -114,7 +114,7 @@ class Opening:
     others: bool = False
 
     def request(self) -> dict[str, Any]:
-        """Return what is asked for."""
+        """Return the header fields of the `open` request."""
         request_fields = {
             "count": self.count,
             "wait_s": self.options.queue_timeout_s,
@@ -125,22 +125,21 @@ class Opening:
 
 
 class Conversation:
-    """Asks a server, in one of two dialects.
+    """Sends requests to a server and matches replies to them, in one of two dialects.
 
-    In the released one replies have no ids: the oldest request that is unanswered gets the next. In `ropewalk.v1`
-    (docs/protocol.md) they have, and a connection that breaks is replaced by another, as long as the server keeps the
-    sessions.
+    Replies of the released dialect have no ids: each answers the oldest unanswered request. Replies of `ropewalk.v1`
+    (docs/protocol.md) have ids, and a broken connection is replaced for as long as the server keeps the sessions.
 
     Args:
-        carrier: Carries the frames.
-        timeout_s: Seconds that a reply may take; None waits for ever.
-        opening: Of `ropewalk.v1`; None: the released dialect.
+        carrier: The connection.
+        timeout_s: Reply timeout in seconds; None waits for ever.
+        opening: Sessions to open in `ropewalk.v1`; None speaks the released dialect.
 
     Attributes:
-        carrier: That of this moment.
-        v1: It is in `ropewalk.v1`.
-        error: Why nothing can be asked any more.
-        last: The request that was made last.
+        carrier: The current connection.
+        v1: The dialect is `ropewalk.v1`.
+        error: Why no more requests can be sent; None while they can.
+        last: The most recent request of `ask`.
     """
 
     last: PendingCall
@@ -152,9 +151,9 @@ class Conversation:
         self._timeout_s = timeout_s
         self._loop = asyncio.get_running_loop()
         self._timer: asyncio.TimerHandle | None = None
-        self._pending: dict[int, PendingCall] = {}  # in the order of their requests
+        self._pending: dict[int, PendingCall] = {}  # in the order of sending
         self._next_id = 1
-        self._unclaimed_error: ServerError | None = None  # that nobody waited for
+        self._unclaimed_error: ServerError | None = None  # ends the session; its caller had stopped waiting
         self._read = 0
         self._session: str | None = None
         self._secret = ""
@@ -162,31 +161,31 @@ class Conversation:
         if opening is not None:
             self._opening = opening
             self._opened = self.request("open", (), opening.request(), self._take_opened)
-        carrier.listen(self)  # last: it may be lost already
+        carrier.listen(self)  # last: the connection may be lost already
 
     async def opened(self) -> None:
         """Wait until the sessions are open.
 
         Raises:
-            CapacityError: The server has no room for so many; none is open.
-            FactoryError: It could not make their environments.
+            CapacityError: The server has no room for all of them; none was opened.
+            FactoryError: The server could not create their environments.
         """
         await self._opened.answer
 
     async def ask(self, frame: bytes, expected: str) -> dict[str, Any]:
-        """Send a frame of the released dialect, and return the data of what answers it.
+        """Send a frame of the released dialect and return the data of its reply.
 
-        Cancelled, or out of time, the reply is dropped when it comes.
+        After a cancellation or timeout a late reply is dropped.
 
         Args:
-            frame: The frame.
-            expected: The type of its reply.
+            frame: The encoded request.
+            expected: The type of the reply.
 
         Raises:
             RequestTimeoutError: No reply came in time.
-            ConnectionLostError: The connection has broken.
-            ServerError: The reply is an error, or the server has said unasked why the session is over.
-            ProtocolError: The server said something else.
+            ConnectionLostError: The connection broke.
+            ServerError: The reply is an error, or the server ended the session with one.
+            ProtocolError: The reply is malformed or of another type.
         """
         if self.v1 and tracer() is not None and (parent := current_traceparent()) is not None:
             frame = b'{"traceparent":"%b",%b' % (parent.encode(), frame[1:])
@@ -205,25 +204,25 @@ class Conversation:
         fields: Mapping[str, Any],
         sink: Callable[[BatchReply], None],
     ) -> PendingCall:
-        """Send a request about many sessions.
+        """Send a request of `ropewalk.v1`.
 
         Args:
-            operation: What is to be done.
-            arrays: What the fields count from 0.
-            fields: Of the request's header.
-            sink: Is given each frame that answers it; the call is over with the last.
+            operation: The header's `op`.
+            arrays: Arrays of the frame; header fields refer to them by index.
+            fields: Further header fields.
+            sink: Called with each reply frame; the last one completes the call.
         """
         header = {"id": self._next_id, "op": operation, "read": self._read, **fields}
         frame = encode_frame({name: dumps(value) for name, value in header.items()}, arrays)
         call = self._begin(
             frame if isinstance(frame, bytes) else frame.encode(), isinstance(frame, bytes), sink
         )
-        # Where nobody waits, nobody is told.
+        # Retrieve the exception, or asyncio logs it as never retrieved if nobody awaits the call.
         call.answer.add_done_callback(lambda answer: answer.cancelled() or answer.exception())
         return call
 
     def abandon(self, call: PendingCall) -> None:
-        """Wait for a request no more. Where it has not left yet, it never does; nor is it begun, if it has not been."""
+        """Stop waiting for a reply. An unsent request is dropped; one that the server has not begun is cancelled."""
         call.answer.cancel()
         if not call.sent:
             self._drop_unsent(call)
@@ -232,7 +231,7 @@ class Conversation:
             self._begin(b'{"op":"cancel","request":%d}' % call.request_id).answer.cancel()
 
     def abort(self) -> None:
-        """End the connection without waiting; whoever waits gets ConnectionLostError."""
+        """End the connection without waiting; pending requests fail with ConnectionLostError."""
         self._stop_resuming()
         self._break(ConnectionLostError("the connection was broken off by this client"))
 
@@ -240,7 +239,7 @@ class Conversation:
         """End the connection in order.
 
         Args:
-            last: Say before that the session is to end.
+            last: Ask the server to end the session first.
         """
         self._stop_resuming()
         try:
@@ -252,10 +251,10 @@ class Conversation:
             self.carrier.abort()
             raise
 
-    # What the carrier brings
+    # Callbacks of the carrier
 
     def on_frame(self, frame: bytes | bytearray) -> None:
-        """Give an answer to whom it is for: by its id, or to the oldest request where it has none."""
+        """Complete the request that a reply answers: by its id, or the oldest in the released dialect."""
         arrays: list[Array] = []
         try:
             if self.v1 and type(frame) is bytearray:
@@ -263,7 +262,7 @@ class Conversation:
             else:
                 fields = from_json(frame)
             request_id = fields.get("id") if self.v1 else next(iter(self._pending), None)
-        except (ValueError, AttributeError) as error:  # no JSON, or no object
+        except (ValueError, AttributeError) as error:  # not JSON, or not an object
             self._break(ProtocolError(f"expected a JSON object, got {bytes(frame[:200])!r}: {error}"))
             return
         if type(request_id) is not int:
@@ -292,37 +291,39 @@ class Conversation:
             del self._pending[request_id]
         elif self._timeout_s is not None:
             call.deadline = self._loop.time() + self._timeout_s
-        if call.answer.done() and call is not self._opened:  # what is open has to be known, however late
+        if (
+            call.answer.done() and call is not self._opened
+        ):  # a late reply to the open still counts: it names the session
             return
         call.sink(BatchReply(request_id, fields, arrays, last))
         if last and not call.answer.done():
             call.answer.set_result(None)
 
     def on_room(self) -> None:
-        """Send what could not leave before."""
+        """Send the requests that were held back."""
         for call in [call for call in self._pending.values() if not call.sent]:
-            if call.answer.done():  # nobody waits for it, and it has not begun
+            if call.answer.done():  # its caller has stopped waiting
                 self._drop_unsent(call)
             elif self._resuming is None and not self.carrier.full:
                 call.sent = True
                 self.carrier.send(call.frame, binary=call.binary)
 
     def on_lost(self, error: ClientError) -> None:
-        """Make another connection, where the server keeps the sessions; or tell whoever waits."""
+        """Begin to resume the sessions if the server keeps them; otherwise fail the pending requests."""
         resumable = self.v1 and self.carrier.broken and self._opening.lease_s and self.error is None
         if resumable and (self._session is not None or self._opened.request_id in self._pending):
             self._resuming = asyncio.create_task(self._resume(error))
         else:
             self._fail(self._unclaimed_error or error)
 
-    # What they need
+    # Internals
 
     def _begin(
         self, frame: bytes, binary: bool = False, sink: Callable[[Any], None] | None = None
     ) -> PendingCall:
-        """Send a request, or have it leave when there is room, or another connection.
+        """Send a request, now or once the connection can take it.
 
-        Raises why nothing can be asked any more.
+        Raises the conversation's `error`, if set.
         """
         if self.error is not None:
             raise self.error.with_traceback(None)
@@ -344,12 +345,12 @@ class Conversation:
         return call
 
     def _drop_unsent(self, call: PendingCall) -> None:
-        """Note that a request has never left."""
+        """Remove a request that was never sent."""
         self._pending.pop(call.request_id, None)
         call.reply = b""
 
     def _expire(self) -> None:
-        """Tell those whose time is over; the timer of one request is left running for the next."""
+        """Fail the requests whose deadline has passed, and set the timer for the next deadline."""
         now = self._loop.time()
         waiting = [call for call in self._pending.values() if not call.answer.done()]
         for call in waiting:
@@ -362,11 +363,13 @@ class Conversation:
                 )
         soonest = min((call.deadline for call in waiting if call.deadline > now), default=None)
         self._timer = None
-        if soonest is not None and self._timeout_s is not None:  # a deadline may come to be sooner meanwhile
+        if (
+            soonest is not None and self._timeout_s is not None
+        ):  # at most timeout_s ahead, as later requests may be due sooner
             self._timer = self._loop.call_at(min(soonest, now + self._timeout_s), self._expire)
 
     def _fail(self, error: ClientError) -> None:
-        """Ask nothing more, and tell whoever waits why; the first reason counts."""
+        """Refuse further requests, and fail the pending ones; the first error counts."""
         if self.error is None:
             self.error = error
         if self._timer is not None:
@@ -377,12 +380,12 @@ class Conversation:
                 call.answer.set_exception(self.error)
 
     def _break(self, error: ClientError) -> None:
-        """End a connection on which nothing can be asked any more."""
+        """Fail all requests and abort the connection."""
         self._fail(error)
         self.carrier.abort()
 
     def _take_opened(self, reply: BatchReply) -> None:
-        """Take an answer to the open; the time in the server's queue is none of those of requests."""
+        """Handle a reply to the open. Time in the server's queue does not count towards requests' deadlines."""
         if self._timeout_s is not None:
             wait_s = 0.0 if reply.last else self._opening.options.queue_timeout_s
             deadline = self._loop.time() + self._timeout_s + wait_s
@@ -396,7 +399,7 @@ class Conversation:
             self._session, self._secret = str(reply.fields["session"]), str(reply.fields.get("secret"))
 
     async def _resume(self, error: ClientError) -> None:
-        """Go on over another connection, or tell whoever waits why that cannot be."""
+        """Resume the sessions over a new connection; if that fails, fail the pending requests."""
         lease_s = self._opening.lease_s
         backoff, refused = Backoff(_RETRY_S, _MAX_RETRY_S), 0
         reason: object
@@ -414,7 +417,7 @@ class Conversation:
                         if refused >= (MAX_REFUSED if elsewhere else MAX_REFUSED_ALONE):
                             raise
                     except (ConnectionLostError, CapacityError):
-                        # A gateway says so too, of a server that is being replaced for instance.
+                        # A gateway answers so while the server behind it is being replaced, for instance.
                         refused = 0
                     await asyncio.sleep(backoff.next_s())
         except TimeoutError:
@@ -425,7 +428,7 @@ class Conversation:
         self._fail(ConnectionLostError(f"{error}. The session could not be resumed: {reason}"))
 
     async def _reconnect(self) -> None:
-        """Connect again, and send what the server has not taken."""
+        """Connect again, and resend what the server has not received."""
         url, taken = self._opening.url, -1
         if self._session is not None:
             url = _with(url, RESUME, self._session)
@@ -433,7 +436,9 @@ class Conversation:
         try:
             if carrier.subprotocol != SUBPROTOCOL:
                 raise ProtocolError(f"the server does not speak {SUBPROTOCOL} any more")
-            if self._session is None:  # nobody knows of the sessions that there may be; they are opened anew
+            if (
+                self._session is None
+            ):  # the open was not answered: sessions it made cannot be named, so open again
                 self._read = 0
             else:
                 credentials = {"session": self._session, "secret": self._secret, "read": self._read}
@@ -443,7 +448,7 @@ class Conversation:
                     raise error
                 taken = fields["taken"]
         except BaseException:
-            carrier.broken = True  # the server is not to end the sessions for it
+            carrier.broken = True  # so that `abort` sends no close, which would end the sessions
             carrier.abort()
             raise
         carrier.deterministic |= self.carrier.deterministic
@@ -462,15 +467,15 @@ class Conversation:
 async def open_conversation(
     opening: Opening, timeout_s: float | None, *, opened: bool = False
 ) -> Conversation:
-    """Connect to a server, and begin to open sessions.
+    """Connect to a server and begin to open sessions.
 
     Args:
-        opening: What is asked for.
-        timeout_s: Seconds that a reply may take; None waits for ever.
-        opened: Only `ropewalk.v1` will do, and the sessions are open before this returns.
+        opening: The sessions and the connection.
+        timeout_s: Reply timeout in seconds; None waits for ever.
+        opened: Require `ropewalk.v1`, and wait until the sessions are open.
 
     Returns:
-        A conversation in `ropewalk.v1`, or in the released dialect where the server does not speak that.
+        A conversation in `ropewalk.v1`, or in the released dialect if the server does not speak it.
 
     Raises:
         ClientError: As `open_socket` and `Conversation.opened`.
@@ -500,7 +505,7 @@ def _with(url: str, key: str, value: str) -> str:
 
 
 def error_of(fields: Any) -> ServerError | None:
-    """Return the error that a frame tells of, if it tells of one."""
+    """Return the error in a decoded frame, if any."""
     if not isinstance(fields, dict):
         return None
     data = fields.get("error", fields.get("data") if fields.get("type") == "error" else None)
