@@ -77,7 +77,7 @@ class PendingCall:
         frame: The encoded request.
         binary: The frame is binary, not text.
         deadline: Deadline by the loop's clock; 0 without a timeout.
-        answer: Future of the decoded reply; cancelled once its caller stops waiting.
+        answer: Future of the decoded reply; done early if its caller stops waiting.
         sink: Callback for the reply frames of a request that may have several.
         sent: The frame was sent on the current connection, or an earlier one and the server has received it.
         reply: The raw reply, even if nobody waits for it; empty if the request was never sent.
