@@ -1,4 +1,4 @@
-"""Episodes that outlive their server: the journal of an episode, and its replay on another server."""
+"""The journal of an episode, and its replay on another server when its own is lost."""
 
 import json
 import random
@@ -24,33 +24,34 @@ if TYPE_CHECKING:
     from openenv_core.client.conversation import Conversation, PendingCall
 
 MAX_REQUESTS: Final = 10_000
-"""Requests of an episode that can be played again."""
+"""Requests of an episode that a journal holds."""
 
 MAX_BYTES: Final = 4 * 1024 * 1024
-"""What a journal holds. Replies are kept whole as long as they fit, then as digests."""
+"""Size limit of a journal. Replies are kept whole while they fit, the oldest then as digests."""
 
 MAX_LOSSES: Final = 3
-"""Connections that one request may be under way on when they break: perhaps it is what ends the servers."""
+"""Connections that may break during one request, which may be what kills the servers."""
 
 NOT_BEGUN: Final = "no reset has begun it"
 CLOSED: Final = "this client has closed the session"
 _NOT_DECLARED: Final = "the server does not say that its environment is deterministic (DETERMINISTIC = True)"
 _TOO_LONG: Final = f"it is longer than the {MAX_REQUESTS} requests, or the {MAX_BYTES} bytes, that are kept"
 
-_SEED_BITS: Final = 31  # generators of every language take so many
+_SEED_BITS: Final = 31  # random generators of every language accept as many
 _DIGEST_BYTES: Final = 16
 
 Reply: TypeAlias = bytes | bytearray
 
 
 class Journal:
-    """What was asked in an episode, and what came back.
+    """The requests of an episode and their replies.
 
     Args:
-        attached: The session stands by itself, and what is under way when a connection breaks may happen there.
+        attached: The session is a standing one that outlives connections, so a request in progress when the
+            connection breaks may still be executed.
 
     Attributes:
-        trouble: Why the episode cannot be played again; None where it can.
+        trouble: Why the episode cannot be replayed; None if it can.
     """
 
     __slots__ = ("_bytes", "_deterministic", "_digested", "_entries", "_seeds", "attached", "trouble")
@@ -58,26 +59,26 @@ class Journal:
     def __init__(self, *, attached: bool = False) -> None:
         self.attached = attached
         self.trouble: str | None = NOT_BEGUN
-        # Request, type of its reply, and this reply, its digest, or what becomes of a request that was given up.
+        # Request, type of its reply, and the reply, its digest, or the call of a request abandoned by its caller.
         self._entries: list[tuple[bytes, str, Reply | int | PendingCall]] = []
         self._bytes = self._digested = 0
         self._deterministic = False
-        self._seeds: Any = None  # the last seed that was given, or what draws those after it
+        self._seeds: Any = None  # the caller's last seed, or the generator of those drawn since
 
     def clear(self, trouble: str = NOT_BEGUN) -> None:
-        """Forget the episode."""
+        """Discard the episode."""
         self._entries = []
         self._bytes = self._digested = 0
         self.trouble = trouble
 
     def complete(self, options: Mapping[str, Any], deterministic: bool) -> Mapping[str, Any]:
-        """Return the options of a reset, with a seed and an episode's id where that makes it repeatable.
+        """Return the options of a reset; for a deterministic environment with a seed and an episode id added.
 
-        Seeds that are drawn follow from the last that was given: a series of episodes is repeatable too.
+        Drawn seeds follow from the caller's last one, so a series of episodes is repeatable too.
 
         Args:
-            options: As the caller gave them.
-            deterministic: Whether the server says that its environment is.
+            options: The caller's options.
+            deterministic: The server declares its environment deterministic.
         """
         self._deterministic = deterministic
         if not deterministic:
@@ -94,7 +95,7 @@ class Journal:
         return {**options, **added}
 
     def begin(self, frame: bytes, call: "PendingCall") -> None:
-        """Note the reset that has begun an episode."""
+        """Record the reset that began an episode."""
         if self._deterministic and not self.attached:
             self.clear()
             self.trouble = None
@@ -103,12 +104,12 @@ class Journal:
             self.clear(_NOT_DECLARED)
 
     def note(self, frame: bytes, expected: str, call: "PendingCall") -> None:
-        """Note a request that may have changed the episode.
+        """Record a request that may have changed the episode.
 
         Args:
-            frame: As it was given to be sent.
+            frame: The encoded request, as passed to `Conversation.ask`.
             expected: The type of its reply.
-            call: What has become of it.
+            call: The request's call.
         """
         if self.trouble is not None:
             return
@@ -119,16 +120,16 @@ class Journal:
             self._shrink()
 
     def lose(self, error: ClientError, losses: int, servers: int, *, fresh: bool) -> ClientError | None:
-        """Return what is to be raised for a session that is over; None where the request can be sent in another.
+        """Return the error to raise for a lost session; None if the request can be repeated in another.
 
         Args:
-            error: Why it is over.
-            losses: How many were over with this request under way.
-            servers: How many can be asked.
+            error: Why the session is over.
+            losses: Number of sessions lost during this request.
+            servers: Number of servers the client knows.
             fresh: The request is a reset.
         """
         if isinstance(error, CapacityError) and fresh and losses < servers:
-            return None  # released servers say so when the session is used
+            return None  # released servers report a lack of room only once the session is used
         trouble, disconnected = self.trouble, isinstance(error, ConnectionFailedError | ConnectionLostError)
         if fresh or not disconnected:
             self.clear(CLOSED if trouble == CLOSED else NOT_BEGUN)
@@ -144,9 +145,9 @@ class Journal:
         return EpisodeLostError(f"{error}. The episode is lost: {trouble}")
 
     async def replay(self, conversation: "Conversation") -> None:
-        """Play the episode in a new session, up to where it was.
+        """Replay the whole episode in a new session.
 
-        Raises EpisodeLostError where something is answered otherwise, and what `Conversation.ask` raises.
+        Raises EpisodeLostError if a reply differs, and the errors of `Conversation.ask`.
         """
         if not conversation.carrier.deterministic:
             raise EpisodeLostError(f"expected a server to play the episode again on, but {_NOT_DECLARED}")
@@ -169,7 +170,7 @@ class Journal:
                 )
 
     def _shrink(self) -> None:
-        """Keep replies as digests, the oldest first; where that is not enough, give up."""
+        """Replace replies by digests, the oldest first; if that is not enough, discard the episode."""
         entries = self._entries
         while self._bytes > MAX_BYTES and self._digested < len(entries):
             frame, expected, reply = entries[self._digested]
@@ -182,9 +183,9 @@ class Journal:
 
 
 def _digest(reply: Reply | int) -> int:
-    """Return what of a reply has to be the same again: observation, reward and done, or the code of an error.
+    """Return a digest of what must be equal in a replay: observation, reward and done, or an error's code.
 
-    The metadata are left out, which may hold times, and the texts of errors, which may hold addresses.
+    Metadata, which may hold times, and error texts, which may hold addresses, are left out.
     """
     if isinstance(reply, int):
         return reply
