@@ -1,4 +1,4 @@
-"""A session's frames over a WebSocket, by the `picows` library."""
+"""Transport of a session over a WebSocket, with `picows`."""
 
 import asyncio
 import atexit
@@ -25,23 +25,23 @@ from openenv_core.proxies import proxy_for
 MAX_REDIRECTS: Final = 5
 
 CLOCK_TOLERANCE_S: Final = 0.05
-"""How far, in seconds, the kernel's clock of a connection may be off: loopback answers quicker than it ticks."""
+"""Error, in seconds, of the kernel's time of the last received data: its ticks are coarser than a loopback reply."""
 
 _TEXT, _BINARY = WSMsgType.TEXT, WSMsgType.BINARY
 _CONTINUATION, _CLOSE = WSMsgType.CONTINUATION, WSMsgType.CLOSE
 _GOING_AWAY = (WSCloseCode.GOING_AWAY, WSCloseCode.SERVICE_RESTART)
 _REDIRECTS = (301, 302, 303, 307, 308)
 
-# What picows logs is told by our errors too; without a handler it would be printed to stderr.
+# Our errors say what picows logs; without a handler it would also be printed to stderr.
 _logger = logging.getLogger("openenv_core.client.socket")
 _logger.addHandler(logging.NullHandler())
 
 
 class WebSocketCarrier(Carrier, picows.WSListener):
-    """One WebSocket. No compression: frames are small and latency counts.
+    """One WebSocket. Without compression: frames are small and latency counts.
 
     Attributes:
-        subprotocol: What the server has taken of what was offered.
+        subprotocol: The subprotocol that the server chose, if any.
     """
 
     def __init__(self, options: CarrierOptions) -> None:
@@ -56,15 +56,15 @@ class WebSocketCarrier(Carrier, picows.WSListener):
         self._pinged_at = 0.0
         self._timer: asyncio.TimerHandle | None = None
 
-    # What a session asks for
+    # Carrier
 
     def send(self, frame: bytes, *, binary: bool = False) -> None:
-        """Send one frame; text is given as UTF-8."""
+        """Send one frame; text is UTF-8."""
         if self._transport is not None:
             self._transport.send(_BINARY if binary else _TEXT, frame)
 
     async def close(self) -> None:
-        """Close in order, within the time that was allowed for connecting."""
+        """Close in order, within `connect_timeout_s`."""
         if self._disconnected.done():
             return
         transport = self._transport
@@ -80,43 +80,42 @@ class WebSocketCarrier(Carrier, picows.WSListener):
             self.abort()
 
     def abort(self) -> None:
-        """Say that it is over, and wait for nothing."""
+        """Send a close and disconnect without waiting."""
         self._lose(ConnectionLostError("the connection was broken off by this client"))
         transport = self._transport
         if transport is not None and not transport.is_disconnected:
             if not self.broken:
-                transport.send_close(
-                    WSCloseCode.OK
-                )  # or the server would keep the session for who comes back
+                # Without it the server would keep the session for the client to resume.
+                transport.send_close(WSCloseCode.OK)
             transport.disconnect(graceful=False)
 
     def orphan(self) -> None:
-        """Hang up without the event loop of the connection, which has closed: the server would keep its session."""
+        """Close the connection without its event loop, which has closed, so that the server ends the session."""
         transport, self._transport = self._transport, None
         self._loop, self._listener = asyncio.get_running_loop(), None
         self._disconnected = self._loop.create_future()
         self._disconnected.set_result(None)
         if transport is not None:
-            # A transport closes its socket with the help of its loop. uvloop has closed them all, and refuses.
+            # A transport needs its loop to close the socket. uvloop has closed all sockets already, and raises.
             with suppress(OSError, TypeError):
                 _write_close(transport).shutdown(socket.SHUT_RDWR)
 
-    # What picows tells
+    # Callbacks of picows
 
     def on_ws_connected(self, transport: WSTransport) -> None:
-        """Take the connection over."""
+        """Keep the transport, and start the keepalive."""
         self._transport = transport
         self._watch_silence()
 
     def on_ws_frame(self, transport: WSTransport, frame: WSFrame) -> None:
-        """Take a frame, which lives until this returns."""
+        """Handle a frame, whose memory is valid until this returns."""
         self._received = True
         kind = frame.msg_type
         if self._lost is not None and kind is not _CLOSE:
-            return  # nobody reads on behind a message that was cut short
+            return  # messages after one that was cut off are ignored
         if kind is _TEXT or kind is _BINARY:
             if frame.payload_size > self._options.max_message_bytes:
-                # picows has refused it, and hands it out all the same if it is whole before the hang-up.
+                # picows refuses it, but delivers it nevertheless if it is complete before the disconnect.
                 self._lose(ConnectionLostError(_close_reason(transport)))
                 return
             if self._parts is not None:
@@ -148,36 +147,36 @@ class WebSocketCarrier(Carrier, picows.WSListener):
             transport.disconnect()
 
     def on_ws_disconnected(self, transport: WSTransport) -> None:
-        """Note the end."""
+        """Record the end of the connection."""
         if self._timer is not None:
             self._timer.cancel()
         self._lose(ConnectionLostError(_close_reason(transport)), broken=True)
         if not self._disconnected.done():
             self._disconnected.set_result(None)
-        # A violation of the protocol is kept by picows as an exception that somebody has to look at.
+        # picows keeps a protocol violation as an exception that has to be retrieved.
         handshake = transport.close_handshake
         if handshake is not None and handshake.sent is not None and handshake.sent.code != WSCloseCode.OK:
             self._ending = self._loop.create_task(_await_disconnect(transport))
 
     def pause_writing(self) -> None:
-        """Take no more frames: the server does not read."""
+        """Hold frames back: the server does not read."""
         self.full = True
 
     def resume_writing(self) -> None:
-        """Take frames again."""
+        """Accept frames again."""
         self.full = False
         if self._listener is not None:
             self._listener.on_room()
 
-    # What they need
+    # Internals
 
     def _protocol_error(self, code: WSCloseCode, what: str) -> picows.WSProtocolError:
-        """Give the connection up; what is returned makes picows tell the server."""
+        """Report the connection as lost; return the exception with which picows closes it."""
         self._lose(ConnectionLostError(_violation(what)))
         return picows.WSProtocolError(code, what)
 
     def _watch_silence(self) -> None:
-        """Look again in a while whether anything was heard of the server."""
+        """Check after `ping_interval_s` whether anything was received."""
         self._received = False
         interval = self._options.ping_interval_s
         if interval is not None and self._lost is None:
@@ -211,10 +210,10 @@ class WebSocketCarrier(Carrier, picows.WSListener):
         self.abort()
 
     def _is_receiving(self) -> bool:
-        """Whether bytes have come since the ping that make no frame yet.
+        """Whether bytes have arrived since the ping that are not a whole frame yet.
 
-        They are part of a long message, in front of the answer. Or they are the answer itself, which nobody has
-        read while this thread was busy otherwise: not every event loop reads before it looks at its timers.
+        They are part of a long message ahead of the pong; or the pong itself, unread because the thread was busy: not
+        every event loop reads its sockets before it runs its timers.
         """
         assert self._transport is not None
         raw = self._transport.underlying_transport.get_extra_info("socket")
@@ -226,10 +225,10 @@ async def open_socket(url: str, options: CarrierOptions) -> WebSocketCarrier:
     """Connect to a ws:// or wss:// URL.
 
     Raises:
-        AuthenticationError: The server asks for a token, or for another one.
+        AuthenticationError: The server requires a token, or refuses the given one.
         AccessRefusedError: The server refuses the host name or the origin.
-        CapacityError: The server takes no more sessions.
-        ConnectionFailedError: Nothing answered there in time, or not as a WebSocket server does.
+        CapacityError: The server is full.
+        ConnectionFailedError: Nothing answered in time, or what answered is not a WebSocket server.
     """
     target = url
     try:
@@ -246,7 +245,7 @@ async def open_socket(url: str, options: CarrierOptions) -> WebSocketCarrier:
         raise unreachable(url, f"no answer within {options.connect_timeout_s:g} s") from None
     except ClientError:
         raise
-    except Exception as error:  # of the network, of TLS, of a proxy: each library raises its own
+    except Exception as error:  # network, TLS and proxy errors: each library raises its own types
         cause = error if isinstance(error, ConnectionRefusedError) else None
         raise unreachable(url, str(error) or type(error).__name__) from cause
 
@@ -268,8 +267,8 @@ async def _connect(url: str, options: CarrierOptions) -> WebSocketCarrier:
             lambda: WebSocketCarrier(options),
             url,
             logger_name=_logger,
-            websocket_handshake_timeout=None,  # the caller's deadline counts
-            enable_auto_ping=False,  # it wants the time-out shorter than the interval, and both to be given
+            websocket_handshake_timeout=None,  # the caller has a deadline
+            enable_auto_ping=False,  # picows requires both settings, and a timeout shorter than the interval
             max_frame_size=options.max_message_bytes,
             extra_headers=headers,
             max_redirects=0,
@@ -278,12 +277,12 @@ async def _connect(url: str, options: CarrierOptions) -> WebSocketCarrier:
             use_aiofastnet=False,
         )
     except BaseException:
-        # picows leaves a connection open whose handshake was cancelled. The end of the stream has its transport close
-        # it; one that was reset before there was a transport has nobody else.
+        # picows leaves a connection open if its handshake is cancelled. At the end of the stream its transport closes
+        # it; a connection that was reset before it had a transport is closed below.
         for raw in opened:
             with suppress(OSError):
                 raw.shutdown(socket.SHUT_RDWR)
-        for _ in opened * 3:  # it is read, then the transport closes
+        for _ in opened * 3:  # so that the end is read, and the transport closes
             await asyncio.sleep(0)
         for raw in opened:
             raw.close()
@@ -298,11 +297,11 @@ async def _connect(url: str, options: CarrierOptions) -> WebSocketCarrier:
 
 _open: Final = WeakSet[WebSocketCarrier]()
 _CLOSE_FRAME: Final = b"\x88\x82\x00\x00\x00\x00\x03\xe8"
-"""As clients write it: code 1000, with a mask of zeros."""
+"""A client's close frame: code 1000, masked with zeros."""
 
 
 def _write_close(transport: WSTransport) -> socket.socket:
-    """Write a close past an event loop that does nothing more, where nothing encrypts it; return the socket."""
+    """Write a close frame to the socket, bypassing an ended event loop, unless it is encrypted; return the socket."""
     underlying = transport.underlying_transport
     raw: socket.socket = underlying.get_extra_info("socket")
     if underlying.get_extra_info("ssl_object") is None:
@@ -311,7 +310,7 @@ def _write_close(transport: WSTransport) -> socket.socket:
 
 
 def _close_all() -> None:
-    """At the exit of this process say so to servers, which would keep the sessions for who comes back."""
+    """Close all connections at the process's exit, or the servers would keep their sessions for resuming."""
     for carrier in _open:
         if carrier._transport is not None and not carrier._transport.is_disconnected:
             with suppress(OSError, TypeError):
@@ -323,13 +322,13 @@ os.register_at_fork(after_in_child=_open.clear)
 
 
 _LAST_DATA_RECEIVED: Final = struct.Struct("=52xI")
-"""Milliseconds since data came, in the `tcp_info` of Linux."""
+"""Milliseconds since the last received data (`tcpi_last_data_recv`), in Linux's `tcp_info`."""
 
 
 async def _connect_tcp(host: str, port: int, within_s: float) -> socket.socket:
-    """Return a socket that is connected to the first address of the host that answers, or raise OSError.
+    """Return a socket connected to the host's first address that answers; OSError if none does.
 
-    No address gets more than its share of the time, so that one behind a firewall does not hide the next.
+    The time is divided among the addresses, so that an unreachable one leaves time for the next.
     """
     loop = asyncio.get_running_loop()
     failure: OSError | None = None
@@ -352,7 +351,7 @@ async def _connect_tcp(host: str, port: int, within_s: float) -> socket.socket:
 
 
 def _silence_s(fd: int) -> float | None:
-    """Return for how many seconds the other end of a TCP connection has sent nothing; None where that is unknown."""
+    """Return the seconds since a TCP connection last received data; None if unknown."""
     if sys.platform != "linux":
         return None
     try:
@@ -366,7 +365,7 @@ def _silence_s(fd: int) -> float | None:
 
 
 def _split_credentials(url: str, headers: Mapping[str, str]) -> tuple[str, dict[str, str]]:
-    """Move a user and password of the URL into the header for them."""
+    """Move the URL's user and password, if any, into an Authorization header."""
     parts = urlsplit(url)
     merged = dict(headers)
     if parts.username is None:
@@ -378,10 +377,10 @@ def _split_credentials(url: str, headers: Mapping[str, str]) -> tuple[str, dict[
 
 
 def _redirect_target(url: str, error: picows.WSInvalidStatusError) -> str:
-    """Return where a redirect leads, if that is the same host; anybody else must not get the headers.
+    """Return the target of a redirect to the same host; other hosts must not get the headers.
 
     Raises:
-        ClientError: It is no redirect, or leads elsewhere.
+        ClientError: The response is not a redirect, or one to another host.
     """
     response = error.response
     assert response is not None
@@ -404,13 +403,13 @@ def _redirect_target(url: str, error: picows.WSInvalidStatusError) -> str:
 
 
 def _close_reason(transport: WSTransport) -> str:
-    """Say how a connection ended."""
+    """Return a message that says how the connection ended."""
     handshake = transport.close_handshake
     sent, came = (None, None) if handshake is None else (handshake.sent, handshake.recv)
     if handshake is not None and sent is not None and not handshake.recv_then_sent:
         return _violation(sent.reason)
     if came is not None:
-        # An IntEnum, whatever the stubs say; unknown codes become members too.
+        # An IntEnum, whatever the stubs say; unknown codes become members as well.
         code = "without a code" if came.code is WSCloseCode.NO_INFO else f"close code {int(came.code.value)}"
         code_text = f"{code}{f': {came.reason}' if came.reason else ''}"
         if came.code in _GOING_AWAY:
