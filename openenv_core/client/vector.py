@@ -164,7 +164,7 @@ class VectorClient:
             try:
                 return await asyncio.gather(*tasks)
             finally:
-                with suppress(ClientError):  # after a broken connection the snapshot ends with the lease
+                with suppress(ClientError):  # after a broken connection it expires by itself
                     await self.end(snapshots=[snapshot])
         except BaseException:
             for task in tasks:
