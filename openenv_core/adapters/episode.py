@@ -1,4 +1,4 @@
-"""Episodes in text, the base of the adapters to trainers."""
+"""Episodes in text: the base of the adapters to trainers."""
 
 import asyncio
 import json
@@ -29,7 +29,7 @@ from openenv_core.tools.specs import is_of_tools, openai_tools
 from openenv_core.types import Observation, StepResult
 
 ACT: Final = "act"
-"""The one tool of an environment that has no tools: it takes the fields of an action."""
+"""The single tool offered for an environment without tools; its arguments are the fields of an action."""
 
 FIRST_PAUSE_S: Final = 0.1
 LONGEST_PAUSE_S: Final = 2.0
@@ -49,25 +49,25 @@ _CALL_FORM: Final = (
 
 
 class TextEpisode:
-    """One session on a served environment, played by calls of tools and answered in text.
+    """One session on a served environment, played by tool calls whose results are text.
 
-    An environment of tools is played by its tools. Any other has one tool, `act`, whose parameters are the fields of
-    its action. What the policy got wrong is told to it in the text that a call returns. What went wrong beside the
-    policy ends the episode, and the episode has no reward: `reward` is None, and never 0.
+    An environment of tools is played with its tools. Any other gets one tool, `act`, whose parameters are the fields
+    of its action. Mistakes of the policy are reported in the text that a call returns. Other failures end the episode
+    without a reward: `reward` is then None, never 0.
 
     Args:
-        base_url: Where the server is, or several that serve the same; see `EnvClient`.
+        base_url: URL of the server, or of several equal ones; see `EnvClient`.
         token: Bearer token of the server.
-        reset_timeout_s: Seconds until a reset that meets a full or absent server is given up.
-        step_timeout_s: Seconds that a reply may take.
-        unfinished_reward: The reward of an episode that the policy left before its end; None: what it had earned.
+        reset_timeout_s: Seconds for which a reset is retried while the server is full or does not answer.
+        step_timeout_s: Reply timeout in seconds.
+        unfinished_reward: Reward of an episode that the policy left before its end; None: the rewards so far.
 
     Attributes:
-        tools: Function schemas in OpenAI's form; known once `open` has returned.
+        tools: Function schemas in OpenAI's format; set once `open` has returned.
         done: Whether the episode is over.
-        failure: What went wrong beside the policy, in words; None where nothing did.
-        unscored: Why an episode that is over has no reward, in words; None where it has one.
-        truncated: Whether the environment has cut the episode off by a limit of its own.
+        failure: A failure that is not the policy's, in words; None without one.
+        unscored: Why the finished episode has no reward, in words; None if it has one.
+        truncated: Whether a limit of the environment cut the episode off.
     """
 
     def __init__(
@@ -95,10 +95,10 @@ class TextEpisode:
         self._earned = 0.0
 
     async def open(self) -> None:
-        """Learn the environment's tools. A session is opened by the first reset.
+        """Fetch the environment's tools. The first reset opens the session, if this does not.
 
         Raises:
-            ClientError: There is no such server, or it is no OpenEnv server.
+            ClientError: The server does not answer, or is not an OpenEnv server.
         """
         if self.tools:
             return
@@ -111,7 +111,7 @@ class TextEpisode:
             self.tools = [_act_tool(schema)]
 
     async def connect(self) -> None:
-        """Open a session before the first reset does. CapacityError: a full server had no room for it in time."""
+        """Open the session before the first reset. CapacityError: the server had no room for it in time."""
         await self._client.connect()
 
     async def _fetch_schema(self) -> dict[str, Any]:
@@ -122,13 +122,13 @@ class TextEpisode:
         return await fetch_schema(last, token=self._token, timeout_s=self._reset_timeout_s)
 
     async def reset(self, **options: Any) -> str:
-        """Start an episode, and return its first observation as text.
+        """Start an episode and return its first observation as text.
 
         Args:
-            options: Of the environment's reset, such as `seed`.
+            options: Options of the environment's reset, such as `seed`.
 
         Raises:
-            ClientError: It could not be started, for as long as `reset_timeout_s`.
+            ClientError: The episode could not be started within `reset_timeout_s`.
         """
         await self.open()
         self.done, self.failure, self._earned, self.unscored, self.truncated = False, None, 0.0, None, False
@@ -137,7 +137,7 @@ class TextEpisode:
         return text_of_observation(result.observation)
 
     async def call(self, name: str, arguments: Mapping[str, Any]) -> str:
-        """Call a tool, and return its result as text; for an invalid call, the error."""
+        """Call a tool and return its result as text; for an invalid call, the error."""
         if self.failure is not None:
             return "error: the environment has failed; this episode does not count"
         if self.done:
@@ -163,11 +163,11 @@ class TextEpisode:
             return f"error: {error}"
 
     async def answer(self, text: str) -> str:
-        """Execute the tool call in a policy's text, and return its result; where there is none, the expected form.
+        """Execute the tool call in a policy's text and return its result; without a call, the expected format.
 
         Args:
-            text: With `<tool_call>{"name": ..., "arguments": {...}}</tool_call>`, of which the last counts; or the JSON
-                alone.
+            text: Text with `<tool_call>{"name": ..., "arguments": {...}}</tool_call>`, the last of which counts; or
+                only the JSON.
         """
         try:
             name, arguments = read_call(text)
@@ -192,7 +192,7 @@ class TextEpisode:
 
     @property
     def over(self) -> bool:
-        """Whether nothing more can be done in this episode: it is done, or has failed."""
+        """Whether the episode is done or has failed."""
         return self.done or self.failure is not None
 
     async def close(self) -> None:
@@ -205,7 +205,7 @@ class TextEpisode:
         self._earned += float(result.reward or 0.0)
 
     async def _patiently(self, request: Any, **options: Any) -> Any:
-        """Make a request until the server has room for it, or the time is up."""
+        """Retry a request while the server is full or does not answer, up to `reset_timeout_s`."""
         loop = asyncio.get_running_loop()
         deadline, pause = loop.time() + self._reset_timeout_s, FIRST_PAUSE_S
         while True:
@@ -219,11 +219,11 @@ class TextEpisode:
 
 
 async def fetch_schema(base_url: str, *, token: str | None = None, timeout_s: float = 60.0) -> dict[str, Any]:
-    """Return what `GET /schema` of a server says: the JSON schemas of its action, observation and state.
+    """Return the JSON schemas of a server's action, observation and state, from its `GET /schema`.
 
     Raises:
         ConnectionFailedError: No server answers.
-        ProtocolError: It says something else.
+        ProtocolError: The response holds no such schemas.
     """
     url = f"{http_url(base_url)}/schema"
     headers = {"Authorization": f"Bearer {token}"} if token else {}
@@ -248,10 +248,10 @@ async def fetch_schema(base_url: str, *, token: str | None = None, timeout_s: fl
 
 
 def read_call(text: str) -> tuple[str, dict[str, Any]]:
-    """Return the name and the arguments of the last call in a text.
+    """Return the name and arguments of the last tool call in a text.
 
     Raises:
-        ValueError: There is none; its text is for the policy.
+        ValueError: The text holds no valid call; the message is meant for the policy.
     """
     calls = _CALL.findall(text) or [text]
     try:
@@ -266,7 +266,7 @@ def read_call(text: str) -> tuple[str, dict[str, Any]]:
 
 
 def text_of_observation(observation: Observation) -> str:
-    """Return an observation as a policy reads it: its `text` where it has one, else its own fields as JSON."""
+    """Return an observation as text for a policy: its field `text` if it has one, else its own fields as JSON."""
     fields = observation.model_dump(mode="json", exclude={"done", "reward", "metadata"}, exclude_none=True)
     text = fields.get("text")
     return text if isinstance(text, str) else _as_text(fields)
@@ -277,13 +277,13 @@ def _as_text(value: Any) -> str:
 
 
 def resolve(schema: Mapping[str, Any], definitions: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Return a JSON schema with its `$ref` resolved, where it has one."""
+    """Return a JSON schema with its `$ref`, if any, resolved."""
     reference = schema.get("$ref", "")
     return {**definitions.get(reference.rpartition("/")[2], {}), **schema} if reference else schema
 
 
 def _act_tool(schema: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the function schema of `act` for an action's JSON schema."""
+    """Return the function schema of the tool `act` for an action's JSON schema."""
     properties = {name: field for name, field in schema.get("properties", {}).items() if name != "metadata"}
     parameters = {
         "type": "object",

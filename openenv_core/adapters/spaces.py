@@ -1,8 +1,8 @@
 """Gymnasium's spaces and their values as JSON.
 
-A field of an action's or observation's model that holds a value of a space has the space in its JSON schema, under
-`gymnasium_space`. A space is an object with a `type` and what its constructor takes. Infinite bounds are null. A value
-is JSON as numpy's `tolist()` has it; of a Box of bytes (an image), base64 of its C-ordered bytes.
+A model's field that holds values of a space describes it in its JSON schema, under `gymnasium_space`: an object with a
+`type` and the arguments of the space's constructor, in which null is an infinite bound. A value is JSON as of numpy's
+`tolist()`; of a uint8 Box (an image), base64 of its C-ordered bytes.
 """
 
 import base64
@@ -21,7 +21,7 @@ def describe_space(space: Space[Any]) -> dict[str, Any]:
     """Return a space as JSON.
 
     Raises:
-        ConfigurationError: There is no JSON for spaces of its type (Graph, or one's own).
+        ConfigurationError: Spaces of its type are not supported (Graph, or a custom class).
     """
     kind = type(space).__name__
     match space:
@@ -67,7 +67,7 @@ def read_space(described: Mapping[str, Any]) -> Space[Any]:
     """Return the space of a JSON description.
 
     Raises:
-        ConfigurationError: It stands for none.
+        ConfigurationError: The description is invalid.
     """
     given = dict(described)
     kind = given.pop("type", None)
@@ -104,7 +104,7 @@ def read_space(described: Mapping[str, Any]) -> Space[Any]:
 
 
 def write_value(space: Space[Any], value: Any) -> Any:
-    """Return a value of a space as JSON."""
+    """Encode a value of a space as JSON."""
     match space:
         case spaces.Box() if space.dtype == np.uint8:
             return base64.b64encode(np.ascontiguousarray(value, dtype=np.uint8).tobytes()).decode()
@@ -124,7 +124,7 @@ def read_value(space: Space[Any], value: Any) -> Any:
     """Decode a value of a space from JSON.
 
     Raises:
-        ValueError: It stands for none; the space's own limits are not looked at.
+        ValueError: The JSON does not fit the space; its bounds are not checked.
     """
     try:
         match space:
@@ -165,7 +165,7 @@ _ENDS: Final = (("low", -math.inf), ("high", math.inf))
 
 
 def _bounds(bounds: "np.ndarray[Any, Any]") -> Any:
-    """Return bounds as nested lists, one number where all are equal; None for an infinite one."""
+    """Return bounds as nested lists, or as one number if all are equal; None for infinite bounds."""
     equal = bounds.size > 0 and bool((bounds == bounds.flat[0]).all())
     return _without_infinity((bounds.flat[0] if equal else bounds).tolist())
 
