@@ -205,7 +205,7 @@ class TextEpisode:
         self._earned += float(result.reward or 0.0)
 
     async def _patiently(self, request: Any, **options: Any) -> Any:
-        """Retry a request while the server is full or does not answer, up to `reset_timeout_s`."""
+        """Send a request, and repeat it after transient errors for up to `reset_timeout_s`."""
         loop = asyncio.get_running_loop()
         deadline, pause = loop.time() + self._reset_timeout_s, FIRST_PAUSE_S
         while True:

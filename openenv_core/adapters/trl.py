@@ -1,4 +1,4 @@
-"""TRL: `GRPOTrainer(environment_factory=...)`, or `rollout_func=...`, on any served environment.
+"""Adapter for TRL: `GRPOTrainer(environment_factory=...)`, or `rollout_func=...`, on any served environment.
 
     environments = TRLEnvironments("blackjack", prompt="Play blackjack with the tool.", unfinished_reward=-1)
     trainer = GRPOTrainer(
@@ -8,7 +8,7 @@
         reward_funcs=environments.reward_funcs,
     )
 
-docs/trainers.md says what each argument does to a training, and when to take which of the two.
+docs/trainers.md explains how each argument affects training, and when to use which of the two.
 """
 
 import asyncio
@@ -33,25 +33,26 @@ if TYPE_CHECKING:
 
 
 class TRLEnvironments:
-    """Served environments as TRL's trainers take them.
+    """Served environments for TRL's trainers.
 
-    What has to be started is started once, when it is first needed, and ends with `close`, with the `with` block, or
-    with the process. Each roll-out has a session of its own. Where the environment fails, the reward is None, which TRL
-    leaves out of the group: a machine's failure is never a reward of 0.
+    A server is started when it is first needed, and stopped by `close`, at the end of the `with` block, or with the
+    process. Each rollout has its own session. If the environment fails, the reward is None, and TRL leaves the rollout
+    out of its group: such a failure is never a reward of 0.
 
     Args:
-        target: What `openenv_core.make` takes: a name, a folder, `module:attribute`, a URL or an image. A dict trains
-            on several; its keys stand in the data set's column `environment`.
-        prompt: What the policy is told before an episode's first observation.
-        episodes: The resets of the data set, a row each: their options, or how many seeds (from 0) to play.
-        unfinished_reward: The reward of an episode that the policy left before its end. By default what it had earned:
-            for a game that pays at its end alone, say what leaving costs.
+        target: Target of `openenv_core.make`: a name, a folder, `module:attribute`, a URL or an image. A dict trains
+            on several targets; its keys are the values of the data set's column `environment`.
+        prompt: Text for the policy before an episode's first observation.
+        episodes: The data set's rows, as options of a reset each; or a number of episodes, with seeds from 0.
+        unfinished_reward: Reward of an episode that the policy left before its end. Defaults to the rewards so far:
+            for a game that pays only at its end, set the price of leaving.
         token: Bearer token of the servers.
-        reset_timeout_s: Seconds until a reset that meets a full or absent server ends the training.
-        step_timeout_s: Seconds that a reply may take.
+        reset_timeout_s: Seconds for which a reset is retried while the server is full or does not answer; then the
+            training ends.
+        step_timeout_s: Reply timeout in seconds.
 
     Raises:
-        ConfigurationError: No environment or no episode was named.
+        ConfigurationError: There is no environment, or no episode.
     """
 
     def __init__(
@@ -81,16 +82,16 @@ class TRLEnvironments:
 
     @cached_property
     def environment_factory(self) -> "_Factory | dict[str, _Factory]":
-        """Makes an environment; by name, where there are several. Pickled copies use the servers of this process."""
+        """Factory of an environment; a dict of them by name for several. Pickled copies use this process's servers."""
         if isinstance(self._target, str):
             return self._factory(self._target)
         return {name: self._factory(target) for name, target in self._target.items()}
 
     @cached_property
     def train_dataset(self) -> "Dataset":
-        """A row each episode: `prompt`, the options of its reset, and `environment` where there are several.
+        """Data set with a row for each episode: `prompt`, the options of its reset, and `environment` if several.
 
-        The prompt's message has the number of its row as `episode`: it is all that `rollout_func` is told.
+        The prompt's message carries the row's number as `episode`: `rollout_func` gets nothing else of the row.
         """
         from datasets import Dataset
 
@@ -108,19 +109,19 @@ class TRLEnvironments:
         return [{"environment": name, **options} for options in self._episodes for name in self._target]
 
     def rollout_func(self, prompts: Sequence[Sequence[Mapping[str, Any]]], trainer: Any) -> dict[str, Any]:
-        """Play the episodes of a batch, side by side; what `GRPOTrainer(rollout_func=...)` takes.
+        """Play the episodes of a batch concurrently, for `GRPOTrainer(rollout_func=...)`.
 
-        The policy answers in text, with one `<tool_call>` each turn, and is answered as a user. Its tokens are kept as
-        they were sampled. An episode ends with the environment's, where it would grow beyond `max_completion_length`,
-        or after `max_tool_calling_iterations` calls.
+        The policy answers in text, with one `<tool_call>` each turn; replies are user messages. The policy's tokens
+        are kept as sampled. A rollout ends with the environment's episode, when it would exceed
+        `max_completion_length`, or after `max_tool_calling_iterations` calls.
 
         Args:
-            prompts: Of `train_dataset`, an episode each.
-            trainer: The GRPOTrainer; its model answers, by its own settings.
+            prompts: Prompts of `train_dataset`, one for each episode.
+            trainer: The GRPOTrainer, whose model answers with its own settings.
 
         Returns:
-            `prompt_ids`, `completion_ids`, `env_mask` (1: the policy's token, 0: the environment's), `logprobs` where
-            the engine tells them, and `environment_reward` for `reward_funcs`. A list an episode.
+            `prompt_ids`, `completion_ids`, `env_mask` (1: a token of the policy, 0: of the environment), `logprobs` if
+            the engine returns them, and `environment_reward` for `reward_funcs`; each a list over episodes.
         """
         factories = self.environment_factory
         players: list[_Player] = []
@@ -154,11 +155,11 @@ class TRLEnvironments:
 
     @property
     def reward_funcs(self) -> list[Callable[..., list[float | None]]]:
-        """One function: the sum of an episode's rewards, or None where the episode is unscored."""
+        """A single function: the sum of an episode's rewards, or None if the episode is unscored."""
         return [environment_reward]
 
     def close(self) -> None:
-        """Stop what was started. Idempotent."""
+        """End the sessions, and stop the servers that were started. Idempotent."""
         sessions = [episode for name in self._sessions for episode in self._sessions[name]]
         self._sessions.clear()
         if sessions:
@@ -209,10 +210,10 @@ class _Factory:
 
 
 class _Group:
-    """The instances of one factory, and the resets that are started in advance.
+    """The instances of one factory, and their prefetched resets.
 
-    TRL resets one instance after the other, the siblings of a group in a row and with the same options. So the first
-    reset of a group starts those of the siblings, as many as the group before had.
+    TRL resets instances one after another, the siblings of a group in a row with the same options. So the first reset
+    of a group starts those of its siblings, assuming the size of the previous group.
     """
 
     def __init__(self) -> None:
@@ -221,7 +222,7 @@ class _Group:
         self._run = self._size = 1
 
     def ahead_of(self, instance: "_TRLEnvironment", options: Mapping[str, Any]) -> None:
-        """Start the resets that are likely to follow this one."""
+        """Prefetch the resets that are likely to follow this one."""
         if options == self._last:
             self._run += 1
             return
@@ -233,7 +234,7 @@ class _Group:
 
 
 class _TRLEnvironment:
-    """What TRL calls. Every public function of the class but `reset` is a tool, so all else has an underscore."""
+    """An environment as TRL calls it. TRL takes every public method but `reset` for a tool; others are private."""
 
     _factory: _Factory
     _group: _Group
@@ -249,7 +250,7 @@ class _TRLEnvironment:
         weakref.finalize(self, self._loop.leave, self._episode.close).atexit = False
 
     def reset(self, **row: Any) -> str:
-        """Start the episode of a row of the data set, and return its first observation."""
+        """Start the episode of a row of the data set and return its first observation."""
         options = {name: row[name] for name in self._factory.options if row.get(name) is not None}
         prefetched, self._prefetched = self._prefetched, None
         self._group.ahead_of(self, options)
@@ -274,7 +275,7 @@ class _TRLEnvironment:
 
 
 async def _together(acts: Sequence[Callable[[], Any]]) -> None:
-    """Run several coroutines at once; an exception of one cancels all."""
+    """Call coroutine functions concurrently; an exception in one cancels all."""
     async with asyncio.TaskGroup() as group:
         for act in acts:
             group.create_task(act())
@@ -282,7 +283,7 @@ async def _together(acts: Sequence[Callable[[], Any]]) -> None:
 
 @dataclass(slots=True)
 class _Player:
-    """One roll-out of `rollout_func`: an episode, and its tokens."""
+    """A rollout of `rollout_func`: an episode and its tokens."""
 
     episode: TextEpisode
     prompt: Sequence[Mapping[str, Any]]
@@ -296,7 +297,7 @@ class _Player:
     going: bool = True
 
     async def begin(self) -> None:
-        """Reset the environment, and put its first observation and its tools behind the prompt."""
+        """Reset the environment, and append its tools and first observation to the prompt."""
         observation = await self.episode.reset(**self.options)
         *before, last = ({"role": message["role"], "content": message["content"]} for message in self.prompt)
         parts = (last["content"], self.episode.instructions, observation)
@@ -304,12 +305,12 @@ class _Player:
         self.prompt_ids = self._render([*before, {**last, "content": text}], answer=True)
 
     async def hear(self, answer: list[int], logprobs: list[float] | None) -> None:
-        """Execute the policy's message, and append the environment's reply."""
+        """Execute the policy's message and append the environment's reply."""
         room = self.trainer.max_completion_length - len(self.completion_ids)
         self._add(answer[:room], 1, logprobs)
         self.turns += 1
         if len(answer) >= room or answer[-1:] != [self.trainer._tokenizer.eos_token_id]:
-            self.going = False  # cut off: what it was about to say is not known
+            self.going = False  # the message was cut off, so its call is not known
             return
         reply = await self.episode.answer(self.trainer._tokenizer.decode(answer, skip_special_tokens=True))
         reply_ids = self._reply(reply)
@@ -325,12 +326,12 @@ class _Player:
         self.logprobs += (logprobs or [0.0] * len(tokens))[: len(tokens)]
 
     def _reply(self, text: str) -> list[int]:
-        """Return the tokens between the end of an answer and the beginning of the next one."""
+        """Return the tokens between the end of an answer and the start of the next one."""
         question, end = {"role": "user", "content": "?"}, self.trainer._tokenizer.eos_token_id
         chat = [question, {"role": "assistant", "content": "!"}, {"role": "user", "content": text}]
         ids = self._render(chat, answer=True)
         ends = [place for place, token in enumerate(ids) if token == end]
-        answer = self._render([question]).count(end)  # of the ends, the one that is the answer's
+        answer = self._render([question]).count(end)  # index of the answer's end among all ends
         if len(ends) <= answer:
             raise ConfigurationError(
                 "the chat template does not end an answer with the tokenizer's eos_token"
@@ -351,11 +352,11 @@ def environment_reward(
     environment_reward: Sequence[float | None] = (),
     **_: Any,
 ) -> list[float | None]:
-    """Return what each roll-out was worth, as its environment says; None where it cannot say.
+    """Return the reward of each rollout; None for an unscored one.
 
     Args:
-        environments: Of `environment_factory`.
-        environment_reward: Of `rollout_func`, which has asked already.
+        environments: Instances of `environment_factory`, if that is used.
+        environment_reward: Rewards returned by `rollout_func` otherwise.
     """
     if environments is None:
         return list(environment_reward)
@@ -364,7 +365,7 @@ def environment_reward(
 
 @cache
 def _class_of(factory: _Factory) -> type[_TRLEnvironment]:
-    """Make the class of an environment: one of its own, since TRL looks for the tools on the class."""
+    """Return the class of a factory's environments; each has its own, as TRL looks for tools on the class."""
     episode = factory.episode()
 
     async def learn() -> list[dict[str, Any]]:
@@ -379,7 +380,7 @@ def _class_of(factory: _Factory) -> type[_TRLEnvironment]:
 
 
 def _method(function: Mapping[str, Any]) -> Callable[..., str]:
-    """Return a method for a tool's function schema, with the annotations and docstring that TRL makes one of again."""
+    """Return a method for a function schema; TRL derives the schema again from its annotations and docstring."""
     name, schema = function["name"], function["parameters"]
     definitions = schema.get("$defs", {})
     properties = {
@@ -432,7 +433,7 @@ _TYPES: Mapping[str, Any] = {
 
 
 def _annotation(schema: Mapping[str, Any]) -> Any:
-    """Return the Python type of a JSON schema; `str` where no type expresses it."""
+    """Return the Python type of a JSON schema; `str` if there is none."""
     if choices := schema.get("enum"):
         return Literal[tuple(choices)]
     if "const" in schema:

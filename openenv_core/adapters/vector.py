@@ -1,10 +1,10 @@
-"""Gymnasium's vectors: many sessions of any served environment as one `gymnasium.vector.VectorEnv`.
+"""Adapter for Gymnasium: many sessions of a served environment as one `gymnasium.vector.VectorEnv`.
 
     envs = ServedVectorEnv("http://localhost:8000", 64)
     observations, infos = envs.reset(seed=1)
     observations, rewards, terminations, truncations, infos = envs.step(envs.action_space.sample())
 
-All sessions share one connection, and a step of all is one frame each way. The server has to speak `ropewalk.v1`
+All sessions share one connection, and a step of all is one frame each way. The server must speak `ropewalk.v1`
 (docs/protocol.md), as ours do.
 """
 
@@ -44,15 +44,15 @@ _MODES: Final = {
 
 
 class VectorSteps(NamedTuple):
-    """What `recv` returns: steps of some of the environments.
+    """Steps of k of the environments, as `recv` returns them.
 
     Attributes:
-        members: Whose, int64 [k].
+        members: Numbers of the environments, int64 [k].
         observations: A batch of k.
         rewards: float64 [k].
         terminations: bool [k].
         truncations: bool [k].
-        infos: As Gymnasium's vectors have them: of all, with masks.
+        infos: As in Gymnasium's vectors: arrays over all environments, with masks.
     """
 
     members: NDArray[np.int64]
@@ -67,8 +67,8 @@ class MembersFailedError(ClientError):
     """Some environments of a vector failed; the steps of the others are valid.
 
     Attributes:
-        errors: What became of each that failed, by its number.
-        steps: Those of the others; where an environment failed, zeros.
+        errors: The error of each failed environment, by its number.
+        steps: The steps; zeros for failed environments.
     """
 
     def __init__(self, errors: Mapping[int, OpenEnvError], steps: VectorSteps) -> None:
@@ -82,21 +82,21 @@ class MembersFailedError(ClientError):
 
 
 class ServedVectorEnv(VectorEnv[Any, Any, Any]):
-    """Sessions of a served environment as Gymnasium's users know a vector.
+    """Sessions of a served environment as a Gymnasium vector.
 
-    `send` and `recv` are `step` in two parts, for some of the environments: a slow one holds no other up.
+    `send` and `recv` split `step` in two, for some of the environments, so that a slow one does not delay the others.
 
     Args:
-        target: What `openenv_core.make` takes: a name, a folder, `module:attribute`, a URL or an image.
-        num_envs: How many sessions; the server refuses them all where it has no room for so many.
-        autoreset_mode: What becomes of an episode that is over, as Gymnasium's vectors have it.
-        render_mode: "rgb_array" where the server renders; None otherwise.
+        target: Target of `openenv_core.make`: a name, a folder, `module:attribute`, a URL or an image.
+        num_envs: Number of sessions; without room for all of them the server opens none.
+        autoreset_mode: When an episode that is over is reset, as in Gymnasium's vectors.
+        render_mode: "rgb_array" if the server renders; None otherwise.
         token: Bearer token of the server.
         options: Further arguments of the client.
 
     Raises:
-        ConfigurationError: The target stands for nothing, or its models cannot be told as spaces.
-        CapacityError: The server has no room for so many.
+        ConfigurationError: The target is not found, or its models cannot be expressed as spaces.
+        CapacityError: The server has no room for all sessions.
         ClientError: The server does not answer.
     """
 
@@ -130,7 +130,7 @@ class ServedVectorEnv(VectorEnv[Any, Any, Any]):
             self.single_observation_space = self._fields.space
             self.action_space = batch_space(self.single_action_space, num_envs)
             self.observation_space = batch_space(self.single_observation_space, num_envs)
-            # Last: whoever cannot use them holds no slots of the server.
+            # Last, so that a failure above takes no slots of the server.
             self._client: VectorClient = self._server.vector(num_envs)
         except BaseException:
             self._server.close()
@@ -144,13 +144,13 @@ class ServedVectorEnv(VectorEnv[Any, Any, Any]):
         """Start episodes; see `gymnasium.vector.VectorEnv.reset`.
 
         Args:
-            seed: Of the first environment, and of the others one more each; or one for each. None leaves them to the
-                server.
-            options: Further options of the server's resets. `reset_mask`, bool [num_envs], says whom to reset.
+            seed: Seed of the first environment, each further one getting one more; or a seed for each. None leaves
+                seeds to the server.
+            options: Further options of the server's resets. `reset_mask`, bool [num_envs], selects environments.
 
         Raises:
             ClientError: The server is lost, or refuses the options.
-            MembersFailedError: Some could not be reset.
+            MembersFailedError: Some environments could not be reset.
         """
         options = dict(options or {})
         mask = options.pop("reset_mask", None)
@@ -180,11 +180,11 @@ class ServedVectorEnv(VectorEnv[Any, Any, Any]):
         return steps.observations, steps.infos
 
     def step(self, actions: Any) -> tuple[Any, Any, Any, Any, dict[str, Any]]:
-        """Take an action in each; see `gymnasium.vector.VectorEnv.step`.
+        """Take an action in each environment; see `gymnasium.vector.VectorEnv.step`.
 
         Raises:
-            ClientError: The server is lost, or refuses all of it.
-            MembersFailedError: Some failed.
+            ClientError: The server is lost, or refuses the whole request.
+            MembersFailedError: Some environments failed.
         """
         arrays: list[Array] = []
         written = self._write(actions, self._everyone, arrays)
@@ -193,12 +193,12 @@ class ServedVectorEnv(VectorEnv[Any, Any, Any]):
         return steps.observations, steps.rewards, steps.terminations, steps.truncations, steps.infos
 
     def send(self, actions: Any, members: Sequence[int] | None = None, *, at_least: int = 1) -> None:
-        """Begin to step some of the environments; `recv` returns what comes of it.
+        """Begin to step some of the environments; `recv` returns the steps.
 
         Args:
-            actions: A batch, an action for each.
-            members: Whom; everyone by default. None of them may be under way.
-            at_least: How many steps `recv` is to return at once, of these.
+            actions: A batch with an action for each.
+            members: Numbers of the environments; None: all. None of them may be in a step already.
+            at_least: Number of these steps that `recv` waits for each time.
 
         Raises:
             ClientError: The server is lost.
@@ -209,19 +209,19 @@ class ServedVectorEnv(VectorEnv[Any, Any, Any]):
         shared_loop().run(self._client.send, "step", arrays, **written, at_least=at_least)
 
     def recv(self) -> VectorSteps:
-        """Return steps that are over, as many as there are, and at least as many as `send` was told.
+        """Return completed steps of a `send`, at least its `at_least` unless fewer are left.
 
         Raises:
-            ConfigurationError: Nothing is under way.
-            ClientError: The server is lost, or refused all of it.
-            MembersFailedError: Some failed.
+            ConfigurationError: No step is in progress.
+            ClientError: The server is lost, or refused the whole request.
+            MembersFailedError: Some environments failed.
         """
         reply = shared_loop().run(self._client.recv)
         failed = [int(member) for member in reply.fields.get("errors", {})]
         return self._read([reply], [*reply.fields["members"], *failed])
 
     def render(self) -> tuple[Any, ...] | None:
-        """Return a picture of each, uint8 [height, width, 3]; None without a render mode."""
+        """Return an image of each environment, uint8 [height, width, 3]; None without a render mode."""
         if self.render_mode is None:
             return None
         states: dict[int, Any] = {}
@@ -232,7 +232,7 @@ class ServedVectorEnv(VectorEnv[Any, Any, Any]):
         return tuple(picture_of(states[member]) for member in self._everyone)
 
     def close_extras(self, **_: Any) -> None:
-        """End the sessions, and the server where it was started for this."""
+        """End the sessions, and the server if this object started it."""
         try:
             shared_loop().run(self._client.close)
         finally:
@@ -244,7 +244,7 @@ class ServedVectorEnv(VectorEnv[Any, Any, Any]):
         return shared_loop().run(self._client.ask, operation, arrays, **fields)
 
     def _write(self, actions: Any, members: list[int], arrays: list[Array]) -> dict[str, Any]:
-        """Return the fields of a step: columns, where the actions are arrays."""
+        """Return the header fields of a step: actions as columns if all their fields are arrays, else as rows."""
         fields, layouts = self._actions, self._actions.layouts
         options: dict[str, Any] = {"autoreset": self._autoreset}
         if members is not self._everyone:  # whom a server asks by default
@@ -257,7 +257,7 @@ class ServedVectorEnv(VectorEnv[Any, Any, Any]):
         return {"actions": [fields.write(action) for action in each], **options}
 
     def _read(self, replies: Sequence[BatchReply], members: list[int]) -> VectorSteps:
-        """Return the steps of these members in the replies."""
+        """Combine replies into the steps of these members; MembersFailedError if some failed."""
         errors: dict[int, OpenEnvError] = {}
         infos: dict[str, Any] = {}
         parts = []
@@ -277,13 +277,13 @@ class ServedVectorEnv(VectorEnv[Any, Any, Any]):
         return steps
 
     def _steps_of(self, reply: BatchReply, errors: dict[int, OpenEnvError]) -> VectorSteps:
-        """Return the steps of one reply, without infos; record which members have failed."""
+        """Return the steps of one reply, without infos; add failed members to `errors`."""
         fields = reply.fields
         members, rows = fields["members"], fields.get("rows")
         for member, data in fields.get("errors", {}).items():
             errors[int(member)] = server_error(data)
         member_rows = [*zip(members, rows or (), strict=False)]
-        if (last := fields.get("final")) is not None:  # with same_step the others are of resets
+        if (last := fields.get("final")) is not None:  # with same_step the other observations are of resets
             member_rows += zip(last["members"], last.get("rows") or (), strict=False)
         for member, row in member_rows:
             if (failure := infrastructure_failure(row)) is not None:
@@ -321,7 +321,7 @@ class ServedVectorEnv(VectorEnv[Any, Any, Any]):
         return batches[self._fields.bare] if self._fields.bare else batches
 
     def _joined(self, parts: Sequence[VectorSteps], members: list[int], infos: dict[str, Any]) -> VectorSteps:
-        """Put together what came in parts, or not of all; zeros where nothing came."""
+        """Merge steps of several replies in the order of `members`; zeros for members without a step."""
         space, count = self.single_observation_space, len(members)
         observations = list(deepcopy(self._iterate(create_empty_array(space, count, fn=np.zeros), count)))
         rewards, terminations, truncations = (

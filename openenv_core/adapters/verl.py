@@ -1,4 +1,4 @@
-"""verl: any served environment as an agent loop.
+"""Adapter for verl: any served environment as an agent loop.
 
 # agent_loops.yaml, for actor_rollout_ref.rollout.agent.agent_loop_config_path
 - name: ropewalk
@@ -19,21 +19,21 @@ MAX_TURNS: Final = 16
 
 
 class ServedAgentLoop(AgentLoopBase):  # type: ignore[misc]  # the package has no types
-    """Plays one episode of a served environment: the policy answers in text, with one call of a tool each turn.
+    """Plays one episode of a served environment: the policy answers in text, with one tool call each turn.
 
-    The data set's row has the options of the reset in `extra_info["reset"]`. Where the environment fails, or nobody can
-    say what the episode is worth, `run` raises: verl marks the prompt's group as failed, and replaces it.
+    The data set's row has the options of the reset in `extra_info["reset"]`. If the environment fails, or does not
+    score the episode, `run` raises: verl marks the prompt's group as failed, and replaces it.
 
     Args:
-        args: What verl gives to every agent loop.
-        base_url: Where the server is.
-        max_turns: Answers at most.
-        token: As `TextEpisode` has it; likewise the three after it.
-        reset_timeout_s: Likewise.
-        step_timeout_s: Likewise.
-        unfinished_reward: Likewise.
-        tools: verl's own, which are not used.
-        options: What verl gives to every agent loop.
+        args: Arguments that verl passes to every agent loop.
+        base_url: URL of the server.
+        max_turns: Most answers of the policy.
+        token: As in `TextEpisode`.
+        reset_timeout_s: As in `TextEpisode`.
+        step_timeout_s: As in `TextEpisode`.
+        unfinished_reward: As in `TextEpisode`.
+        tools: verl's own tools; not used.
+        options: Arguments that verl passes to every agent loop.
     """
 
     def __init__(
@@ -62,12 +62,12 @@ class ServedAgentLoop(AgentLoopBase):  # type: ignore[misc]  # the package has n
         """Play an episode.
 
         Args:
-            sampling_params: Of the policy.
-            row: Of the data set, with `raw_prompt`.
+            sampling_params: Sampling parameters of the policy.
+            row: The data set's row, with `raw_prompt`.
 
         Raises:
             ClientError: The episode could not be started.
-            EnvironmentFailureError: Something beside the policy failed, or nobody can say what the episode is worth.
+            EnvironmentFailureError: The environment failed, or did not score the episode.
         """
         try:
             return await self._play(sampling_params, **row)
