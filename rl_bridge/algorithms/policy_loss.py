@@ -97,9 +97,9 @@ def sequence_means(values: NDArray[np.floating[Any]], sequences: NDArray[np.int6
 def sequence_ratios(logprobs: Tensor, sequence_log_ratios: Tensor) -> Tensor:
     """Return for each token its sequence's ratio, shape [T]; summed over tokens, it has the sequence's gradient.
 
-    stop(s) pi / stop(pi): GSPO-token, arXiv 2507.18071, equation 14, whose value and gradient equal those of the
-    sequence ratio if the tokens share an advantage. So the tokens of a sequence may be in different passes, on different
-    ranks. The sequence log-ratios are those of `sequence_means`, under the same weights.
+    stop(s) pi / stop(pi): GSPO-token, arXiv 2507.18071, equation 14, whose value and gradient are the sequence ratio's
+    if the tokens share an advantage. So the tokens of a sequence may be in different passes, on different ranks. The
+    sequence log-ratios are those of `sequence_means`, under the same weights.
     """
     return torch.exp(sequence_log_ratios + logprobs - logprobs.detach())
 
@@ -143,14 +143,7 @@ def kl_to_reference(logprobs: Tensor, reference_logprobs: Tensor, estimator: KlE
 
 
 def held_then_annealed(progress: float, *, value: float, hold: float, final_factor: float) -> float:
-    """Return a coefficient that is held for a share of a run, then falls linearly to `final_factor` of its value.
-
-    Args:
-        progress: Share of the run that is done, in [0, 1].
-        value: The coefficient at first.
-        hold: Share of the run for which it is held.
-        final_factor: What it is multiplied by at the end.
-    """
+    """Return `value` up to a `progress` (in [0, 1]) of `hold`, then falling linearly to `final_factor` of it at 1."""
     if progress <= hold or hold >= 1.0:
         return value
     descent = min(1.0, (progress - hold) / (1.0 - hold))
