@@ -110,12 +110,7 @@ def _taken(descriptor: int, folder: Path) -> str:
     try:
         note: dict[str, Any] = json.loads(os.pread(descriptor, 4096, 0))
         holder = f"process {note['pid']} on {note['host']} has it since {note['since']}"
-    except (
-        OSError,
-        ValueError,
-        TypeError,
-        KeyError,
-    ):  # the holder has not written it yet, or the file is not ours
+    except (OSError, ValueError, TypeError, KeyError):  # not written yet, or not a file of ours
         holder = "another process has it"
     return (
         f"expected the run's folder {str(folder)!r} to be free, {holder}; `ropewalk status --run {folder}` asks "

@@ -36,9 +36,7 @@ async def rewind(run: Run) -> PolicyVersion:
         version = state.version
         await run.trainer.push_weights.route(version)
         await run.generators_turn()
-        await run.policy.update_weights.tell(
-            version
-        )  # without waiting: if none serves yet, those that start load it
+        await run.policy.update_weights.tell(version)  # no generator may serve yet; later ones load it
     await run.dispatcher.rewind(version, state.run_state or None, state.attachments)
     run.went_back(
         version, seconds=float(state.run_state.get("seconds", 0.0)), fates=state.run_state.get("fates", ())
