@@ -113,7 +113,7 @@ def generator_metrics(
 
 
 class RunObserver:
-    """Observes a run's processes: their time, the weights that replicas serve, workers' leases; as of the last answers."""
+    """Observes a run's processes, as of their last answers: their time, the weights that they serve, their leases."""
 
     def __init__(self, fleet: "Fleet") -> None:
         self._fleet = fleet

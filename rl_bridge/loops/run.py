@@ -213,9 +213,7 @@ class Run:
         """If colocated, put the generators to sleep: the trainer takes the GPUs with its next call."""
         if self.config.monarch.colocate:
             with span("turn", waits_for="policy"):
-                await (
-                    self.policy.sleep.tell()
-                )  # without waiting: one that starts waits for its turn by itself
+                await self.policy.sleep.tell()  # those that start later wait for their turn by themselves
 
     async def generators_turn(self) -> None:
         """If colocated, have the trainer leave the GPUs; generators wake with their next weight update."""
@@ -286,7 +284,7 @@ class Run:
         )
 
     def _environment_metrics(self, name: str, groups: Sequence[Group], tally: Tally) -> dict[str, float]:
-        """Return an environment's metrics of its trajectories; with several environments also those of the whole run."""
+        """Return an environment's metrics of its trajectories; of several environments all metrics of the run."""
         own = [group for group in groups if group.environment == name]
         metrics = (
             dict(self.tasks[name].metrics([t for group in own for t in group.trajectories])) if own else {}

@@ -134,7 +134,7 @@ def _interrupted(config: Config, folder: Path) -> str:
 
 
 def _on_sigterm() -> list[Callable[[], object]]:
-    """Handle SIGTERM; return its callbacks, called last first, each once. The first cancels, as asyncio does on Ctrl-C."""
+    """Handle SIGTERM; return its callbacks, each called once, last first. The first one cancels, as Ctrl-C does."""
     current = asyncio.current_task()
     assert current is not None
     terminated: list[Callable[[], object]] = [current.cancel]
