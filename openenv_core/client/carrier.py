@@ -56,7 +56,7 @@ class Listener(Protocol):
     def on_frame(self, frame: bytes | bytearray) -> None:
         """Handle a received frame: text as bytes, binary as a bytearray."""
 
-    def on_room(self) -> None:
+    def on_writable(self) -> None:
         """Handle that frames can be sent again."""
 
     def on_lost(self, error: ClientError) -> None:
@@ -67,19 +67,19 @@ class Carrier(ABC):
     """A connection that sends and receives frames: text as bytes, binary as a bytearray.
 
     Attributes:
-        full: The write buffer is full: hold frames back until `Listener.on_room`.
+        write_paused: The write buffer is full: hold frames back until `Listener.on_writable`.
         broken: The connection has ended without a close from either side.
         deterministic: The server declares its environment deterministic, given seed and actions.
     """
 
     def __init__(self) -> None:
-        self.full = self.broken = self.deterministic = False
+        self.write_paused = self.broken = self.deterministic = False
         self._loop = asyncio.get_running_loop()
         self._listener: Listener | None = None
-        self._backlog: list[bytes | bytearray] = []  # received before `listen`
-        self._deliver: Callable[[bytes | bytearray], None] = self._store
-        self._arrived = asyncio.Event()
-        self._lost: ClientError | None = None
+        self._stored_frames: list[bytes | bytearray] = []  # received before `listen`
+        self._on_frame: Callable[[bytes | bytearray], None] = self._store
+        self._frame_received = asyncio.Event()
+        self._lost_error: ClientError | None = None
 
     async def receive(self) -> bytes | bytearray:
         """Return the first frame. Call once, before `listen`.
@@ -87,18 +87,18 @@ class Carrier(ABC):
         Raises:
             ClientError: The connection ended before a frame came.
         """
-        await self._arrived.wait()
-        if not self._backlog and self._lost is not None:
-            raise self._lost
-        return self._backlog.pop(0)
+        await self._frame_received.wait()
+        if not self._stored_frames and self._lost_error is not None:
+            raise self._lost_error
+        return self._stored_frames.pop(0)
 
     def listen(self, listener: Listener) -> None:
         """Deliver events to a listener from now on, starting with those stored so far."""
-        self._listener, self._deliver = listener, listener.on_frame
-        for frame in self._backlog:
+        self._listener, self._on_frame = listener, listener.on_frame
+        for frame in self._stored_frames:
             listener.on_frame(frame)
-        if self._lost is not None:
-            listener.on_lost(self._lost)
+        if self._lost_error is not None:
+            listener.on_lost(self._lost_error)
 
     @abstractmethod
     def send(self, frame: bytes, *, binary: bool = False) -> None:
@@ -116,26 +116,26 @@ class Carrier(ABC):
         """End the connection without waiting; remaining cleanup runs in the background. Idempotent."""
 
     @abstractmethod
-    def orphan(self) -> None:
+    def abort_without_loop(self) -> None:
         """Abort a connection whose event loop has closed.
 
         Remaining cleanup runs on the running loop, where `close` waits for it.
         """
 
     def _store(self, frame: bytes | bytearray) -> None:
-        self._backlog.append(frame)
-        self._arrived.set()
+        self._stored_frames.append(frame)
+        self._frame_received.set()
 
-    def _lose(self, error: ClientError, broken: bool = False) -> None:
+    def _mark_lost(self, error: ClientError, broken: bool = False) -> None:
         """Record why the connection ended and tell the listener; only the first call counts."""
-        if self._lost is None:
-            self._lost, self.broken = error, broken
-            self._arrived.set()
+        if self._lost_error is None:
+            self._lost_error, self.broken = error, broken
+            self._frame_received.set()
             if self._listener is not None:
                 self._listener.on_lost(error)
 
 
-def unreachable(url: str, reason: object) -> ConnectionFailedError:
+def unreachable_error(url: str, reason: object) -> ConnectionFailedError:
     """Return the error for a server that does not answer, or whose answer is not an OpenEnv server's."""
     return ConnectionFailedError(
         f"expected an OpenEnv server at {redact_url(url)}, got: {reason}; check that it runs and that the URL is right"
@@ -153,16 +153,16 @@ def refusal(url: str, status: int, headers: Mapping[str, str], detail: str, *, s
         socket: The request was a WebSocket handshake, so plain HTTP is worth suggesting.
     """
     suffix = f": {detail[:300]}" if detail else ""
-    got = f"expected {redact_url(url)} to let this client in, got HTTP {status}{suffix}"
-    other_way = ', or pass transport="http" where the server speaks HTTP only' if socket else ""
+    message = f"expected {redact_url(url)} to let this client in, got HTTP {status}{suffix}"
+    http_hint = ', or pass transport="http" where the server speaks HTTP only' if socket else ""
     match status:
         case 401:
-            return AuthenticationError(f"{got}; pass token= with a token that the server knows")
+            return AuthenticationError(f"{message}; pass token= with a token that the server knows")
         case 403 | 421:
             cause = "the path" if status == 403 else "the port"
             return AccessRefusedError(
-                f"{got}; use a host name and an origin that the server allows, check {cause} of the "
-                f"URL{other_way if status == 403 else ''}"
+                f"{message}; use a host name and an origin that the server allows, check {cause} of the "
+                f"URL{http_hint if status == 403 else ''}"
             )
         case 429 | 503:
             wait = retry_after(headers.get("retry-after"))
@@ -171,5 +171,5 @@ def refusal(url: str, status: int, headers: Mapping[str, str], detail: str, *, s
                 detail or f"the server takes no more sessions (HTTP {status})", CAPACITY_REACHED, data
             )
     # Statuses of servers without a WebSocket at that path. (uvicorn answers a WebSocket 403 in place of 404.)
-    hint = other_way if status in (404, 405, 426) else ""
-    return ConnectionFailedError(f"{got}; check that the URL is an OpenEnv server's{hint}")
+    hint = http_hint if status in (404, 405, 426) else ""
+    return ConnectionFailedError(f"{message}; check that the URL is an OpenEnv server's{hint}")

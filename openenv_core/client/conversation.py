@@ -39,15 +39,15 @@ from openenv_core.tracing import current_traceparent, tracer
 MAX_PENDING: Final = 64
 """Requests awaiting replies on one connection; a server processes half as many at once."""
 
-MAX_REFUSED: Final = 4
+MAX_REFUSED_CONNECTS: Final = 4
 """Refused connects in a row after which the server, with its sessions, counts as gone.
 
 Applies if another server can take over the episode."""
 
-MAX_REFUSED_ALONE: Final = 8
+MAX_REFUSED_CONNECTS_ALONE: Final = 8
 """The same without another server: about four seconds, long enough for an ingress to restart."""
 
-_RETRY_S: Final = 0.05
+_MIN_RETRY_S: Final = 0.05
 _MAX_RETRY_S: Final = 2.0
 _RESUME_ID: Final = 0
 
@@ -77,20 +77,20 @@ class PendingCall:
         frame: The encoded request.
         binary: The frame is binary, not text.
         deadline: Deadline by the loop's clock; 0 without a timeout.
-        answer: Future of the decoded reply; done early if its caller stops waiting.
+        future: Future of the decoded reply; done early if its caller stops waiting.
         sink: Callback for the reply frames of a request that may have several.
         sent: The frame was sent on the current connection, or an earlier one and the server has received it.
-        reply: The raw reply, even if nobody waits for it; empty if the request was never sent.
+        reply_frame: The raw reply, even if nobody waits for it; empty if the request was never sent.
     """
 
     request_id: int
     frame: bytes
     binary: bool
     deadline: float
-    answer: "asyncio.Future[Any]"
+    future: "asyncio.Future[Any]"
     sink: Callable[[Any], None] | None = None
     sent: bool = False
-    reply: bytes | bytearray | None = None
+    reply_frame: bytes | bytearray | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,7 +103,7 @@ class Opening:
         lease_s: Seconds the server is asked to keep the sessions after a broken connection; 0: none.
         count: Number of sessions.
         snapshot: Id of the snapshot whose state they start in, if any.
-        others: Another server could be tried, so a server that refuses connections is given up sooner.
+        has_other_servers: Another server could be tried, so a server that refuses connections is given up sooner.
     """
 
     url: str
@@ -111,7 +111,7 @@ class Opening:
     lease_s: float
     count: int = 1
     snapshot: str | None = None
-    others: bool = False
+    has_other_servers: bool = False
 
     def request(self) -> dict[str, Any]:
         """Return the header fields of the `open` request."""
@@ -139,10 +139,10 @@ class Conversation:
         carrier: The current connection.
         v1: The dialect is `ropewalk.v1`.
         error: Why no more requests can be sent; None while they can.
-        last: The most recent request of `ask`.
+        last_call: The most recent request of `ask`.
     """
 
-    last: PendingCall
+    last_call: PendingCall
 
     def __init__(self, carrier: Carrier, timeout_s: float | None, opening: Opening | None = None) -> None:
         self.carrier = carrier
@@ -154,23 +154,23 @@ class Conversation:
         self._pending: dict[int, PendingCall] = {}  # in the order of sending
         self._next_id = 1
         self._unclaimed_error: ServerError | None = None  # ends the session; its caller had stopped waiting
-        self._read = 0
+        self._frames_read = 0
         self._session: str | None = None
         self._secret = ""
-        self._resuming: asyncio.Task[None] | None = None
+        self._resume_task: asyncio.Task[None] | None = None
         if opening is not None:
             self._opening = opening
-            self._opened = self.request("open", (), opening.request(), self._take_opened)
+            self._open_call = self.request("open", (), opening.request(), self._handle_open_reply)
         carrier.listen(self)  # last: the connection may be lost already
 
-    async def opened(self) -> None:
+    async def wait_open(self) -> None:
         """Wait until the sessions are open.
 
         Raises:
             CapacityError: The server has no room for all of them; none was opened.
             FactoryError: The server could not create their environments.
         """
-        await self._opened.answer
+        await self._open_call.future
 
     async def ask(self, frame: bytes, expected: str) -> dict[str, Any]:
         """Send a frame of the released dialect and return the data of its reply.
@@ -189,9 +189,9 @@ class Conversation:
         """
         if self.v1 and tracer() is not None and (parent := current_traceparent()) is not None:
             frame = b'{"traceparent":"%b",%b' % (parent.encode(), frame[1:])
-        self.last = call = self._begin(frame)
+        self.last_call = call = self._send_request(frame)
         try:
-            reply = await call.answer
+            reply = await call.future
         except (asyncio.CancelledError, RequestTimeoutError):
             self.abandon(call)
             raise
@@ -212,40 +212,40 @@ class Conversation:
             fields: Further header fields.
             sink: Called with each reply frame; the last one completes the call.
         """
-        header = {"id": self._next_id, "op": operation, "read": self._read, **fields}
+        header = {"id": self._next_id, "op": operation, "read": self._frames_read, **fields}
         frame = encode_frame({name: dumps(value) for name, value in header.items()}, arrays)
-        call = self._begin(
+        call = self._send_request(
             frame if isinstance(frame, bytes) else frame.encode(), isinstance(frame, bytes), sink
         )
         # Retrieve the exception, or asyncio logs it as never retrieved if nobody awaits the call.
-        call.answer.add_done_callback(lambda answer: answer.cancelled() or answer.exception())
+        call.future.add_done_callback(lambda future: future.cancelled() or future.exception())
         return call
 
     def abandon(self, call: PendingCall) -> None:
         """Stop waiting for a reply. An unsent request is dropped; one that the server has not begun is cancelled."""
-        call.answer.cancel()
+        call.future.cancel()
         if not call.sent:
             self._drop_unsent(call)
-        waits = self._resuming is None and call.request_id in self._pending
-        if self.v1 and waits and len(self._pending) < MAX_PENDING:
-            self._begin(b'{"op":"cancel","request":%d}' % call.request_id).answer.cancel()
+        is_pending = self._resume_task is None and call.request_id in self._pending
+        if self.v1 and is_pending and len(self._pending) < MAX_PENDING:
+            self._send_request(b'{"op":"cancel","request":%d}' % call.request_id).future.cancel()
 
     def abort(self) -> None:
         """End the connection without waiting; pending requests fail with ConnectionLostError."""
         self._stop_resuming()
-        self._break(ConnectionLostError("the connection was broken off by this client"))
+        self._abort_with(ConnectionLostError("the connection was broken off by this client"))
 
-    async def close(self, *, last: bool) -> None:
+    async def close(self, *, end_session: bool) -> None:
         """End the connection in order.
 
         Args:
-            last: Ask the server to end the session first.
+            end_session: Ask the server to end the session first.
         """
         self._stop_resuming()
         try:
-            if last and self.error is None and len(self._pending) < MAX_PENDING:
-                self._begin(encode_request("close")).answer.cancel()
-            self._fail(ClientClosedError("this client is closed; make a new one"))
+            if end_session and self.error is None and len(self._pending) < MAX_PENDING:
+                self._send_request(encode_request("close")).future.cancel()
+            self._fail_calls(ClientClosedError("this client is closed; make a new one"))
             await self.carrier.close()
         except BaseException:
             self.carrier.abort()
@@ -263,10 +263,10 @@ class Conversation:
                 fields = from_json(frame)
             request_id = fields.get("id") if self.v1 else next(iter(self._pending), None)
         except (ValueError, AttributeError) as error:  # not JSON, or not an object
-            self._break(ProtocolError(f"expected a JSON object, got {bytes(frame[:200])!r}: {error}"))
+            self._abort_with(ProtocolError(f"expected a JSON object, got {bytes(frame[:200])!r}: {error}"))
             return
         if type(request_id) is not int:
-            self._break(
+            self._abort_with(
                 error_of(fields)
                 or ProtocolError(
                     f"expected one answer to each request, got {bytes(frame[:200])!r} unasked; the session is over, "
@@ -274,15 +274,15 @@ class Conversation:
                 )
             )
             return
-        self._read += 1
+        self._frames_read += 1
         call = self._pending.get(request_id)
         if call is None:
             return
         if call.sink is None:
             del self._pending[request_id]
-            call.reply = frame
-            if not call.answer.done():
-                call.answer.set_result(fields)
+            call.reply_frame = frame
+            if not call.future.done():
+                call.future.set_result(fields)
             elif isinstance(ending := error_of(fields), SESSION_ENDED):
                 self._unclaimed_error = ending
             return
@@ -292,33 +292,33 @@ class Conversation:
         elif self._timeout_s is not None:
             call.deadline = self._loop.time() + self._timeout_s
         if (
-            call.answer.done() and call is not self._opened
+            call.future.done() and call is not self._open_call
         ):  # a late reply to the open still counts: it names the session
             return
         call.sink(BatchReply(request_id, fields, arrays, last))
-        if last and not call.answer.done():
-            call.answer.set_result(None)
+        if last and not call.future.done():
+            call.future.set_result(None)
 
-    def on_room(self) -> None:
+    def on_writable(self) -> None:
         """Send the requests that were held back."""
         for call in [call for call in self._pending.values() if not call.sent]:
-            if call.answer.done():  # its caller has stopped waiting
+            if call.future.done():  # its caller has stopped waiting
                 self._drop_unsent(call)
-            elif self._resuming is None and not self.carrier.full:
+            elif self._resume_task is None and not self.carrier.write_paused:
                 call.sent = True
                 self.carrier.send(call.frame, binary=call.binary)
 
     def on_lost(self, error: ClientError) -> None:
         """Begin to resume the sessions if the server keeps them; otherwise fail the pending requests."""
         resumable = self.v1 and self.carrier.broken and self._opening.lease_s and self.error is None
-        if resumable and (self._session is not None or self._opened.request_id in self._pending):
-            self._resuming = asyncio.create_task(self._resume(error))
+        if resumable and (self._session is not None or self._open_call.request_id in self._pending):
+            self._resume_task = asyncio.create_task(self._resume(error))
         else:
-            self._fail(self._unclaimed_error or error)
+            self._fail_calls(self._unclaimed_error or error)
 
     # Internals
 
-    def _begin(
+    def _send_request(
         self, frame: bytes, binary: bool = False, sink: Callable[[Any], None] | None = None
     ) -> PendingCall:
         """Send a request, now or once the connection can take it.
@@ -334,10 +334,10 @@ class Conversation:
         if self._timeout_s is not None:
             deadline = self._loop.time() + self._timeout_s
             if self._timer is None:
-                self._timer = self._loop.call_at(deadline, self._expire)
+                self._timer = self._loop.call_at(deadline, self._expire_calls)
         if self.v1 and sink is None:
-            frame = b'{"id":%d,"read":%d,%b' % (request_id, self._read, frame[1:])
-        can_leave = self._resuming is None and not self.carrier.full
+            frame = b'{"id":%d,"read":%d,%b' % (request_id, self._frames_read, frame[1:])
+        can_leave = self._resume_task is None and not self.carrier.write_paused
         call = PendingCall(request_id, frame, binary, deadline, self._loop.create_future(), sink, can_leave)
         self._pending[request_id] = call
         if can_leave:
@@ -347,28 +347,28 @@ class Conversation:
     def _drop_unsent(self, call: PendingCall) -> None:
         """Remove a request that was never sent."""
         self._pending.pop(call.request_id, None)
-        call.reply = b""
+        call.reply_frame = b""
 
-    def _expire(self) -> None:
+    def _expire_calls(self) -> None:
         """Fail the requests whose deadline has passed, and set the timer for the next deadline."""
         now = self._loop.time()
-        waiting = [call for call in self._pending.values() if not call.answer.done()]
+        waiting = [call for call in self._pending.values() if not call.future.done()]
         for call in waiting:
             if call.deadline <= now:
-                call.answer.set_exception(
+                call.future.set_exception(
                     RequestTimeoutError(
                         f"expected a reply within {self._timeout_s:g} s, got none yet; the session lives on and "
                         "drops the reply when it comes. Ask again, or raise message_timeout_s"
                     )
                 )
-        soonest = min((call.deadline for call in waiting if call.deadline > now), default=None)
+        next_deadline = min((call.deadline for call in waiting if call.deadline > now), default=None)
         self._timer = None
         if (
-            soonest is not None and self._timeout_s is not None
+            next_deadline is not None and self._timeout_s is not None
         ):  # at most timeout_s ahead, as later requests may be due sooner
-            self._timer = self._loop.call_at(min(soonest, now + self._timeout_s), self._expire)
+            self._timer = self._loop.call_at(min(next_deadline, now + self._timeout_s), self._expire_calls)
 
-    def _fail(self, error: ClientError) -> None:
+    def _fail_calls(self, error: ClientError) -> None:
         """Refuse further requests, and fail the pending ones; the first error counts."""
         if self.error is None:
             self.error = error
@@ -376,15 +376,15 @@ class Conversation:
             self._timer.cancel()
         pending, self._pending = self._pending, {}
         for call in pending.values():
-            if not call.answer.done():
-                call.answer.set_exception(self.error)
+            if not call.future.done():
+                call.future.set_exception(self.error)
 
-    def _break(self, error: ClientError) -> None:
+    def _abort_with(self, error: ClientError) -> None:
         """Fail all requests and abort the connection."""
-        self._fail(error)
+        self._fail_calls(error)
         self.carrier.abort()
 
-    def _take_opened(self, reply: BatchReply) -> None:
+    def _handle_open_reply(self, reply: BatchReply) -> None:
         """Handle a reply to the open. Time in the server's queue does not count towards requests' deadlines."""
         if self._timeout_s is not None:
             wait_s = 0.0 if reply.last else self._opening.options.queue_timeout_s
@@ -392,16 +392,16 @@ class Conversation:
             for call in self._pending.values():
                 call.deadline = deadline
         if (error := error_of(reply.fields)) is not None:
-            if not self._opened.answer.done():
-                self._opened.answer.set_exception(error)
-            self._break(error)
+            if not self._open_call.future.done():
+                self._open_call.future.set_exception(error)
+            self._abort_with(error)
         elif "session" in reply.fields:
             self._session, self._secret = str(reply.fields["session"]), str(reply.fields.get("secret"))
 
     async def _resume(self, error: ClientError) -> None:
         """Resume the sessions over a new connection; if that fails, fail the pending requests."""
         lease_s = self._opening.lease_s
-        backoff, refused = Backoff(_RETRY_S, _MAX_RETRY_S), 0
+        backoff, refused = Backoff(_MIN_RETRY_S, _MAX_RETRY_S), 0
         reason: object
         try:
             async with asyncio.timeout(lease_s):
@@ -413,8 +413,8 @@ class Conversation:
                         raise
                     except ConnectionFailedError as failure:
                         refused = refused + 1 if isinstance(failure.__cause__, ConnectionRefusedError) else 0
-                        elsewhere = self._opening.others or self.carrier.deterministic
-                        if refused >= (MAX_REFUSED if elsewhere else MAX_REFUSED_ALONE):
+                        can_move = self._opening.has_other_servers or self.carrier.deterministic
+                        if refused >= (MAX_REFUSED_CONNECTS if can_move else MAX_REFUSED_CONNECTS_ALONE):
                             raise
                     except (ConnectionLostError, CapacityError):
                         # A gateway answers so while the server behind it is being replaced, for instance.
@@ -424,14 +424,14 @@ class Conversation:
             reason = f"no connection within its lease of {lease_s:g} s"
         except Exception as failure:
             reason = failure
-        self._resuming = None
-        self._fail(ConnectionLostError(f"{error}. The session could not be resumed: {reason}"))
+        self._resume_task = None
+        self._fail_calls(ConnectionLostError(f"{error}. The session could not be resumed: {reason}"))
 
     async def _reconnect(self) -> None:
         """Connect again, and resend what the server has not received."""
-        url, taken = self._opening.url, -1
+        url, last_taken_id = self._opening.url, -1
         if self._session is not None:
-            url = _with(url, RESUME, self._session)
+            url = _add_query(url, RESUME, self._session)
         carrier = await open_socket(url, self._opening.options)
         try:
             if carrier.subprotocol != SUBPROTOCOL:
@@ -439,68 +439,66 @@ class Conversation:
             if (
                 self._session is None
             ):  # the open was not answered: sessions it made cannot be named, so open again
-                self._read = 0
+                self._frames_read = 0
             else:
-                credentials = {"session": self._session, "secret": self._secret, "read": self._read}
+                credentials = {"session": self._session, "secret": self._secret, "read": self._frames_read}
                 carrier.send(dumps({"id": _RESUME_ID, "op": "resume", **credentials}))
                 fields = from_json(await carrier.receive())
                 if (error := error_of(fields)) is not None:
                     raise error
-                taken = fields["taken"]
+                last_taken_id = fields["taken"]
         except BaseException:
             carrier.broken = True  # so that `abort` sends no close, which would end the sessions
             carrier.abort()
             raise
         carrier.deterministic |= self.carrier.deterministic
-        self.carrier, self._resuming = carrier, None
+        self.carrier, self._resume_task = carrier, None
         for call in self._pending.values():
-            call.sent = call.request_id <= taken
+            call.sent = call.request_id <= last_taken_id
         carrier.listen(self)
-        self.on_room()
+        self.on_writable()
 
     def _stop_resuming(self) -> None:
-        if self._resuming is not None:
-            self._resuming.cancel()
-            self._resuming = None
+        if self._resume_task is not None:
+            self._resume_task.cancel()
+            self._resume_task = None
 
 
-async def open_conversation(
-    opening: Opening, timeout_s: float | None, *, opened: bool = False
-) -> Conversation:
+async def open_conversation(opening: Opening, timeout_s: float | None, *, wait: bool = False) -> Conversation:
     """Connect to a server and begin to open sessions.
 
     Args:
         opening: The sessions and the connection.
         timeout_s: Reply timeout in seconds; None waits for ever.
-        opened: Require `ropewalk.v1`, and wait until the sessions are open.
+        wait: Require `ropewalk.v1`, and wait until the sessions are open.
 
     Returns:
         A conversation in `ropewalk.v1`, or in the released dialect if the server does not speak it.
 
     Raises:
-        ClientError: As `open_socket` and `Conversation.opened`.
+        ClientError: As `open_socket` and `Conversation.wait_open`.
     """
     if opening.snapshot is not None:
-        opening = replace(opening, url=_with(opening.url, SNAPSHOT, opening.snapshot))
+        opening = replace(opening, url=_add_query(opening.url, SNAPSHOT, opening.snapshot))
     opening = replace(opening, options=replace(opening.options, subprotocol=SUBPROTOCOL))
     carrier = await open_socket(opening.url, opening.options)
     v1 = carrier.subprotocol == SUBPROTOCOL
     conversation = Conversation(carrier, timeout_s, opening if v1 else None)
-    if opened:
+    if wait:
         try:
             if not v1:
                 server = redact_url(opening.url)
                 raise ConnectionFailedError(
                     f"expected {server} to speak {SUBPROTOCOL}, as servers of Ropewalk do; it does not"
                 )
-            await conversation.opened()
+            await conversation.wait_open()
         except BaseException:
-            await conversation.close(last=False)
+            await conversation.close(end_session=False)
             raise
     return conversation
 
 
-def _with(url: str, key: str, value: str) -> str:
+def _add_query(url: str, key: str, value: str) -> str:
     return f"{url}{'&' if '?' in url else '?'}{key}={quote(value)}"
 
 

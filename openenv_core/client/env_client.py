@@ -22,7 +22,7 @@ from openenv_core.client.settings import (
     validate_url,
     validate_urls,
 )
-from openenv_core.client.waiting import SlotWait, one_of
+from openenv_core.client.waiting import SlotWait, try_servers
 from openenv_core.errors import (
     CapacityError,
     ClientClosedError,
@@ -137,13 +137,13 @@ class EnvClient(ClientModels[ActT, ObsT, StateT]):
         self._children: list[EnvClient[ActT, ObsT, StateT]] = []
         self._snapshot: str | None = None  # id of the snapshot that its first session starts from
         self._loop: asyncio.AbstractEventLoop | None = None
-        self._starting: asyncio.Future[str] | None = None
+        self._start_task: asyncio.Future[str] | None = None
         self._request_lock = asyncio.Lock()
         self._aborted: Conversation | None = None  # aborted, and perhaps not closed yet
         self._conversation: Conversation | None = None
-        self._admitted = False  # a request was answered in this session
+        self._was_answered = False  # a request was answered in this session
         self._wait: SlotWait | None = None  # for a session
-        self._lost: str | None = None
+        self._lost_reason: str | None = None
         self._journal = Journal(attached=session_id is not None)
         self._closed = False
         self._spans = None if tracer() is None else EpisodeSpans()
@@ -276,7 +276,7 @@ class EnvClient(ClientModels[ActT, ObsT, StateT]):
         async with self._request_lock:
             if self._conversation is None:
                 self._wait = None
-                await self._find_session(fresh=self._journal.trouble is not None)
+                await self._find_session(fresh=self._journal.obstacle is not None)
         return self
 
     async def new_session(self) -> Self:
@@ -382,7 +382,7 @@ class EnvClient(ClientModels[ActT, ObsT, StateT]):
         Raises:
             OpenEnvError: As `step`.
         """
-        return self._parse_state(await self._request(encode_request("state"), "state", reads=True))
+        return self._parse_state(await self._request(encode_request("state"), "state", read_only=True))
 
     async def disconnect(self) -> None:
         """End the session, aborting a request in progress. A later request opens a new session."""
@@ -390,7 +390,7 @@ class EnvClient(ClientModels[ActT, ObsT, StateT]):
         self._abort_request()
         async with self._request_lock:
             await self._close_session()
-            self._lost = None
+            self._lost_reason = None
             self._journal.clear()
 
     async def close(self) -> None:
@@ -398,8 +398,8 @@ class EnvClient(ClientModels[ActT, ObsT, StateT]):
         self._closed = True
         try:
             self._bind_loop()
-            if self._starting is not None:
-                self._starting.cancel()
+            if self._start_task is not None:
+                self._start_task.cancel()
             self._abort_request()
             others, self._children = self._children, []
             await asyncio.gather(*(other.close() for other in others), return_exceptions=True)
@@ -438,7 +438,7 @@ class EnvClient(ClientModels[ActT, ObsT, StateT]):
         return result
 
     async def _request(
-        self, frame: bytes, expected: str, *, reset: Mapping[str, Any] | None = None, reads: bool = False
+        self, frame: bytes, expected: str, *, reset: Mapping[str, Any] | None = None, read_only: bool = False
     ) -> dict[str, Any]:
         """Send a frame, or a reset with these options, and return the data of its reply.
 
@@ -450,9 +450,9 @@ class EnvClient(ClientModels[ActT, ObsT, StateT]):
         await lock.acquire()
         try:
             journal, losses = self._journal, 0
-            if journal.trouble == CLOSED and self._conversation is not None:
+            if journal.obstacle == CLOSED and self._conversation is not None:
                 raise ConnectionLostError(CLOSED)  # closed while this request waited for the lock
-            self._wait = None if self._admitted else SlotWait(self._options.queue_timeout_s)
+            self._wait = None if self._was_answered else SlotWait(self._options.queue_timeout_s)
             while True:
                 conversation = self._conversation
                 if conversation is None:
@@ -463,13 +463,13 @@ class EnvClient(ClientModels[ActT, ObsT, StateT]):
                 try:
                     data = await conversation.ask(frame, expected)
                 except asyncio.CancelledError:  # the server may execute it nevertheless
-                    if not reads:
-                        journal.note(frame, expected, conversation.last)
+                    if not read_only:
+                        journal.record(frame, expected, conversation.last_call)
                     raise
                 except ClientError as error:
                     if conversation.error is None and not isinstance(error, (*SESSION_ENDED, ProtocolError)):
-                        if not reads:
-                            journal.note(frame, expected, conversation.last)
+                        if not read_only:
+                            journal.record(frame, expected, conversation.last_call)
                         if losses and reset is not None and isinstance(error, ServerError):
                             self._abort(str(error))  # no episode began here; the last one is lost
                         raise
@@ -479,17 +479,17 @@ class EnvClient(ClientModels[ActT, ObsT, StateT]):
                         await self._wait.pause(error, len(self._urls))
                         continue
                     losses += 1
-                    lost = journal.lose(error, losses, len(self._urls), fresh=reset is not None)
+                    lost = journal.loss_error(error, losses, len(self._urls), fresh=reset is not None)
                     if lost is not None:
-                        self._lost = str(lost)
-                        raise await self._add_cause(lost) from None
+                        self._lost_reason = str(lost)
+                        raise await self._add_server_output(lost) from None
                     self._use_next_server()
                 else:
-                    self._admitted = True
+                    self._was_answered = True
                     if reset is not None:
-                        journal.begin(frame, conversation.last)
-                    elif not reads:
-                        journal.note(frame, expected, conversation.last)
+                        journal.record_reset(frame, conversation.last_call)
+                    elif not read_only:
+                        journal.record(frame, expected, conversation.last_call)
                     return data
         finally:
             lock.release()
@@ -499,28 +499,28 @@ class EnvClient(ClientModels[ActT, ObsT, StateT]):
         self._wait = wait = self._wait or SlotWait(self._options.queue_timeout_s)
         if self._snapshot is not None:  # only this server has the snapshot, and a fork does not wait for room
             return await self._connect()
-        journal, lost, use_next = self._journal, self._lost, self._use_next_server
+        journal, lost, use_next = self._journal, self._lost_reason, self._use_next_server
         if fresh or lost is None or self._closed:
-            return await one_of(self._urls, self._connect, use_next, wait)
-        if journal.trouble is not None:
+            return await try_servers(self._urls, self._connect, use_next, wait)
+        if journal.obstacle is not None:
             raise (ConnectionLostError if journal.attached else EpisodeLostError)(lost)
         retry_for_s = self._options.connect_timeout_s if self._provider is None else 0.0
         try:
-            return await one_of(self._urls, partial(self._replay, lost), use_next, wait, retry_for_s)
+            return await try_servers(self._urls, partial(self._replay, lost), use_next, wait, retry_for_s)
         except ClientError as error:
-            if journal.trouble is not None:
+            if journal.obstacle is not None:
                 raise ConnectionLostError(f"{CLOSED}; before, {lost}") from None
             known = isinstance(error, EpisodeLostError | CapacityError)
             why = "" if known else f"no server was found to play it again on, within {retry_for_s:g} s: "
             journal.clear(f"{why}{error}")
-            self._lost = f"{lost}. The episode is lost: {journal.trouble}"
-            raise await self._add_cause(EpisodeLostError(self._lost)) from error
+            self._lost_reason = f"{lost}. The episode is lost: {journal.obstacle}"
+            raise await self._add_server_output(EpisodeLostError(self._lost_reason)) from error
 
     async def _replay(self, lost: str) -> "Conversation":
         """Replay the episode on the current server; raises ConnectionFailedError if another attempt may succeed."""
         try:
             conversation = await self._connect()
-            if self._journal.trouble is None:
+            if self._journal.obstacle is None:
                 await self._journal.replay(conversation)
                 return conversation
             raise ConnectionLostError(CLOSED)
@@ -528,7 +528,7 @@ class EnvClient(ClientModels[ActT, ObsT, StateT]):
             self._abort(lost)
             if not isinstance(error, ClientError) or isinstance(error, EpisodeLostError | CapacityError):
                 raise
-            if self._journal.trouble is not None:
+            if self._journal.obstacle is not None:
                 raise EpisodeLostError(CLOSED) from None
             raise ConnectionFailedError(str(error)) from error
 
@@ -544,7 +544,7 @@ class EnvClient(ClientModels[ActT, ObsT, StateT]):
                     "make a client for each, or use sync() where there is no loop"
                 )
             self._request_lock = asyncio.Lock()  # tasks of the old loop may still wait for the old lock
-            self._starting = None
+            self._start_task = None
             unclosed = self._conversation or self._aborted
             if self._conversation is not None:
                 self._journal.clear()
@@ -553,7 +553,7 @@ class EnvClient(ClientModels[ActT, ObsT, StateT]):
                     "with it; keep to one asyncio.run(), or use sync()"
                 )
             if unclosed is not None:
-                unclosed.carrier.orphan()  # or the server would keep the session and its slot
+                unclosed.carrier.abort_without_loop()  # or the server would keep the session and its slot
             self._aborted = unclosed
         self._loop = loop
 
@@ -571,15 +571,15 @@ class EnvClient(ClientModels[ActT, ObsT, StateT]):
                 options = replace(self._options, queue_timeout_s=self._wait.attempt_s(len(self._urls)))
                 opening = Opening(url, options, self._lease_s, 1, snapshot, len(self._urls) != 1)
                 # Wait for the open: the snapshot may be gone by the first request.
-                conversation = await open_conversation(opening, self._timeout_s, opened=snapshot is not None)
+                conversation = await open_conversation(opening, self._timeout_s, wait=snapshot is not None)
             else:
                 from openenv_core.client.http import open_http  # lazily: it imports httpx
 
                 carrier = await open_http(http_url(base_url), self._session_id, self._options)
                 conversation = Conversation(carrier, self._timeout_s)
         except ConnectionFailedError as error:
-            raise await self._add_cause(error) from error.__cause__
-        self._conversation, self._lost = conversation, None
+            raise await self._add_server_output(error) from error.__cause__
+        self._conversation, self._lost_reason = conversation, None
         return conversation
 
     def _use_next_server(self) -> None:
@@ -598,7 +598,7 @@ class EnvClient(ClientModels[ActT, ObsT, StateT]):
 
     async def _start(self, provider: "Provider") -> str:
         """Start the server in a thread. `close` cancels the wait; the provider's `stop` then ends the start."""
-        self._starting = starting = asyncio.ensure_future(asyncio.to_thread(provider.start))
+        self._start_task = starting = asyncio.ensure_future(asyncio.to_thread(provider.start))
         try:
             return await starting
         except asyncio.CancelledError:
@@ -609,8 +609,8 @@ class EnvClient(ClientModels[ActT, ObsT, StateT]):
                 "expected a server to start, but the client was closed meanwhile; make a new client"
             ) from None
         finally:
-            if self._starting is starting:  # a later loop may have started another
-                self._starting = None
+            if self._start_task is starting:  # a later loop may have started another
+                self._start_task = None
 
     async def _stop_provider(self) -> None:
         if self._provider is None:
@@ -622,7 +622,7 @@ class EnvClient(ClientModels[ActT, ObsT, StateT]):
         else:
             await stopping
 
-    async def _add_cause(self, error: ClientError) -> ClientError:
+    async def _add_server_output(self, error: ClientError) -> ClientError:
         """Add the last output of the server's process, if the provider has it."""
         if self._provider is None or not isinstance(error, ConnectionFailedError | ConnectionLostError):
             return error
@@ -631,9 +631,9 @@ class EnvClient(ClientModels[ActT, ObsT, StateT]):
 
     def _drop(self, reason: str) -> "Conversation | None":
         """Detach the session's conversation and return it, so that the caller ends it."""
-        self._admitted = False
+        self._was_answered = False
         conversation, self._conversation = self._conversation, None
-        self._lost = reason
+        self._lost_reason = reason
         return conversation
 
     def _abort(self, reason: str) -> None:
@@ -651,9 +651,9 @@ class EnvClient(ClientModels[ActT, ObsT, StateT]):
             self._conversation.abort()
 
     async def _wait_aborted_closed(self) -> None:
-        former, self._aborted = self._aborted, None
-        if former is not None:
-            await former.carrier.close()
+        aborted, self._aborted = self._aborted, None
+        if aborted is not None:
+            await aborted.carrier.close()
 
     async def _close_session(self) -> None:
         """Close the connection in order, if any; a session that this client owns is ended first."""
@@ -661,7 +661,7 @@ class EnvClient(ClientModels[ActT, ObsT, StateT]):
         if self._spans is not None:
             self._spans.end()
         if (conversation := self._drop("the session was closed")) is not None:
-            await conversation.close(last=self._session_id is None)
+            await conversation.close(end_session=self._session_id is None)
 
 
 class SyncEnvClient(Generic[ActT, ObsT, StateT]):
@@ -678,9 +678,9 @@ class SyncEnvClient(Generic[ActT, ObsT, StateT]):
     def __init__(self, client: EnvClient[ActT, ObsT, StateT]) -> None:
         self._client = client
         self._thread: LoopThread | None = None
-        self._dropped: weakref.finalize[..., Any] | None = None
+        self._finalizer: weakref.finalize[..., Any] | None = None
         self._closed = False
-        self._first_use = threading.Lock()
+        self._thread_lock = threading.Lock()
         self._parent: SyncEnvClient[ActT, ObsT, StateT] | None = None  # keeps it alive: its end ends this
 
     def __repr__(self) -> str:
@@ -731,23 +731,23 @@ class SyncEnvClient(Generic[ActT, ObsT, StateT]):
         if self._closed:
             return
         self._closed = True
-        if self._dropped is not None:
-            self._dropped.detach()
+        if self._finalizer is not None:
+            self._finalizer.detach()
         if self._thread is None or not self._thread.inherited:
             self._run(self._client.close)
 
     def new_session(self) -> "SyncEnvClient[ActT, ObsT, StateT]":
         """Return another client on the same server; see `EnvClient.new_session`."""
-        return self._child(self._run(self._client.new_session))
+        return self._make_child(self._run(self._client.new_session))
 
     def fork(self, count: int) -> "list[SyncEnvClient[ActT, ObsT, StateT]]":
         """Return other clients that start in this session's state; see `EnvClient.fork`."""
-        return [self._child(other) for other in self._run(self._client.fork, count)]
+        return [self._make_child(other) for other in self._run(self._client.fork, count)]
 
-    def _child(self, client: EnvClient[ActT, ObsT, StateT]) -> "SyncEnvClient[ActT, ObsT, StateT]":
+    def _make_child(self, client: EnvClient[ActT, ObsT, StateT]) -> "SyncEnvClient[ActT, ObsT, StateT]":
         other = SyncEnvClient(client)
         other._parent = self
-        other._begin()
+        other._start_thread()
         return other
 
     def sync(self) -> Self:
@@ -787,17 +787,17 @@ class SyncEnvClient(Generic[ActT, ObsT, StateT]):
 
     def _run(self, work: Callable[P, Coroutine[Any, Any, T]], /, *args: P.args, **options: P.kwargs) -> T:
         try:
-            return (self._thread or self._begin()).run(work, *args, **options)
+            return (self._thread or self._start_thread()).run(work, *args, **options)
         except OpenEnvError as error:
             # Frames of the loop thread would bury the caller's.
             raise error.with_traceback(None) from error.__cause__
 
-    def _begin(self) -> LoopThread:
-        with self._first_use:
+    def _start_thread(self) -> LoopThread:
+        with self._thread_lock:
             if self._thread is None:
                 self._thread = shared_loop()
                 # Release the session of a client that is garbage-collected unclosed. At the interpreter's exit the
                 # connection closes by itself.
-                self._dropped = weakref.finalize(self, self._thread.leave, self._client.close)
-                self._dropped.atexit = False
+                self._finalizer = weakref.finalize(self, self._thread.leave, self._client.close)
+                self._finalizer.atexit = False
         return self._thread

@@ -15,7 +15,7 @@ from uuid import uuid4
 
 import httpx
 
-from openenv_core.client.carrier import Carrier, CarrierOptions, refusal, unreachable
+from openenv_core.client.carrier import Carrier, CarrierOptions, refusal, unreachable_error
 from openenv_core.errors import (
     ClientError,
     ConfigurationError,
@@ -49,11 +49,11 @@ class HttpCarrier(Carrier):
 
     def __init__(self, base_url: str, session_id: str | None, options: CarrierOptions) -> None:
         super().__init__()
-        self._client = _client(base_url, options)
+        self._client = _make_client(base_url, options)
         self._base_url = base_url
         self._session_id = session_id or str(uuid4())
-        self._own = session_id is None
-        self._may_hold_session = False  # on the server, opened by this carrier
+        self._owns_session = session_id is None
+        self._session_may_exist = False  # on the server, opened by this carrier
         self._options = options
         self._tasks: set[asyncio.Task[None]] = set()
         self._last_task: asyncio.Task[None] | None = None
@@ -62,13 +62,13 @@ class HttpCarrier(Carrier):
 
     def send(self, frame: bytes, *, binary: bool = False) -> None:
         """Send one frame after the reply to the previous one."""
-        if self._lost is not None:
+        if self._lost_error is not None:
             return
         request = http_request(frame, self._session_id, self._has_session)
         if request.kind == "close":
             self.abort()
             return
-        self._may_hold_session = self._own
+        self._session_may_exist = self._owns_session
         self._last_task = self._start_task(self._answer_request(request, self._last_task))
 
     async def close(self) -> None:
@@ -79,7 +79,7 @@ class HttpCarrier(Carrier):
 
     def abort(self) -> None:
         """Cancel requests in progress, and begin to end the session and close the connection."""
-        self._lose(ConnectionLostError("the connection was closed by this client"))
+        self._mark_lost(ConnectionLostError("the connection was closed by this client"))
         if self._ended:
             return
         self._ended = True
@@ -87,12 +87,12 @@ class HttpCarrier(Carrier):
             task.cancel()
         self._start_task(self._end_session())
 
-    def orphan(self) -> None:
+    def abort_without_loop(self) -> None:
         """Begin to end the session on the running event loop: a closed connection does not end it."""
         self._loop, self._listener = asyncio.get_running_loop(), None
         self._tasks.clear()
         # The old client's connections belong to the old loop.
-        self._client = _client(self._base_url, self._options)
+        self._client = _make_client(self._base_url, self._options)
         self._ended = False
         self.abort()
 
@@ -107,20 +107,20 @@ class HttpCarrier(Carrier):
             raise refusal(self._base_url, status, headers, detail_text(body), socket=False)
         self.deterministic = headers.get(DETERMINISTIC_HEADER) == DETERMINISTIC
 
-    async def _answer_request(self, request: HttpRequest, before: "asyncio.Task[None] | None") -> None:
-        if before is not None:
-            await asyncio.wait({before})
-        if self._lost is not None:
+    async def _answer_request(self, request: HttpRequest, previous: "asyncio.Task[None] | None") -> None:
+        if previous is not None:
+            await asyncio.wait({previous})
+        if self._lost_error is not None:
             return
         try:
-            self._deliver(await self._exchange(request))
+            self._on_frame(await self._exchange(request))
         except ClientError as error:
-            self._lose(error)
+            self._mark_lost(error)
 
     @property
     def _has_session(self) -> bool:
         """Whether the session exists on the server."""
-        return self._stateful or not self._own
+        return self._stateful or not self._owns_session
 
     async def _exchange(self, request: HttpRequest) -> bytes:
         had_session = self._has_session
@@ -136,7 +136,7 @@ class HttpCarrier(Carrier):
                 f"{text}; the session lives, and whether it was asked nobody knows",
                 {"retry_after_s": retry_after(headers.get("retry-after"))},
             ).encode()
-        if status == 404 and self._stateful and self._own and request.kind != "reset":
+        if status == 404 and self._stateful and self._owns_session and request.kind != "reset":
             raise ConnectionLostError(
                 f"expected the server to know the session that it has made, got: {detail_text(body)[:300]}; it was "
                 "started anew, or the session was idle for too long; call reset() to start a new session"
@@ -147,16 +147,16 @@ class HttpCarrier(Carrier):
                 return frame
         raise refusal(self._base_url + request.path, status, headers, detail_text(body), socket=False)
 
-    async def _require_state(self, named: bool) -> None:
+    async def _require_state(self, names_session: bool) -> None:
         """Check that later requests will reach the same environment.
 
         Our servers name the session. Servers of 0.1 have one environment. Later releases create one for each request
         and discard it, which would look like an episode without being one; only they have /schema.
 
         Args:
-            named: The server named the session.
+            names_session: The server named the session.
         """
-        if not named:
+        if not names_session:
             status, _, _ = await self._send(HttpRequest("schema", "GET", "/schema"))
             if status == 200:
                 raise ProtocolError(
@@ -174,10 +174,10 @@ class HttpCarrier(Carrier):
     async def _end_session(self) -> None:
         """End the session, if the server has a route for that, and close the connection."""
         try:
-            if self._may_hold_session:
+            if self._session_may_exist:
                 async with asyncio.timeout(self._options.connect_timeout_s):
                     await self._send(http_request(encode_request("close"), self._session_id))
-                self._may_hold_session = False
+                self._session_may_exist = False
         except (ClientError, TimeoutError):
             pass  # the server is gone, or ends the session once it is idle for too long
         finally:
@@ -202,7 +202,7 @@ class HttpCarrier(Carrier):
                             f"expected a reply of at most {limit} bytes, got more; raise max_message_size_mb"
                         )
         except (httpx.ConnectError, httpx.ConnectTimeout) as error:
-            raise unreachable(self._base_url, error) from None
+            raise unreachable_error(self._base_url, error) from None
         except (httpx.HTTPError, httpx.InvalidURL) as error:
             raise ConnectionLostError(
                 f"expected a reply, but the connection is closed ({error or type(error).__name__}); "
@@ -210,8 +210,8 @@ class HttpCarrier(Carrier):
             ) from None
         if response.status_code >= 500:
             # Many servers close the connection after a failure; do not send the next request on it.
-            spent, self._client = self._client, _client(self._base_url, self._options)
-            await spent.aclose()
+            failed_client, self._client = self._client, _make_client(self._base_url, self._options)
+            await failed_client.aclose()
         return response.status_code, response.headers, bytes(body)
 
 
@@ -236,17 +236,17 @@ async def open_http(base_url: str, session_id: str | None, options: CarrierOptio
     except BaseException as error:
         await carrier.close()
         if isinstance(error, TimeoutError):
-            raise unreachable(base_url, f"no answer within {options.connect_timeout_s:g} s") from error
+            raise unreachable_error(base_url, f"no answer within {options.connect_timeout_s:g} s") from error
         raise
     return carrier
 
 
-def _client(base_url: str, options: CarrierOptions) -> httpx.AsyncClient:
+def _make_client(base_url: str, options: CarrierOptions) -> httpx.AsyncClient:
     try:
         transport = httpx.AsyncHTTPTransport(
-            verify=_trust(),
+            verify=_ssl_context(),
             proxy=proxy_for(base_url),
-            socket_options=_keepalive(options),
+            socket_options=_keepalive_options(options),
             limits=httpx.Limits(keepalive_expiry=KEEPALIVE_EXPIRY_S),
         )
     except ImportError as error:
@@ -261,21 +261,21 @@ def _client(base_url: str, options: CarrierOptions) -> httpx.AsyncClient:
 
 
 @cache
-def _trust() -> ssl.SSLContext:
+def _ssl_context() -> ssl.SSLContext:
     return httpx.create_ssl_context()
 
 
-def _keepalive(options: CarrierOptions) -> list[tuple[int, int, int]]:
+def _keepalive_options(options: CarrierOptions) -> list[tuple[int, int, int]]:
     """Return socket options for TCP keepalive, which detects a dead server as pings do on a WebSocket."""
     if options.ping_interval_s is None:
         return []
-    options_of_socket = [(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)]
+    socket_options = [(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)]
     if sys.platform == "linux":
         probes = 3  # unanswered ones until the connection is lost
         timeout_s = options.ping_timeout_s or options.ping_interval_s
-        options_of_socket += [
+        socket_options += [
             (socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, max(1, round(options.ping_interval_s))),
             (socket.IPPROTO_TCP, socket.TCP_KEEPINTVL, max(1, round(timeout_s / probes))),
             (socket.IPPROTO_TCP, socket.TCP_KEEPCNT, probes),
         ]
-    return options_of_socket
+    return socket_options

@@ -51,25 +51,25 @@ class Journal:
             connection breaks may still be executed.
 
     Attributes:
-        trouble: Why the episode cannot be replayed; None if it can.
+        obstacle: Why the episode cannot be replayed; None if it can.
     """
 
-    __slots__ = ("_bytes", "_deterministic", "_digested", "_entries", "_seeds", "attached", "trouble")
+    __slots__ = ("_bytes", "_deterministic", "_digested", "_entries", "_seeds", "attached", "obstacle")
 
     def __init__(self, *, attached: bool = False) -> None:
         self.attached = attached
-        self.trouble: str | None = NOT_BEGUN
+        self.obstacle: str | None = NOT_BEGUN
         # Request, type of its reply, and the reply, its digest, or the call of a request abandoned by its caller.
         self._entries: list[tuple[bytes, str, Reply | int | PendingCall]] = []
         self._bytes = self._digested = 0
         self._deterministic = False
         self._seeds: Any = None  # the caller's last seed, or the generator of those drawn since
 
-    def clear(self, trouble: str = NOT_BEGUN) -> None:
+    def clear(self, obstacle: str = NOT_BEGUN) -> None:
         """Discard the episode."""
         self._entries = []
         self._bytes = self._digested = 0
-        self.trouble = trouble
+        self.obstacle = obstacle
 
     def complete(self, options: Mapping[str, Any], deterministic: bool) -> Mapping[str, Any]:
         """Return the options of a reset; for a deterministic environment with a seed and an episode id added.
@@ -94,16 +94,16 @@ class Journal:
             added["episode_id"] = str(uuid4())
         return {**options, **added}
 
-    def begin(self, frame: bytes, call: "PendingCall") -> None:
+    def record_reset(self, frame: bytes, call: "PendingCall") -> None:
         """Record the reset that began an episode."""
         if self._deterministic and not self.attached:
             self.clear()
-            self.trouble = None
-            self.note(frame, "observation", call)
+            self.obstacle = None
+            self.record(frame, "observation", call)
         else:
             self.clear(_NOT_DECLARED)
 
-    def note(self, frame: bytes, expected: str, call: "PendingCall") -> None:
+    def record(self, frame: bytes, expected: str, call: "PendingCall") -> None:
         """Record a request that may have changed the episode.
 
         Args:
@@ -111,15 +111,15 @@ class Journal:
             expected: The type of its reply.
             call: The request's call.
         """
-        if self.trouble is not None:
+        if self.obstacle is not None:
             return
-        reply = call.reply
+        reply = call.reply_frame
         self._entries.append((frame, expected, call if reply is None else reply))
         self._bytes += len(frame) + (0 if reply is None else len(reply))
         if self._bytes > MAX_BYTES or len(self._entries) > MAX_REQUESTS:
             self._shrink()
 
-    def lose(self, error: ClientError, losses: int, servers: int, *, fresh: bool) -> ClientError | None:
+    def loss_error(self, error: ClientError, losses: int, servers: int, *, fresh: bool) -> ClientError | None:
         """Return the error to raise for a lost session; None if the request can be repeated in another.
 
         Args:
@@ -130,19 +130,19 @@ class Journal:
         """
         if isinstance(error, CapacityError) and fresh and losses < servers:
             return None  # released servers report a lack of room only once the session is used
-        trouble, disconnected = self.trouble, isinstance(error, ConnectionFailedError | ConnectionLostError)
+        obstacle, disconnected = self.obstacle, isinstance(error, ConnectionFailedError | ConnectionLostError)
         if fresh or not disconnected:
-            self.clear(CLOSED if trouble == CLOSED else NOT_BEGUN)
-        if not disconnected or self.attached or trouble == CLOSED:
+            self.clear(CLOSED if obstacle == CLOSED else NOT_BEGUN)
+        if not disconnected or self.attached or obstacle == CLOSED:
             return error
-        if losses < MAX_LOSSES and (self._deterministic if fresh else trouble is None):
+        if losses < MAX_LOSSES and (self._deterministic if fresh else obstacle is None):
             return None
         if fresh:
             return error
-        if trouble is None:
-            trouble = f"this request was under way on {MAX_LOSSES} connections, and each broke"
-            self.clear(trouble)
-        return EpisodeLostError(f"{error}. The episode is lost: {trouble}")
+        if obstacle is None:
+            obstacle = f"this request was under way on {MAX_LOSSES} connections, and each broke"
+            self.clear(obstacle)
+        return EpisodeLostError(f"{error}. The episode is lost: {obstacle}")
 
     async def replay(self, conversation: "Conversation") -> None:
         """Replay the whole episode in a new session.
@@ -151,21 +151,21 @@ class Journal:
         """
         if not conversation.carrier.deterministic:
             raise EpisodeLostError(f"expected a server to play the episode again on, but {_NOT_DECLARED}")
-        for number, (frame, expected, known) in enumerate(self._entries):
-            kept = known if isinstance(known, Reply | int) else known.reply
-            if kept == b"" or (isinstance(kept, Reply) and _comparable(kept) == ["error", NOT_EXECUTED]):
+        for number, (frame, expected, outcome) in enumerate(self._entries):
+            old = outcome if isinstance(outcome, Reply | int) else outcome.reply_frame
+            if old == b"" or (isinstance(old, Reply) and _comparable(old) == ["error", NOT_EXECUTED]):
                 continue
             try:
                 await conversation.ask(frame, expected)
             except ServerError as error:
                 if isinstance(error, SESSION_ENDED):
                     raise
-            reply = conversation.last.reply or b""
-            if kept is not None and _digest(kept) != _digest(reply):
+            reply = conversation.last_call.reply_frame or b""
+            if old is not None and _digest(old) != _digest(reply):
                 what = f"step {number}" if number else "the reset"
                 raise EpisodeLostError(
                     f"expected {what} of the episode to be answered as before when it was played again, with "
-                    f"{_excerpt(kept)}, got {_excerpt(reply)}; the environment says that it is deterministic and is "
+                    f"{_excerpt(old)}, got {_excerpt(reply)}; the environment says that it is deterministic and is "
                     "not (`ropewalk validate` looks for the cause), or the servers differ"
                 )
 
@@ -200,10 +200,10 @@ def _comparable(reply: Reply) -> list[Any]:
         return [kind, data.get("code")]
     if kind != "observation":
         return [kind, data]
-    seen = data.get("observation")
-    if isinstance(seen, dict):
-        seen = {name: value for name, value in seen.items() if name != "metadata"}
-    return [kind, seen, data.get("reward"), data.get("done", False)]
+    observation = data.get("observation")
+    if isinstance(observation, dict):
+        observation = {name: value for name, value in observation.items() if name != "metadata"}
+    return [kind, observation, data.get("reward"), data.get("done", False)]
 
 
 def _excerpt(reply: Reply | int) -> str:

@@ -17,7 +17,7 @@ from weakref import WeakSet
 import picows
 from picows import WSCloseCode, WSFrame, WSMsgType, WSTransport
 
-from openenv_core.client.carrier import Carrier, CarrierOptions, refusal, unreachable
+from openenv_core.client.carrier import Carrier, CarrierOptions, refusal, unreachable_error
 from openenv_core.errors import ClientError, ConnectionFailedError, ConnectionLostError
 from openenv_core.protocol.http import DETERMINISTIC, DETERMINISTIC_HEADER, detail_text, redact_url
 from openenv_core.proxies import proxy_for
@@ -50,9 +50,9 @@ class WebSocketCarrier(Carrier, picows.WSListener):
         self.subprotocol: str | None = None
         self._transport: WSTransport | None = None
         self._disconnected = self._loop.create_future()
-        self._parts: bytearray | None = None
+        self._message_parts: bytearray | None = None
         self._text = True
-        self._received = True
+        self._has_received = True
         self._pinged_at = 0.0
         self._timer: asyncio.TimerHandle | None = None
 
@@ -69,7 +69,7 @@ class WebSocketCarrier(Carrier, picows.WSListener):
             return
         transport = self._transport
         assert transport is not None
-        self._lose(ConnectionLostError("the connection was closed by this client"))
+        self._mark_lost(ConnectionLostError("the connection was closed by this client"))
         try:
             transport.send_close(WSCloseCode.OK)
             async with asyncio.timeout(self._options.connect_timeout_s):
@@ -81,7 +81,7 @@ class WebSocketCarrier(Carrier, picows.WSListener):
 
     def abort(self) -> None:
         """Send a close and disconnect without waiting."""
-        self._lose(ConnectionLostError("the connection was broken off by this client"))
+        self._mark_lost(ConnectionLostError("the connection was broken off by this client"))
         transport = self._transport
         if transport is not None and not transport.is_disconnected:
             if not self.broken:
@@ -89,7 +89,7 @@ class WebSocketCarrier(Carrier, picows.WSListener):
                 transport.send_close(WSCloseCode.OK)
             transport.disconnect(graceful=False)
 
-    def orphan(self) -> None:
+    def abort_without_loop(self) -> None:
         """Close the connection without its event loop, which has closed, so that the server ends the session."""
         transport, self._transport = self._transport, None
         self._loop, self._listener = asyncio.get_running_loop(), None
@@ -109,40 +109,40 @@ class WebSocketCarrier(Carrier, picows.WSListener):
 
     def on_ws_frame(self, transport: WSTransport, frame: WSFrame) -> None:
         """Handle a frame, whose memory is valid until this returns."""
-        self._received = True
+        self._has_received = True
         kind = frame.msg_type
-        if self._lost is not None and kind is not _CLOSE:
+        if self._lost_error is not None and kind is not _CLOSE:
             return  # messages after one that was cut off are ignored
         if kind is _TEXT or kind is _BINARY:
             if frame.payload_size > self._options.max_message_bytes:
                 # picows refuses it, but delivers it nevertheless if it is complete before the disconnect.
-                self._lose(ConnectionLostError(_close_reason(transport)))
+                self._mark_lost(ConnectionLostError(_close_reason(transport)))
                 return
-            if self._parts is not None:
+            if self._message_parts is not None:
                 raise self._protocol_error(WSCloseCode.PROTOCOL_ERROR, "a new message inside of another")
             if frame.fin and kind is _TEXT:
-                self._deliver(frame.get_payload_as_bytes())
+                self._on_frame(frame.get_payload_as_bytes())
                 return
             data = bytearray(frame.get_payload_as_memoryview())
             if frame.fin:
-                self._deliver(data)
+                self._on_frame(data)
             else:
-                self._parts, self._text = data, kind is _TEXT
+                self._message_parts, self._text = data, kind is _TEXT
         elif kind is _CONTINUATION:
-            if self._parts is None:
+            if self._message_parts is None:
                 raise self._protocol_error(WSCloseCode.PROTOCOL_ERROR, "the continuation of nothing")
-            if len(self._parts) + frame.payload_size > self._options.max_message_bytes:
+            if len(self._message_parts) + frame.payload_size > self._options.max_message_bytes:
                 limit = self._options.max_message_bytes
                 raise self._protocol_error(
                     WSCloseCode.MESSAGE_TOO_BIG, f"a message of more than {limit} bytes"
                 )
-            self._parts += frame.get_payload_as_memoryview()
+            self._message_parts += frame.get_payload_as_memoryview()
             if frame.fin:
-                parts, self._parts = self._parts, None
-                self._deliver(bytes(parts) if self._text else parts)
+                parts, self._message_parts = self._message_parts, None
+                self._on_frame(bytes(parts) if self._text else parts)
         elif kind is _CLOSE:
-            unanswered = frame.payload_size and frame.get_close_code() is WSCloseCode.INTERNAL_ERROR
-            self._lose(ConnectionLostError(_close_reason(transport)), broken=bool(unanswered))  # of a ping
+            unanswered = frame.payload_size and frame.get_close_code() is WSCloseCode.INTERNAL_ERROR  # a ping
+            self._mark_lost(ConnectionLostError(_close_reason(transport)), broken=bool(unanswered))
             transport.send_close(frame.get_close_code() if frame.payload_size else WSCloseCode.OK)
             transport.disconnect()
 
@@ -150,40 +150,40 @@ class WebSocketCarrier(Carrier, picows.WSListener):
         """Record the end of the connection."""
         if self._timer is not None:
             self._timer.cancel()
-        self._lose(ConnectionLostError(_close_reason(transport)), broken=True)
+        self._mark_lost(ConnectionLostError(_close_reason(transport)), broken=True)
         if not self._disconnected.done():
             self._disconnected.set_result(None)
         # picows keeps a protocol violation as an exception that has to be retrieved.
         handshake = transport.close_handshake
         if handshake is not None and handshake.sent is not None and handshake.sent.code != WSCloseCode.OK:
-            self._ending = self._loop.create_task(_await_disconnect(transport))
+            self._disconnect_task = self._loop.create_task(_await_disconnect(transport))
 
     def pause_writing(self) -> None:
         """Hold frames back: the server does not read."""
-        self.full = True
+        self.write_paused = True
 
     def resume_writing(self) -> None:
         """Accept frames again."""
-        self.full = False
+        self.write_paused = False
         if self._listener is not None:
-            self._listener.on_room()
+            self._listener.on_writable()
 
     # Internals
 
     def _protocol_error(self, code: WSCloseCode, what: str) -> picows.WSProtocolError:
         """Report the connection as lost; return the exception with which picows closes it."""
-        self._lose(ConnectionLostError(_violation(what)))
+        self._mark_lost(ConnectionLostError(_violation_text(what)))
         return picows.WSProtocolError(code, what)
 
     def _watch_silence(self) -> None:
         """Check after `ping_interval_s` whether anything was received."""
-        self._received = False
+        self._has_received = False
         interval = self._options.ping_interval_s
-        if interval is not None and self._lost is None:
+        if interval is not None and self._lost_error is None:
             self._timer = self._loop.call_later(interval, self._ping_if_silent)
 
     def _ping_if_silent(self) -> None:
-        if self._received:
+        if self._has_received:
             self._watch_silence()
             return
         assert self._transport is not None
@@ -196,11 +196,11 @@ class WebSocketCarrier(Carrier, picows.WSListener):
             self._timer = self._loop.call_later(timeout, self._check_answered)
 
     def _check_answered(self) -> None:
-        if self._received or self._is_receiving():
+        if self._has_received or self._is_receiving():
             self._watch_silence()
             return
         timeout = self._options.ping_timeout_s
-        self._lose(
+        self._mark_lost(
             ConnectionLostError(
                 f"expected the server to answer a ping within {timeout:g} s, got nothing: it is gone, or cut "
                 "off; call reset() to start a new session"
@@ -217,8 +217,8 @@ class WebSocketCarrier(Carrier, picows.WSListener):
         """
         assert self._transport is not None
         raw = self._transport.underlying_transport.get_extra_info("socket")
-        silent_s = _silence_s(raw.fileno())
-        return silent_s is not None and silent_s < self._loop.time() - self._pinged_at + CLOCK_TOLERANCE_S
+        silence_s = _read_silence_s(raw.fileno())
+        return silence_s is not None and silence_s < self._loop.time() - self._pinged_at + CLOCK_TOLERANCE_S
 
 
 async def open_socket(url: str, options: CarrierOptions) -> WebSocketCarrier:
@@ -242,16 +242,16 @@ async def open_socket(url: str, options: CarrierOptions) -> WebSocketCarrier:
                 f"expected a server at {redact_url(url)}, got more than {MAX_REDIRECTS} redirects"
             )
     except TimeoutError:
-        raise unreachable(url, f"no answer within {options.connect_timeout_s:g} s") from None
+        raise unreachable_error(url, f"no answer within {options.connect_timeout_s:g} s") from None
     except ClientError:
         raise
     except Exception as error:  # network, TLS and proxy errors: each library raises its own types
         cause = error if isinstance(error, ConnectionRefusedError) else None
-        raise unreachable(url, str(error) or type(error).__name__) from cause
+        raise unreachable_error(url, str(error) or type(error).__name__) from cause
 
 
 async def _connect(url: str, options: CarrierOptions) -> WebSocketCarrier:
-    url, headers = _split_credentials(url, options.headers)
+    url, headers = _extract_credentials(url, options.headers)
     headers.setdefault("Prefer", options.prefer)
     if options.subprotocol is not None:
         headers["Sec-WebSocket-Protocol"] = options.subprotocol
@@ -325,7 +325,7 @@ _LAST_DATA_RECEIVED: Final = struct.Struct("=52xI")
 """Milliseconds since the last received data (`tcpi_last_data_recv`), in Linux's `tcp_info`."""
 
 
-async def _connect_tcp(host: str, port: int, within_s: float) -> socket.socket:
+async def _connect_tcp(host: str, port: int, timeout_s: float) -> socket.socket:
     """Return a socket connected to the host's first address that answers; OSError if none does.
 
     The time is divided among the addresses, so that an unreachable one leaves time for the next.
@@ -337,7 +337,7 @@ async def _connect_tcp(host: str, port: int, within_s: float) -> socket.socket:
         raw = socket.socket(family, kind, protocol)
         try:
             raw.setblocking(False)
-            async with asyncio.timeout(within_s / len(addresses)):
+            async with asyncio.timeout(timeout_s / len(addresses)):
                 await loop.sock_connect(raw, address)
         except OSError as error:  # TimeoutError is one
             raw.close()
@@ -350,7 +350,7 @@ async def _connect_tcp(host: str, port: int, within_s: float) -> socket.socket:
     raise failure or OSError(f"no address of {host!r}")
 
 
-def _silence_s(fd: int) -> float | None:
+def _read_silence_s(fd: int) -> float | None:
     """Return the seconds since a TCP connection last received data; None if unknown."""
     if sys.platform != "linux":
         return None
@@ -364,7 +364,7 @@ def _silence_s(fd: int) -> float | None:
     )
 
 
-def _split_credentials(url: str, headers: Mapping[str, str]) -> tuple[str, dict[str, str]]:
+def _extract_credentials(url: str, headers: Mapping[str, str]) -> tuple[str, dict[str, str]]:
     """Move the URL's user and password, if any, into an Authorization header."""
     parts = urlsplit(url)
     merged = dict(headers)
@@ -405,14 +405,14 @@ def _redirect_target(url: str, error: picows.WSInvalidStatusError) -> str:
 def _close_reason(transport: WSTransport) -> str:
     """Return a message that says how the connection ended."""
     handshake = transport.close_handshake
-    sent, came = (None, None) if handshake is None else (handshake.sent, handshake.recv)
+    sent, recv = (None, None) if handshake is None else (handshake.sent, handshake.recv)
     if handshake is not None and sent is not None and not handshake.recv_then_sent:
-        return _violation(sent.reason)
-    if came is not None:
+        return _violation_text(sent.reason)
+    if recv is not None:
         # An IntEnum, whatever the stubs say; unknown codes become members as well.
-        code = "without a code" if came.code is WSCloseCode.NO_INFO else f"close code {int(came.code.value)}"
-        code_text = f"{code}{f': {came.reason}' if came.reason else ''}"
-        if came.code in _GOING_AWAY:
+        code = "without a code" if recv.code is WSCloseCode.NO_INFO else f"close code {int(recv.code.value)}"
+        code_text = f"{code}{f': {recv.reason}' if recv.reason else ''}"
+        if recv.code in _GOING_AWAY:
             return (
                 f"expected a reply, but the server is going away ({code_text}); call reset() to start a new session, "
                 "on another server or when this one is back"
@@ -427,7 +427,7 @@ def _close_reason(transport: WSTransport) -> str:
     )
 
 
-def _violation(what: str) -> str:
+def _violation_text(what: str) -> str:
     return (
         f"expected messages by the rules of WebSockets and within max_message_size_mb, got {what}; "
         "the session is over, call reset() to start a new one"

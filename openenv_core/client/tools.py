@@ -84,18 +84,18 @@ class MCPToolClient(EnvClient[AnyAction, Observation, State]):
             raise TypeError(
                 f'expected the name of a tool, got {name!r}; write call_tool("name", argument=value)'
             )
-        refused: ValidationFailedError | None = None
+        refusal: ValidationFailedError | None = None
         if self._calls_by_steps:
             try:
                 step = await self.step(CallToolAction(tool_name=name, arguments=arguments))
             except ValidationFailedError as error:
-                refused = error  # not for its arguments, which may be any: the server takes no calls as steps
+                refusal = error  # not for its arguments, which may be any: the server takes no calls as steps
             else:
                 return value_of(name, step)
         try:
             result = await self._call_rpc(CALL_TOOL, call_params(name, arguments))
         except JsonRpcFaultError as fault:
-            raise call_failed(name, fault) from refused
+            raise call_failed(name, fault) from refusal
         self._refuses_steps = True
         return value_of_rpc(name, result)
 
@@ -133,7 +133,7 @@ class MCPToolClient(EnvClient[AnyAction, Observation, State]):
     async def _call_rpc(self, method: str, params: Mapping[str, Any]) -> Any:
         self._last_request_id = request_id = self._last_request_id + 1
         frame = encode_rpc(request_id, method, params)
-        response = await self._request(frame, "mcp", reads=method == LIST_TOOLS)
+        response = await self._request(frame, "mcp", read_only=method == LIST_TOOLS)
         return read_rpc(response, request_id)
 
     def _step_payload(self, action: AnyAction) -> dict[str, Any]:

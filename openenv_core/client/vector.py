@@ -9,7 +9,7 @@ from typing import Any
 
 from openenv_core.client.carrier import CarrierOptions
 from openenv_core.client.conversation import BatchReply, Conversation, Opening, error_of, open_conversation
-from openenv_core.client.waiting import SlotWait, one_of
+from openenv_core.client.waiting import SlotWait, try_servers
 from openenv_core.errors import ClientError, ConfigurationError
 from openenv_core.protocol.batch import Array
 from openenv_core.protocol.http import websocket_url
@@ -29,7 +29,7 @@ class VectorClient:
         self._conversation = conversation
         self._outstanding: set[asyncio.Future[Any]] = set()
         self._unread: deque[BatchReply | BaseException] = deque()
-        self._arrived = asyncio.Event()
+        self._reply_ready = asyncio.Event()
 
     @classmethod
     async def open(
@@ -52,11 +52,11 @@ class VectorClient:
         wait = SlotWait(options.queue_timeout_s)
 
         async def attempt() -> VectorClient:
-            waiting = replace(options, queue_timeout_s=wait.attempt_s(1))
-            opening = Opening(websocket_url(base_url), waiting, lease_s, count)
-            return cls(await open_conversation(opening, timeout_s, opened=True))
+            attempt_options = replace(options, queue_timeout_s=wait.attempt_s(1))
+            opening = Opening(websocket_url(base_url), attempt_options, lease_s, count)
+            return cls(await open_conversation(opening, timeout_s, wait=True))
 
-        return await one_of((base_url,), attempt, lambda: None, wait)
+        return await try_servers((base_url,), attempt, lambda: None, wait)
 
     async def ask(self, operation: str, arrays: Sequence[Array] = (), **fields: Any) -> list[BatchReply]:
         """Send a request and return its replies.
@@ -74,7 +74,7 @@ class VectorClient:
         replies: list[BatchReply] = []
         call = self._conversation.request(operation, arrays, fields, replies.append)
         try:
-            await call.answer
+            await call.future
         except BaseException:
             self._conversation.abandon(call)
             raise
@@ -91,9 +91,9 @@ class VectorClient:
         Raises:
             ConnectionLostError: The connection broke and could not be resumed.
         """
-        answer = self._conversation.request(operation, arrays, fields, self._receive).answer
-        self._outstanding.add(answer)
-        answer.add_done_callback(self._finish)
+        future = self._conversation.request(operation, arrays, fields, self._receive).future
+        self._outstanding.add(future)
+        future.add_done_callback(self._finish)
 
     async def recv(self) -> BatchReply:
         """Return the next reply to a request of `send`.
@@ -105,8 +105,8 @@ class VectorClient:
         while not self._unread:
             if not self._outstanding:
                 raise ConfigurationError("nothing was sent that is still to be answered; call send first")
-            self._arrived.clear()
-            await self._arrived.wait()
+            self._reply_ready.clear()
+            await self._reply_ready.wait()
         reply = self._unread.popleft()
         if isinstance(reply, BaseException):
             raise reply
@@ -176,17 +176,17 @@ class VectorClient:
 
     async def close(self) -> None:
         """End the sessions and the connection. Idempotent."""
-        await self._conversation.close(last=False)
+        await self._conversation.close(end_session=False)
 
-    def _finish(self, answer: asyncio.Future[Any]) -> None:
-        self._outstanding.discard(answer)
-        if not answer.cancelled() and (error := answer.exception()) is not None:
+    def _finish(self, future: asyncio.Future[Any]) -> None:
+        self._outstanding.discard(future)
+        if not future.cancelled() and (error := future.exception()) is not None:
             self._unread.append(error)
-        self._arrived.set()
+        self._reply_ready.set()
 
     def _receive(self, reply: BatchReply) -> None:
         self._unread.append(reply)
-        self._arrived.set()
+        self._reply_ready.set()
 
 
 def _check_reply(reply: BatchReply) -> BatchReply:

@@ -58,22 +58,22 @@ class SlotWait:
 
     def __init__(self, timeout_s: float) -> None:
         self._loop = asyncio.get_running_loop()
-        self._began = self._attempt_at = self._loop.time()
+        self._started_at = self._attempt_started_at = self._loop.time()
         self._timeout_s = timeout_s
         self._backoff = Backoff(MIN_BACKOFF_S, MAX_BACKOFF_S)
         self._stopped = asyncio.Event()
         self._warned = False
-        self._full = 0  # servers that refused since the last pause
+        self._refusals = 0  # servers that refused since the last pause
         self._place: int | None = None
 
     @property
-    def left_s(self) -> float:
+    def remaining_s(self) -> float:
         """Seconds until the deadline."""
-        return self._began + self._timeout_s - self._loop.time()
+        return self._started_at + self._timeout_s - self._loop.time()
 
     def attempt_s(self, servers: int) -> float:
         """Return the seconds that an attempt may wait in a server's queue; less if there are other servers to try."""
-        return max(0.0, self.left_s if servers == 1 else min(self.left_s, SEVERAL_QUEUE_S))
+        return max(0.0, self.remaining_s if servers == 1 else min(self.remaining_s, SEVERAL_QUEUE_S))
 
     async def pause(self, refusal: CapacityError, servers: int = 1) -> None:
         """Wait until the next attempt is due; with several servers, only after all have refused.
@@ -82,38 +82,38 @@ class SlotWait:
             CapacityError: The deadline would pass first, or the client is closed; with the time waited and the last
                 known place in the queue.
         """
-        self._full += 1
-        if self._full < servers and not self._stopped.is_set():
+        self._refusals += 1
+        if self._refusals < servers and not self._stopped.is_set():
             return
-        self._full = 0
-        waited = self._loop.time() - self._attempt_at > MAX_BACKOFF_S / 2
-        if waited:  # in the server's queue, so the next attempt need not back off
+        self._refusals = 0
+        was_queued = self._loop.time() - self._attempt_started_at > MAX_BACKOFF_S / 2
+        if was_queued:  # in the server's queue, so the next attempt need not back off
             self._backoff.reset()
-        pause_s = self._backoff.next_s(0.0 if waited else refusal.retry_after_s or 0.0)
+        pause_s = self._backoff.next_s(0.0 if was_queued else refusal.retry_after_s or 0.0)
         self._place = refusal.place or self._place
-        too_late = pause_s >= self.left_s
+        too_late = pause_s >= self.remaining_s
         if not too_late and not self._stopped.is_set():
-            if not self._warned and self._loop.time() - self._began > _NOTICE_AFTER_S:
+            if not self._warned and self._loop.time() - self._started_at > _NOTICE_AFTER_S:
                 self._warned = True
-                left_s, why = self.left_s, refusal.message
-                _logger.warning("waiting for a session, for %.0f s more at most: %s", left_s, why)
+                remaining_s, message = self.remaining_s, refusal.message
+                _logger.warning("waiting for a session, for %.0f s more at most: %s", remaining_s, message)
             with suppress(TimeoutError):
                 await asyncio.wait_for(self._stopped.wait(), pause_s)
         now = self._loop.time()
         if too_late or self._stopped.is_set():
-            why, waited_s = refusal.message, round(now - self._began, 3)
+            message, waited_s = refusal.message, round(now - self._started_at, 3)
             if self._timeout_s > 0:
-                why += f"; this client has waited for {waited_s:g} s (queue_timeout_s)"
-            known = {**refusal.data, "place": self._place, "waited_s": waited_s}
-            raise CapacityError(why, refusal.code, known)
-        self._attempt_at = now
+                message += f"; this client has waited for {waited_s:g} s (queue_timeout_s)"
+            data = {**refusal.data, "place": self._place, "waited_s": waited_s}
+            raise CapacityError(message, refusal.code, data)
+        self._attempt_started_at = now
 
     def stop(self) -> None:
         """End the pause, because the client is being closed."""
         self._stopped.set()
 
 
-async def one_of(
+async def try_servers(
     urls: Sequence[str],
     attempt: Callable[[], Awaitable[T]],
     use_next: Callable[[], None],
@@ -134,7 +134,7 @@ async def one_of(
         ConnectionFailedError: No server answered.
     """
     clock = asyncio.get_running_loop().time
-    latest, backoff = clock() + retry_for_s, Backoff(_MIN_RETRY_S, _MAX_RETRY_S)
+    retry_until, backoff = clock() + retry_for_s, Backoff(_MIN_RETRY_S, _MAX_RETRY_S)
     while True:
         full: CapacityError | None = None
         failed: ConnectionFailedError | None = None
@@ -148,9 +148,9 @@ async def one_of(
             use_next()
         if full is not None:
             await wait.pause(full)
-            latest = clock() + retry_for_s
+            retry_until = clock() + retry_for_s
             backoff.reset()
         elif failed is not None:
-            if clock() + (pause_s := backoff.next_s()) > latest:
+            if clock() + (pause_s := backoff.next_s()) > retry_until:
                 raise failed
             await asyncio.sleep(pause_s)
