@@ -31,8 +31,8 @@ from openenv_core.types import Observation, StepResult
 ACT: Final = "act"
 """The single tool offered for an environment without tools; its arguments are the fields of an action."""
 
-FIRST_PAUSE_S: Final = 0.1
-LONGEST_PAUSE_S: Final = 2.0
+MIN_RETRY_PAUSE_S: Final = 0.1
+MAX_RETRY_PAUSE_S: Final = 2.0
 
 _TRANSIENT: Final = (
     CapacityError,
@@ -42,7 +42,7 @@ _TRANSIENT: Final = (
     SessionError,
 )
 _CALL: Final = re.compile(r"<tool_call>(.*?)</tool_call>", re.DOTALL)
-_CALL_FORM: Final = (
+_CALL_FORMAT: Final = (
     "Call one tool at a time, like this: "
     '<tool_call>{"name": "NAME", "arguments": {"ARGUMENT": "VALUE"}}</tool_call>'
 )
@@ -92,7 +92,7 @@ class TextEpisode:
         self._reset_timeout_s = reset_timeout_s
         self._unfinished_reward = unfinished_reward
         self._acts = False
-        self._earned = 0.0
+        self._return = 0.0
 
     async def open(self) -> None:
         """Fetch the environment's tools. The first reset opens the session, if this does not.
@@ -104,7 +104,7 @@ class TextEpisode:
             return
         schema = (await self._fetch_schema())["action"]
         if is_of_tools(schema):
-            await self._patiently(self._client.connect)
+            await self._retry(self._client.connect)
             self.tools = openai_tools(await self._client.list_tools())
         else:
             self._acts = True
@@ -131,9 +131,9 @@ class TextEpisode:
             ClientError: The episode could not be started within `reset_timeout_s`.
         """
         await self.open()
-        self.done, self.failure, self._earned, self.unscored, self.truncated = False, None, 0.0, None, False
-        result = await self._patiently(self._client.reset, **options)
-        self._note(result)
+        self.done, self.failure, self._return, self.unscored, self.truncated = False, None, 0.0, None, False
+        result = await self._retry(self._client.reset, **options)
+        self._record(result)
         return text_of_observation(result.observation)
 
     async def call(self, name: str, arguments: Mapping[str, Any]) -> str:
@@ -152,7 +152,7 @@ class TextEpisode:
         except ClientError as error:
             self.failure = f"{type(error).__name__}: {error}"
             return "error: the environment has failed; this episode does not count"
-        self._note(result)
+        self._record(result)
         if self._acts:
             return text_of_observation(result.observation)
         try:
@@ -178,8 +178,8 @@ class TextEpisode:
     @property
     def instructions(self) -> str:
         """Instructions for a policy that gets no function schemas; available once `open` has returned."""
-        listed = "\n".join(json.dumps(tool["function"], ensure_ascii=False) for tool in self.tools)
-        return f"{_CALL_FORM}\nThe tools, as JSON schemas:\n{listed}"
+        schemas = "\n".join(json.dumps(tool["function"], ensure_ascii=False) for tool in self.tools)
+        return f"{_CALL_FORMAT}\nThe tools, as JSON schemas:\n{schemas}"
 
     @property
     def reward(self) -> float | None:
@@ -188,7 +188,7 @@ class TextEpisode:
             return None
         if not self.done and self._unfinished_reward is not None:
             return self._unfinished_reward
-        return self._earned
+        return self._return
 
     @property
     def over(self) -> bool:
@@ -199,23 +199,23 @@ class TextEpisode:
         """End the session. Idempotent."""
         await self._client.close()
 
-    def _note(self, result: StepResult[Observation]) -> None:
+    def _record(self, result: StepResult[Observation]) -> None:
         self.done, self.truncated = result.done, result.truncated
         self.failure, self.unscored = result.infrastructure_error, result.unscored
-        self._earned += float(result.reward or 0.0)
+        self._return += float(result.reward or 0.0)
 
-    async def _patiently(self, request: Any, **options: Any) -> Any:
+    async def _retry(self, request: Any, **options: Any) -> Any:
         """Send a request, and repeat it after transient errors for up to `reset_timeout_s`."""
         loop = asyncio.get_running_loop()
-        deadline, pause = loop.time() + self._reset_timeout_s, FIRST_PAUSE_S
+        deadline, pause_s = loop.time() + self._reset_timeout_s, MIN_RETRY_PAUSE_S
         while True:
             try:
                 return await request(**options)
             except _TRANSIENT:
-                if loop.time() + pause > deadline:
+                if loop.time() + pause_s > deadline:
                     raise
-            await asyncio.sleep(pause)
-            pause = min(2 * pause, LONGEST_PAUSE_S)
+            await asyncio.sleep(pause_s)
+            pause_s = min(2 * pause_s, MAX_RETRY_PAUSE_S)
 
 
 async def fetch_schema(base_url: str, *, token: str | None = None, timeout_s: float = 60.0) -> dict[str, Any]:
@@ -257,11 +257,11 @@ def read_call(text: str) -> tuple[str, dict[str, Any]]:
     try:
         call = json.loads(calls[-1])
     except (ValueError, RecursionError):
-        raise ValueError(f"there is no call of a tool in the answer. {_CALL_FORM}") from None
+        raise ValueError(f"there is no call of a tool in the answer. {_CALL_FORMAT}") from None
     name = call.get("name") if isinstance(call, dict) else None
     arguments = call.get("arguments", {}) if isinstance(call, dict) else None
     if not isinstance(name, str) or not isinstance(arguments, dict):
-        raise ValueError(f'a call has a "name" and "arguments", an object. {_CALL_FORM}')
+        raise ValueError(f'a call has a "name" and "arguments", an object. {_CALL_FORMAT}')
     return name, arguments
 
 

@@ -80,8 +80,8 @@ class ServedEnv(gymnasium.Env[Any, Any]):
             ClientError: The server cannot be reached, or refuses the options.
         """
         super().reset(seed=seed)
-        given = dict(options or {}) if seed is None else {"seed": seed, **(options or {})}
-        result = self._client.reset(**given)
+        reset_options = dict(options or {}) if seed is None else {"seed": seed, **(options or {})}
+        result = self._client.reset(**reset_options)
         return self._observation.read(result.observation), _info_of(result)
 
     def step(self, action: Any) -> tuple[Any, float, bool, bool, dict[str, Any]]:
@@ -137,7 +137,7 @@ class Fields:
 
     Attributes:
         space: The space: that of a single field, or a Dict of all fields' spaces by name.
-        bare: Name of the single field; None if there are several.
+        single: Name of the single field; None if there are several.
         parts: The fields by name.
         layouts: Layouts in batches of the fields whose declared space has array values, by name.
 
@@ -162,20 +162,20 @@ class Fields:
         )
         if not self.parts:
             raise ConfigurationError("the environment's model has no field of its own to make a space of")
-        spaces_of = {name: field.space for name, field in self.parts.items()}
-        self.bare = next(iter(spaces_of)) if len(spaces_of) == 1 else None
-        self.space = spaces_of[self.bare] if self.bare else spaces.Dict(spaces_of)
+        field_spaces = {name: field.space for name, field in self.parts.items()}
+        self.single = next(iter(field_spaces)) if len(field_spaces) == 1 else None
+        self.space = field_spaces[self.single] if self.single else spaces.Dict(field_spaces)
 
     def read(self, fields: Mapping[str, Any]) -> Any:
         """Decode a value of the space from the model's fields as JSON."""
-        if self.bare:
-            return self.parts[self.bare].read(fields[self.bare])
+        if self.single:
+            return self.parts[self.single].read(fields[self.single])
         return {name: field.read(fields.get(name)) for name, field in self.parts.items()}
 
     def write(self, value: Any) -> dict[str, Any]:
         """Encode a value of the space as the model's fields in JSON."""
-        if self.bare:
-            return {self.bare: self.parts[self.bare].write(value)}
+        if self.single:
+            return {self.single: self.parts[self.single].write(value)}
         return {name: field.write(value[name]) for name, field in self.parts.items()}
 
 
@@ -248,8 +248,8 @@ class AnyText(spaces.Text):
 
 def _box(low: float | None, high: float | None, dtype: type[np.int64 | np.float64]) -> Space[Any]:
     limits = np.iinfo(np.int64)
-    least, most = (limits.min, limits.max) if dtype is np.int64 else (-np.inf, np.inf)
-    return spaces.Box(least if low is None else low, most if high is None else high, (), dtype)
+    lowest, highest = (limits.min, limits.max) if dtype is np.int64 else (-np.inf, np.inf)
+    return spaces.Box(lowest if low is None else low, highest if high is None else high, (), dtype)
 
 
 def _info_of(result: StepResult[Any]) -> dict[str, Any]:

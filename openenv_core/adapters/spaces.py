@@ -69,33 +69,33 @@ def read_space(described: Mapping[str, Any]) -> Space[Any]:
     Raises:
         ConfigurationError: The description is invalid.
     """
-    given = dict(described)
-    kind = given.pop("type", None)
+    spec = dict(described)
+    kind = spec.pop("type", None)
     try:
         match kind:
             case "Box":
-                dtype, shape = np.dtype(given["dtype"]), tuple(given["shape"])
-                low, high = (_read_bounds(given[end], fill, shape, dtype) for end, fill in _ENDS)
+                dtype, shape = np.dtype(spec["dtype"]), tuple(spec["shape"])
+                low, high = (_read_bounds(spec[end], fill, shape, dtype) for end, fill in _ENDS)
                 return spaces.Box(low, high, shape, dtype.type)
             case "Discrete":
-                return spaces.Discrete(given["n"], start=given["start"], dtype=np.dtype(given["dtype"]).type)
+                return spaces.Discrete(spec["n"], start=spec["start"], dtype=np.dtype(spec["dtype"]).type)
             case "MultiDiscrete":
-                nvec, start = np.array(given["nvec"]), np.array(given["start"])
-                return spaces.MultiDiscrete(nvec, np.dtype(given["dtype"]).type, start=start)
+                nvec, start = np.array(spec["nvec"]), np.array(spec["start"])
+                return spaces.MultiDiscrete(nvec, np.dtype(spec["dtype"]).type, start=start)
             case "MultiBinary":
-                return spaces.MultiBinary(given["n"])
+                return spaces.MultiBinary(spec["n"])
             case "Text":
-                return spaces.Text(**given)
+                return spaces.Text(**spec)
             case "Tuple":
-                return spaces.Tuple([read_space(description) for description in given["spaces"]])
+                return spaces.Tuple([read_space(description) for description in spec["spaces"]])
             case "OneOf":
-                return spaces.OneOf([read_space(description) for description in given["spaces"]])
+                return spaces.OneOf([read_space(description) for description in spec["spaces"]])
             case "Dict":
                 return spaces.Dict(
-                    {key: read_space(description) for key, description in given["spaces"].items()}
+                    {key: read_space(description) for key, description in spec["spaces"].items()}
                 )
             case "Sequence":
-                return spaces.Sequence(read_space(given["space"]), stack=given["stack"])
+                return spaces.Sequence(read_space(spec["space"]), stack=spec["stack"])
     except (KeyError, TypeError, ValueError, AssertionError) as error:
         raise ConfigurationError(
             f"this describes no space of Gymnasium: {described!r:.300}: {error}"
@@ -167,18 +167,18 @@ _ENDS: Final = (("low", -math.inf), ("high", math.inf))
 def _bounds(bounds: "np.ndarray[Any, Any]") -> Any:
     """Return bounds as nested lists, or as one number if all are equal; None for infinite bounds."""
     equal = bounds.size > 0 and bool((bounds == bounds.flat[0]).all())
-    return _without_infinity((bounds.flat[0] if equal else bounds).tolist())
+    return _replace_infinity((bounds.flat[0] if equal else bounds).tolist())
 
 
-def _without_infinity(value: Any) -> Any:
+def _replace_infinity(value: Any) -> Any:
     if isinstance(value, list):
-        return [_without_infinity(item) for item in value]
+        return [_replace_infinity(item) for item in value]
     return value if math.isfinite(value) else None
 
 
 def _read_bounds(
-    given: Any, fill: float, shape: tuple[int, ...], dtype: "np.dtype[Any]"
+    bounds: Any, fill: float, shape: tuple[int, ...], dtype: "np.dtype[Any]"
 ) -> "np.ndarray[Any, Any]":
-    filled = np.array(given, dtype=object)
+    filled = np.array(bounds, dtype=object)
     filled[filled == None] = fill  # noqa: E711 - element by element
     return np.broadcast_to(filled.astype(dtype), shape).copy()

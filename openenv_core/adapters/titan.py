@@ -24,7 +24,7 @@ from openenv_core.errors import EnvironmentFailureError
 REWARD: Final = "episode"
 """Key in `env_rewards` of the episode's reward so far; in the last step that of the whole episode."""
 
-_FAILED: Final = frozenset({"error", "error_timeout", "error_abort"})
+_FAILED_STATUSES: Final = frozenset({"error", "error_timeout", "error_abort"})
 
 
 class ServedMessageEnv(MessageEnv):  # type: ignore[misc]  # the package has no types
@@ -104,10 +104,10 @@ class DropFailedRollouts:
     async def run_group_rollouts(self, **options: Any) -> Any:
         """Roll out a group as the Rollouter does, and return it without failed rollouts."""
         group = await super().run_group_rollouts(**options)  # type: ignore[misc]
-        sound = [rollout for rollout in group.rollouts if rollout.status.value not in _FAILED]
-        if len(sound) < len(group.rollouts):
-            group.rollouts = sound
-            advantages = self.advantage_estimator(group) if sound else []  # type: ignore[attr-defined]
-            for rollout, advantage in zip(sound, advantages, strict=True):
+        valid = [rollout for rollout in group.rollouts if rollout.status.value not in _FAILED_STATUSES]
+        if len(valid) < len(group.rollouts):
+            group.rollouts = valid
+            advantages = self.advantage_estimator(group) if valid else []  # type: ignore[attr-defined]
+            for rollout, advantage in zip(valid, advantages, strict=True):
                 rollout.advantage = advantage
         return group

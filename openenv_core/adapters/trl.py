@@ -124,7 +124,7 @@ class TRLEnvironments:
             the engine returns them, and `environment_reward` for `reward_funcs`; each a list over episodes.
         """
         factories = self.environment_factory
-        players: list[_Player] = []
+        rollouts: list[_Rollout] = []
         free = {name: iter(sessions) for name, sessions in self._sessions.items()}
         for prompt in prompts:
             row = self._rows[prompt[-1]["episode"]]
@@ -133,24 +133,26 @@ class TRLEnvironments:
                 episode = (factories[str(name)] if isinstance(factories, dict) else factories).episode()
                 self._sessions.setdefault(name, []).append(episode)
             options = {key: value for key, value in row.items() if key != "environment"}
-            players.append(_Player(episode, prompt, options, trainer))
-        shared_loop().run(_together, [player.begin for player in players])
+            rollouts.append(_Rollout(episode, prompt, options, trainer))
+        shared_loop().run(_run_concurrently, [rollout.start for rollout in rollouts])
         turns = trainer.max_tool_calling_iterations
-        while live := [player for player in players if player.going and (not turns or player.turns < turns)]:
-            context = [[*player.prompt_ids, *player.completion_ids] for player in live]
+        while live := [
+            rollout for rollout in rollouts if rollout.active and (not turns or rollout.turns < turns)
+        ]:
+            context = [[*rollout.prompt_ids, *rollout.completion_ids] for rollout in live]
             answers, logprobs = trainer._generate_single_turn(context, None, {}, 1)
             logprobs_each = logprobs or [None] * len(live)
-            acts = [
-                partial(player.hear, *inputs)
-                for player, *inputs in zip(live, answers, logprobs_each, strict=True)
+            calls = [
+                partial(rollout.execute, *inputs)
+                for rollout, *inputs in zip(live, answers, logprobs_each, strict=True)
             ]
-            shared_loop().run(_together, acts)
+            shared_loop().run(_run_concurrently, calls)
         return {
-            "prompt_ids": [player.prompt_ids for player in players],
-            "completion_ids": [player.completion_ids for player in players],
-            "env_mask": [player.mask for player in players],
-            "logprobs": [player.logprobs for player in players] if trainer.use_vllm else None,
-            "environment_reward": [player.episode.reward for player in players],
+            "prompt_ids": [rollout.prompt_ids for rollout in rollouts],
+            "completion_ids": [rollout.completion_ids for rollout in rollouts],
+            "env_mask": [rollout.mask for rollout in rollouts],
+            "logprobs": [rollout.logprobs for rollout in rollouts] if trainer.use_vllm else None,
+            "environment_reward": [rollout.episode.reward for rollout in rollouts],
         }
 
     @property
@@ -163,7 +165,7 @@ class TRLEnvironments:
         sessions = [episode for name in self._sessions for episode in self._sessions[name]]
         self._sessions.clear()
         if sessions:
-            shared_loop().run(_together, [episode.close for episode in sessions])
+            shared_loop().run(_run_concurrently, [episode.close for episode in sessions])
         while self._servers:
             self._servers.pop().close()
 
@@ -219,17 +221,17 @@ class _Group:
     def __init__(self) -> None:
         self.members: list[weakref.ref[_TRLEnvironment]] = []
         self._last: Mapping[str, Any] | None = None
-        self._run = self._size = 1
+        self._run_length = self._size = 1
 
-    def ahead_of(self, instance: "_TRLEnvironment", options: Mapping[str, Any]) -> None:
+    def prefetch_siblings(self, instance: "_TRLEnvironment", options: Mapping[str, Any]) -> None:
         """Prefetch the resets that are likely to follow this one."""
         if options == self._last:
-            self._run += 1
+            self._run_length += 1
             return
-        self._last, self._size, self._run = options, self._run, 1
+        self._last, self._size, self._run_length = options, self._run_length, 1
         first = instance._index + 1
         for member in self.members[first : first + self._size - 1]:
-            if (sibling := member()) is not None and sibling._settled:
+            if (sibling := member()) is not None and sibling._scored:
                 sibling._prefetch(options)
 
 
@@ -243,7 +245,7 @@ class _TRLEnvironment:
         self._episode = self._factory.episode()
         self._loop = shared_loop()
         self._prefetched: tuple[Mapping[str, Any], Future[str]] | None = None
-        self._settled = True
+        self._scored = True
         self._index = len(self._group.members)
         self._group.members.append(weakref.ref(self))
         # TRL never closes an instance.
@@ -253,8 +255,8 @@ class _TRLEnvironment:
         """Start the episode of a row of the data set and return its first observation."""
         options = {name: row[name] for name in self._factory.options if row.get(name) is not None}
         prefetched, self._prefetched = self._prefetched, None
-        self._group.ahead_of(self, options)
-        self._settled = False
+        self._group.prefetch_siblings(self, options)
+        self._scored = False
         if prefetched is not None:
             if prefetched[0] == options:
                 return prefetched[1].result()
@@ -264,25 +266,25 @@ class _TRLEnvironment:
 
     def _prefetch(self, options: Mapping[str, Any]) -> None:
         self._prefetched = options, self._loop.submit(self._episode.reset, **options)
-        self._settled = False
+        self._scored = False
 
     def _call(self, name: str, arguments: Mapping[str, Any]) -> str:
         return self._loop.run(self._episode.call, name, arguments)
 
     def _reward(self) -> float | None:
-        self._settled = True
+        self._scored = True
         return self._episode.reward
 
 
-async def _together(acts: Sequence[Callable[[], Any]]) -> None:
+async def _run_concurrently(calls: Sequence[Callable[[], Any]]) -> None:
     """Call coroutine functions concurrently; an exception in one cancels all."""
     async with asyncio.TaskGroup() as group:
-        for act in acts:
-            group.create_task(act())
+        for call in calls:
+            group.create_task(call())
 
 
 @dataclass(slots=True)
-class _Player:
+class _Rollout:
     """A rollout of `rollout_func`: an episode and its tokens."""
 
     episode: TextEpisode
@@ -294,30 +296,30 @@ class _Player:
     mask: list[int] = field(default_factory=list)
     logprobs: list[float] = field(default_factory=list)
     turns: int = 0
-    going: bool = True
+    active: bool = True
 
-    async def begin(self) -> None:
+    async def start(self) -> None:
         """Reset the environment, and append its tools and first observation to the prompt."""
         observation = await self.episode.reset(**self.options)
-        *before, last = ({"role": message["role"], "content": message["content"]} for message in self.prompt)
+        *history, last = ({"role": message["role"], "content": message["content"]} for message in self.prompt)
         parts = (last["content"], self.episode.instructions, observation)
         text = "\n\n".join(section for section in parts if section)
-        self.prompt_ids = self._render([*before, {**last, "content": text}], answer=True)
+        self.prompt_ids = self._tokenize([*history, {**last, "content": text}], answer=True)
 
-    async def hear(self, answer: list[int], logprobs: list[float] | None) -> None:
+    async def execute(self, answer: list[int], logprobs: list[float] | None) -> None:
         """Execute the policy's message and append the environment's reply."""
         room = self.trainer.max_completion_length - len(self.completion_ids)
         self._add(answer[:room], 1, logprobs)
         self.turns += 1
         if len(answer) >= room or answer[-1:] != [self.trainer._tokenizer.eos_token_id]:
-            self.going = False  # the message was cut off, so its call is not known
+            self.active = False  # the message was cut off, so its call is not known
             return
         reply = await self.episode.answer(self.trainer._tokenizer.decode(answer, skip_special_tokens=True))
-        reply_ids = self._reply(reply)
-        self.going = (
+        reply_ids = self._reply_tokens(reply)
+        self.active = (
             not self.episode.done and self.episode.failure is None and len(answer) + len(reply_ids) < room
         )
-        if self.going:
+        if self.active:
             self._add(reply_ids, 0)
 
     def _add(self, tokens: Sequence[int], mask: int, logprobs: Sequence[float] | None = None) -> None:
@@ -325,20 +327,20 @@ class _Player:
         self.mask += [mask] * len(tokens)
         self.logprobs += (logprobs or [0.0] * len(tokens))[: len(tokens)]
 
-    def _reply(self, text: str) -> list[int]:
+    def _reply_tokens(self, text: str) -> list[int]:
         """Return the tokens between the end of an answer and the start of the next one."""
         question, end = {"role": "user", "content": "?"}, self.trainer._tokenizer.eos_token_id
         chat = [question, {"role": "assistant", "content": "!"}, {"role": "user", "content": text}]
-        ids = self._render(chat, answer=True)
+        ids = self._tokenize(chat, answer=True)
         ends = [place for place, token in enumerate(ids) if token == end]
-        answer = self._render([question]).count(end)  # index of the answer's end among all ends
+        answer = self._tokenize([question]).count(end)  # index of the answer's end among all ends
         if len(ends) <= answer:
             raise ConfigurationError(
                 "the chat template does not end an answer with the tokenizer's eos_token"
             )
         return ids[ends[answer] + 1 :]
 
-    def _render(self, chat: Sequence[Mapping[str, Any]], *, answer: bool = False) -> list[int]:
+    def _tokenize(self, chat: Sequence[Mapping[str, Any]], *, answer: bool = False) -> list[int]:
         trainer = self.trainer
         ids: list[int] = trainer.processing_class.apply_chat_template(
             copy.deepcopy(chat), add_generation_prompt=answer, tokenize=True, return_dict=False,
@@ -368,18 +370,18 @@ def _class_of(factory: _Factory) -> type[_TRLEnvironment]:
     """Return the class of a factory's environments; each has its own, as TRL looks for tools on the class."""
     episode = factory.episode()
 
-    async def learn() -> list[dict[str, Any]]:
+    async def fetch() -> list[dict[str, Any]]:
         try:
             await episode.open()
         finally:
             await episode.close()
         return episode.tools
 
-    tools = {tool["function"]["name"]: _method(tool["function"]) for tool in shared_loop().run(learn)}
+    tools = {tool["function"]["name"]: _to_method(tool["function"]) for tool in shared_loop().run(fetch)}
     return type("ServedEnvironment", (_TRLEnvironment,), {"_factory": factory, "_group": _Group(), **tools})
 
 
-def _method(function: Mapping[str, Any]) -> Callable[..., str]:
+def _to_method(function: Mapping[str, Any]) -> Callable[..., str]:
     """Return a method for a function schema; TRL derives the schema again from its annotations and docstring."""
     name, schema = function["name"], function["parameters"]
     definitions = schema.get("$defs", {})
@@ -404,7 +406,7 @@ def _method(function: Mapping[str, Any]) -> Callable[..., str]:
                 key,
                 inspect.Parameter.POSITIONAL_OR_KEYWORD,
                 default=default,
-                annotation=_annotation(subschema),
+                annotation=_python_type(subschema),
             )
         )
     call.__name__ = call.__qualname__ = name
@@ -412,12 +414,12 @@ def _method(function: Mapping[str, Any]) -> Callable[..., str]:
         "return": str
     }
     call.__signature__ = inspect.Signature(parameters, return_annotation=str)  # type: ignore[attr-defined]
-    described = "".join(
+    arguments_doc = "".join(
         f"    {key}: {_one_line(subschema.get('description') or key)}\n"
         for key, subschema in properties.items()
     )
     call.__doc__ = f"{_one_line(function['description'] or name)}\n" + (
-        f"\nArgs:\n{described}" if described else ""
+        f"\nArgs:\n{arguments_doc}" if arguments_doc else ""
     )
     return call
 
@@ -432,7 +434,7 @@ _TYPES: Mapping[str, Any] = {
 }
 
 
-def _annotation(schema: Mapping[str, Any]) -> Any:
+def _python_type(schema: Mapping[str, Any]) -> Any:
     """Return the Python type of a JSON schema; `str` if there is none."""
     if choices := schema.get("enum"):
         return Literal[tuple(choices)]

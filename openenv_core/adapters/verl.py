@@ -75,7 +75,7 @@ class ServedAgentLoop(AgentLoopBase):  # type: ignore[misc]  # the package has n
             await self._episode.close()
 
     async def _play(self, sampling_params: dict[str, Any], **row: Any) -> AgentLoopOutput:
-        episode, most = self._episode, self.rollout_config.response_length
+        episode, max_tokens = self._episode, self.rollout_config.response_length
         observation = await episode.reset(**((row.get("extra_info") or {}).get("reset") or {}))
         first = _user(f"{episode.instructions}\n\n{observation}")
         messages = [*row["raw_prompt"], first]
@@ -93,25 +93,25 @@ class ServedAgentLoop(AgentLoopBase):  # type: ignore[misc]  # the package has n
                 ids, output.token_ids, mask, logprobs, assistant_logprobs=output.log_probs or None
             )
             ids, turns = merged.token_ids, turns + 1
-            if len(mask) >= most:
+            if len(mask) >= max_tokens:
                 break
             text = self.tokenizer.decode(output.token_ids, skip_special_tokens=True)
             reply = await episode.answer(text)
             if episode.done or episode.failure is not None or turns == self._max_turns:
                 break
-            before = [*messages, {"role": "assistant", "content": text}]
-            messages = [*before, _user(reply)]
-            merged, mask, logprobs = await self.ct_merge_context_msg(before, messages, ids, mask, logprobs)
+            history = [*messages, {"role": "assistant", "content": text}]
+            messages = [*history, _user(reply)]
+            merged, mask, logprobs = await self.ct_merge_context_msg(history, messages, ids, mask, logprobs)
             ids = merged.token_ids
-            if len(mask) >= most:
+            if len(mask) >= max_tokens:
                 break
         if episode.reward is None:
             raise EnvironmentFailureError(f"the episode has no reward: {episode.failure or 'not scored'}")
         return AgentLoopOutput(
             prompt_ids=prompt,
-            response_ids=ids[len(prompt) :][:most],
-            response_mask=mask[:most],
-            response_logprobs=None if logprobs is None else logprobs[:most],
+            response_ids=ids[len(prompt) :][:max_tokens],
+            response_mask=mask[:max_tokens],
+            response_logprobs=None if logprobs is None else logprobs[:max_tokens],
             reward_score=episode.reward,
             num_turns=2 * turns,
             metrics=AgentLoopMetrics(),
