@@ -58,7 +58,7 @@ FORMATS: Final = {
 }
 """Dtypes of arrays, with their `struct` codes."""
 
-_LARGE_BYTES: Final = 4096
+_LARGE_VALUE_BYTES: Final = 4096
 """Size of a value from which copying it costs more than handling it separately."""
 
 _LENGTH: Final = struct.Struct("<I")
@@ -97,7 +97,7 @@ def encode_frame(header: Mapping[str, bytes], arrays: Sequence[Array]) -> str | 
     pieces: list[Any] = [_LENGTH.pack(len(text)), text, bytes(-(_LENGTH.size + len(text)) % _ALIGNMENT)]
     for array in arrays:
         pieces += array.data if isinstance(array.data, list) else (array.data,)
-        pieces.append(bytes(-_size(array.dtype, array.shape) % _ALIGNMENT))
+        pieces.append(bytes(-_byte_size(array.dtype, array.shape) % _ALIGNMENT))
     return b"".join(pieces)
 
 
@@ -123,13 +123,13 @@ def decode_frame(frame: str | bytes | bytearray) -> tuple[dict[str, Any], list[A
         raise FrameError(f"expected a JSON object, got text that does not parse: {error}") from None
     if not isinstance(header, dict):
         raise FrameError(f"expected a JSON object, got {type(header).__name__}")
-    return header, list(_arrays(header.pop("arrays", ()), body))
+    return header, list(_read_arrays(header.pop("arrays", ()), body))
 
 
-def _arrays(specs: Any, body: memoryview) -> Iterator[Array]:
+def _read_arrays(specs: Any, body: memoryview) -> Iterator[Array]:
     if not isinstance(specs, list | tuple):
         raise FrameError("expected arrays as a list of objects with dtype and shape")
-    at = 0
+    offset = 0
     for spec in specs:
         dtype, shape = (spec.get("dtype"), spec.get("shape")) if isinstance(spec, dict) else (None, None)
         if not isinstance(dtype, str) or dtype not in FORMATS:
@@ -138,18 +138,20 @@ def _arrays(specs: Any, body: memoryview) -> Iterator[Array]:
             raise FrameError(f"expected arrays of 1 to {MAX_DIMENSIONS} dimensions, got another")
         if not all(type(size) is int and 0 < size <= len(body) for size in shape):
             raise FrameError(f"expected sizes of an array from 1 to the {len(body)} bytes that follow")
-        end = at + _size(dtype, shape)
+        end = offset + _byte_size(dtype, shape)
         if end > len(body):
             raise FrameError(
                 f"expected an array that ends within {len(body)} bytes, got one that ends at {end}"
             )
-        yield Array(dtype, tuple(shape), body[at:end])
-        at = end + -end % _ALIGNMENT
-    if at < len(body):
-        raise FrameError(f"expected the frame to end with its last array, got {len(body) - at} bytes more")
+        yield Array(dtype, tuple(shape), body[offset:end])
+        offset = end + -end % _ALIGNMENT
+    if offset < len(body):
+        raise FrameError(
+            f"expected the frame to end with its last array, got {len(body) - offset} bytes more"
+        )
 
 
-def _size(dtype: str, shape: Sequence[int]) -> int:
+def _byte_size(dtype: str, shape: Sequence[int]) -> int:
     return math.prod(shape) * struct.calcsize(FORMATS[dtype])
 
 
@@ -217,20 +219,20 @@ class MembersRequest(RequestHead):
     members: _Members | None = None
 
 
-class _OfOneRequest(RequestHead):
+class _MemberRequest(RequestHead):
     """A request about one member."""
 
     member: Annotated[StrictInt, Field(ge=0)]
 
 
-class ForkRequest(_OfOneRequest):
+class ForkRequest(_MemberRequest):
     """Open sessions in the state of a member, all or none."""
 
     op: Literal["fork"]
     count: _Count
 
 
-class SnapshotRequest(_OfOneRequest):
+class SnapshotRequest(_MemberRequest):
     """Keep the state of a member, for sessions opened from it later."""
 
     op: Literal["snapshot"]
@@ -289,8 +291,8 @@ Request: TypeAlias = (
     OpenRequest | ResumeRequest | CancelRequest | BatchRequest | ForkRequest | SnapshotRequest | CloseRequest
 )
 OPERATIONS: Final = ("open", "resume", "cancel", "reset", "step", "state", "fork", "snapshot", "close")
-LEFT_IN_PRODUCTION: Final = OPERATIONS[:3]
-_read: Final = TypeAdapter[Request](
+PRODUCTION_OPERATIONS: Final = OPERATIONS[:3]
+_validate: Final = TypeAdapter[Request](
     Annotated[Request, Field(discriminator="op")], config=ConfigDict(defer_build=True)
 ).validate_python
 
@@ -303,7 +305,7 @@ def read_request(header: dict[str, Any], size: int, operations: Sequence[str] = 
             f"expected op to be one of {', '.join(operations)}, got {str(header.get('op'))[:100]!r}",
         )
     try:
-        return _read(header)
+        return _validate(header)
     except ValidationError as error:
         raise RefusalError(VALIDATION_ERROR, "Invalid message", {"errors": faults_of(error, size)}) from None
 
@@ -316,16 +318,16 @@ def rows_of(columns: Any, arrays: Sequence[Array], members: int) -> list[bytes]:
             together are too large.
     """
     unused = dict(enumerate(arrays))
-    left = MAX_ITEMS
+    remaining = MAX_ITEMS
 
     def rows(tree: Any) -> list[bytes]:
-        nonlocal left
+        nonlocal remaining
         if type(tree) is int:
             array = unused.pop(tree, None)
             if array is None or array.shape[0] != members:
                 raise FrameError(f"expected {tree} to stand for an array of {members} rows of its own")
-            left -= sum(math.prod(array.shape[: depth + 1]) for depth in range(len(array.shape)))
-            if left < 0:
+            remaining -= sum(math.prod(array.shape[: depth + 1]) for depth in range(len(array.shape)))
+            if remaining < 0:
                 raise FrameError(f"expected arrays of at most {MAX_ITEMS} numbers and lists around them")
             values = array.tolist()
             return list(map(dumps, values)) if array.shape[1:] else dumps(values)[1:-1].split(b",")
@@ -407,15 +409,17 @@ def columns_of(layout: Layout, batch: Any, arrays: list[Array]) -> Any:
         return [columns_of(part, one, arrays) for part, one in zip(layout, batch, strict=True)]
     import numpy as np
 
-    wire = np.dtype(layout.dtype).newbyteorder("<")
+    dtype = np.dtype(layout.dtype).newbyteorder("<")
     # Large values are not joined first: they are copied once, into the frame.
-    apart = isinstance(batch, list) and getattr(batch[0], "nbytes", 0) >= _LARGE_BYTES
-    parts = [np.asarray(one) for one in (batch if apart else [batch])]
-    for found in parts:
-        shape = found.shape if apart else found.shape[1:]
-        if shape != layout.shape or (found.dtype != wire and not np.can_cast(found.dtype, wire, "same_kind")):
-            raise ValueError(f"expected values of {layout.dtype} {layout.shape}, got {found.dtype} {shape}")
-    data = [np.ascontiguousarray(found, wire) for found in parts]
+    per_member = isinstance(batch, list) and getattr(batch[0], "nbytes", 0) >= _LARGE_VALUE_BYTES
+    parts = [np.asarray(one) for one in (batch if per_member else [batch])]
+    for array in parts:
+        shape = array.shape if per_member else array.shape[1:]
+        if shape != layout.shape or (
+            array.dtype != dtype and not np.can_cast(array.dtype, dtype, "same_kind")
+        ):
+            raise ValueError(f"expected values of {layout.dtype} {layout.shape}, got {array.dtype} {shape}")
+    data = [np.ascontiguousarray(array, dtype) for array in parts]
     arrays.append(Array(layout.dtype, (len(batch), *layout.shape), data))
     return len(arrays) - 1
 
@@ -423,10 +427,10 @@ def columns_of(layout: Layout, batch: Any, arrays: list[Array]) -> Any:
 # Replies
 
 
-_BESIDE: Final = frozenset({"reward", "done"})
+_LIFTED: Final = frozenset({"reward", "done"})
 
 
-_AT_TIMES: Final = ("metadata", "info", "infrastructure_error", "unscored")
+_OPTIONAL_FIELDS: Final = ("metadata", "info", "infrastructure_error", "unscored")
 """Fields of an observation that are mostly empty; rows are sent only if one is set, or other fields need them."""
 
 
@@ -434,19 +438,19 @@ _AT_TIMES: Final = ("metadata", "info", "infrastructure_error", "unscored")
 def _fields_of(model: type[Observation]) -> tuple[frozenset[str], Sequence[Callable[[Observation], Any]]]:
     """Return the names of the fields that are always sent, and getters of those that are mostly empty."""
     sent = {name for name, field in model.model_fields.items() if field.exclude is not True}
-    at_times = [attrgetter(name) for name in _AT_TIMES if name in model.model_fields]
-    return frozenset(sent - _BESIDE - {*_AT_TIMES}), at_times
+    optional = [attrgetter(name) for name in _OPTIONAL_FIELDS if name in model.model_fields]
+    return frozenset(sent - _LIFTED - {*_OPTIONAL_FIELDS}), optional
 
 
 def _have_further_fields(observations: Sequence[Observation], encoded: set[str]) -> bool:
     """Whether observations have values in fields that are not encoded yet."""
     models = {*map(type, observations)}
     for model in models:
-        always, at_times = _fields_of(model)
+        required, optional = _fields_of(model)
         of_model = observations
         if len(models) > 1:
             of_model = [observation for observation in observations if type(observation) is model]
-        if always - encoded or any(any(map(field, of_model)) for field in at_times):
+        if required - encoded or any(any(map(field, of_model)) for field in optional):
             return True
     return False
 
@@ -474,14 +478,14 @@ class ObservationEncoder:
         """
         columns: dict[str, Any] = {}
         for name, layout in self._layouts.items():
-            begun = len(arrays)
+            first = len(arrays)
             try:
                 batch = stack(layout, list(map(attrgetter(name), observations)))
                 columns[name] = columns_of(layout, batch, arrays)
             except (ImportError, AttributeError, LookupError, TypeError, ValueError, OverflowError):
-                del arrays[begun:]  # the values do not match the declared space; send them as JSON
+                del arrays[first:]  # the values do not match the declared space; send them as JSON
         header = {"columns": dumps(columns)} if columns else {}
-        exclude = {*_BESIDE, *columns}
+        exclude = {*_LIFTED, *columns}
         if _have_further_fields(observations, exclude):
             rows = [encode_fields(one, exclude)[0] for one in observations]
             header["rows"] = b"[%b]" % b",".join(rows)
