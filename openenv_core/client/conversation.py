@@ -40,12 +40,10 @@ MAX_PENDING: Final = 64
 """Requests awaiting replies on one connection; a server processes half as many at once."""
 
 MAX_REFUSED_CONNECTS: Final = 4
-"""Refused connects in a row after which the server, with its sessions, counts as gone.
-
-Applies if another server can take over the episode."""
+"""Refused connects in a row after which a server counts as gone, if another one can take over the episode."""
 
 MAX_REFUSED_CONNECTS_ALONE: Final = 8
-"""The same without another server: about four seconds, long enough for an ingress to restart."""
+"""The same without another server: about four seconds, in which an ingress may restart."""
 
 _MIN_RETRY_S: Final = 0.05
 _MAX_RETRY_S: Final = 2.0

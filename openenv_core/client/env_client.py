@@ -47,8 +47,7 @@ if TYPE_CHECKING:
     from openenv_core.client.vector import VectorClient
     from openenv_core.providers.base import AnyProvider, Provider
 
-# Settings that another client of the same server does not copy.
-_NOT_SHARED = ("self", "__class__", "base_url", "provider", "session_id")
+_NOT_SHARED = ("self", "__class__", "base_url", "provider", "session_id")  # by clients of the same server
 
 T = TypeVar("T")
 P = ParamSpec("P")
@@ -67,7 +66,7 @@ class EnvClient(ClientModels[ActT, ObsT, StateT]):
 
     Requests of one client are sent one at a time; concurrent callers wait their turn. A request that is cancelled, or
     exceeds `message_timeout_s`, leaves the session usable: its late reply is dropped. If the server dies and the
-    environment declares itself deterministic, the episode is replayed on another server and goes on there; otherwise
+    environment declares itself deterministic, the episode is replayed and goes on on another server; otherwise
     EpisodeLostError is raised until `reset` opens a new session.
 
     Args:
@@ -440,10 +439,7 @@ class EnvClient(ClientModels[ActT, ObsT, StateT]):
     async def _request(
         self, frame: bytes, expected: str, *, reset: Mapping[str, Any] | None = None, read_only: bool = False
     ) -> dict[str, Any]:
-        """Send a frame, or a reset with these options, and return the data of its reply.
-
-        A request that only reads is left out of replays.
-        """
+        """Send a frame, or a reset with these options, and return its reply's data; reads are not replayed."""
         if self._loop is not asyncio.get_running_loop():
             self._bind_loop()
         lock = self._request_lock

@@ -152,9 +152,6 @@ class HttpCarrier(Carrier):
 
         Our servers name the session. Servers of 0.1 have one environment. Later releases create one for each request
         and discard it, which would look like an episode without being one; only they have /schema.
-
-        Args:
-            names_session: The server named the session.
         """
         if not names_session:
             status, _, _ = await self._send(HttpRequest("schema", "GET", "/schema"))
