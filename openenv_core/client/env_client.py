@@ -66,7 +66,7 @@ class EnvClient(ClientModels[ActT, ObsT, StateT]):
 
     Requests of one client are sent one at a time; concurrent callers wait their turn. A request that is cancelled, or
     exceeds `message_timeout_s`, leaves the session usable: its late reply is dropped. If the server dies and the
-    environment declares itself deterministic, the episode is replayed and goes on on another server; otherwise
+    environment declares itself deterministic, the episode is replayed and continued on another server; otherwise
     EpisodeLostError is raised until `reset` opens a new session.
 
     Args:
