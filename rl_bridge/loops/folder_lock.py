@@ -29,7 +29,7 @@ _WITHOUT_LOCKS: Final = (errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP, errno.EIN
 
 
 def is_unused(folder: Path) -> bool:
-    """Whether a new run may use the folder: it does not exist, or holds nothing of a run but `_LEFT`."""
+    """Whether a new run may use the folder: it does not exist, or holds only files in `_LEFT`."""
     try:
         return {entry.name for entry in folder.iterdir()} <= _LEFT
     except FileNotFoundError:
