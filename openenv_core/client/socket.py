@@ -255,7 +255,6 @@ async def _connect(url: str, options: CarrierOptions) -> WebSocketCarrier:
     headers.setdefault("Prefer", options.prefer)
     if options.subprotocol is not None:
         headers["Sec-WebSocket-Protocol"] = options.subprotocol
-    proxy = proxy_for(url)
     opened: list[socket.socket] = []
 
     async def open_tcp(address: picows.WSParsedURL) -> socket.socket:
@@ -272,7 +271,7 @@ async def _connect(url: str, options: CarrierOptions) -> WebSocketCarrier:
             max_frame_size=options.max_message_bytes,
             extra_headers=headers,
             max_redirects=0,
-            proxy=proxy,
+            proxy=proxy_for(url),
             socket_factory=open_tcp,
             use_aiofastnet=False,
         )

@@ -4,7 +4,6 @@ from collections.abc import Mapping
 from typing import Any, TypeAlias
 
 from openenv_core.client.env_client import EnvClient
-from openenv_core.client.settings import Mode
 from openenv_core.errors import ServerError, ValidationFailedError
 from openenv_core.protocol.jsonrpc import JsonRpcFaultError
 from openenv_core.protocol.toolcalls import (
@@ -41,7 +40,6 @@ class MCPToolClient(EnvClient[AnyAction, Observation, State]):
     """
 
     _tools_cache: list[Tool] | None = None
-    _mode: Mode = "simulation"
     _refuses_steps = False  # the server has refused a call that was sent as a step
     _last_request_id = 0
 
