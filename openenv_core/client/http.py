@@ -133,13 +133,13 @@ class HttpCarrier(Carrier):
             text = f"something between here and the session answered with HTTP {status}: {detail_text(body)[:300]}"
             return encode_error(
                 f"HTTP_{status}",
-                f"{text}; the session lives, and whether it was asked nobody knows",
+                f"{text}; the session lives, and the request may or may not have reached it",
                 {"retry_after_s": retry_after(headers.get("retry-after"))},
             ).encode()
         if status == 404 and self._stateful and self._owns_session and request.kind != "reset":
             raise ConnectionLostError(
                 f"expected the server to know the session that it has made, got: {detail_text(body)[:300]}; it was "
-                "started anew, or the session was idle for too long; call reset() to start a new session"
+                "restarted, or the session was idle for too long; call reset() to start a new session"
             )
         if not (status == 404 and request.kind == "reset"):  # a 404 to a reset: no such route
             frame = error_frame(status, body, retry_after(headers.get("retry-after")))

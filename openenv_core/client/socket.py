@@ -421,14 +421,14 @@ def _close_reason(transport: WSTransport) -> str:
             "call reset() to start a new session"
         )
     return (
-        "expected a reply, but the connection is closed (it broke without a word); "
+        "expected a reply, but the connection is closed (it broke without a close frame); "
         "call reset() to start a new session"
     )
 
 
 def _violation_text(what: str) -> str:
     return (
-        f"expected messages by the rules of WebSockets and within max_message_size_mb, got {what}; "
+        f"expected messages that keep to the WebSocket protocol and to max_message_size_mb, got {what}; "
         "the session is over, call reset() to start a new one"
     )
 

@@ -118,7 +118,7 @@ class Introductions:
                     await getattr(rollout, endpoint).fanout(news)
             except TimeoutError:
                 # The others have it; this one gets it before it serves again, or counts as lost when given work.
-                logger.warning("a rollout worker does not take what it is told (%s)", endpoint)
+                logger.warning("a rollout worker did not take an update in time (%s)", endpoint)
 
 
 async def start_roles(
@@ -398,7 +398,9 @@ async def open_run(
         if resume:
             version = await fleet.guard(rewind(run))
             console.print(
-                f"resuming after iteration {version}" if version else "no checkpoint: starting anew"
+                f"resuming after iteration {version}"
+                if version
+                else "no checkpoint: starting from the beginning"
             )
         elif config.monarch.colocate:
             async with run.deadline("a turn of the generators on the GPU"):

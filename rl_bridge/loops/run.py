@@ -347,7 +347,7 @@ class Run:
     def preempt(self) -> None:
         """End the loop with `PreemptedError` after the current iteration."""
         self.preempted = True
-        self.buffer.fail(PreemptedError("the run was told to go"))
+        self.buffer.fail(PreemptedError("the run was preempted"))
 
     def lost_the_trainer(self) -> None:
         """Fail the waiters for rollouts, which may depend on weights that were lost with the trainer."""

@@ -201,7 +201,7 @@ def evaluate_run(config: Config, folder: Path, *, resume: bool = False) -> None:
         raise KeyboardInterrupt from None
     finally:
         if (folder / RECORDS_FILE).exists() and not (folder / FIGURES_FILE).exists():
-            _say(Console(stderr=True), f"it goes on by: ropewalk eval --resume {folder}")
+            _say(Console(stderr=True), f"continue it with: ropewalk eval --resume {folder}")
         if not (folder / LOGS).exists():
             with contextlib.suppress(OSError):  # not empty: the task has written something
                 folder.rmdir()
