@@ -398,9 +398,7 @@ async def open_run(
         if resume:
             version = await fleet.guard(rewind(run))
             console.print(
-                f"resuming after iteration {version}"
-                if version
-                else "no checkpoint: starting from the beginning"
+                f"resuming after iteration {version}" if version else "no checkpoint: starting over"
             )
         elif config.monarch.colocate:
             async with run.deadline("a turn of the generators on the GPU"):
