@@ -1,4 +1,4 @@
-"""Episodes in text, the base of the adapters to trainers."""
+"""Episodes in text: the base of the adapters to trainers."""
 
 import asyncio
 import json
@@ -29,10 +29,10 @@ from openenv_core.tools.specs import is_of_tools, openai_tools
 from openenv_core.types import Observation, StepResult
 
 ACT: Final = "act"
-"""The one tool of an environment that has no tools: it takes the fields of an action."""
+"""The single tool offered for an environment without tools; its arguments are the fields of an action."""
 
-FIRST_PAUSE_S: Final = 0.1
-LONGEST_PAUSE_S: Final = 2.0
+MIN_RETRY_PAUSE_S: Final = 0.1
+MAX_RETRY_PAUSE_S: Final = 2.0
 
 _TRANSIENT: Final = (
     CapacityError,
@@ -42,32 +42,32 @@ _TRANSIENT: Final = (
     SessionError,
 )
 _CALL: Final = re.compile(r"<tool_call>(.*?)</tool_call>", re.DOTALL)
-_CALL_FORM: Final = (
+_CALL_FORMAT: Final = (
     "Call one tool at a time, like this: "
     '<tool_call>{"name": "NAME", "arguments": {"ARGUMENT": "VALUE"}}</tool_call>'
 )
 
 
 class TextEpisode:
-    """One session on a served environment, played by calls of tools and answered in text.
+    """One session on a served environment, played by tool calls whose results are text.
 
-    An environment of tools is played by its tools. Any other has one tool, `act`, whose parameters are the fields of
-    its action. What the policy got wrong is told to it in the text that a call returns. What went wrong beside the
-    policy ends the episode, and the episode has no reward: `reward` is None, and never 0.
+    An environment of tools is played with its tools. Any other gets one tool, `act`, whose parameters are the fields
+    of its action. Mistakes of the policy are reported in the text that a call returns. Other failures end the episode
+    without a reward: `reward` is then None, never 0.
 
     Args:
-        base_url: Where the server is, or several that serve the same; see `EnvClient`.
+        base_url: URL of the server, or of several equal ones; see `EnvClient`.
         token: Bearer token of the server.
-        reset_timeout_s: Seconds until a reset that meets a full or absent server is given up.
-        step_timeout_s: Seconds that a reply may take.
-        unfinished_reward: The reward of an episode that the policy left before its end; None: what it had earned.
+        reset_timeout_s: Seconds for which a reset is retried while the server is full or does not answer.
+        step_timeout_s: Reply timeout in seconds.
+        unfinished_reward: Reward of an episode that the policy left before its end; None: the rewards so far.
 
     Attributes:
-        tools: Function schemas in OpenAI's form; known once `open` has returned.
+        tools: Function schemas in OpenAI's format; set once `open` has returned.
         done: Whether the episode is over.
-        failure: What went wrong beside the policy, in words; None where nothing did.
-        unscored: Why an episode that is over has no reward, in words; None where it has one.
-        truncated: Whether the environment has cut the episode off by a limit of its own.
+        failure: A failure that is not the policy's, in words; None without one.
+        unscored: Why the finished episode has no reward, in words; None if it has one.
+        truncated: Whether a limit of the environment cut the episode off.
     """
 
     def __init__(
@@ -92,26 +92,26 @@ class TextEpisode:
         self._reset_timeout_s = reset_timeout_s
         self._unfinished_reward = unfinished_reward
         self._acts = False
-        self._earned = 0.0
+        self._return = 0.0
 
     async def open(self) -> None:
-        """Learn the environment's tools. A session is opened by the first reset.
+        """Fetch the environment's tools. The first reset opens the session, if this does not.
 
         Raises:
-            ClientError: There is no such server, or it is no OpenEnv server.
+            ClientError: The server does not answer, or is not an OpenEnv server.
         """
         if self.tools:
             return
         schema = (await self._fetch_schema())["action"]
         if is_of_tools(schema):
-            await self._patiently(self._client.connect)
+            await self._retry(self._client.connect)
             self.tools = openai_tools(await self._client.list_tools())
         else:
             self._acts = True
             self.tools = [_act_tool(schema)]
 
     async def connect(self) -> None:
-        """Open a session before the first reset does. CapacityError: a full server had no room for it in time."""
+        """Open the session before the first reset. CapacityError: the server had no room for it in time."""
         await self._client.connect()
 
     async def _fetch_schema(self) -> dict[str, Any]:
@@ -122,22 +122,22 @@ class TextEpisode:
         return await fetch_schema(last, token=self._token, timeout_s=self._reset_timeout_s)
 
     async def reset(self, **options: Any) -> str:
-        """Start an episode, and return its first observation as text.
+        """Start an episode and return its first observation as text.
 
         Args:
-            options: Of the environment's reset, such as `seed`.
+            options: Options of the environment's reset, such as `seed`.
 
         Raises:
-            ClientError: It could not be started, for as long as `reset_timeout_s`.
+            ClientError: The episode could not be started within `reset_timeout_s`.
         """
         await self.open()
-        self.done, self.failure, self._earned, self.unscored, self.truncated = False, None, 0.0, None, False
-        result = await self._patiently(self._client.reset, **options)
-        self._note(result)
+        self.done, self.failure, self._return, self.unscored, self.truncated = False, None, 0.0, None, False
+        result = await self._retry(self._client.reset, **options)
+        self._record(result)
         return text_of_observation(result.observation)
 
     async def call(self, name: str, arguments: Mapping[str, Any]) -> str:
-        """Call a tool, and return its result as text; for an invalid call, the error."""
+        """Call a tool and return its result as text; for an invalid call, the error."""
         if self.failure is not None:
             return "error: the environment has failed; this episode does not count"
         if self.done:
@@ -152,7 +152,7 @@ class TextEpisode:
         except ClientError as error:
             self.failure = f"{type(error).__name__}: {error}"
             return "error: the environment has failed; this episode does not count"
-        self._note(result)
+        self._record(result)
         if self._acts:
             return text_of_observation(result.observation)
         try:
@@ -163,11 +163,11 @@ class TextEpisode:
             return f"error: {error}"
 
     async def answer(self, text: str) -> str:
-        """Execute the tool call in a policy's text, and return its result; where there is none, the expected form.
+        """Execute the tool call in a policy's text and return its result; without a call, the expected format.
 
         Args:
-            text: With `<tool_call>{"name": ..., "arguments": {...}}</tool_call>`, of which the last counts; or the JSON
-                alone.
+            text: Text with `<tool_call>{"name": ..., "arguments": {...}}</tool_call>`, the last of which counts; or
+                only the JSON.
         """
         try:
             name, arguments = read_call(text)
@@ -178,8 +178,8 @@ class TextEpisode:
     @property
     def instructions(self) -> str:
         """Instructions for a policy that gets no function schemas; available once `open` has returned."""
-        listed = "\n".join(json.dumps(tool["function"], ensure_ascii=False) for tool in self.tools)
-        return f"{_CALL_FORM}\nThe tools, as JSON schemas:\n{listed}"
+        schemas = "\n".join(json.dumps(tool["function"], ensure_ascii=False) for tool in self.tools)
+        return f"{_CALL_FORMAT}\nThe tools, as JSON schemas:\n{schemas}"
 
     @property
     def reward(self) -> float | None:
@@ -188,42 +188,42 @@ class TextEpisode:
             return None
         if not self.done and self._unfinished_reward is not None:
             return self._unfinished_reward
-        return self._earned
+        return self._return
 
     @property
     def over(self) -> bool:
-        """Whether nothing more can be done in this episode: it is done, or has failed."""
+        """Whether the episode is done or has failed."""
         return self.done or self.failure is not None
 
     async def close(self) -> None:
         """End the session. Idempotent."""
         await self._client.close()
 
-    def _note(self, result: StepResult[Observation]) -> None:
+    def _record(self, result: StepResult[Observation]) -> None:
         self.done, self.truncated = result.done, result.truncated
         self.failure, self.unscored = result.infrastructure_error, result.unscored
-        self._earned += float(result.reward or 0.0)
+        self._return += float(result.reward or 0.0)
 
-    async def _patiently(self, request: Any, **options: Any) -> Any:
-        """Make a request until the server has room for it, or the time is up."""
+    async def _retry(self, request: Any, **options: Any) -> Any:
+        """Send a request, and repeat it after transient errors for up to `reset_timeout_s`."""
         loop = asyncio.get_running_loop()
-        deadline, pause = loop.time() + self._reset_timeout_s, FIRST_PAUSE_S
+        deadline, pause_s = loop.time() + self._reset_timeout_s, MIN_RETRY_PAUSE_S
         while True:
             try:
                 return await request(**options)
             except _TRANSIENT:
-                if loop.time() + pause > deadline:
+                if loop.time() + pause_s > deadline:
                     raise
-            await asyncio.sleep(pause)
-            pause = min(2 * pause, LONGEST_PAUSE_S)
+            await asyncio.sleep(pause_s)
+            pause_s = min(2 * pause_s, MAX_RETRY_PAUSE_S)
 
 
 async def fetch_schema(base_url: str, *, token: str | None = None, timeout_s: float = 60.0) -> dict[str, Any]:
-    """Return what `GET /schema` of a server says: the JSON schemas of its action, observation and state.
+    """Return the JSON schemas of a server's action, observation and state, from its `GET /schema`.
 
     Raises:
         ConnectionFailedError: No server answers.
-        ProtocolError: It says something else.
+        ProtocolError: The response holds no such schemas.
     """
     url = f"{http_url(base_url)}/schema"
     headers = {"Authorization": f"Bearer {token}"} if token else {}
@@ -248,25 +248,25 @@ async def fetch_schema(base_url: str, *, token: str | None = None, timeout_s: fl
 
 
 def read_call(text: str) -> tuple[str, dict[str, Any]]:
-    """Return the name and the arguments of the last call in a text.
+    """Return the name and arguments of the last tool call in a text.
 
     Raises:
-        ValueError: There is none; its text is for the policy.
+        ValueError: The text holds no valid call; the message is meant for the policy.
     """
     calls = _CALL.findall(text) or [text]
     try:
         call = json.loads(calls[-1])
     except (ValueError, RecursionError):
-        raise ValueError(f"there is no call of a tool in the answer. {_CALL_FORM}") from None
+        raise ValueError(f"there is no call of a tool in the answer. {_CALL_FORMAT}") from None
     name = call.get("name") if isinstance(call, dict) else None
     arguments = call.get("arguments", {}) if isinstance(call, dict) else None
     if not isinstance(name, str) or not isinstance(arguments, dict):
-        raise ValueError(f'a call has a "name" and "arguments", an object. {_CALL_FORM}')
+        raise ValueError(f'a call has a "name" and "arguments", an object. {_CALL_FORMAT}')
     return name, arguments
 
 
 def text_of_observation(observation: Observation) -> str:
-    """Return an observation as a policy reads it: its `text` where it has one, else its own fields as JSON."""
+    """Return an observation as text for a policy: its field `text` if it has one, else its own fields as JSON."""
     fields = observation.model_dump(mode="json", exclude={"done", "reward", "metadata"}, exclude_none=True)
     text = fields.get("text")
     return text if isinstance(text, str) else _as_text(fields)
@@ -277,13 +277,13 @@ def _as_text(value: Any) -> str:
 
 
 def resolve(schema: Mapping[str, Any], definitions: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Return a JSON schema with its `$ref` resolved, where it has one."""
+    """Return a JSON schema with its `$ref`, if any, resolved."""
     reference = schema.get("$ref", "")
     return {**definitions.get(reference.rpartition("/")[2], {}), **schema} if reference else schema
 
 
 def _act_tool(schema: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the function schema of `act` for an action's JSON schema."""
+    """Return the function schema of the tool `act` for an action's JSON schema."""
     properties = {name: field for name, field in schema.get("properties", {}).items() if name != "metadata"}
     parameters = {
         "type": "object",

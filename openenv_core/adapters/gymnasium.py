@@ -1,11 +1,11 @@
-"""Gymnasium: any served environment as a `gymnasium.Env`.
+"""Adapter for Gymnasium: any served environment as a `gymnasium.Env`.
 
     env = ServedEnv("http://localhost:8000")
     observation, info = env.reset(seed=1)
     observation, reward, terminated, truncated, info = env.step(env.action_space.sample())
 
-An environment that says its spaces (docs/trainers.md) has these; `envs/gymnasium_env` says them of any environment of
-Gymnasium's. For another the spaces are made from the JSON schemas of its action and observation.
+Spaces that the environment declares (docs/trainers.md) are used as they are; `envs/gymnasium_env` declares those of any
+Gymnasium environment. Otherwise they are derived from the JSON schemas of action and observation.
 """
 
 import base64
@@ -31,16 +31,16 @@ MAX_TEXT_CHARS: Final = 1 << 20
 
 
 class ServedEnv(gymnasium.Env[Any, Any]):
-    """A served environment as Gymnasium's users know one.
+    """A served environment as a `gymnasium.Env`.
 
     Args:
-        target: What `openenv_core.make` takes: a name, a folder, `module:attribute`, a URL or an image.
-        render_mode: "rgb_array" where the server renders (`envs/gymnasium_env` with a render mode); None otherwise.
+        target: Target of `openenv_core.make`: a name, a folder, `module:attribute`, a URL or an image.
+        render_mode: "rgb_array" if the server renders (`envs/gymnasium_env` with a render mode); None otherwise.
         token: Bearer token of the server.
         options: Further arguments of the client.
 
     Raises:
-        ConfigurationError: The target stands for nothing, or its models cannot be told as spaces.
+        ConfigurationError: The target is not found, or its models cannot be expressed as spaces.
         ClientError: The server does not answer.
     """
 
@@ -73,15 +73,15 @@ class ServedEnv(gymnasium.Env[Any, Any]):
         """Start an episode; see `gymnasium.Env.reset`.
 
         Args:
-            seed: Of the episode. None leaves it to the server.
+            seed: Seed of the episode; None leaves it to the server.
             options: Further options of the server's reset.
 
         Raises:
             ClientError: The server cannot be reached, or refuses the options.
         """
         super().reset(seed=seed)
-        given = dict(options or {}) if seed is None else {"seed": seed, **(options or {})}
-        result = self._client.reset(**given)
+        reset_options = dict(options or {}) if seed is None else {"seed": seed, **(options or {})}
+        result = self._client.reset(**reset_options)
         return self._observation.read(result.observation), _info_of(result)
 
     def step(self, action: Any) -> tuple[Any, float, bool, bool, dict[str, Any]]:
@@ -89,7 +89,7 @@ class ServedEnv(gymnasium.Env[Any, Any]):
 
         Raises:
             ClientError: The server is lost, or refuses the action.
-            EnvironmentFailureError: The environment says that something beside the policy has failed.
+            EnvironmentFailureError: The environment reports a failure that is not the policy's.
         """
         result = self._client.step(self._action.write(action))
         if (failure := result.infrastructure_error) is not None:
@@ -104,11 +104,11 @@ class ServedEnv(gymnasium.Env[Any, Any]):
         )
 
     def render(self) -> Any:
-        """Return the picture of the episode as it stands, uint8 [height, width, 3]; None without a render mode."""
+        """Return an image of the episode's current state, uint8 [height, width, 3]; None without a render mode."""
         return None if self.render_mode is None else picture_of(self._client.state())
 
     def close(self) -> None:
-        """End the session, and the server where it was started for this. Idempotent."""
+        """End the session, and the server if this object started it. Idempotent."""
         self._client.close()
 
     def __enter__(self) -> Self:
@@ -130,19 +130,19 @@ def picture_of(state: Mapping[str, Any]) -> Any:
 
 
 class Fields:
-    """The fields of a model that make up a space: those that declare a space, or else all.
+    """The fields of a model that form its space: those that declare a space, else all.
 
     Args:
         schema: The model's JSON schema.
 
     Attributes:
-        space: Of a value: of the one field that there is, or of all by their names.
-        bare: The one field.
-        parts: The fields by their names.
-        layouts: The arrays that fields are in batches, where they are; of those that say their space.
+        space: The space: that of a single field, or a Dict of all fields' spaces by name.
+        single: Name of the single field; None if there are several.
+        parts: The fields by name.
+        layouts: Layouts in batches of the fields whose declared space has array values, by name.
 
     Raises:
-        ConfigurationError: There is none.
+        ConfigurationError: The model has no fields of its own.
     """
 
     def __init__(self, schema: Mapping[str, Any]) -> None:
@@ -162,30 +162,30 @@ class Fields:
         )
         if not self.parts:
             raise ConfigurationError("the environment's model has no field of its own to make a space of")
-        spaces_of = {name: field.space for name, field in self.parts.items()}
-        self.bare = next(iter(spaces_of)) if len(spaces_of) == 1 else None
-        self.space = spaces_of[self.bare] if self.bare else spaces.Dict(spaces_of)
+        field_spaces = {name: field.space for name, field in self.parts.items()}
+        self.single = next(iter(field_spaces)) if len(field_spaces) == 1 else None
+        self.space = field_spaces[self.single] if self.single else spaces.Dict(field_spaces)
 
     def read(self, fields: Mapping[str, Any]) -> Any:
-        """Return the value of the space that JSON fields encode."""
-        if self.bare:
-            return self.parts[self.bare].read(fields[self.bare])
+        """Decode a value of the space from the model's fields as JSON."""
+        if self.single:
+            return self.parts[self.single].read(fields[self.single])
         return {name: field.read(fields.get(name)) for name, field in self.parts.items()}
 
     def write(self, value: Any) -> dict[str, Any]:
-        """Return a value as fields of JSON."""
-        if self.bare:
-            return {self.bare: self.parts[self.bare].write(value)}
+        """Encode a value of the space as the model's fields in JSON."""
+        if self.single:
+            return {self.single: self.parts[self.single].write(value)}
         return {name: field.write(value[name]) for name, field in self.parts.items()}
 
 
 class FieldSpace:
-    """One field: its space, and the conversion of its values from and to JSON.
+    """A field with its space and the conversion of its values from and to JSON.
 
     Args:
-        space: Of its values.
-        read: Returns the value that JSON stands for.
-        write: Returns a value as JSON.
+        space: Space of the field's values.
+        read: Decodes a value from JSON.
+        write: Encodes a value as JSON.
     """
 
     def __init__(self, space: Space[Any], read: Callable[[Any], Any], write: Callable[[Any], Any]) -> None:
@@ -195,15 +195,15 @@ class FieldSpace:
 
     @classmethod
     def declared(cls, space: Space[Any]) -> Self:
-        """Return the field for a space that it says."""
+        """Return the field of a declared space."""
         return cls(space, lambda value: read_value(space, value), lambda value: write_value(space, value))
 
     @classmethod
     def derived(cls, schema: Mapping[str, Any]) -> Self:
-        """Make a space of a field's JSON schema."""
+        """Return the field with a space derived from its JSON schema."""
         kinds = [option for option in schema.get("anyOf", [schema]) if option.get("type") != "null"]
         if len(kinds) == 1 and kinds[0] is not schema:
-            # What may be null is text here: "" stands for null.
+            # A nullable field becomes a text space, in which "" stands for null.
             return cls._text(empty_is_null=True)
         if choices := schema.get("enum"):
             numbers = {choice: number for number, choice in enumerate(choices)}
@@ -239,17 +239,17 @@ class FieldSpace:
 
 
 class AnyText(spaces.Text):
-    """Text of any characters; samples are of letters and digits."""
+    """A text space with any characters; samples consist of letters and digits."""
 
     def contains(self, x: Any) -> bool:
-        """Whether it is text of at most this length."""
+        """Whether `x` is text of at most `max_length` characters."""
         return isinstance(x, str) and len(x) <= self.max_length
 
 
 def _box(low: float | None, high: float | None, dtype: type[np.int64 | np.float64]) -> Space[Any]:
     limits = np.iinfo(np.int64)
-    least, most = (limits.min, limits.max) if dtype is np.int64 else (-np.inf, np.inf)
-    return spaces.Box(least if low is None else low, most if high is None else high, (), dtype)
+    lowest, highest = (limits.min, limits.max) if dtype is np.int64 else (-np.inf, np.inf)
+    return spaces.Box(lowest if low is None else low, highest if high is None else high, (), dtype)
 
 
 def _info_of(result: StepResult[Any]) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""Miles: an agent function that plays any served environment, and what keeps failures out of the training.
+"""Adapter for Miles: an agent function that plays any served environment, and a filter for failed episodes.
 
 --custom-agent-function-path openenv_core.adapters.miles.run
 --custom-rm-path openenv_core.adapters.miles.reward_func
@@ -24,18 +24,18 @@ async def run(
     metadata: Mapping[str, Any] | None = None,
     **_: Any,
 ) -> dict[str, Any]:
-    """Play one episode: the policy answers in text, with one call of a tool each turn.
+    """Play one episode: the policy answers in text, with one tool call each turn.
 
     Args:
-        base_url: Of Miles' session server, which records the policy's tokens.
+        base_url: URL of Miles' session server, which records the policy's tokens.
         prompt: Chat messages, or text.
-        request_kwargs: Of the policy's requests.
+        request_kwargs: Extra arguments of the requests to the policy.
         metadata: The data set's row. `metadata["openenv"]` has `base_url`, and may have `reset` (options of the reset,
-            such as `seed`), `max_turns`, and what `TextEpisode` takes.
+            such as `seed`), `max_turns`, and arguments of `TextEpisode`.
 
     Returns:
-        What is added to the sample's metadata: `reward`, which is None where something beside the policy failed or
-        nobody can say what the episode is worth, and `failure`, which says why.
+        Additions to the sample's metadata: `reward`, or None if the episode failed for a reason other than the policy
+        or was not scored, and `failure`, the reason.
 
     Raises:
         ClientError: The episode could not be started; Miles goes on without a reward.
@@ -55,7 +55,7 @@ async def run(
                     extra_body=dict(request_kwargs or {}),
                 )
                 answer = completion.choices[0].message
-                chat.append(answer.model_dump(exclude_none=True))  # as it came: the recorder looks for it
+                chat.append(answer.model_dump(exclude_none=True))  # unchanged: the recorder looks for it
                 reply = await episode.answer(answer.content or "")
                 if episode.done or episode.failure is not None:
                     break
@@ -67,17 +67,17 @@ async def run(
 
 
 async def reward_func(args: Any, samples: Any, **_: Any) -> float | list[float]:
-    """Return what `run` says that samples are worth; of those without a reward `keep_group` drops the group."""
-    rewards = [float(sample.metadata.get("reward") or 0.0) for sample in _each([samples])]
+    """Return the rewards that `run` put into the samples; 0 without one, whose group `keep_group` drops."""
+    rewards = [float(sample.metadata.get("reward") or 0.0) for sample in _flatten([samples])]
     return rewards if isinstance(samples, list) else rewards[0]
 
 
 def keep_group(args: Any, samples: Sequence[Any], **_: Any) -> bool:
-    """Whether every sample of a group has a reward. Miles replaces a group that is not kept."""
-    return all(sample.metadata.get("reward") is not None for sample in _each(samples))
+    """Whether every sample of a group has a reward; Miles replaces other groups."""
+    return all(sample.metadata.get("reward") is not None for sample in _flatten(samples))
 
 
-def _each(samples: Sequence[Any]) -> Iterator[Any]:
+def _flatten(samples: Sequence[Any]) -> Iterator[Any]:
     for sample in samples:
         yield from sample if isinstance(sample, list) else (sample,)
 

@@ -1,4 +1,4 @@
-"""SkyRL-Gym: any served environment as a text environment.
+"""Adapter for SkyRL-Gym: any served environment as a text environment.
 
 skyrl_gym.register(id="ropewalk", entry_point="openenv_core.adapters.skyrl:ServedTextEnv")
 env = skyrl_gym.make("ropewalk", env_config={"base_url": "http://localhost:8000"}, extras={"reset": {"seed": 1}})
@@ -17,15 +17,15 @@ MAX_TURNS: Final = 16
 
 
 class ServedTextEnv(BaseTextEnv):  # type: ignore[misc]  # the package has no types
-    """One episode of a served environment: the policy answers in text, with one call of a tool each turn.
+    """One episode of a served environment: the policy answers in text, with one tool call each turn.
 
-    The reward comes with the last turn. SkyRL has no way to leave a sample out, so where the environment fails `step`
-    raises: a machine's failure is never a reward.
+    The reward comes with the last turn. SkyRL cannot leave a sample out, so `step` raises if the environment fails:
+    such a failure is never a reward.
 
     Args:
-        env_config: `base_url`; and as `TextEpisode` has them `token`, `reset_timeout_s`, `step_timeout_s`,
-            `unfinished_reward`; and `max_turns`, 16 by default.
-        extras: The data set's row; `reset` in it has the options of the reset, such as `seed`.
+        env_config: `base_url`; optionally `max_turns` (default 16) and, as in `TextEpisode`, `token`,
+            `reset_timeout_s`, `step_timeout_s` and `unfinished_reward`.
+        extras: The data set's row; its `reset` has the options of the reset, such as `seed`.
     """
 
     def __init__(self, env_config: Mapping[str, Any], extras: Mapping[str, Any] | None = None) -> None:
@@ -36,7 +36,7 @@ class ServedTextEnv(BaseTextEnv):  # type: ignore[misc]  # the package has no ty
         self._reset_options = dict((extras or {}).get("reset") or {})
 
     def init(self, prompt: list[dict[str, str]]) -> tuple[list[dict[str, str]], dict[str, Any]]:
-        """Start the episode; its first observation, and how to call its tools, follow the prompt.
+        """Start the episode; return the prompt with a description of the tools and the first observation.
 
         Raises:
             ClientError: The episode could not be started.
@@ -46,10 +46,10 @@ class ServedTextEnv(BaseTextEnv):  # type: ignore[misc]  # the package has no ty
         return [*prompt, _user(f"{self._episode.instructions}\n\n{observation}")], {}
 
     def step(self, action: str) -> BaseTextEnvStepOutput:
-        """Carry out the call in a policy's answer.
+        """Execute the tool call in a policy's answer.
 
         Raises:
-            EnvironmentFailureError: Something beside the policy failed, or nobody can say what the episode is worth.
+            EnvironmentFailureError: The environment failed, or did not score the episode.
         """
         reply = shared_loop().run(self._episode.answer, action)
         self.turns += 1

@@ -1,8 +1,8 @@
 """Gymnasium's spaces and their values as JSON.
 
-A field of an action's or observation's model that holds a value of a space has the space in its JSON schema, under
-`gymnasium_space`. A space is an object with a `type` and what its constructor takes. Infinite bounds are null. A value
-is JSON as numpy's `tolist()` has it; of a Box of bytes (an image), base64 of its C-ordered bytes.
+A model's field that holds values of a space describes it in its JSON schema, under `gymnasium_space`: an object with a
+`type` and the arguments of the space's constructor, in which null is an infinite bound. A value is JSON as of numpy's
+`tolist()`; of a uint8 Box (an image), base64 of its C-ordered bytes.
 """
 
 import base64
@@ -21,7 +21,7 @@ def describe_space(space: Space[Any]) -> dict[str, Any]:
     """Return a space as JSON.
 
     Raises:
-        ConfigurationError: There is no JSON for spaces of its type (Graph, or one's own).
+        ConfigurationError: Spaces of its type are not supported (Graph, or a custom class).
     """
     kind = type(space).__name__
     match space:
@@ -67,35 +67,35 @@ def read_space(described: Mapping[str, Any]) -> Space[Any]:
     """Return the space of a JSON description.
 
     Raises:
-        ConfigurationError: It stands for none.
+        ConfigurationError: The description is invalid.
     """
-    given = dict(described)
-    kind = given.pop("type", None)
+    spec = dict(described)
+    kind = spec.pop("type", None)
     try:
         match kind:
             case "Box":
-                dtype, shape = np.dtype(given["dtype"]), tuple(given["shape"])
-                low, high = (_read_bounds(given[end], fill, shape, dtype) for end, fill in _ENDS)
+                dtype, shape = np.dtype(spec["dtype"]), tuple(spec["shape"])
+                low, high = (_read_bounds(spec[end], fill, shape, dtype) for end, fill in _ENDS)
                 return spaces.Box(low, high, shape, dtype.type)
             case "Discrete":
-                return spaces.Discrete(given["n"], start=given["start"], dtype=np.dtype(given["dtype"]).type)
+                return spaces.Discrete(spec["n"], start=spec["start"], dtype=np.dtype(spec["dtype"]).type)
             case "MultiDiscrete":
-                nvec, start = np.array(given["nvec"]), np.array(given["start"])
-                return spaces.MultiDiscrete(nvec, np.dtype(given["dtype"]).type, start=start)
+                nvec, start = np.array(spec["nvec"]), np.array(spec["start"])
+                return spaces.MultiDiscrete(nvec, np.dtype(spec["dtype"]).type, start=start)
             case "MultiBinary":
-                return spaces.MultiBinary(given["n"])
+                return spaces.MultiBinary(spec["n"])
             case "Text":
-                return spaces.Text(**given)
+                return spaces.Text(**spec)
             case "Tuple":
-                return spaces.Tuple([read_space(description) for description in given["spaces"]])
+                return spaces.Tuple([read_space(description) for description in spec["spaces"]])
             case "OneOf":
-                return spaces.OneOf([read_space(description) for description in given["spaces"]])
+                return spaces.OneOf([read_space(description) for description in spec["spaces"]])
             case "Dict":
                 return spaces.Dict(
-                    {key: read_space(description) for key, description in given["spaces"].items()}
+                    {key: read_space(description) for key, description in spec["spaces"].items()}
                 )
             case "Sequence":
-                return spaces.Sequence(read_space(given["space"]), stack=given["stack"])
+                return spaces.Sequence(read_space(spec["space"]), stack=spec["stack"])
     except (KeyError, TypeError, ValueError, AssertionError) as error:
         raise ConfigurationError(
             f"this describes no space of Gymnasium: {described!r:.300}: {error}"
@@ -104,7 +104,7 @@ def read_space(described: Mapping[str, Any]) -> Space[Any]:
 
 
 def write_value(space: Space[Any], value: Any) -> Any:
-    """Return a value of a space as JSON."""
+    """Encode a value of a space as JSON."""
     match space:
         case spaces.Box() if space.dtype == np.uint8:
             return base64.b64encode(np.ascontiguousarray(value, dtype=np.uint8).tobytes()).decode()
@@ -124,7 +124,7 @@ def read_value(space: Space[Any], value: Any) -> Any:
     """Decode a value of a space from JSON.
 
     Raises:
-        ValueError: It stands for none; the space's own limits are not looked at.
+        ValueError: The JSON does not fit the space; its bounds are not checked.
     """
     try:
         match space:
@@ -165,20 +165,20 @@ _ENDS: Final = (("low", -math.inf), ("high", math.inf))
 
 
 def _bounds(bounds: "np.ndarray[Any, Any]") -> Any:
-    """Return bounds as nested lists, one number where all are equal; None for an infinite one."""
+    """Return bounds as nested lists, or as one number if all are equal; None for infinite bounds."""
     equal = bounds.size > 0 and bool((bounds == bounds.flat[0]).all())
-    return _without_infinity((bounds.flat[0] if equal else bounds).tolist())
+    return _replace_infinity((bounds.flat[0] if equal else bounds).tolist())
 
 
-def _without_infinity(value: Any) -> Any:
+def _replace_infinity(value: Any) -> Any:
     if isinstance(value, list):
-        return [_without_infinity(item) for item in value]
+        return [_replace_infinity(item) for item in value]
     return value if math.isfinite(value) else None
 
 
 def _read_bounds(
-    given: Any, fill: float, shape: tuple[int, ...], dtype: "np.dtype[Any]"
+    bounds: Any, fill: float, shape: tuple[int, ...], dtype: "np.dtype[Any]"
 ) -> "np.ndarray[Any, Any]":
-    filled = np.array(given, dtype=object)
+    filled = np.array(bounds, dtype=object)
     filled[filled == None] = fill  # noqa: E711 - element by element
     return np.broadcast_to(filled.astype(dtype), shape).copy()

@@ -1,4 +1,4 @@
-"""TorchTitan's RL (TitanRL): any served environment as a `MessageEnv`, and a Rollouter that drops what failed.
+"""Adapter for TorchTitan's RL (TitanRL): any served environment as a `MessageEnv`; failed rollouts are dropped.
 
 class BlackjackRollouter(DropFailedRollouts, Rollouter):
     @dataclass(kw_only=True, slots=True)
@@ -22,27 +22,27 @@ from openenv_core.adapters.episode import TextEpisode
 from openenv_core.errors import EnvironmentFailureError
 
 REWARD: Final = "episode"
-"""The key of `env_rewards` under which the last step has the whole episode's reward."""
+"""Key in `env_rewards` of the episode's reward so far; in the last step that of the whole episode."""
 
-_FAILED: Final = frozenset({"error", "error_timeout", "error_abort"})
+_FAILED_STATUSES: Final = frozenset({"error", "error_timeout", "error_abort"})
 
 
 class ServedMessageEnv(MessageEnv):  # type: ignore[misc]  # the package has no types
-    """One episode of a served environment: the policy answers in text, with one call of a tool each turn.
+    """One episode of a served environment: the policy answers in text, with one tool call each turn.
 
-    Each step has in `env_rewards["episode"]` what the episode is worth so far, so that a reward function takes the last
-    one. Where the environment fails, or nobody can say what the episode is worth, `step` raises: the rollout's status
-    becomes ERROR, and `DropFailedRollouts` takes it out of its group.
+    Each step has the episode's reward so far in `env_rewards["episode"]`, of which a reward function takes the last. If
+    the environment fails, or does not score the episode, `step` raises: the rollout's status becomes ERROR, and
+    `DropFailedRollouts` removes it from its group.
 
     Args:
-        config: Where the server is, and how it is played.
-        env_input: The data set's sample: a mapping whose `prompt` is what the policy is told first, and whose `reset`
-            has the options of the reset, such as `seed`.
+        config: The server, and settings of the episode.
+        env_input: The data set's sample: a mapping with the policy's `prompt`, and with `reset`, the options of the
+            reset, such as `seed`.
     """
 
     @dataclass(kw_only=True, slots=True)
     class Config(MessageEnv.Config):  # type: ignore[misc]
-        """As `TextEpisode` has them."""
+        """Arguments of `TextEpisode`."""
 
         base_url: str
         token: str | None = None
@@ -62,10 +62,10 @@ class ServedMessageEnv(MessageEnv):  # type: ignore[misc]  # the package has no 
         self._reset_options = dict(env_input.get("reset") or {})
 
     async def init(self) -> MessageEnvInitOutput:
-        """Start the episode.
+        """Start the episode and return its first message.
 
         Raises:
-            ClientError: It could not be started.
+            ClientError: The episode could not be started.
         """
         observation = await self._episode.reset(**self._reset_options)
         parts = (self._prompt, self._episode.instructions, observation)
@@ -73,10 +73,10 @@ class ServedMessageEnv(MessageEnv):  # type: ignore[misc]  # the package has no 
         return MessageEnvInitOutput(init_prompt_messages=[{"role": "user", "content": text}])
 
     async def step(self, completion_message: Mapping[str, Any]) -> MessageEnvStepOutput:
-        """Carry out the call in a policy's answer.
+        """Execute the tool call in a policy's answer.
 
         Raises:
-            EnvironmentFailureError: Something beside the policy failed, or nobody can say what the episode is worth.
+            EnvironmentFailureError: The environment failed, or did not score the episode.
         """
         reply = await self._episode.answer(str(completion_message.get("content") or ""))
         reward = self._episode.reward
@@ -95,19 +95,19 @@ class ServedMessageEnv(MessageEnv):  # type: ignore[misc]  # the package has no 
 
 
 class DropFailedRollouts:
-    """Put before a `Rollouter` among the bases: what failed beside the policy leaves its group.
+    """Mixin, before a `Rollouter` among the bases, that drops rollouts which failed for reasons other than the policy.
 
-    TitanRL scores rollouts of status ERROR like any other. Here those are dropped, and the advantages of the others are
-    worked out without them. A group of which nothing is left is one that TitanRL drops by itself.
+    TitanRL scores rollouts of status ERROR like any other. Here they are dropped, and the advantages of the others are
+    computed without them. TitanRL itself drops a group that becomes empty.
     """
 
     async def run_group_rollouts(self, **options: Any) -> Any:
-        """Roll out a group, as the Rollouter does, and return what did not fail."""
+        """Roll out a group as the Rollouter does, and return it without failed rollouts."""
         group = await super().run_group_rollouts(**options)  # type: ignore[misc]
-        sound = [rollout for rollout in group.rollouts if rollout.status.value not in _FAILED]
-        if len(sound) < len(group.rollouts):
-            group.rollouts = sound
-            advantages = self.advantage_estimator(group) if sound else []  # type: ignore[attr-defined]
-            for rollout, advantage in zip(sound, advantages, strict=True):
+        valid = [rollout for rollout in group.rollouts if rollout.status.value not in _FAILED_STATUSES]
+        if len(valid) < len(group.rollouts):
+            group.rollouts = valid
+            advantages = self.advantage_estimator(group) if valid else []  # type: ignore[attr-defined]
+            for rollout, advantage in zip(valid, advantages, strict=True):
                 rollout.advantage = advantage
         return group

@@ -1,4 +1,4 @@
-"""TRL: `GRPOTrainer(environment_factory=...)`, or `rollout_func=...`, on any served environment.
+"""Adapter for TRL: `GRPOTrainer(environment_factory=...)`, or `rollout_func=...`, on any served environment.
 
     environments = TRLEnvironments("blackjack", prompt="Play blackjack with the tool.", unfinished_reward=-1)
     trainer = GRPOTrainer(
@@ -8,7 +8,7 @@
         reward_funcs=environments.reward_funcs,
     )
 
-docs/trainers.md says what each argument does to a training, and when to take which of the two.
+docs/trainers.md explains how each argument affects training, and when to use which of the two.
 """
 
 import asyncio
@@ -33,25 +33,26 @@ if TYPE_CHECKING:
 
 
 class TRLEnvironments:
-    """Served environments as TRL's trainers take them.
+    """Served environments for TRL's trainers.
 
-    What has to be started is started once, when it is first needed, and ends with `close`, with the `with` block, or
-    with the process. Each roll-out has a session of its own. Where the environment fails, the reward is None, which TRL
-    leaves out of the group: a machine's failure is never a reward of 0.
+    A server is started when it is first needed, and stopped by `close`, at the end of the `with` block, or with the
+    process. Each rollout has its own session. If the environment fails, the reward is None, and TRL leaves the rollout
+    out of its group: such a failure is never a reward of 0.
 
     Args:
-        target: What `openenv_core.make` takes: a name, a folder, `module:attribute`, a URL or an image. A dict trains
-            on several; its keys stand in the data set's column `environment`.
-        prompt: What the policy is told before an episode's first observation.
-        episodes: The resets of the data set, a row each: their options, or how many seeds (from 0) to play.
-        unfinished_reward: The reward of an episode that the policy left before its end. By default what it had earned:
-            for a game that pays at its end alone, say what leaving costs.
+        target: Target of `openenv_core.make`: a name, a folder, `module:attribute`, a URL or an image. A dict trains
+            on several targets; its keys are the values of the data set's column `environment`.
+        prompt: Text for the policy before an episode's first observation.
+        episodes: The data set's rows, as options of a reset each; or a number of episodes, with seeds from 0.
+        unfinished_reward: Reward of an episode that the policy left before its end. Defaults to the rewards so far:
+            for a game that pays only at its end, set the price of leaving.
         token: Bearer token of the servers.
-        reset_timeout_s: Seconds until a reset that meets a full or absent server ends the training.
-        step_timeout_s: Seconds that a reply may take.
+        reset_timeout_s: Seconds for which a reset is retried while the server is full or does not answer; then the
+            training ends.
+        step_timeout_s: Reply timeout in seconds.
 
     Raises:
-        ConfigurationError: No environment or no episode was named.
+        ConfigurationError: There is no environment, or no episode.
     """
 
     def __init__(
@@ -81,16 +82,16 @@ class TRLEnvironments:
 
     @cached_property
     def environment_factory(self) -> "_Factory | dict[str, _Factory]":
-        """Makes an environment; by name, where there are several. Pickled copies use the servers of this process."""
+        """Factory of an environment; a dict of them by name for several. Pickled copies use this process's servers."""
         if isinstance(self._target, str):
             return self._factory(self._target)
         return {name: self._factory(target) for name, target in self._target.items()}
 
     @cached_property
     def train_dataset(self) -> "Dataset":
-        """A row each episode: `prompt`, the options of its reset, and `environment` where there are several.
+        """Data set with a row for each episode: `prompt`, the options of its reset, and `environment` if several.
 
-        The prompt's message has the number of its row as `episode`: it is all that `rollout_func` is told.
+        The prompt's message carries the row's number as `episode`: `rollout_func` gets nothing else of the row.
         """
         from datasets import Dataset
 
@@ -108,22 +109,22 @@ class TRLEnvironments:
         return [{"environment": name, **options} for options in self._episodes for name in self._target]
 
     def rollout_func(self, prompts: Sequence[Sequence[Mapping[str, Any]]], trainer: Any) -> dict[str, Any]:
-        """Play the episodes of a batch, side by side; what `GRPOTrainer(rollout_func=...)` takes.
+        """Play the episodes of a batch concurrently, for `GRPOTrainer(rollout_func=...)`.
 
-        The policy answers in text, with one `<tool_call>` each turn, and is answered as a user. Its tokens are kept as
-        they were sampled. An episode ends with the environment's, where it would grow beyond `max_completion_length`,
-        or after `max_tool_calling_iterations` calls.
+        The policy answers in text, with one `<tool_call>` each turn; replies are user messages. The policy's tokens
+        are kept as sampled. A rollout ends with the environment's episode, when it would exceed
+        `max_completion_length`, or after `max_tool_calling_iterations` calls.
 
         Args:
-            prompts: Of `train_dataset`, an episode each.
-            trainer: The GRPOTrainer; its model answers, by its own settings.
+            prompts: Prompts of `train_dataset`, one for each episode.
+            trainer: The GRPOTrainer, whose model answers with its own settings.
 
         Returns:
-            `prompt_ids`, `completion_ids`, `env_mask` (1: the policy's token, 0: the environment's), `logprobs` where
-            the engine tells them, and `environment_reward` for `reward_funcs`. A list an episode.
+            `prompt_ids`, `completion_ids`, `env_mask` (1: a token of the policy, 0: of the environment), `logprobs` if
+            the engine returns them, and `environment_reward` for `reward_funcs`; each a list over episodes.
         """
         factories = self.environment_factory
-        players: list[_Player] = []
+        rollouts: list[_Rollout] = []
         free = {name: iter(sessions) for name, sessions in self._sessions.items()}
         for prompt in prompts:
             row = self._rows[prompt[-1]["episode"]]
@@ -132,37 +133,39 @@ class TRLEnvironments:
                 episode = (factories[str(name)] if isinstance(factories, dict) else factories).episode()
                 self._sessions.setdefault(name, []).append(episode)
             options = {key: value for key, value in row.items() if key != "environment"}
-            players.append(_Player(episode, prompt, options, trainer))
-        shared_loop().run(_together, [player.begin for player in players])
+            rollouts.append(_Rollout(episode, prompt, options, trainer))
+        shared_loop().run(_run_concurrently, [rollout.start for rollout in rollouts])
         turns = trainer.max_tool_calling_iterations
-        while live := [player for player in players if player.going and (not turns or player.turns < turns)]:
-            context = [[*player.prompt_ids, *player.completion_ids] for player in live]
+        while live := [
+            rollout for rollout in rollouts if rollout.active and (not turns or rollout.turns < turns)
+        ]:
+            context = [[*rollout.prompt_ids, *rollout.completion_ids] for rollout in live]
             answers, logprobs = trainer._generate_single_turn(context, None, {}, 1)
             logprobs_each = logprobs or [None] * len(live)
-            acts = [
-                partial(player.hear, *inputs)
-                for player, *inputs in zip(live, answers, logprobs_each, strict=True)
+            calls = [
+                partial(rollout.execute, *inputs)
+                for rollout, *inputs in zip(live, answers, logprobs_each, strict=True)
             ]
-            shared_loop().run(_together, acts)
+            shared_loop().run(_run_concurrently, calls)
         return {
-            "prompt_ids": [player.prompt_ids for player in players],
-            "completion_ids": [player.completion_ids for player in players],
-            "env_mask": [player.mask for player in players],
-            "logprobs": [player.logprobs for player in players] if trainer.use_vllm else None,
-            "environment_reward": [player.episode.reward for player in players],
+            "prompt_ids": [rollout.prompt_ids for rollout in rollouts],
+            "completion_ids": [rollout.completion_ids for rollout in rollouts],
+            "env_mask": [rollout.mask for rollout in rollouts],
+            "logprobs": [rollout.logprobs for rollout in rollouts] if trainer.use_vllm else None,
+            "environment_reward": [rollout.episode.reward for rollout in rollouts],
         }
 
     @property
     def reward_funcs(self) -> list[Callable[..., list[float | None]]]:
-        """One function: the sum of an episode's rewards, or None where the episode is unscored."""
+        """A single function: the sum of an episode's rewards, or None if the episode is unscored."""
         return [environment_reward]
 
     def close(self) -> None:
-        """Stop what was started. Idempotent."""
+        """End the sessions, and stop the servers that were started. Idempotent."""
         sessions = [episode for name in self._sessions for episode in self._sessions[name]]
         self._sessions.clear()
         if sessions:
-            shared_loop().run(_together, [episode.close for episode in sessions])
+            shared_loop().run(_run_concurrently, [episode.close for episode in sessions])
         while self._servers:
             self._servers.pop().close()
 
@@ -209,31 +212,31 @@ class _Factory:
 
 
 class _Group:
-    """The instances of one factory, and the resets that are started in advance.
+    """The instances of one factory, and their prefetched resets.
 
-    TRL resets one instance after the other, the siblings of a group in a row and with the same options. So the first
-    reset of a group starts those of the siblings, as many as the group before had.
+    TRL resets instances one after another, the siblings of a group in a row with the same options. So the first reset
+    of a group starts those of its siblings, assuming the size of the previous group.
     """
 
     def __init__(self) -> None:
         self.members: list[weakref.ref[_TRLEnvironment]] = []
         self._last: Mapping[str, Any] | None = None
-        self._run = self._size = 1
+        self._run_length = self._size = 1
 
-    def ahead_of(self, instance: "_TRLEnvironment", options: Mapping[str, Any]) -> None:
-        """Start the resets that are likely to follow this one."""
+    def prefetch_siblings(self, instance: "_TRLEnvironment", options: Mapping[str, Any]) -> None:
+        """Prefetch the resets that are likely to follow this one."""
         if options == self._last:
-            self._run += 1
+            self._run_length += 1
             return
-        self._last, self._size, self._run = options, self._run, 1
+        self._last, self._size, self._run_length = options, self._run_length, 1
         first = instance._index + 1
         for member in self.members[first : first + self._size - 1]:
-            if (sibling := member()) is not None and sibling._settled:
+            if (sibling := member()) is not None and sibling._scored:
                 sibling._prefetch(options)
 
 
 class _TRLEnvironment:
-    """What TRL calls. Every public function of the class but `reset` is a tool, so all else has an underscore."""
+    """An environment as TRL calls it. TRL takes every public method but `reset` for a tool; others are private."""
 
     _factory: _Factory
     _group: _Group
@@ -242,18 +245,18 @@ class _TRLEnvironment:
         self._episode = self._factory.episode()
         self._loop = shared_loop()
         self._prefetched: tuple[Mapping[str, Any], Future[str]] | None = None
-        self._settled = True
+        self._scored = True
         self._index = len(self._group.members)
         self._group.members.append(weakref.ref(self))
         # TRL never closes an instance.
         weakref.finalize(self, self._loop.leave, self._episode.close).atexit = False
 
     def reset(self, **row: Any) -> str:
-        """Start the episode of a row of the data set, and return its first observation."""
+        """Start the episode of a row of the data set and return its first observation."""
         options = {name: row[name] for name in self._factory.options if row.get(name) is not None}
         prefetched, self._prefetched = self._prefetched, None
-        self._group.ahead_of(self, options)
-        self._settled = False
+        self._group.prefetch_siblings(self, options)
+        self._scored = False
         if prefetched is not None:
             if prefetched[0] == options:
                 return prefetched[1].result()
@@ -263,26 +266,26 @@ class _TRLEnvironment:
 
     def _prefetch(self, options: Mapping[str, Any]) -> None:
         self._prefetched = options, self._loop.submit(self._episode.reset, **options)
-        self._settled = False
+        self._scored = False
 
     def _call(self, name: str, arguments: Mapping[str, Any]) -> str:
         return self._loop.run(self._episode.call, name, arguments)
 
     def _reward(self) -> float | None:
-        self._settled = True
+        self._scored = True
         return self._episode.reward
 
 
-async def _together(acts: Sequence[Callable[[], Any]]) -> None:
-    """Run several coroutines at once; an exception of one cancels all."""
+async def _run_concurrently(calls: Sequence[Callable[[], Any]]) -> None:
+    """Call coroutine functions concurrently; an exception in one cancels all."""
     async with asyncio.TaskGroup() as group:
-        for act in acts:
-            group.create_task(act())
+        for call in calls:
+            group.create_task(call())
 
 
 @dataclass(slots=True)
-class _Player:
-    """One roll-out of `rollout_func`: an episode, and its tokens."""
+class _Rollout:
+    """A rollout of `rollout_func`: an episode and its tokens."""
 
     episode: TextEpisode
     prompt: Sequence[Mapping[str, Any]]
@@ -293,30 +296,30 @@ class _Player:
     mask: list[int] = field(default_factory=list)
     logprobs: list[float] = field(default_factory=list)
     turns: int = 0
-    going: bool = True
+    active: bool = True
 
-    async def begin(self) -> None:
-        """Reset the environment, and put its first observation and its tools behind the prompt."""
+    async def start(self) -> None:
+        """Reset the environment, and append its tools and first observation to the prompt."""
         observation = await self.episode.reset(**self.options)
-        *before, last = ({"role": message["role"], "content": message["content"]} for message in self.prompt)
+        *history, last = ({"role": message["role"], "content": message["content"]} for message in self.prompt)
         parts = (last["content"], self.episode.instructions, observation)
         text = "\n\n".join(section for section in parts if section)
-        self.prompt_ids = self._render([*before, {**last, "content": text}], answer=True)
+        self.prompt_ids = self._tokenize([*history, {**last, "content": text}], answer=True)
 
-    async def hear(self, answer: list[int], logprobs: list[float] | None) -> None:
-        """Execute the policy's message, and append the environment's reply."""
+    async def execute(self, answer: list[int], logprobs: list[float] | None) -> None:
+        """Execute the policy's message and append the environment's reply."""
         room = self.trainer.max_completion_length - len(self.completion_ids)
         self._add(answer[:room], 1, logprobs)
         self.turns += 1
         if len(answer) >= room or answer[-1:] != [self.trainer._tokenizer.eos_token_id]:
-            self.going = False  # cut off: what it was about to say is not known
+            self.active = False  # the message was cut off, so its call is not known
             return
         reply = await self.episode.answer(self.trainer._tokenizer.decode(answer, skip_special_tokens=True))
-        reply_ids = self._reply(reply)
-        self.going = (
+        reply_ids = self._reply_tokens(reply)
+        self.active = (
             not self.episode.done and self.episode.failure is None and len(answer) + len(reply_ids) < room
         )
-        if self.going:
+        if self.active:
             self._add(reply_ids, 0)
 
     def _add(self, tokens: Sequence[int], mask: int, logprobs: Sequence[float] | None = None) -> None:
@@ -324,20 +327,20 @@ class _Player:
         self.mask += [mask] * len(tokens)
         self.logprobs += (logprobs or [0.0] * len(tokens))[: len(tokens)]
 
-    def _reply(self, text: str) -> list[int]:
-        """Return the tokens between the end of an answer and the beginning of the next one."""
+    def _reply_tokens(self, text: str) -> list[int]:
+        """Return the tokens between the end of an answer and the start of the next one."""
         question, end = {"role": "user", "content": "?"}, self.trainer._tokenizer.eos_token_id
         chat = [question, {"role": "assistant", "content": "!"}, {"role": "user", "content": text}]
-        ids = self._render(chat, answer=True)
+        ids = self._tokenize(chat, answer=True)
         ends = [place for place, token in enumerate(ids) if token == end]
-        answer = self._render([question]).count(end)  # of the ends, the one that is the answer's
+        answer = self._tokenize([question]).count(end)  # index of the answer's end among all ends
         if len(ends) <= answer:
             raise ConfigurationError(
                 "the chat template does not end an answer with the tokenizer's eos_token"
             )
         return ids[ends[answer] + 1 :]
 
-    def _render(self, chat: Sequence[Mapping[str, Any]], *, answer: bool = False) -> list[int]:
+    def _tokenize(self, chat: Sequence[Mapping[str, Any]], *, answer: bool = False) -> list[int]:
         trainer = self.trainer
         ids: list[int] = trainer.processing_class.apply_chat_template(
             copy.deepcopy(chat), add_generation_prompt=answer, tokenize=True, return_dict=False,
@@ -351,11 +354,11 @@ def environment_reward(
     environment_reward: Sequence[float | None] = (),
     **_: Any,
 ) -> list[float | None]:
-    """Return what each roll-out was worth, as its environment says; None where it cannot say.
+    """Return the reward of each rollout; None for an unscored one.
 
     Args:
-        environments: Of `environment_factory`.
-        environment_reward: Of `rollout_func`, which has asked already.
+        environments: Instances of `environment_factory`, if that is used.
+        environment_reward: Rewards returned by `rollout_func` otherwise.
     """
     if environments is None:
         return list(environment_reward)
@@ -364,22 +367,22 @@ def environment_reward(
 
 @cache
 def _class_of(factory: _Factory) -> type[_TRLEnvironment]:
-    """Make the class of an environment: one of its own, since TRL looks for the tools on the class."""
+    """Return the class of a factory's environments; each has its own, as TRL looks for tools on the class."""
     episode = factory.episode()
 
-    async def learn() -> list[dict[str, Any]]:
+    async def fetch() -> list[dict[str, Any]]:
         try:
             await episode.open()
         finally:
             await episode.close()
         return episode.tools
 
-    tools = {tool["function"]["name"]: _method(tool["function"]) for tool in shared_loop().run(learn)}
+    tools = {tool["function"]["name"]: _to_method(tool["function"]) for tool in shared_loop().run(fetch)}
     return type("ServedEnvironment", (_TRLEnvironment,), {"_factory": factory, "_group": _Group(), **tools})
 
 
-def _method(function: Mapping[str, Any]) -> Callable[..., str]:
-    """Return a method for a tool's function schema, with the annotations and docstring that TRL makes one of again."""
+def _to_method(function: Mapping[str, Any]) -> Callable[..., str]:
+    """Return a method for a function schema; TRL derives the schema again from its annotations and docstring."""
     name, schema = function["name"], function["parameters"]
     definitions = schema.get("$defs", {})
     properties = {
@@ -403,7 +406,7 @@ def _method(function: Mapping[str, Any]) -> Callable[..., str]:
                 key,
                 inspect.Parameter.POSITIONAL_OR_KEYWORD,
                 default=default,
-                annotation=_annotation(subschema),
+                annotation=_python_type(subschema),
             )
         )
     call.__name__ = call.__qualname__ = name
@@ -411,12 +414,12 @@ def _method(function: Mapping[str, Any]) -> Callable[..., str]:
         "return": str
     }
     call.__signature__ = inspect.Signature(parameters, return_annotation=str)  # type: ignore[attr-defined]
-    described = "".join(
+    arguments_doc = "".join(
         f"    {key}: {_one_line(subschema.get('description') or key)}\n"
         for key, subschema in properties.items()
     )
     call.__doc__ = f"{_one_line(function['description'] or name)}\n" + (
-        f"\nArgs:\n{described}" if described else ""
+        f"\nArgs:\n{arguments_doc}" if arguments_doc else ""
     )
     return call
 
@@ -431,8 +434,8 @@ _TYPES: Mapping[str, Any] = {
 }
 
 
-def _annotation(schema: Mapping[str, Any]) -> Any:
-    """Return the Python type of a JSON schema; `str` where no type expresses it."""
+def _python_type(schema: Mapping[str, Any]) -> Any:
+    """Return the Python type of a JSON schema; `str` if there is none."""
     if choices := schema.get("enum"):
         return Literal[tuple(choices)]
     if "const" in schema:

@@ -1,10 +1,10 @@
-"""Gymnasium's vectors: many sessions of any served environment as one `gymnasium.vector.VectorEnv`.
+"""Adapter for Gymnasium: many sessions of a served environment as one `gymnasium.vector.VectorEnv`.
 
     envs = ServedVectorEnv("http://localhost:8000", 64)
     observations, infos = envs.reset(seed=1)
     observations, rewards, terminations, truncations, infos = envs.step(envs.action_space.sample())
 
-All sessions share one connection, and a step of all is one frame each way. The server has to speak `ropewalk.v1`
+All sessions share one connection, and a step of all is one frame each way. The server must speak `ropewalk.v1`
 (docs/protocol.md), as ours do.
 """
 
@@ -44,15 +44,15 @@ _MODES: Final = {
 
 
 class VectorSteps(NamedTuple):
-    """What `recv` returns: steps of some of the environments.
+    """Steps of k of the environments, as `recv` returns them.
 
     Attributes:
-        members: Whose, int64 [k].
+        members: Numbers of the environments, int64 [k].
         observations: A batch of k.
         rewards: float64 [k].
         terminations: bool [k].
         truncations: bool [k].
-        infos: As Gymnasium's vectors have them: of all, with masks.
+        infos: As in Gymnasium's vectors: arrays over all environments, with masks.
     """
 
     members: NDArray[np.int64]
@@ -67,8 +67,8 @@ class MembersFailedError(ClientError):
     """Some environments of a vector failed; the steps of the others are valid.
 
     Attributes:
-        errors: What became of each that failed, by its number.
-        steps: Those of the others; where an environment failed, zeros.
+        errors: The error of each failed environment, by its number.
+        steps: The steps; zeros for failed environments.
     """
 
     def __init__(self, errors: Mapping[int, OpenEnvError], steps: VectorSteps) -> None:
@@ -82,21 +82,21 @@ class MembersFailedError(ClientError):
 
 
 class ServedVectorEnv(VectorEnv[Any, Any, Any]):
-    """Sessions of a served environment as Gymnasium's users know a vector.
+    """Sessions of a served environment as a Gymnasium vector.
 
-    `send` and `recv` are `step` in two parts, for some of the environments: a slow one holds no other up.
+    `send` and `recv` split `step` in two, for some of the environments, so that a slow one does not delay the others.
 
     Args:
-        target: What `openenv_core.make` takes: a name, a folder, `module:attribute`, a URL or an image.
-        num_envs: How many sessions; the server refuses them all where it has no room for so many.
-        autoreset_mode: What becomes of an episode that is over, as Gymnasium's vectors have it.
-        render_mode: "rgb_array" where the server renders; None otherwise.
+        target: Target of `openenv_core.make`: a name, a folder, `module:attribute`, a URL or an image.
+        num_envs: Number of sessions; without room for all of them the server opens none.
+        autoreset_mode: When an episode that is over is reset, as in Gymnasium's vectors.
+        render_mode: "rgb_array" if the server renders; None otherwise.
         token: Bearer token of the server.
         options: Further arguments of the client.
 
     Raises:
-        ConfigurationError: The target stands for nothing, or its models cannot be told as spaces.
-        CapacityError: The server has no room for so many.
+        ConfigurationError: The target is not found, or its models cannot be expressed as spaces.
+        CapacityError: The server has no room for all sessions.
         ClientError: The server does not answer.
     """
 
@@ -130,13 +130,13 @@ class ServedVectorEnv(VectorEnv[Any, Any, Any]):
             self.single_observation_space = self._fields.space
             self.action_space = batch_space(self.single_action_space, num_envs)
             self.observation_space = batch_space(self.single_observation_space, num_envs)
-            # Last: whoever cannot use them holds no slots of the server.
+            # Last, so that a failure above takes no slots of the server.
             self._client: VectorClient = self._server.vector(num_envs)
         except BaseException:
             self._server.close()
             raise
-        self._everyone = list(range(num_envs))
-        self._last: Any = None  # for resets of some
+        self._all_members = list(range(num_envs))
+        self._last_observations: Any = None  # for resets of some
 
     def reset(
         self, *, seed: int | Sequence[int | None] | None = None, options: dict[str, Any] | None = None
@@ -144,13 +144,13 @@ class ServedVectorEnv(VectorEnv[Any, Any, Any]):
         """Start episodes; see `gymnasium.vector.VectorEnv.reset`.
 
         Args:
-            seed: Of the first environment, and of the others one more each; or one for each. None leaves them to the
-                server.
-            options: Further options of the server's resets. `reset_mask`, bool [num_envs], says whom to reset.
+            seed: Seed of the first environment, each further one getting one more; or a seed for each. None leaves
+                seeds to the server.
+            options: Further options of the server's resets. `reset_mask`, bool [num_envs], selects environments.
 
         Raises:
             ClientError: The server is lost, or refuses the options.
-            MembersFailedError: Some could not be reset.
+            MembersFailedError: Some environments could not be reset.
         """
         options = dict(options or {})
         mask = options.pop("reset_mask", None)
@@ -161,149 +161,149 @@ class ServedVectorEnv(VectorEnv[Any, Any, Any]):
             or not mask.any()
         ):
             raise ValueError(f"reset_mask is to be bool [{self.num_envs}] with a True in it, not {mask!r}")
-        members = self._everyone if mask is None else np.flatnonzero(mask).tolist()
-        seeds = [seed + member for member in self._everyone] if isinstance(seed, int) else seed
+        members = self._all_members if mask is None else np.flatnonzero(mask).tolist()
+        seeds = [seed + member for member in self._all_members] if isinstance(seed, int) else seed
         if seeds is not None and len(seeds) != self.num_envs:
             raise ValueError(f"expected a seed for each of {self.num_envs} environments, got {len(seeds)}")
         fields: dict[str, Any] = {"members": members, "options": options}
         if seeds is not None:
             fields["seeds"] = [seeds[member] for member in members]
-        steps = self._read(self._ask("reset", fields), members)
-        if mask is not None and self._last is not None:
-            whole = self._iterate(deepcopy(self._last), self.num_envs)
+        steps = self._read(self._request("reset", fields), members)
+        if mask is not None and self._last_observations is not None:
+            observations = self._iterate(deepcopy(self._last_observations), self.num_envs)
             for member, observation in zip(
                 members, self._iterate(steps.observations, len(members)), strict=True
             ):
-                whole[member] = observation
-            steps = steps._replace(observations=_batch(self.single_observation_space, whole))
-        self._last = steps.observations
+                observations[member] = observation
+            steps = steps._replace(observations=_make_batch(self.single_observation_space, observations))
+        self._last_observations = steps.observations
         return steps.observations, steps.infos
 
     def step(self, actions: Any) -> tuple[Any, Any, Any, Any, dict[str, Any]]:
-        """Take an action in each; see `gymnasium.vector.VectorEnv.step`.
+        """Take an action in each environment; see `gymnasium.vector.VectorEnv.step`.
 
         Raises:
-            ClientError: The server is lost, or refuses all of it.
-            MembersFailedError: Some failed.
+            ClientError: The server is lost, or refuses the whole request.
+            MembersFailedError: Some environments failed.
         """
         arrays: list[Array] = []
-        written = self._write(actions, self._everyone, arrays)
-        steps = self._read(self._ask("step", written, arrays), self._everyone)
-        self._last = steps.observations
+        request_fields = self._write(actions, self._all_members, arrays)
+        steps = self._read(self._request("step", request_fields, arrays), self._all_members)
+        self._last_observations = steps.observations
         return steps.observations, steps.rewards, steps.terminations, steps.truncations, steps.infos
 
     def send(self, actions: Any, members: Sequence[int] | None = None, *, at_least: int = 1) -> None:
-        """Begin to step some of the environments; `recv` returns what comes of it.
+        """Begin to step some of the environments; `recv` returns the steps.
 
         Args:
-            actions: A batch, an action for each.
-            members: Whom; everyone by default. None of them may be under way.
-            at_least: How many steps `recv` is to return at once, of these.
+            actions: A batch with an action for each.
+            members: Numbers of the environments; None: all. None of them may be in a step already.
+            at_least: Number of these steps that `recv` waits for each time.
 
         Raises:
             ClientError: The server is lost.
         """
-        targets = self._everyone if members is None else [int(member) for member in members]
+        targets = self._all_members if members is None else [int(member) for member in members]
         arrays: list[Array] = []
-        written = self._write(actions, targets, arrays)
-        shared_loop().run(self._client.send, "step", arrays, **written, at_least=at_least)
+        request_fields = self._write(actions, targets, arrays)
+        shared_loop().run(self._client.send, "step", arrays, **request_fields, at_least=at_least)
 
     def recv(self) -> VectorSteps:
-        """Return steps that are over, as many as there are, and at least as many as `send` was told.
+        """Return completed steps of a `send`, at least its `at_least` unless fewer are left.
 
         Raises:
-            ConfigurationError: Nothing is under way.
-            ClientError: The server is lost, or refused all of it.
-            MembersFailedError: Some failed.
+            ConfigurationError: No step is in progress.
+            ClientError: The server is lost, or refused the whole request.
+            MembersFailedError: Some environments failed.
         """
         reply = shared_loop().run(self._client.recv)
         failed = [int(member) for member in reply.fields.get("errors", {})]
         return self._read([reply], [*reply.fields["members"], *failed])
 
     def render(self) -> tuple[Any, ...] | None:
-        """Return a picture of each, uint8 [height, width, 3]; None without a render mode."""
+        """Return an image of each environment, uint8 [height, width, 3]; None without a render mode."""
         if self.render_mode is None:
             return None
         states: dict[int, Any] = {}
-        for reply in self._ask("state", {}):
+        for reply in self._request("state", {}):
             for data in reply.fields.get("errors", {}).values():
                 raise server_error(data)
             states |= zip(reply.fields["members"], reply.fields["rows"], strict=True)
-        return tuple(picture_of(states[member]) for member in self._everyone)
+        return tuple(picture_of(states[member]) for member in self._all_members)
 
     def close_extras(self, **_: Any) -> None:
-        """End the sessions, and the server where it was started for this."""
+        """End the sessions, and the server if this object started it."""
         try:
             shared_loop().run(self._client.close)
         finally:
             self._server.close()
 
-    def _ask(
+    def _request(
         self, operation: str, fields: Mapping[str, Any], arrays: Sequence[Array] = ()
     ) -> list[BatchReply]:
         return shared_loop().run(self._client.ask, operation, arrays, **fields)
 
     def _write(self, actions: Any, members: list[int], arrays: list[Array]) -> dict[str, Any]:
-        """Return the fields of a step: columns, where the actions are arrays."""
+        """Return the header fields of a step: actions as columns if all their fields are arrays, else as rows."""
         fields, layouts = self._actions, self._actions.layouts
         options: dict[str, Any] = {"autoreset": self._autoreset}
-        if members is not self._everyone:  # whom a server asks by default
+        if members is not self._all_members:  # whom a server asks by default
             options["members"] = members
         if layouts.keys() == fields.parts.keys():
-            batches = {fields.bare: actions} if fields.bare else actions
+            batches = {fields.single: actions} if fields.single else actions
             columns = {name: columns_of(layout, batches[name], arrays) for name, layout in layouts.items()}
             return {"actions": columns, **options}
         each = iterate(batch_space(fields.space, len(members)), actions)
         return {"actions": [fields.write(action) for action in each], **options}
 
     def _read(self, replies: Sequence[BatchReply], members: list[int]) -> VectorSteps:
-        """Return the steps of these members in the replies."""
+        """Combine replies into the steps of these members; MembersFailedError if some failed."""
         errors: dict[int, OpenEnvError] = {}
         infos: dict[str, Any] = {}
         parts = []
         for reply in replies:
             try:
                 parts.append(self._steps_of(reply, errors))
-                for member, info in self._infos(reply):
+                for member, info in self._iterate_infos(reply):
                     infos = self._add_info(infos, info, member)
             except (LookupError, TypeError, ValueError) as error:
                 raise ProtocolError(f"expected steps of {len(members)} environments: {error!r}") from error
         if len(parts) == 1 and replies[0].fields["members"] == members:
             steps = parts[0]._replace(infos=infos)
         else:
-            steps = self._joined(parts, members, infos)
+            steps = self._merge(parts, members, infos)
         if errors:
             raise MembersFailedError(errors, steps)
         return steps
 
     def _steps_of(self, reply: BatchReply, errors: dict[int, OpenEnvError]) -> VectorSteps:
-        """Return the steps of one reply, without infos; record which members have failed."""
+        """Return the steps of one reply, without infos; add failed members to `errors`."""
         fields = reply.fields
         members, rows = fields["members"], fields.get("rows")
         for member, data in fields.get("errors", {}).items():
             errors[int(member)] = server_error(data)
         member_rows = [*zip(members, rows or (), strict=False)]
-        if (last := fields.get("final")) is not None:  # with same_step the others are of resets
-            member_rows += zip(last["members"], last.get("rows") or (), strict=False)
+        if (final := fields.get("final")) is not None:  # with same_step the other observations are of resets
+            member_rows += zip(final["members"], final.get("rows") or (), strict=False)
         for member, row in member_rows:
             if (failure := infrastructure_failure(row)) is not None:
                 errors[member] = EnvironmentFailureError(f"the episode does not count: {failure}")
         if not members:
-            none = np.zeros(0, np.bool_)
-            return VectorSteps(np.zeros(0, np.int64), None, np.zeros(0), none, none, {})
+            no_flags = np.zeros(0, np.bool_)
+            return VectorSteps(np.zeros(0, np.int64), None, np.zeros(0), no_flags, no_flags, {})
         rewards, terminations, truncations = (
-            _numpy(reply.arrays[fields[name]]) for name in ("reward", "terminated", "truncated")
+            _to_numpy(reply.arrays[fields[name]]) for name in ("reward", "terminated", "truncated")
         )
         rewards[np.isnan(rewards)] = 0.0
         observations = self._observations(fields, reply.arrays)
         return VectorSteps(np.array(members), observations, rewards, terminations, truncations, {})
 
-    def _infos(self, reply: BatchReply) -> Iterator[tuple[int, dict[str, Any]]]:
+    def _iterate_infos(self, reply: BatchReply) -> Iterator[tuple[int, dict[str, Any]]]:
         fields = reply.fields
-        if (last := fields.get("final")) is not None:
-            observations = self._iterate(self._observations(last, reply.arrays), len(last["members"]))
-            rows = last.get("rows") or [{}] * len(last["members"])
-            for member, observation, row in zip(last["members"], observations, rows, strict=True):
+        if (final := fields.get("final")) is not None:
+            observations = self._iterate(self._observations(final, reply.arrays), len(final["members"]))
+            rows = final.get("rows") or [{}] * len(final["members"])
+            for member, observation, row in zip(final["members"], observations, rows, strict=True):
                 yield member, {"final_obs": observation, "final_info": _info_of(row)}
         for member, row in zip(fields["members"], fields.get("rows", ()), strict="rows" in fields):
             yield member, _info_of(row)
@@ -314,14 +314,14 @@ class ServedVectorEnv(VectorEnv[Any, Any, Any]):
         batches = {}
         for name, field in self._fields.parts.items():
             if name in columns:
-                batches[name] = _filled(columns[name], arrays)
+                batches[name] = _fill_arrays(columns[name], arrays)
             else:
                 values = [field.read(row.get(name)) for row in fields["rows"]]
-                batches[name] = _batch(field.space, values)
-        return batches[self._fields.bare] if self._fields.bare else batches
+                batches[name] = _make_batch(field.space, values)
+        return batches[self._fields.single] if self._fields.single else batches
 
-    def _joined(self, parts: Sequence[VectorSteps], members: list[int], infos: dict[str, Any]) -> VectorSteps:
-        """Put together what came in parts, or not of all; zeros where nothing came."""
+    def _merge(self, parts: Sequence[VectorSteps], members: list[int], infos: dict[str, Any]) -> VectorSteps:
+        """Merge steps of several replies in the order of `members`; zeros for members without a step."""
         space, count = self.single_observation_space, len(members)
         observations = list(deepcopy(self._iterate(create_empty_array(space, count, fn=np.zeros), count)))
         rewards, terminations, truncations = (
@@ -331,37 +331,37 @@ class ServedVectorEnv(VectorEnv[Any, Any, Any]):
         )
         places = {member: place for place, member in enumerate(members)}
         for steps in parts:
-            at = [places[member] for member in steps.members.tolist()]
-            rewards[at], terminations[at], truncations[at] = (
+            rows = [places[member] for member in steps.members.tolist()]
+            rewards[rows], terminations[rows], truncations[rows] = (
                 steps.rewards,
                 steps.terminations,
                 steps.truncations,
             )
-            for place, observation in zip(at, self._iterate(steps.observations, len(at)), strict=True):
+            for place, observation in zip(rows, self._iterate(steps.observations, len(rows)), strict=True):
                 observations[place] = observation
         return VectorSteps(
-            np.array(members), _batch(space, observations), rewards, terminations, truncations, infos
+            np.array(members), _make_batch(space, observations), rewards, terminations, truncations, infos
         )
 
     def _iterate(self, batch: Any, count: int) -> list[Any]:
         return list(iterate(batch_space(self.single_observation_space, count), batch)) if count else []
 
 
-def _batch(space: Space[Any], values: Sequence[Any]) -> Any:
+def _make_batch(space: Space[Any], values: Sequence[Any]) -> Any:
     empty: Any = create_empty_array(space, len(values))
     return concatenate(space, values, empty)
 
 
-def _filled(tree: Any, arrays: Sequence[Array]) -> Any:
+def _fill_arrays(tree: Any, arrays: Sequence[Array]) -> Any:
     """Return columns with their array indices replaced by the arrays."""
     if isinstance(tree, dict):
-        return {name: _filled(subtree, arrays) for name, subtree in tree.items()}
+        return {name: _fill_arrays(subtree, arrays) for name, subtree in tree.items()}
     if isinstance(tree, list):
-        return tuple(_filled(subtree, arrays) for subtree in tree)
-    return _numpy(arrays[tree])
+        return tuple(_fill_arrays(subtree, arrays) for subtree in tree)
+    return _to_numpy(arrays[tree])
 
 
-def _numpy(array: Array) -> "NDArray[Any]":
+def _to_numpy(array: Array) -> "NDArray[Any]":
     return np.ndarray(array.shape, array.dtype, array.data)
 
 

@@ -1,4 +1,4 @@
-"""verl: any served environment as an agent loop.
+"""Adapter for verl: any served environment as an agent loop.
 
 # agent_loops.yaml, for actor_rollout_ref.rollout.agent.agent_loop_config_path
 - name: ropewalk
@@ -19,21 +19,21 @@ MAX_TURNS: Final = 16
 
 
 class ServedAgentLoop(AgentLoopBase):  # type: ignore[misc]  # the package has no types
-    """Plays one episode of a served environment: the policy answers in text, with one call of a tool each turn.
+    """Plays one episode of a served environment: the policy answers in text, with one tool call each turn.
 
-    The data set's row has the options of the reset in `extra_info["reset"]`. Where the environment fails, or nobody can
-    say what the episode is worth, `run` raises: verl marks the prompt's group as failed, and replaces it.
+    The data set's row has the options of the reset in `extra_info["reset"]`. If the environment fails, or does not
+    score the episode, `run` raises: verl marks the prompt's group as failed, and replaces it.
 
     Args:
-        args: What verl gives to every agent loop.
-        base_url: Where the server is.
-        max_turns: Answers at most.
-        token: As `TextEpisode` has it; likewise the three after it.
-        reset_timeout_s: Likewise.
-        step_timeout_s: Likewise.
-        unfinished_reward: Likewise.
-        tools: verl's own, which are not used.
-        options: What verl gives to every agent loop.
+        args: Arguments that verl passes to every agent loop.
+        base_url: URL of the server.
+        max_turns: Most answers of the policy.
+        token: As in `TextEpisode`.
+        reset_timeout_s: As in `TextEpisode`.
+        step_timeout_s: As in `TextEpisode`.
+        unfinished_reward: As in `TextEpisode`.
+        tools: verl's own tools; not used.
+        options: Arguments that verl passes to every agent loop.
     """
 
     def __init__(
@@ -62,12 +62,12 @@ class ServedAgentLoop(AgentLoopBase):  # type: ignore[misc]  # the package has n
         """Play an episode.
 
         Args:
-            sampling_params: Of the policy.
-            row: Of the data set, with `raw_prompt`.
+            sampling_params: Sampling parameters of the policy.
+            row: The data set's row, with `raw_prompt`.
 
         Raises:
             ClientError: The episode could not be started.
-            EnvironmentFailureError: Something beside the policy failed, or nobody can say what the episode is worth.
+            EnvironmentFailureError: The environment failed, or did not score the episode.
         """
         try:
             return await self._play(sampling_params, **row)
@@ -75,7 +75,7 @@ class ServedAgentLoop(AgentLoopBase):  # type: ignore[misc]  # the package has n
             await self._episode.close()
 
     async def _play(self, sampling_params: dict[str, Any], **row: Any) -> AgentLoopOutput:
-        episode, most = self._episode, self.rollout_config.response_length
+        episode, max_tokens = self._episode, self.rollout_config.response_length
         observation = await episode.reset(**((row.get("extra_info") or {}).get("reset") or {}))
         first = _user(f"{episode.instructions}\n\n{observation}")
         messages = [*row["raw_prompt"], first]
@@ -93,25 +93,25 @@ class ServedAgentLoop(AgentLoopBase):  # type: ignore[misc]  # the package has n
                 ids, output.token_ids, mask, logprobs, assistant_logprobs=output.log_probs or None
             )
             ids, turns = merged.token_ids, turns + 1
-            if len(mask) >= most:
+            if len(mask) >= max_tokens:
                 break
             text = self.tokenizer.decode(output.token_ids, skip_special_tokens=True)
             reply = await episode.answer(text)
             if episode.done or episode.failure is not None or turns == self._max_turns:
                 break
-            before = [*messages, {"role": "assistant", "content": text}]
-            messages = [*before, _user(reply)]
-            merged, mask, logprobs = await self.ct_merge_context_msg(before, messages, ids, mask, logprobs)
+            history = [*messages, {"role": "assistant", "content": text}]
+            messages = [*history, _user(reply)]
+            merged, mask, logprobs = await self.ct_merge_context_msg(history, messages, ids, mask, logprobs)
             ids = merged.token_ids
-            if len(mask) >= most:
+            if len(mask) >= max_tokens:
                 break
         if episode.reward is None:
             raise EnvironmentFailureError(f"the episode has no reward: {episode.failure or 'not scored'}")
         return AgentLoopOutput(
             prompt_ids=prompt,
-            response_ids=ids[len(prompt) :][:most],
-            response_mask=mask[:most],
-            response_logprobs=None if logprobs is None else logprobs[:most],
+            response_ids=ids[len(prompt) :][:max_tokens],
+            response_mask=mask[:max_tokens],
+            response_logprobs=None if logprobs is None else logprobs[:max_tokens],
             reward_score=episode.reward,
             num_turns=2 * turns,
             metrics=AgentLoopMetrics(),

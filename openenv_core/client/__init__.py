@@ -1,4 +1,4 @@
-"""The caller's side of an environment server."""
+"""The client of an environment server."""
 
 from typing import TYPE_CHECKING, Any
 
@@ -12,7 +12,7 @@ __all__ = ["EnvClient", "GenericAction", "GenericEnvClient", "MCPToolClient", "S
 
 
 def __getattr__(name: str) -> Any:
-    if name == "MCPToolClient":  # with it come the models of tools, which other clients do without
+    if name == "MCPToolClient":  # lazily: it imports the tool models, which other clients do not need
         from openenv_core.client.tools import MCPToolClient
 
         return MCPToolClient

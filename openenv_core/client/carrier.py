@@ -1,4 +1,4 @@
-"""The seam between a session and whatever carries its frames."""
+"""The interface between a session and its transport: WebSocket or plain HTTP."""
 
 import asyncio
 from abc import ABC, abstractmethod
@@ -19,150 +19,150 @@ from openenv_core.protocol.errors import CAPACITY_REACHED
 from openenv_core.protocol.http import redact_url, retry_after
 
 SESSION_ENDED: Final = (CapacityError, FactoryError, SessionError)
-"""What a server says last."""
+"""Errors that end the session they are sent in."""
 
 
 @dataclass(frozen=True, slots=True)
 class CarrierOptions:
-    """How a connection is made and kept.
+    """Options of a connection.
 
     Attributes:
-        connect_timeout_s: Seconds until an attempt to connect, or to close in order, is given up.
-        max_message_bytes: The longest message that is received.
-        ping_interval_s: Seconds of silence until the server is asked whether it lives; None never asks.
-        ping_timeout_s: Seconds until a missing answer breaks the connection; None waits for ever.
-        headers: Further headers of every HTTP request, the opening one of a WebSocket included.
-        queue_timeout_s: Seconds that a full server is waited for.
-        subprotocol: Offered to the server of a WebSocket, which may take it.
+        connect_timeout_s: Deadline in seconds for connecting, and for closing in order.
+        max_message_bytes: Size limit of a received message.
+        ping_interval_s: Seconds of silence after which a ping is sent; None sends none.
+        ping_timeout_s: Seconds without an answer to a ping after which the connection is lost; None waits for ever.
+        headers: Extra headers of every HTTP request, including a WebSocket's handshake.
+        queue_timeout_s: Seconds to wait for a session of a full server.
+        subprotocol: WebSocket subprotocol offered to the server, if any.
     """
 
     connect_timeout_s: float
     max_message_bytes: int
     ping_interval_s: float | None
     ping_timeout_s: float | None
-    headers: Mapping[str, str] = field(default_factory=dict, repr=False)  # a token may be in it
+    headers: Mapping[str, str] = field(default_factory=dict, repr=False)  # may hold a token
     subprotocol: str | None = None
     queue_timeout_s: float = 0.0
 
     @property
     def prefer(self) -> str:
-        """The header `Prefer` (RFC 7240): a full server may keep a request in its queue for a part of its time-out."""
+        """The `Prefer` header (RFC 7240): a full server may queue a request for part of the connect timeout."""
         return f"wait={int(min(0.8 * self.connect_timeout_s, self.queue_timeout_s))}"
 
 
 class Listener(Protocol):
-    """Hears what a carrier brings."""
+    """Callbacks of a carrier."""
 
     def on_frame(self, frame: bytes | bytearray) -> None:
-        """Take a frame: text as bytes, binary as a bytearray."""
+        """Handle a received frame: text as bytes, binary as a bytearray."""
 
-    def on_room(self) -> None:
-        """Learn that frames can be sent again."""
+    def on_writable(self) -> None:
+        """Handle that frames can be sent again."""
 
     def on_lost(self, error: ClientError) -> None:
-        """Learn that no more frames will come, and why; once."""
+        """Handle the end of the connection; called once, with its reason."""
 
 
 class Carrier(ABC):
-    """Carries frames: text as bytes, binary as a bytearray. What is abstract is a library's part.
+    """A connection that sends and receives frames: text as bytes, binary as a bytearray.
 
     Attributes:
-        full: A frame has to wait for `Listener.on_room`: what was sent before has not left yet.
-        broken: The connection has ended, and neither side has closed it.
-        deterministic: Whether the server says that the seed and the actions decide everything.
+        write_paused: The write buffer is full: hold frames back until `Listener.on_writable`.
+        broken: The connection has ended without a close from either side.
+        deterministic: The server declares its environment deterministic, given seed and actions.
     """
 
     def __init__(self) -> None:
-        self.full = self.broken = self.deterministic = False
+        self.write_paused = self.broken = self.deterministic = False
         self._loop = asyncio.get_running_loop()
         self._listener: Listener | None = None
-        self._backlog: list[bytes | bytearray] = []  # before anybody listened
-        self._deliver: Callable[[bytes | bytearray], None] = self._store
-        self._arrived = asyncio.Event()
-        self._lost: ClientError | None = None
+        self._stored_frames: list[bytes | bytearray] = []  # received before `listen`
+        self._on_frame: Callable[[bytes | bytearray], None] = self._store
+        self._frame_received = asyncio.Event()
+        self._lost_error: ClientError | None = None
 
     async def receive(self) -> bytes | bytearray:
-        """Return the first frame; before anybody listens, and once.
+        """Return the first frame. Call once, before `listen`.
 
         Raises:
-            ClientError: The connection has ended without one.
+            ClientError: The connection ended before a frame came.
         """
-        await self._arrived.wait()
-        if not self._backlog and self._lost is not None:
-            raise self._lost
-        return self._backlog.pop(0)
+        await self._frame_received.wait()
+        if not self._stored_frames and self._lost_error is not None:
+            raise self._lost_error
+        return self._stored_frames.pop(0)
 
     def listen(self, listener: Listener) -> None:
-        """Have someone hear what comes, and what has come."""
-        self._listener, self._deliver = listener, listener.on_frame
-        for frame in self._backlog:
+        """Deliver events to a listener from now on, starting with those stored so far."""
+        self._listener, self._on_frame = listener, listener.on_frame
+        for frame in self._stored_frames:
             listener.on_frame(frame)
-        if self._lost is not None:
-            listener.on_lost(self._lost)
+        if self._lost_error is not None:
+            listener.on_lost(self._lost_error)
 
     @abstractmethod
     def send(self, frame: bytes, *, binary: bool = False) -> None:
-        """Send one frame; text is given as UTF-8. Behind the end of the connection, which was told, it is dropped."""
+        """Send one frame; text is UTF-8. After `Listener.on_lost` it is dropped."""
 
     @abstractmethod
     async def close(self) -> None:
-        """Close in order, within the time that was allowed for connecting. Idempotent.
+        """Close in order, within `connect_timeout_s`. Idempotent.
 
-        After `abort`, wait until nothing is left.
+        After `abort`, wait until its cleanup has ended.
         """
 
     @abstractmethod
     def abort(self) -> None:
-        """End the connection without waiting, and start what else the end takes. Idempotent."""
+        """End the connection without waiting; remaining cleanup runs in the background. Idempotent."""
 
     @abstractmethod
-    def orphan(self) -> None:
-        """Do what `abort` does, without the event loop of the connection, which has closed.
+    def abort_without_loop(self) -> None:
+        """Abort a connection whose event loop has closed.
 
-        What else the end takes is started on the running loop, where `close` waits for it.
+        Remaining cleanup runs on the running loop, where `close` waits for it.
         """
 
     def _store(self, frame: bytes | bytearray) -> None:
-        self._backlog.append(frame)
-        self._arrived.set()
+        self._stored_frames.append(frame)
+        self._frame_received.set()
 
-    def _lose(self, error: ClientError, broken: bool = False) -> None:
-        """Note why no more frames will come; the first reason counts."""
-        if self._lost is None:
-            self._lost, self.broken = error, broken
-            self._arrived.set()
+    def _mark_lost(self, error: ClientError, broken: bool = False) -> None:
+        """Record why the connection ended and tell the listener; only the first call counts."""
+        if self._lost_error is None:
+            self._lost_error, self.broken = error, broken
+            self._frame_received.set()
             if self._listener is not None:
                 self._listener.on_lost(error)
 
 
-def unreachable(url: str, reason: object) -> ConnectionFailedError:
-    """Return the error for a server that does not answer, or not as one."""
+def unreachable_error(url: str, reason: object) -> ConnectionFailedError:
+    """Return the error for a server that does not answer, or whose answer is not an OpenEnv server's."""
     return ConnectionFailedError(
         f"expected an OpenEnv server at {redact_url(url)}, got: {reason}; check that it runs and that the URL is right"
     )
 
 
 def refusal(url: str, status: int, headers: Mapping[str, str], detail: str, *, socket: bool) -> ClientError:
-    """Return the error for a server that answered but let nobody in.
+    """Return the error for an HTTP status that refuses the connection.
 
     Args:
-        url: What was asked for.
+        url: The URL of the request.
         status: The HTTP status.
-        headers: Of the answer; names in lower case, or a mapping that does not mind.
-        detail: The server's own words, if any.
-        socket: Whether a WebSocket was asked for, and plain HTTP is something to try.
+        headers: Headers of the response; names in lower case, or a case-insensitive mapping.
+        detail: The error text of the response, if any.
+        socket: The request was a WebSocket handshake, so plain HTTP is worth suggesting.
     """
     suffix = f": {detail[:300]}" if detail else ""
-    got = f"expected {redact_url(url)} to let this client in, got HTTP {status}{suffix}"
-    other_way = ', or pass transport="http" where the server speaks HTTP only' if socket else ""
+    message = f"expected {redact_url(url)} to let this client in, got HTTP {status}{suffix}"
+    http_hint = ', or pass transport="http" where the server speaks HTTP only' if socket else ""
     match status:
         case 401:
-            return AuthenticationError(f"{got}; pass token= with a token that the server knows")
+            return AuthenticationError(f"{message}; pass token= with a token that the server knows")
         case 403 | 421:
             cause = "the path" if status == 403 else "the port"
             return AccessRefusedError(
-                f"{got}; use a host name and an origin that the server allows, check {cause} of the "
-                f"URL{other_way if status == 403 else ''}"
+                f"{message}; use a host name and an origin that the server allows, check {cause} of the "
+                f"URL{http_hint if status == 403 else ''}"
             )
         case 429 | 503:
             wait = retry_after(headers.get("retry-after"))
@@ -170,6 +170,6 @@ def refusal(url: str, status: int, headers: Mapping[str, str], detail: str, *, s
             return CapacityError(
                 detail or f"the server takes no more sessions (HTTP {status})", CAPACITY_REACHED, data
             )
-    # Servers without a WebSocket at that path answer so; 403 is uvicorn's way to say 404 to a WebSocket.
-    hint = other_way if status in (404, 405, 426) else ""
-    return ConnectionFailedError(f"{got}; check that the URL is an OpenEnv server's{hint}")
+    # Statuses of servers without a WebSocket at that path. (uvicorn answers a WebSocket 403 in place of 404.)
+    hint = http_hint if status in (404, 405, 426) else ""
+    return ConnectionFailedError(f"{message}; check that the URL is an OpenEnv server's{hint}")

@@ -1,4 +1,4 @@
-"""Requests and what answers them: which answer is whose, and what becomes of them when a connection breaks."""
+"""Requests of a session: replies are matched to them, and a broken connection is resumed."""
 
 import asyncio
 from collections.abc import Callable, Mapping, Sequence
@@ -37,29 +37,27 @@ from openenv_core.protocol.requests import encode_request
 from openenv_core.tracing import current_traceparent, tracer
 
 MAX_PENDING: Final = 64
-"""Requests that wait for answers; a server takes half as many at once."""
+"""Requests awaiting replies on one connection; a server processes half as many at once."""
 
-MAX_REFUSED: Final = 4
-"""Attempts in a row to connect where nobody listens any more: the server is likely gone, and its sessions with it.
+MAX_REFUSED_CONNECTS: Final = 4
+"""Refused connects in a row after which a server counts as gone, if another one can take over the episode."""
 
-Where they can go on elsewhere they do then."""
+MAX_REFUSED_CONNECTS_ALONE: Final = 8
+"""The same without another server: about four seconds, in which an ingress may restart."""
 
-MAX_REFUSED_ALONE: Final = 8
-"""Where they cannot: some four seconds, in which an ingress may be started again."""
-
-_RETRY_S: Final = 0.05
+_MIN_RETRY_S: Final = 0.05
 _MAX_RETRY_S: Final = 2.0
 _RESUME_ID: Final = 0
 
 
 class BatchReply(NamedTuple):
-    """One frame that answers a request.
+    """One reply frame of a request.
 
     Attributes:
-        request_id: Of the request.
-        fields: The keys of its header.
-        arrays: What these count from 0.
-        last: No other answers the same request.
+        request_id: Id of the request.
+        fields: The frame's header.
+        arrays: Its arrays; header fields refer to them by index.
+        last: No further frame answers this request.
     """
 
     request_id: int
@@ -70,40 +68,40 @@ class BatchReply(NamedTuple):
 
 @dataclass(slots=True, eq=False)
 class PendingCall:
-    """A request whose answer is still to come, whether or not somebody waits for it.
+    """A request without a reply so far; its caller may have stopped waiting.
 
     Attributes:
-        request_id: By what it is known.
-        frame: What was sent, or is to be.
-        binary: It is no text.
-        deadline: On the loop's clock, where there is one.
-        answer: What answers it. It is done before where nobody waits any more.
-        sink: Takes the frames that answer it, where there may be several.
-        sent: It has left, over the connection of this moment or one whose server has taken it.
-        reply: The frame that has answered it, also where nobody waited; empty where it never left.
+        request_id: Id of the request, counted from 1.
+        frame: The encoded request.
+        binary: The frame is binary, not text.
+        deadline: Deadline by the loop's clock; 0 without a timeout.
+        future: Future of the decoded reply; done early if its caller stops waiting.
+        sink: Callback for the reply frames of a request that may have several.
+        sent: The frame was sent on the current connection, or an earlier one and the server has received it.
+        reply_frame: The raw reply, even if nobody waits for it; empty if the request was never sent.
     """
 
     request_id: int
     frame: bytes
     binary: bool
     deadline: float
-    answer: "asyncio.Future[Any]"
+    future: "asyncio.Future[Any]"
     sink: Callable[[Any], None] | None = None
     sent: bool = False
-    reply: bytes | bytearray | None = None
+    reply_frame: bytes | bytearray | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class Opening:
-    """How sessions are opened in `ropewalk.v1`.
+    """Options for opening sessions in `ropewalk.v1`.
 
     Attributes:
-        url: Where connections are made.
-        options: How they are made.
-        lease_s: Seconds that the server is asked to keep the sessions without a connection; 0: not at all.
-        count: How many sessions there are to be.
-        snapshot: In whose state they begin, by its id.
-        others: Nothing is gained by waiting for a server that does not listen: another can be asked, for instance.
+        url: WebSocket URL of the server.
+        options: Options of the connection.
+        lease_s: Seconds the server is asked to keep the sessions after a broken connection; 0: none.
+        count: Number of sessions.
+        snapshot: Id of the snapshot whose state they start in, if any.
+        has_other_servers: Another server could be tried, so a server that refuses connections is given up sooner.
     """
 
     url: str
@@ -111,10 +109,10 @@ class Opening:
     lease_s: float
     count: int = 1
     snapshot: str | None = None
-    others: bool = False
+    has_other_servers: bool = False
 
     def request(self) -> dict[str, Any]:
-        """Return what is asked for."""
+        """Return the header fields of the `open` request."""
         request_fields = {
             "count": self.count,
             "wait_s": self.options.queue_timeout_s,
@@ -125,25 +123,24 @@ class Opening:
 
 
 class Conversation:
-    """Asks a server, in one of two dialects.
+    """Sends requests to a server and matches replies to them, in one of two dialects.
 
-    In the released one replies have no ids: the oldest request that is unanswered gets the next. In `ropewalk.v1`
-    (docs/protocol.md) they have, and a connection that breaks is replaced by another, as long as the server keeps the
-    sessions.
+    Replies of the released dialect have no ids: each answers the oldest unanswered request. Replies of `ropewalk.v1`
+    (docs/protocol.md) have ids, and a broken connection is replaced for as long as the server keeps the sessions.
 
     Args:
-        carrier: Carries the frames.
-        timeout_s: Seconds that a reply may take; None waits for ever.
-        opening: Of `ropewalk.v1`; None: the released dialect.
+        carrier: The connection.
+        timeout_s: Reply timeout in seconds; None waits for ever.
+        opening: Sessions to open in `ropewalk.v1`; None speaks the released dialect.
 
     Attributes:
-        carrier: That of this moment.
-        v1: It is in `ropewalk.v1`.
-        error: Why nothing can be asked any more.
-        last: The request that was made last.
+        carrier: The current connection.
+        v1: The dialect is `ropewalk.v1`.
+        error: Why no more requests can be sent; None while they can.
+        last_call: The most recent request of `ask`.
     """
 
-    last: PendingCall
+    last_call: PendingCall
 
     def __init__(self, carrier: Carrier, timeout_s: float | None, opening: Opening | None = None) -> None:
         self.carrier = carrier
@@ -152,47 +149,47 @@ class Conversation:
         self._timeout_s = timeout_s
         self._loop = asyncio.get_running_loop()
         self._timer: asyncio.TimerHandle | None = None
-        self._pending: dict[int, PendingCall] = {}  # in the order of their requests
+        self._pending: dict[int, PendingCall] = {}  # in the order of sending
         self._next_id = 1
-        self._unclaimed_error: ServerError | None = None  # that nobody waited for
-        self._read = 0
+        self._unclaimed_error: ServerError | None = None  # ends the session; its caller had stopped waiting
+        self._frames_read = 0
         self._session: str | None = None
         self._secret = ""
-        self._resuming: asyncio.Task[None] | None = None
+        self._resume_task: asyncio.Task[None] | None = None
         if opening is not None:
             self._opening = opening
-            self._opened = self.request("open", (), opening.request(), self._take_opened)
-        carrier.listen(self)  # last: it may be lost already
+            self._open_call = self.request("open", (), opening.request(), self._handle_open_reply)
+        carrier.listen(self)  # last: the connection may be lost already
 
-    async def opened(self) -> None:
+    async def wait_open(self) -> None:
         """Wait until the sessions are open.
 
         Raises:
-            CapacityError: The server has no room for so many; none is open.
-            FactoryError: It could not make their environments.
+            CapacityError: The server has no room for all of them; none was opened.
+            FactoryError: The server could not create their environments.
         """
-        await self._opened.answer
+        await self._open_call.future
 
     async def ask(self, frame: bytes, expected: str) -> dict[str, Any]:
-        """Send a frame of the released dialect, and return the data of what answers it.
+        """Send a frame of the released dialect and return the data of its reply.
 
-        Cancelled, or out of time, the reply is dropped when it comes.
+        After a cancellation or timeout a late reply is dropped.
 
         Args:
-            frame: The frame.
-            expected: The type of its reply.
+            frame: The encoded request.
+            expected: The type of the reply.
 
         Raises:
             RequestTimeoutError: No reply came in time.
-            ConnectionLostError: The connection has broken.
-            ServerError: The reply is an error, or the server has said unasked why the session is over.
-            ProtocolError: The server said something else.
+            ConnectionLostError: The connection broke.
+            ServerError: The reply is an error, or the server ended the session with one.
+            ProtocolError: The reply is malformed or of another type.
         """
         if self.v1 and tracer() is not None and (parent := current_traceparent()) is not None:
             frame = b'{"traceparent":"%b",%b' % (parent.encode(), frame[1:])
-        self.last = call = self._begin(frame)
+        self.last_call = call = self._send_request(frame)
         try:
-            reply = await call.answer
+            reply = await call.future
         except (asyncio.CancelledError, RequestTimeoutError):
             self.abandon(call)
             raise
@@ -205,57 +202,57 @@ class Conversation:
         fields: Mapping[str, Any],
         sink: Callable[[BatchReply], None],
     ) -> PendingCall:
-        """Send a request about many sessions.
+        """Send a request of `ropewalk.v1`.
 
         Args:
-            operation: What is to be done.
-            arrays: What the fields count from 0.
-            fields: Of the request's header.
-            sink: Is given each frame that answers it; the call is over with the last.
+            operation: The header's `op`.
+            arrays: Arrays of the frame; header fields refer to them by index.
+            fields: Further header fields.
+            sink: Called with each reply frame; the last one completes the call.
         """
-        header = {"id": self._next_id, "op": operation, "read": self._read, **fields}
+        header = {"id": self._next_id, "op": operation, "read": self._frames_read, **fields}
         frame = encode_frame({name: dumps(value) for name, value in header.items()}, arrays)
-        call = self._begin(
+        call = self._send_request(
             frame if isinstance(frame, bytes) else frame.encode(), isinstance(frame, bytes), sink
         )
-        # Where nobody waits, nobody is told.
-        call.answer.add_done_callback(lambda answer: answer.cancelled() or answer.exception())
+        # Retrieve the exception, or asyncio logs it as never retrieved if nobody awaits the call.
+        call.future.add_done_callback(lambda future: future.cancelled() or future.exception())
         return call
 
     def abandon(self, call: PendingCall) -> None:
-        """Wait for a request no more. Where it has not left yet, it never does; nor is it begun, if it has not been."""
-        call.answer.cancel()
+        """Stop waiting for a reply. An unsent request is dropped; one that the server has not begun is cancelled."""
+        call.future.cancel()
         if not call.sent:
             self._drop_unsent(call)
-        waits = self._resuming is None and call.request_id in self._pending
-        if self.v1 and waits and len(self._pending) < MAX_PENDING:
-            self._begin(b'{"op":"cancel","request":%d}' % call.request_id).answer.cancel()
+        is_pending = self._resume_task is None and call.request_id in self._pending
+        if self.v1 and is_pending and len(self._pending) < MAX_PENDING:
+            self._send_request(b'{"op":"cancel","request":%d}' % call.request_id).future.cancel()
 
     def abort(self) -> None:
-        """End the connection without waiting; whoever waits gets ConnectionLostError."""
+        """End the connection without waiting; pending requests fail with ConnectionLostError."""
         self._stop_resuming()
-        self._break(ConnectionLostError("the connection was broken off by this client"))
+        self._abort_with(ConnectionLostError("the connection was broken off by this client"))
 
-    async def close(self, *, last: bool) -> None:
+    async def close(self, *, end_session: bool) -> None:
         """End the connection in order.
 
         Args:
-            last: Say before that the session is to end.
+            end_session: Ask the server to end the session first.
         """
         self._stop_resuming()
         try:
-            if last and self.error is None and len(self._pending) < MAX_PENDING:
-                self._begin(encode_request("close")).answer.cancel()
-            self._fail(ClientClosedError("this client is closed; make a new one"))
+            if end_session and self.error is None and len(self._pending) < MAX_PENDING:
+                self._send_request(encode_request("close")).future.cancel()
+            self._fail_calls(ClientClosedError("this client is closed; make a new one"))
             await self.carrier.close()
         except BaseException:
             self.carrier.abort()
             raise
 
-    # What the carrier brings
+    # Callbacks of the carrier
 
     def on_frame(self, frame: bytes | bytearray) -> None:
-        """Give an answer to whom it is for: by its id, or to the oldest request where it has none."""
+        """Complete the request that a reply answers: by its id, or the oldest in the released dialect."""
         arrays: list[Array] = []
         try:
             if self.v1 and type(frame) is bytearray:
@@ -263,11 +260,11 @@ class Conversation:
             else:
                 fields = from_json(frame)
             request_id = fields.get("id") if self.v1 else next(iter(self._pending), None)
-        except (ValueError, AttributeError) as error:  # no JSON, or no object
-            self._break(ProtocolError(f"expected a JSON object, got {bytes(frame[:200])!r}: {error}"))
+        except (ValueError, AttributeError) as error:  # not JSON, or not an object
+            self._abort_with(ProtocolError(f"expected a JSON object, got {bytes(frame[:200])!r}: {error}"))
             return
         if type(request_id) is not int:
-            self._break(
+            self._abort_with(
                 error_of(fields)
                 or ProtocolError(
                     f"expected one answer to each request, got {bytes(frame[:200])!r} unasked; the session is over, "
@@ -275,15 +272,15 @@ class Conversation:
                 )
             )
             return
-        self._read += 1
+        self._frames_read += 1
         call = self._pending.get(request_id)
         if call is None:
             return
         if call.sink is None:
             del self._pending[request_id]
-            call.reply = frame
-            if not call.answer.done():
-                call.answer.set_result(fields)
+            call.reply_frame = frame
+            if not call.future.done():
+                call.future.set_result(fields)
             elif isinstance(ending := error_of(fields), SESSION_ENDED):
                 self._unclaimed_error = ending
             return
@@ -292,37 +289,39 @@ class Conversation:
             del self._pending[request_id]
         elif self._timeout_s is not None:
             call.deadline = self._loop.time() + self._timeout_s
-        if call.answer.done() and call is not self._opened:  # what is open has to be known, however late
+        if (
+            call.future.done() and call is not self._open_call
+        ):  # a late reply to the open still counts: it names the session
             return
         call.sink(BatchReply(request_id, fields, arrays, last))
-        if last and not call.answer.done():
-            call.answer.set_result(None)
+        if last and not call.future.done():
+            call.future.set_result(None)
 
-    def on_room(self) -> None:
-        """Send what could not leave before."""
+    def on_writable(self) -> None:
+        """Send the requests that were held back."""
         for call in [call for call in self._pending.values() if not call.sent]:
-            if call.answer.done():  # nobody waits for it, and it has not begun
+            if call.future.done():  # its caller has stopped waiting
                 self._drop_unsent(call)
-            elif self._resuming is None and not self.carrier.full:
+            elif self._resume_task is None and not self.carrier.write_paused:
                 call.sent = True
                 self.carrier.send(call.frame, binary=call.binary)
 
     def on_lost(self, error: ClientError) -> None:
-        """Make another connection, where the server keeps the sessions; or tell whoever waits."""
+        """Begin to resume the sessions if the server keeps them; otherwise fail the pending requests."""
         resumable = self.v1 and self.carrier.broken and self._opening.lease_s and self.error is None
-        if resumable and (self._session is not None or self._opened.request_id in self._pending):
-            self._resuming = asyncio.create_task(self._resume(error))
+        if resumable and (self._session is not None or self._open_call.request_id in self._pending):
+            self._resume_task = asyncio.create_task(self._resume(error))
         else:
-            self._fail(self._unclaimed_error or error)
+            self._fail_calls(self._unclaimed_error or error)
 
-    # What they need
+    # Internals
 
-    def _begin(
+    def _send_request(
         self, frame: bytes, binary: bool = False, sink: Callable[[Any], None] | None = None
     ) -> PendingCall:
-        """Send a request, or have it leave when there is room, or another connection.
+        """Send a request, now or once the connection can take it.
 
-        Raises why nothing can be asked any more.
+        Raises the conversation's `error`, if set.
         """
         if self.error is not None:
             raise self.error.with_traceback(None)
@@ -333,10 +332,10 @@ class Conversation:
         if self._timeout_s is not None:
             deadline = self._loop.time() + self._timeout_s
             if self._timer is None:
-                self._timer = self._loop.call_at(deadline, self._expire)
+                self._timer = self._loop.call_at(deadline, self._expire_calls)
         if self.v1 and sink is None:
-            frame = b'{"id":%d,"read":%d,%b' % (request_id, self._read, frame[1:])
-        can_leave = self._resuming is None and not self.carrier.full
+            frame = b'{"id":%d,"read":%d,%b' % (request_id, self._frames_read, frame[1:])
+        can_leave = self._resume_task is None and not self.carrier.write_paused
         call = PendingCall(request_id, frame, binary, deadline, self._loop.create_future(), sink, can_leave)
         self._pending[request_id] = call
         if can_leave:
@@ -344,61 +343,63 @@ class Conversation:
         return call
 
     def _drop_unsent(self, call: PendingCall) -> None:
-        """Note that a request has never left."""
+        """Remove a request that was never sent."""
         self._pending.pop(call.request_id, None)
-        call.reply = b""
+        call.reply_frame = b""
 
-    def _expire(self) -> None:
-        """Tell those whose time is over; the timer of one request is left running for the next."""
+    def _expire_calls(self) -> None:
+        """Fail the requests whose deadline has passed, and set the timer for the next deadline."""
         now = self._loop.time()
-        waiting = [call for call in self._pending.values() if not call.answer.done()]
+        waiting = [call for call in self._pending.values() if not call.future.done()]
         for call in waiting:
             if call.deadline <= now:
-                call.answer.set_exception(
+                call.future.set_exception(
                     RequestTimeoutError(
                         f"expected a reply within {self._timeout_s:g} s, got none yet; the session lives on and "
                         "drops the reply when it comes. Ask again, or raise message_timeout_s"
                     )
                 )
-        soonest = min((call.deadline for call in waiting if call.deadline > now), default=None)
+        next_deadline = min((call.deadline for call in waiting if call.deadline > now), default=None)
         self._timer = None
-        if soonest is not None and self._timeout_s is not None:  # a deadline may come to be sooner meanwhile
-            self._timer = self._loop.call_at(min(soonest, now + self._timeout_s), self._expire)
+        if (
+            next_deadline is not None and self._timeout_s is not None
+        ):  # at most timeout_s ahead, as later requests may be due sooner
+            self._timer = self._loop.call_at(min(next_deadline, now + self._timeout_s), self._expire_calls)
 
-    def _fail(self, error: ClientError) -> None:
-        """Ask nothing more, and tell whoever waits why; the first reason counts."""
+    def _fail_calls(self, error: ClientError) -> None:
+        """Refuse further requests, and fail the pending ones; the first error counts."""
         if self.error is None:
             self.error = error
         if self._timer is not None:
             self._timer.cancel()
         pending, self._pending = self._pending, {}
         for call in pending.values():
-            if not call.answer.done():
-                call.answer.set_exception(self.error)
+            if not call.future.done():
+                call.future.set_exception(self.error)
 
-    def _break(self, error: ClientError) -> None:
-        """End a connection on which nothing can be asked any more."""
-        self._fail(error)
+    def _abort_with(self, error: ClientError) -> None:
+        """Fail all requests and abort the connection."""
+        self._fail_calls(error)
         self.carrier.abort()
 
-    def _take_opened(self, reply: BatchReply) -> None:
-        """Take an answer to the open; the time in the server's queue is none of those of requests."""
+    def _handle_open_reply(self, reply: BatchReply) -> None:
+        """Handle a reply to the open. Time in the server's queue does not count towards requests' deadlines."""
         if self._timeout_s is not None:
             wait_s = 0.0 if reply.last else self._opening.options.queue_timeout_s
             deadline = self._loop.time() + self._timeout_s + wait_s
             for call in self._pending.values():
                 call.deadline = deadline
         if (error := error_of(reply.fields)) is not None:
-            if not self._opened.answer.done():
-                self._opened.answer.set_exception(error)
-            self._break(error)
+            if not self._open_call.future.done():
+                self._open_call.future.set_exception(error)
+            self._abort_with(error)
         elif "session" in reply.fields:
             self._session, self._secret = str(reply.fields["session"]), str(reply.fields.get("secret"))
 
     async def _resume(self, error: ClientError) -> None:
-        """Go on over another connection, or tell whoever waits why that cannot be."""
+        """Resume the sessions over a new connection; if that fails, fail the pending requests."""
         lease_s = self._opening.lease_s
-        backoff, refused = Backoff(_RETRY_S, _MAX_RETRY_S), 0
+        backoff, refused = Backoff(_MIN_RETRY_S, _MAX_RETRY_S), 0
         reason: object
         try:
             async with asyncio.timeout(lease_s):
@@ -410,97 +411,97 @@ class Conversation:
                         raise
                     except ConnectionFailedError as failure:
                         refused = refused + 1 if isinstance(failure.__cause__, ConnectionRefusedError) else 0
-                        elsewhere = self._opening.others or self.carrier.deterministic
-                        if refused >= (MAX_REFUSED if elsewhere else MAX_REFUSED_ALONE):
+                        can_move = self._opening.has_other_servers or self.carrier.deterministic
+                        if refused >= (MAX_REFUSED_CONNECTS if can_move else MAX_REFUSED_CONNECTS_ALONE):
                             raise
                     except (ConnectionLostError, CapacityError):
-                        # A gateway says so too, of a server that is being replaced for instance.
+                        # A gateway answers so while the server behind it is being replaced, for instance.
                         refused = 0
                     await asyncio.sleep(backoff.next_s())
         except TimeoutError:
             reason = f"no connection within its lease of {lease_s:g} s"
         except Exception as failure:
             reason = failure
-        self._resuming = None
-        self._fail(ConnectionLostError(f"{error}. The session could not be resumed: {reason}"))
+        self._resume_task = None
+        self._fail_calls(ConnectionLostError(f"{error}. The session could not be resumed: {reason}"))
 
     async def _reconnect(self) -> None:
-        """Connect again, and send what the server has not taken."""
-        url, taken = self._opening.url, -1
+        """Connect again, and resend what the server has not received."""
+        url, last_taken_id = self._opening.url, -1
         if self._session is not None:
-            url = _with(url, RESUME, self._session)
+            url = _add_query(url, RESUME, self._session)
         carrier = await open_socket(url, self._opening.options)
         try:
             if carrier.subprotocol != SUBPROTOCOL:
                 raise ProtocolError(f"the server does not speak {SUBPROTOCOL} any more")
-            if self._session is None:  # nobody knows of the sessions that there may be; they are opened anew
-                self._read = 0
+            if (
+                self._session is None
+            ):  # the open was not answered: sessions it made cannot be named, so open again
+                self._frames_read = 0
             else:
-                credentials = {"session": self._session, "secret": self._secret, "read": self._read}
+                credentials = {"session": self._session, "secret": self._secret, "read": self._frames_read}
                 carrier.send(dumps({"id": _RESUME_ID, "op": "resume", **credentials}))
                 fields = from_json(await carrier.receive())
                 if (error := error_of(fields)) is not None:
                     raise error
-                taken = fields["taken"]
+                last_taken_id = fields["taken"]
         except BaseException:
-            carrier.broken = True  # the server is not to end the sessions for it
+            carrier.broken = True  # so that `abort` sends no close, which would end the sessions
             carrier.abort()
             raise
         carrier.deterministic |= self.carrier.deterministic
-        self.carrier, self._resuming = carrier, None
+        self.carrier, self._resume_task = carrier, None
         for call in self._pending.values():
-            call.sent = call.request_id <= taken
+            call.sent = call.request_id <= last_taken_id
         carrier.listen(self)
-        self.on_room()
+        self.on_writable()
 
     def _stop_resuming(self) -> None:
-        if self._resuming is not None:
-            self._resuming.cancel()
-            self._resuming = None
+        if self._resume_task is not None:
+            self._resume_task.cancel()
+            self._resume_task = None
 
 
-async def open_conversation(
-    opening: Opening, timeout_s: float | None, *, opened: bool = False
-) -> Conversation:
-    """Connect to a server, and begin to open sessions.
+async def open_conversation(opening: Opening, timeout_s: float | None, *, wait: bool = False) -> Conversation:
+    """Connect to a server and begin to open sessions.
 
     Args:
-        opening: What is asked for.
-        timeout_s: Seconds that a reply may take; None waits for ever.
-        opened: Only `ropewalk.v1` will do, and the sessions are open before this returns.
+        opening: The sessions and the connection.
+        timeout_s: Reply timeout in seconds; None waits for ever.
+        wait: Require `ropewalk.v1`, and wait until the sessions are open.
 
     Returns:
-        A conversation in `ropewalk.v1`, or in the released dialect where the server does not speak that.
+        A conversation in `ropewalk.v1`, or in the released dialect if the server does not speak it.
 
     Raises:
-        ClientError: As `open_socket` and `Conversation.opened`.
+        ClientError: As `open_socket` and `Conversation.wait_open`.
     """
     if opening.snapshot is not None:
-        opening = replace(opening, url=_with(opening.url, SNAPSHOT, opening.snapshot))
+        opening = replace(opening, url=_add_query(opening.url, SNAPSHOT, opening.snapshot))
     opening = replace(opening, options=replace(opening.options, subprotocol=SUBPROTOCOL))
     carrier = await open_socket(opening.url, opening.options)
     v1 = carrier.subprotocol == SUBPROTOCOL
     conversation = Conversation(carrier, timeout_s, opening if v1 else None)
-    if opened:
+    if wait:
         try:
             if not v1:
                 server = redact_url(opening.url)
                 raise ConnectionFailedError(
                     f"expected {server} to speak {SUBPROTOCOL}, as servers of Ropewalk do; it does not"
                 )
-            await conversation.opened()
+            await conversation.wait_open()
         except BaseException:
-            await conversation.close(last=False)
+            await conversation.close(end_session=False)
             raise
     return conversation
 
 
-def _with(url: str, key: str, value: str) -> str:
+def _add_query(url: str, key: str, value: str) -> str:
     return f"{url}{'&' if '?' in url else '?'}{key}={quote(value)}"
 
 
 def error_of(fields: Any) -> ServerError | None:
-    """Return the error that a frame tells of, if it tells of one."""
+    """Return the error in a decoded frame, if any."""
     if not isinstance(fields, dict):
         return None
     data = fields.get("error", fields.get("data") if fields.get("type") == "error" else None)

@@ -1,4 +1,4 @@
-"""EnvClient: one session on an environment server; its sync face."""
+"""EnvClient: a client with one session on an environment server; SyncEnvClient: the same without asyncio."""
 
 import asyncio
 import inspect
@@ -22,7 +22,7 @@ from openenv_core.client.settings import (
     validate_url,
     validate_urls,
 )
-from openenv_core.client.waiting import SlotWait, one_of
+from openenv_core.client.waiting import SlotWait, try_servers
 from openenv_core.errors import (
     CapacityError,
     ClientClosedError,
@@ -47,16 +47,16 @@ if TYPE_CHECKING:
     from openenv_core.client.vector import VectorClient
     from openenv_core.providers.base import AnyProvider, Provider
 
-_NOT_SHARED = ("self", "__class__", "base_url", "provider", "session_id")  # not of others on the same server
+_NOT_SHARED = ("self", "__class__", "base_url", "provider", "session_id")  # by clients of the same server
 
 T = TypeVar("T")
 P = ParamSpec("P")
 
 
 class EnvClient(ClientModels[ActT, ObsT, StateT]):
-    """A session on an environment server, for asyncio; `sync()` gives the same without.
+    """An asyncio client with one session on an environment server; `sync()` wraps it for code without asyncio.
 
-    A subclass names its models and has nothing more to do:
+    A subclass only names its models:
 
         class BlackjackEnv(EnvClient[BlackjackAction, BlackjackObservation, BlackjackState]):
             action_type = BlackjackAction
@@ -64,33 +64,33 @@ class EnvClient(ClientModels[ActT, ObsT, StateT]):
             state_type = BlackjackState
             default_app = "envs.blackjack_env.server.app:app"
 
-    Requests of one client are sent one by one, whoever calls; a second caller waits for the first. A request that is
-    cancelled, or that takes longer than `message_timeout_s`, leaves the session in order: its reply is read and
-    dropped later. An episode whose server has died is played again on another, and goes on there, where the
-    environment declares itself deterministic; else EpisodeLostError is raised until `reset` opens a new session.
+    Requests of one client are sent one at a time; concurrent callers wait their turn. A request that is cancelled, or
+    exceeds `message_timeout_s`, leaves the session usable: its late reply is dropped. If the server dies and the
+    environment declares itself deterministic, the episode is replayed and continued on another server; otherwise
+    EpisodeLostError is raised until `reset` opens a new session.
 
     Args:
-        base_url: Where the server is: http://, https://, ws:// or wss://; or several that serve the same, of which
-            each client uses one, chosen at random, and the others when that does not serve. None with a provider,
-            which starts the server when the client first connects.
-        connect_timeout_s: Seconds until an attempt to connect is given up.
-        message_timeout_s: Seconds that a reply may take; None waits for ever.
-        max_message_size_mb: The longest message that is received, in 2^20 bytes.
-        websocket_ping_interval_s: Seconds of silence until the server is asked whether it lives; None never asks.
-        websocket_ping_timeout_s: Seconds until a missing answer to that breaks the connection.
+        base_url: URL of the server: http://, https://, ws:// or wss://. Of several URLs of equal servers each client
+            picks one at random, and tries the others if that one fails. None with a provider, which starts the
+            server when the client first connects.
+        connect_timeout_s: Deadline in seconds of an attempt to connect.
+        message_timeout_s: Reply timeout in seconds; None waits for ever.
+        max_message_size_mb: Size limit of a received message, in 2^20 bytes.
+        websocket_ping_interval_s: Seconds of silence after which a ping is sent; None sends none.
+        websocket_ping_timeout_s: Seconds without an answer to a ping after which the connection is lost.
         provider: Starts the server, and is stopped by `close`; see `openenv_core.providers.AnyProvider`.
-        mode: "simulation", or "production" for servers that offer tools alone; by default what the environment
-            variable OPENENV_CLIENT_MODE says, else "simulation". Tool clients heed it.
-        headers: Further headers of the opening request, and of every request over plain HTTP.
+        mode: "simulation", or "production" for servers that offer only tools; defaults to the environment variable
+            OPENENV_CLIENT_MODE, else "simulation". Only tool clients use it.
+        headers: Extra headers of the WebSocket handshake, and of every request over plain HTTP.
         token: Sent as `Authorization: Bearer`.
-        session_id: A standing session of the server to attach to. It is not this client's: `close` lets it stand.
-        lease_s: Seconds that a session outlives a connection that breaks, and this client tries to come back; 0: none.
-        transport: "websocket", or "http" for servers that speak plain HTTP only, and for networks that let nothing
-            else through. Over HTTP a session begins with the first `reset`.
-        queue_timeout_s: Seconds that the first request waits for a session of a full server; 0: CapacityError at once.
+        session_id: Id of a standing session to attach to. This client does not own it: `close` leaves it open.
+        lease_s: Seconds for which a session outlives a broken connection and this client tries to resume it; 0: none.
+        transport: "websocket", or "http" for servers and networks without WebSockets. Over HTTP a session begins
+            with the first `reset`.
+        queue_timeout_s: Seconds the first request waits for a session of a full server; 0: CapacityError at once.
 
     Raises:
-        ConfigurationError: Neither a base_url nor a provider, or a setting that cannot be.
+        ConfigurationError: Neither a base_url nor a provider was given, or a setting is invalid.
     """
 
     default_app: ClassVar[str | None] = None
@@ -134,15 +134,15 @@ class EnvClient(ClientModels[ActT, ObsT, StateT]):
             queue_timeout_s=queue_timeout_s,
         )
         self._children: list[EnvClient[ActT, ObsT, StateT]] = []
-        self._snapshot: str | None = None  # its first session begins with
+        self._snapshot: str | None = None  # id of the snapshot that its first session starts from
         self._loop: asyncio.AbstractEventLoop | None = None
-        self._starting: asyncio.Future[str] | None = None
+        self._start_task: asyncio.Future[str] | None = None
         self._request_lock = asyncio.Lock()
-        self._aborted: Conversation | None = None  # given up, and perhaps not quite gone yet
+        self._aborted: Conversation | None = None  # aborted, and perhaps not closed yet
         self._conversation: Conversation | None = None
-        self._admitted = False  # answered in this session
+        self._was_answered = False  # a request was answered in this session
         self._wait: SlotWait | None = None  # for a session
-        self._lost: str | None = None
+        self._lost_reason: str | None = None
         self._journal = Journal(attached=session_id is not None)
         self._closed = False
         self._spans = None if tracer() is None else EpisodeSpans()
@@ -157,20 +157,20 @@ class EnvClient(ClientModels[ActT, ObsT, StateT]):
         start_timeout_s: float = 60.0,
         **client_options: Any,
     ) -> "SyncEnvClient[ActT, ObsT, StateT]":
-        """Serve an app in a process of its own, for as long as the client is open.
+        """Serve an app in a separate process while the client is open.
 
-        The server starts when the client is first used. The sync client that is returned can be awaited to the
-        connected async one. A server that gets tokens by `env_vars` is used with the first of them.
+        The server starts when the client is first used. Awaiting the returned sync client gives the connected async
+        one. If `env_vars` sets tokens for the server, the client uses the first of them.
 
         Args:
-            app: `module:attribute` of the ASGI app; by default the class's `default_app`.
-            env_vars: Environment variables of the server, beside this process's own but those of tokens.
-            cwd: The server's working directory, which is importable there; this process's by default.
-            start_timeout_s: Seconds until the server must be healthy.
-            client_options: What the constructor takes.
+            app: `module:attribute` of the ASGI app; defaults to the class's `default_app`.
+            env_vars: Extra environment variables of the server, which inherits this process's except for tokens.
+            cwd: The server's working directory, importable there; defaults to this process's.
+            start_timeout_s: Deadline in seconds for the server to become healthy.
+            client_options: Arguments of the constructor.
 
         Raises:
-            ConfigurationError: No app is named.
+            ConfigurationError: There is neither an `app` nor a `default_app`.
         """
         from openenv_core.providers.process import LocalProcessProvider
 
@@ -190,20 +190,20 @@ class EnvClient(ClientModels[ActT, ObsT, StateT]):
     def from_docker_image(
         cls, image: str, *, provider: "AnyProvider | None" = None, **options: Any
     ) -> "SyncEnvClient[ActT, ObsT, StateT]":
-        """Run an image of the local Docker engine for as long as the client is open.
+        """Run an image on the local Docker engine while the client is open.
 
-        The container starts when the client is first used. The sync client that is returned can be awaited to the
-        connected async one.
+        The container starts when the client is first used. Awaiting the returned sync client gives the connected
+        async one.
 
         Args:
             image: Name or id of the image. It is not pulled.
             provider: Starts the container in place of `LocalDockerProvider`: an object with `start_container(image,
-                **options)`, `wait_for_ready(base_url)` and `stop_container()`, as released packages have it.
-            options: What the constructor takes, and fields of `ContainerOptions`, or these together as
+                **options)`, `wait_for_ready(base_url)` and `stop_container()`, as in released packages.
+            options: Arguments of the constructor, and fields of `ContainerOptions`, one by one or as
                 `options=ContainerOptions(...)`.
 
         Raises:
-            ConfigurationError: There is no such option, or a value that no engine could honour.
+            ConfigurationError: An option is unknown, or has a value that no engine supports.
         """
         from openenv_core.providers.docker.container import provider_for
 
@@ -215,16 +215,16 @@ class EnvClient(ClientModels[ActT, ObsT, StateT]):
     def from_env(
         cls, repo_id: str, *, use_docker: bool = True, provider: "AnyProvider | None" = None, **options: Any
     ) -> "SyncEnvClient[ActT, ObsT, StateT]":
-        """Run the image of a Hugging Face Space; see `from_docker_image`, which also says that it is not pulled.
+        """Run the image of a Hugging Face Space; see `from_docker_image`. The image is not pulled.
 
         Args:
             repo_id: The Space, as `owner/name`.
-            use_docker: The only way there is here.
-            provider: Starts the container.
-            options: As `from_docker_image` takes them.
+            use_docker: Must be True: a Space runs only in a container.
+            provider: Starts the container; see `from_docker_image`.
+            options: See `from_docker_image`.
 
         Raises:
-            ConfigurationError: It is no Space's id, or is to run without a container.
+            ConfigurationError: `repo_id` is malformed, or `use_docker` is False.
         """
         if not re.fullmatch(r"[\w.-]+/[\w.-]+", repo_id):
             raise ConfigurationError(f"expected a Space as 'owner/name', got {repo_id!r}")
@@ -237,10 +237,10 @@ class EnvClient(ClientModels[ActT, ObsT, StateT]):
         return cls.from_docker_image(image, provider=provider, **options)
 
     def sync(self) -> "SyncEnvClient[ActT, ObsT, StateT]":
-        """Return the same client for code without asyncio.
+        """Wrap this client for code without asyncio.
 
         Raises:
-            ConfigurationError: The client is connected already, on an event loop that a sync caller lacks.
+            ConfigurationError: The client is already connected on an event loop, which a sync caller does not run.
         """
         if self._conversation is not None:
             raise ConfigurationError(
@@ -255,33 +255,33 @@ class EnvClient(ClientModels[ActT, ObsT, StateT]):
 
     @property
     def base_url(self) -> str | None:
-        """Where the server is, of several the one in use; None until the provider has started it."""
+        """URL of the server, of several the one in use; None until the provider has started it."""
         return self._base_url
 
     @property
     def connected(self) -> bool:
-        """Whether a session is open. Anyone may find out at the next request that it has broken."""
+        """Whether a session is open. A broken connection shows only at the next request."""
         return self._conversation is not None
 
     async def connect(self) -> Self:
-        """Start the server if that is this client's to do, and open a session. Does nothing when open.
+        """Start the server if this client has a provider, and open a session if none is open.
 
         Raises:
             ClientClosedError: The client was closed.
-            ConnectionFailedError: The server does not answer, or lets nobody in without a token.
+            ConnectionFailedError: The server does not answer, or refuses this client.
             ProviderError: The server could not be started.
         """
         self._bind_loop()
         async with self._request_lock:
             if self._conversation is None:
                 self._wait = None
-                await self._find_session(fresh=self._journal.trouble is not None)
+                await self._find_session(fresh=self._journal.obstacle is not None)
         return self
 
     async def new_session(self) -> Self:
         """Return another client of this class, connected to the same server with the same settings.
 
-        It is closed when this one is, at the latest.
+        Closing this client closes it too.
 
         Raises:
             ConnectionFailedError: The server does not answer.
@@ -292,13 +292,13 @@ class EnvClient(ClientModels[ActT, ObsT, StateT]):
         return await self._connect_another()
 
     async def fork(self, count: int) -> list[Self]:
-        """Return clients as `new_session` does, whose sessions begin where this one's stands: all, or none.
+        """Return clients as `new_session` does, whose sessions start in this session's state: all, or none.
 
         Args:
-            count: How many.
+            count: Number of clients.
 
         Raises:
-            ServerError: The environment cannot be forked, or there is no room for so many.
+            ServerError: The environment cannot be forked, or the server has no room for all of them.
         """
         from openenv_core.client.vector import VectorClient
 
@@ -331,16 +331,16 @@ class EnvClient(ClientModels[ActT, ObsT, StateT]):
             raise
 
     async def vector(self, count: int) -> "VectorClient":
-        """Return `count` sessions on the same server over one connection, which are asked together.
+        """Open `count` sessions on the same server over one connection, for batched requests.
 
-        They are not this client's: whoever asks for them closes them, before this client where it runs the server.
+        The caller closes them; if this client runs the server, before closing this client.
 
         Args:
-            count: How many, numbered from 0.
+            count: Number of sessions, numbered from 0.
 
         Raises:
-            CapacityError: The server had no room for so many within `queue_timeout_s`; none is opened.
-            ConnectionFailedError: The server does not answer, or speaks the released dialect alone.
+            CapacityError: The server had no room for all of them within `queue_timeout_s`; none was opened.
+            ConnectionFailedError: The server does not answer, or speaks only the released dialect.
         """
         from openenv_core.client.vector import VectorClient
 
@@ -353,52 +353,52 @@ class EnvClient(ClientModels[ActT, ObsT, StateT]):
         """Start an episode.
 
         Args:
-            options: `seed`, `episode_id` and whatever else the environment takes.
+            options: `seed`, `episode_id` and other arguments of the environment's `reset`.
 
         Raises:
-            ServerError: The server refused, or the environment raised; the subclass tells which.
-            RequestTimeoutError: No reply came in time. The episode lives on; the next request waits for this one.
+            ServerError: The server refused the request, or the environment raised; the subclass tells which.
+            RequestTimeoutError: No reply came in time. The session lives on; the next request waits for this one.
             ConnectionLostError: The connection broke before the reply.
-            ConnectionFailedError: There was no connection, and none could be made.
+            ConnectionFailedError: No connection could be made.
         """
         return await self._play("reset", b"", options)
 
     async def step(self, action: ActT) -> StepResult[ObsT]:
-        """Apply an action and return what follows.
+        """Apply an action and return its result.
 
         Raises:
-            TypeError: The action is of another type.
-            ServerError: The server refused, or the environment raised; the subclass tells which.
+            TypeError: The action has the wrong type.
+            ServerError: The server refused the request, or the environment raised; the subclass tells which.
             RequestTimeoutError: No reply came in time; see `reset`. The step may still happen.
-            EpisodeLostError: The connection broke, now or earlier, and the episode could not be played again
-                elsewhere; `reset` opens a new session.
+            EpisodeLostError: The connection broke, now or earlier, and the episode could not be replayed on another
+                server; `reset` opens a new session.
         """
         return await self._play("step", encode_request("step", self._step_payload(action)))
 
     async def state(self) -> StateT:
-        """Return where the episode stands.
+        """Return the episode's state.
 
         Raises:
             OpenEnvError: As `step`.
         """
-        return self._parse_state(await self._request(encode_request("state"), "state", reads=True))
+        return self._parse_state(await self._request(encode_request("state"), "state", read_only=True))
 
     async def disconnect(self) -> None:
-        """End the session, whatever is under way in it. A later request opens a new one."""
+        """End the session, aborting a request in progress. A later request opens a new session."""
         self._bind_loop()
         self._abort_request()
         async with self._request_lock:
             await self._close_session()
-            self._lost = None
+            self._lost_reason = None
             self._journal.clear()
 
     async def close(self) -> None:
-        """End the session, those that `new_session` made, and a server that this client's provider runs. Idempotent."""
+        """End the session, the clients of `new_session` and `fork`, and the provider's server. Idempotent."""
         self._closed = True
         try:
             self._bind_loop()
-            if self._starting is not None:
-                self._starting.cancel()
+            if self._start_task is not None:
+                self._start_task.cancel()
             self._abort_request()
             others, self._children = self._children, []
             await asyncio.gather(*(other.close() for other in others), return_exceptions=True)
@@ -428,27 +428,27 @@ class EnvClient(ClientModels[ActT, ObsT, StateT]):
     async def _play(
         self, kind: str, frame: bytes, reset: Mapping[str, Any] | None = None
     ) -> StepResult[ObsT]:
-        """Send a reset or a step and return what the caller gets."""
+        """Send a reset or a step and return its result."""
         request = self._request(frame, "observation", reset=reset)
         payload = await (request if self._spans is None else self._spans.request(kind, request))
         result = self._parse_result(payload)
         if isinstance(result, StepResult) and result.metadata is None:
-            result.metadata = payload.get("metadata")  # many a `_parse_result` leaves it out
+            result.metadata = payload.get("metadata")  # `_parse_result` of released subclasses may omit it
         return result
 
     async def _request(
-        self, frame: bytes, expected: str, *, reset: Mapping[str, Any] | None = None, reads: bool = False
+        self, frame: bytes, expected: str, *, reset: Mapping[str, Any] | None = None, read_only: bool = False
     ) -> dict[str, Any]:
-        """Send a frame and return the data of its reply; that of a reset is made here, of its options."""
+        """Send a frame, or a reset with these options, and return its reply's data; reads are not replayed."""
         if self._loop is not asyncio.get_running_loop():
             self._bind_loop()
         lock = self._request_lock
         await lock.acquire()
         try:
             journal, losses = self._journal, 0
-            if journal.trouble == CLOSED and self._conversation is not None:
-                raise ConnectionLostError(CLOSED)  # it waited for its turn meanwhile
-            self._wait = None if self._admitted else SlotWait(self._options.queue_timeout_s)
+            if journal.obstacle == CLOSED and self._conversation is not None:
+                raise ConnectionLostError(CLOSED)  # closed while this request waited for the lock
+            self._wait = None if self._was_answered else SlotWait(self._options.queue_timeout_s)
             while True:
                 conversation = self._conversation
                 if conversation is None:
@@ -458,65 +458,65 @@ class EnvClient(ClientModels[ActT, ObsT, StateT]):
                     frame = encode_request("reset", reset)
                 try:
                     data = await conversation.ask(frame, expected)
-                except asyncio.CancelledError:  # it may happen all the same
-                    if not reads:
-                        journal.note(frame, expected, conversation.last)
+                except asyncio.CancelledError:  # the server may execute it nevertheless
+                    if not read_only:
+                        journal.record(frame, expected, conversation.last_call)
                     raise
                 except ClientError as error:
                     if conversation.error is None and not isinstance(error, (*SESSION_ENDED, ProtocolError)):
-                        if not reads:
-                            journal.note(frame, expected, conversation.last)
+                        if not read_only:
+                            journal.record(frame, expected, conversation.last_call)
                         if losses and reset is not None and isinstance(error, ServerError):
-                            self._abort(str(error))  # no episode has begun here, and the former was elsewhere
+                            self._abort(str(error))  # no episode began here; the last one is lost
                         raise
                     self._abort(str(error))
-                    if isinstance(error, CapacityError) and self._wait is not None:  # nothing was done
+                    if isinstance(error, CapacityError) and self._wait is not None:  # was not executed
                         self._use_next_server()
                         await self._wait.pause(error, len(self._urls))
                         continue
                     losses += 1
-                    lost = journal.lose(error, losses, len(self._urls), fresh=reset is not None)
+                    lost = journal.loss_error(error, losses, len(self._urls), fresh=reset is not None)
                     if lost is not None:
-                        self._lost = str(lost)
-                        raise await self._add_cause(lost) from None
+                        self._lost_reason = str(lost)
+                        raise await self._add_server_output(lost) from None
                     self._use_next_server()
                 else:
-                    self._admitted = True
+                    self._was_answered = True
                     if reset is not None:
-                        journal.begin(frame, conversation.last)
-                    elif not reads:
-                        journal.note(frame, expected, conversation.last)
+                        journal.record_reset(frame, conversation.last_call)
+                    elif not read_only:
+                        journal.record(frame, expected, conversation.last_call)
                     return data
         finally:
             lock.release()
 
     async def _find_session(self, *, fresh: bool) -> "Conversation":
-        """Open a session; where one was lost, and the request does not begin an episode, play that episode again."""
+        """Open a session. Unless `fresh` (a reset follows), replay the episode of a lost session in it."""
         self._wait = wait = self._wait or SlotWait(self._options.queue_timeout_s)
-        if self._snapshot is not None:  # no other server knows it, and a fork waits for nobody
+        if self._snapshot is not None:  # only this server has the snapshot, and a fork does not wait for room
             return await self._connect()
-        journal, lost, use_next = self._journal, self._lost, self._use_next_server
+        journal, lost, use_next = self._journal, self._lost_reason, self._use_next_server
         if fresh or lost is None or self._closed:
-            return await one_of(self._urls, self._connect, use_next, wait)
-        if journal.trouble is not None:
+            return await try_servers(self._urls, self._connect, use_next, wait)
+        if journal.obstacle is not None:
             raise (ConnectionLostError if journal.attached else EpisodeLostError)(lost)
         retry_for_s = self._options.connect_timeout_s if self._provider is None else 0.0
         try:
-            return await one_of(self._urls, partial(self._replay, lost), use_next, wait, retry_for_s)
+            return await try_servers(self._urls, partial(self._replay, lost), use_next, wait, retry_for_s)
         except ClientError as error:
-            if journal.trouble is not None:
+            if journal.obstacle is not None:
                 raise ConnectionLostError(f"{CLOSED}; before, {lost}") from None
             known = isinstance(error, EpisodeLostError | CapacityError)
             why = "" if known else f"no server was found to play it again on, within {retry_for_s:g} s: "
             journal.clear(f"{why}{error}")
-            self._lost = f"{lost}. The episode is lost: {journal.trouble}"
-            raise await self._add_cause(EpisodeLostError(self._lost)) from error
+            self._lost_reason = f"{lost}. The episode is lost: {journal.obstacle}"
+            raise await self._add_server_output(EpisodeLostError(self._lost_reason)) from error
 
     async def _replay(self, lost: str) -> "Conversation":
-        """Play the episode again at the server in use; what else than its end goes wrong there may pass."""
+        """Replay the episode on the current server; raises ConnectionFailedError if another attempt may succeed."""
         try:
             conversation = await self._connect()
-            if self._journal.trouble is None:
+            if self._journal.obstacle is None:
                 await self._journal.replay(conversation)
                 return conversation
             raise ConnectionLostError(CLOSED)
@@ -524,12 +524,12 @@ class EnvClient(ClientModels[ActT, ObsT, StateT]):
             self._abort(lost)
             if not isinstance(error, ClientError) or isinstance(error, EpisodeLostError | CapacityError):
                 raise
-            if self._journal.trouble is not None:
+            if self._journal.obstacle is not None:
                 raise EpisodeLostError(CLOSED) from None
             raise ConnectionFailedError(str(error)) from error
 
     def _bind_loop(self) -> None:
-        """Make the running event loop the client's; with an earlier loop that has closed, its session is over."""
+        """Bind the client to the running event loop; a session of an earlier loop, which has closed, is over."""
         loop = asyncio.get_running_loop()
         if self._loop is loop:
             return
@@ -539,8 +539,8 @@ class EnvClient(ClientModels[ActT, ObsT, StateT]):
                     "expected every call of a client on one event loop, got a second loop; "
                     "make a client for each, or use sync() where there is no loop"
                 )
-            self._request_lock = asyncio.Lock()  # some of the old loop may wait for it
-            self._starting = None
+            self._request_lock = asyncio.Lock()  # tasks of the old loop may still wait for the old lock
+            self._start_task = None
             unclosed = self._conversation or self._aborted
             if self._conversation is not None:
                 self._journal.clear()
@@ -549,15 +549,15 @@ class EnvClient(ClientModels[ActT, ObsT, StateT]):
                     "with it; keep to one asyncio.run(), or use sync()"
                 )
             if unclosed is not None:
-                unclosed.carrier.orphan()  # or the server would keep the session, and the room that it takes
+                unclosed.carrier.abort_without_loop()  # or the server would keep the session and its slot
             self._aborted = unclosed
         self._loop = loop
 
     async def _connect(self) -> "Conversation":
-        """Open a session at the server in use."""
+        """Open a session on the current server."""
         from openenv_core.client.conversation import Conversation, Opening, open_conversation
 
-        await self._wait_aborted_closed()  # a server with room for one session has to be rid of it first
+        await self._wait_aborted_closed()  # a server with a single slot has to release it first
         base_url = await self._locate_server()
         try:
             if self._transport == "websocket":
@@ -566,16 +566,16 @@ class EnvClient(ClientModels[ActT, ObsT, StateT]):
                 assert self._wait is not None
                 options = replace(self._options, queue_timeout_s=self._wait.attempt_s(len(self._urls)))
                 opening = Opening(url, options, self._lease_s, 1, snapshot, len(self._urls) != 1)
-                # A snapshot may be gone by the first request.
-                conversation = await open_conversation(opening, self._timeout_s, opened=snapshot is not None)
+                # Wait for the open: the snapshot may be gone by the first request.
+                conversation = await open_conversation(opening, self._timeout_s, wait=snapshot is not None)
             else:
-                from openenv_core.client.http import open_http  # httpx, which the socket does without
+                from openenv_core.client.http import open_http  # lazily: it imports httpx
 
                 carrier = await open_http(http_url(base_url), self._session_id, self._options)
                 conversation = Conversation(carrier, self._timeout_s)
         except ConnectionFailedError as error:
-            raise await self._add_cause(error) from error.__cause__
-        self._conversation, self._lost = conversation, None
+            raise await self._add_server_output(error) from error.__cause__
+        self._conversation, self._lost_reason = conversation, None
         return conversation
 
     def _use_next_server(self) -> None:
@@ -584,7 +584,7 @@ class EnvClient(ClientModels[ActT, ObsT, StateT]):
             self._base_url = self._urls[0]
 
     async def _locate_server(self) -> str:
-        """Return where the server is, starting it first if that is this client's to do."""
+        """Return the URL of the server, which the provider starts first if need be."""
         if self._closed:
             raise ClientClosedError("this client is closed; make a new one")
         if self._base_url is None:
@@ -593,8 +593,8 @@ class EnvClient(ClientModels[ActT, ObsT, StateT]):
         return self._base_url
 
     async def _start(self, provider: "Provider") -> str:
-        """Start the server in a thread. `close` ends the wait; the start is then ended by the provider's stop."""
-        self._starting = starting = asyncio.ensure_future(asyncio.to_thread(provider.start))
+        """Start the server in a thread. `close` cancels the wait; the provider's `stop` then ends the start."""
+        self._start_task = starting = asyncio.ensure_future(asyncio.to_thread(provider.start))
         try:
             return await starting
         except asyncio.CancelledError:
@@ -605,41 +605,41 @@ class EnvClient(ClientModels[ActT, ObsT, StateT]):
                 "expected a server to start, but the client was closed meanwhile; make a new client"
             ) from None
         finally:
-            if self._starting is starting:  # a later loop may have begun another
-                self._starting = None
+            if self._start_task is starting:  # a later loop may have started another
+                self._start_task = None
 
     async def _stop_provider(self) -> None:
         if self._provider is None:
             return
         try:
             stopping = asyncio.get_running_loop().run_in_executor(None, self._provider.stop)
-        except RuntimeError:  # the interpreter is at its exit, and lends no more threads
+        except RuntimeError:  # the interpreter is exiting, and starts no more threads
             self._provider.stop()
         else:
             await stopping
 
-    async def _add_cause(self, error: ClientError) -> ClientError:
-        """Add what became of the server's process, where the provider can tell."""
+    async def _add_server_output(self, error: ClientError) -> ClientError:
+        """Add the last output of the server's process, if the provider has it."""
         if self._provider is None or not isinstance(error, ConnectionFailedError | ConnectionLostError):
             return error
         output = await asyncio.to_thread(last_words, self._provider)
         return type(error)(f"{error}{output}") if output else error
 
     def _drop(self, reason: str) -> "Conversation | None":
-        """Let go of a session that is of no more use, and return what it was held by."""
-        self._admitted = False
+        """Detach the session's conversation and return it, so that the caller ends it."""
+        self._was_answered = False
         conversation, self._conversation = self._conversation, None
-        self._lost = reason
+        self._lost_reason = reason
         return conversation
 
     def _abort(self, reason: str) -> None:
-        """Break a session off that has no next request, without waiting for anything."""
+        """End the session without waiting."""
         self._aborted = self._drop(reason)
         if self._aborted is not None:
             self._aborted.abort()
 
     def _abort_request(self) -> None:
-        """Make whoever waits for a reply get ConnectionLostError, or for a session CapacityError."""
+        """Fail a request in progress: with ConnectionLostError, or CapacityError while it waits for a session."""
         if self._wait is not None:
             self._wait.stop()
         self._journal.clear(CLOSED)
@@ -647,44 +647,44 @@ class EnvClient(ClientModels[ActT, ObsT, StateT]):
             self._conversation.abort()
 
     async def _wait_aborted_closed(self) -> None:
-        former, self._aborted = self._aborted, None
-        if former is not None:
-            await former.carrier.close()
+        aborted, self._aborted = self._aborted, None
+        if aborted is not None:
+            await aborted.carrier.close()
 
     async def _close_session(self) -> None:
-        """Close the connection in order, if there is one; say so first, where the session is this client's."""
+        """Close the connection in order, if any; a session that this client owns is ended first."""
         await self._wait_aborted_closed()
         if self._spans is not None:
             self._spans.end()
         if (conversation := self._drop("the session was closed")) is not None:
-            await conversation.close(last=self._session_id is None)
+            await conversation.close(end_session=self._session_id is None)
 
 
 class SyncEnvClient(Generic[ActT, ObsT, StateT]):
     """An `EnvClient` for code without asyncio.
 
-    Methods are those of the async client, awaited; what is not spelled out here (methods that a subclass adds, for
-    one) is passed through in the same way. Awaiting an unused sync client gives the async one, connected, and `async
-    with` does so too.
+    Methods run those of the async client and wait for them; other attributes, such as methods that a subclass adds,
+    are forwarded likewise. Awaiting an unused sync client, or entering it by `async with`, gives the connected async
+    client.
 
     Args:
-        client: The async client. It belongs to this object from now on.
+        client: The async client, which this object owns from now on.
     """
 
     def __init__(self, client: EnvClient[ActT, ObsT, StateT]) -> None:
         self._client = client
         self._thread: LoopThread | None = None
-        self._dropped: weakref.finalize[..., Any] | None = None
+        self._finalizer: weakref.finalize[..., Any] | None = None
         self._closed = False
-        self._first_use = threading.Lock()
-        self._parent: SyncEnvClient[ActT, ObsT, StateT] | None = None  # with whose end this one's comes
+        self._thread_lock = threading.Lock()
+        self._parent: SyncEnvClient[ActT, ObsT, StateT] | None = None  # keeps it alive: its end ends this
 
     def __repr__(self) -> str:
         return f"{self._client!r}.sync()"
 
     @property
     def base_url(self) -> str:
-        """Where the server is. Connects first, where a provider has yet to start it."""
+        """URL of the server. Connects first if a provider has yet to start it."""
         if self._client.base_url is None:
             self.connect()
         return cast(str, self._client.base_url)
@@ -695,11 +695,11 @@ class SyncEnvClient(Generic[ActT, ObsT, StateT]):
 
     @property
     def async_client(self) -> EnvClient[ActT, ObsT, StateT]:
-        """The client that this one waits for; it is used by the shared thread."""
+        """The async client; it runs in the shared loop thread."""
         return self._client
 
     def connect(self) -> Self:
-        """Start the server if that is this client's to do, and open a session."""
+        """Start the server if this client has a provider, and open a session; see `EnvClient.connect`."""
         self._run(self._client.connect)
         return self
 
@@ -712,7 +712,7 @@ class SyncEnvClient(Generic[ActT, ObsT, StateT]):
         return self._run(self._client.step, action)
 
     def state(self) -> StateT:
-        """Return where the episode stands; see `EnvClient.state`."""
+        """Return the episode's state; see `EnvClient.state`."""
         return self._run(self._client.state)
 
     def disconnect(self) -> None:
@@ -720,34 +720,34 @@ class SyncEnvClient(Generic[ActT, ObsT, StateT]):
         self._run(self._client.disconnect)
 
     def close(self) -> None:
-        """End the session, and the server if this client's provider started it. Idempotent.
+        """End the session and the provider's server; see `EnvClient.close`. Idempotent.
 
-        In a fork of the process that has used the client, both are left to that process.
+        In a forked child of the process that used the client this does nothing: both belong to the parent.
         """
         if self._closed:
             return
         self._closed = True
-        if self._dropped is not None:
-            self._dropped.detach()
+        if self._finalizer is not None:
+            self._finalizer.detach()
         if self._thread is None or not self._thread.inherited:
             self._run(self._client.close)
 
     def new_session(self) -> "SyncEnvClient[ActT, ObsT, StateT]":
         """Return another client on the same server; see `EnvClient.new_session`."""
-        return self._child(self._run(self._client.new_session))
+        return self._make_child(self._run(self._client.new_session))
 
     def fork(self, count: int) -> "list[SyncEnvClient[ActT, ObsT, StateT]]":
-        """Return other clients in the state of this one; see `EnvClient.fork`."""
-        return [self._child(other) for other in self._run(self._client.fork, count)]
+        """Return other clients that start in this session's state; see `EnvClient.fork`."""
+        return [self._make_child(other) for other in self._run(self._client.fork, count)]
 
-    def _child(self, client: EnvClient[ActT, ObsT, StateT]) -> "SyncEnvClient[ActT, ObsT, StateT]":
+    def _make_child(self, client: EnvClient[ActT, ObsT, StateT]) -> "SyncEnvClient[ActT, ObsT, StateT]":
         other = SyncEnvClient(client)
         other._parent = self
-        other._begin()
+        other._start_thread()
         return other
 
     def sync(self) -> Self:
-        """Return this client, which is sync already."""
+        """Return this client."""
         return self
 
     def __enter__(self) -> Self:
@@ -783,17 +783,17 @@ class SyncEnvClient(Generic[ActT, ObsT, StateT]):
 
     def _run(self, work: Callable[P, Coroutine[Any, Any, T]], /, *args: P.args, **options: P.kwargs) -> T:
         try:
-            return (self._thread or self._begin()).run(work, *args, **options)
+            return (self._thread or self._start_thread()).run(work, *args, **options)
         except OpenEnvError as error:
-            # Its traceback leads through the thread, and hides where the caller stands.
+            # Frames of the loop thread would bury the caller's.
             raise error.with_traceback(None) from error.__cause__
 
-    def _begin(self) -> LoopThread:
-        with self._first_use:
+    def _start_thread(self) -> LoopThread:
+        with self._thread_lock:
             if self._thread is None:
                 self._thread = shared_loop()
-                # A client that is dropped without close() gives its session back all the same. At the end of the
-                # interpreter it goes by itself.
-                self._dropped = weakref.finalize(self, self._thread.leave, self._client.close)
-                self._dropped.atexit = False
+                # Release the session of a client that is garbage-collected unclosed. At the interpreter's exit the
+                # connection closes by itself.
+                self._finalizer = weakref.finalize(self, self._thread.leave, self._client.close)
+                self._finalizer.atexit = False
         return self._thread

@@ -1,4 +1,4 @@
-"""GenericEnvClient: any environment, with dicts for models."""
+"""GenericEnvClient: a client of any environment, with dicts instead of models."""
 
 from collections.abc import Mapping
 from typing import Any, TypeAlias
@@ -10,7 +10,7 @@ Json: TypeAlias = dict[str, Any]
 
 
 class GenericAction(dict[str, Any]):
-    """An action by its fields: `GenericAction(code="1 + 1")` is the dict `{"code": "1 + 1"}`."""
+    """An action as a dict of its fields: `GenericAction(code="1 + 1")` is `{"code": "1 + 1"}`."""
 
     def __init__(self, **fields: Any) -> None:
         super().__init__(fields)
@@ -20,7 +20,7 @@ class GenericAction(dict[str, Any]):
 
 
 class GenericEnvClient(EnvClient[Json, Json, Json]):
-    """A client without the environment's models: actions, observations and states are dicts."""
+    """A client that needs no models: actions, observations and states are dicts."""
 
     def _step_payload(self, action: Json) -> Json:
         if not isinstance(action, Mapping):

@@ -1,7 +1,7 @@
-"""A session's frames over plain HTTP, by the `httpx` library.
+"""Transport of a session over plain HTTP, with `httpx`.
 
-For servers that have no WebSocket (0.1), and for networks that let none through. The server is asked for one
-session by an id that this client chooses; servers of 0.1 have one session for everybody and ignore it.
+For servers without WebSockets (0.1) and networks that block them. The client chooses the id of its session; servers
+of 0.1 share one session among all clients and ignore the id.
 """
 
 import asyncio
@@ -15,7 +15,7 @@ from uuid import uuid4
 
 import httpx
 
-from openenv_core.client.carrier import Carrier, CarrierOptions, refusal, unreachable
+from openenv_core.client.carrier import Carrier, CarrierOptions, refusal, unreachable_error
 from openenv_core.errors import (
     ClientError,
     ConfigurationError,
@@ -41,45 +41,45 @@ from openenv_core.proxies import proxy_for
 from openenv_core.tracing import current_traceparent
 
 KEEPALIVE_EXPIRY_S: Final = 2.0
-"""Seconds that an idle connection is used again. Servers close them after 5, and a request must not cross that."""
+"""Seconds for which an idle connection is reused. Servers close theirs after 5 s, which must not cross a request."""
 
 
 class HttpCarrier(Carrier):
-    """One session over HTTP: requests one after another, each answered by a frame in the inbox."""
+    """One session over HTTP: requests run one after another, and each response is delivered as a frame."""
 
     def __init__(self, base_url: str, session_id: str | None, options: CarrierOptions) -> None:
         super().__init__()
-        self._client = _client(base_url, options)
+        self._client = _make_client(base_url, options)
         self._base_url = base_url
         self._session_id = session_id or str(uuid4())
-        self._own = session_id is None
-        self._may_hold_session = False  # the server may hold a session of this carrier's own
+        self._owns_session = session_id is None
+        self._session_may_exist = False  # on the server, opened by this carrier
         self._options = options
         self._tasks: set[asyncio.Task[None]] = set()
         self._last_task: asyncio.Task[None] | None = None
-        self._stateful = False  # the next request meets the same environment
+        self._stateful = False  # later requests reach the same environment
         self._ended = False
 
     def send(self, frame: bytes, *, binary: bool = False) -> None:
-        """Send one frame, when the answer to the one before is there."""
-        if self._lost is not None:
+        """Send one frame after the reply to the previous one."""
+        if self._lost_error is not None:
             return
         request = http_request(frame, self._session_id, self._has_session)
         if request.kind == "close":
             self.abort()
             return
-        self._may_hold_session = self._own
+        self._session_may_exist = self._owns_session
         self._last_task = self._start_task(self._answer_request(request, self._last_task))
 
     async def close(self) -> None:
-        """Break off what is under way, and wait until session and connection are given back."""
+        """Cancel requests in progress, and wait until the session has ended and the connection is closed."""
         self.abort()
         if self._tasks:
             await asyncio.wait(self._tasks)
 
     def abort(self) -> None:
-        """Break off what is under way, and begin to give session and connection back."""
-        self._lose(ConnectionLostError("the connection was closed by this client"))
+        """Cancel requests in progress, and begin to end the session and close the connection."""
+        self._mark_lost(ConnectionLostError("the connection was closed by this client"))
         if self._ended:
             return
         self._ended = True
@@ -87,40 +87,40 @@ class HttpCarrier(Carrier):
             task.cancel()
         self._start_task(self._end_session())
 
-    def orphan(self) -> None:
-        """Begin to give the session back on the running event loop: no end of a connection tells the server."""
+    def abort_without_loop(self) -> None:
+        """Begin to end the session on the running event loop: a closed connection does not end it."""
         self._loop, self._listener = asyncio.get_running_loop(), None
         self._tasks.clear()
-        # The former's connections belong to the former loop.
-        self._client = _client(self._base_url, self._options)
+        # The old client's connections belong to the old loop.
+        self._client = _make_client(self._base_url, self._options)
         self._ended = False
         self.abort()
 
     async def probe(self) -> None:
-        """Find out whether a server is there that lets this client in.
+        """Check that the server answers and accepts this client.
 
         Raises:
-            ClientError: There is none, or it does not.
+            ClientError: It does not answer, or refuses this client.
         """
         status, headers, body = await self._send(HttpRequest("health", "GET", "/health"))
-        if status >= 300 and status not in (404, 405, 501):  # those are of a server without /health
+        if status >= 300 and status not in (404, 405, 501):  # from a server without /health
             raise refusal(self._base_url, status, headers, detail_text(body), socket=False)
         self.deterministic = headers.get(DETERMINISTIC_HEADER) == DETERMINISTIC
 
-    async def _answer_request(self, request: HttpRequest, before: "asyncio.Task[None] | None") -> None:
-        if before is not None:
-            await asyncio.wait({before})
-        if self._lost is not None:
+    async def _answer_request(self, request: HttpRequest, previous: "asyncio.Task[None] | None") -> None:
+        if previous is not None:
+            await asyncio.wait({previous})
+        if self._lost_error is not None:
             return
         try:
-            self._deliver(await self._exchange(request))
+            self._on_frame(await self._exchange(request))
         except ClientError as error:
-            self._lose(error)
+            self._mark_lost(error)
 
     @property
     def _has_session(self) -> bool:
-        """Whether the server has the session."""
-        return self._stateful or not self._own
+        """Whether the session exists on the server."""
+        return self._stateful or not self._owns_session
 
     async def _exchange(self, request: HttpRequest) -> bytes:
         had_session = self._has_session
@@ -133,27 +133,27 @@ class HttpCarrier(Carrier):
             text = f"something between here and the session answered with HTTP {status}: {detail_text(body)[:300]}"
             return encode_error(
                 f"HTTP_{status}",
-                f"{text}; the session lives, and whether it was asked nobody knows",
+                f"{text}; the session lives, and the request may or may not have reached it",
                 {"retry_after_s": retry_after(headers.get("retry-after"))},
             ).encode()
-        if status == 404 and self._stateful and self._own and request.kind != "reset":
+        if status == 404 and self._stateful and self._owns_session and request.kind != "reset":
             raise ConnectionLostError(
                 f"expected the server to know the session that it has made, got: {detail_text(body)[:300]}; it was "
-                "started anew, or the session was idle for too long; call reset() to start a new session"
+                "restarted, or the session was idle for too long; call reset() to start a new session"
             )
-        if not (status == 404 and request.kind == "reset"):  # no route at all, where a session would be made
+        if not (status == 404 and request.kind == "reset"):  # a 404 to a reset: no such route
             frame = error_frame(status, body, retry_after(headers.get("retry-after")))
             if frame is not None:
                 return frame
         raise refusal(self._base_url + request.path, status, headers, detail_text(body), socket=False)
 
-    async def _require_state(self, named: bool) -> None:
-        """Make sure that the next request meets the same environment.
+    async def _require_state(self, names_session: bool) -> None:
+        """Check that later requests will reach the same environment.
 
-        Our servers name the session. Those of 0.1 have one environment; the releases after it make one for each
-        request and throw it away, which would look like an episode and be none. Only they have /schema.
+        Our servers name the session. Servers of 0.1 have one environment. Later releases create one for each request
+        and discard it, which would look like an episode without being one; only they have /schema.
         """
-        if not named:
+        if not names_session:
             status, _, _ = await self._send(HttpRequest("schema", "GET", "/schema"))
             if status == 200:
                 raise ProtocolError(
@@ -169,14 +169,14 @@ class HttpCarrier(Carrier):
         return task
 
     async def _end_session(self) -> None:
-        """End the session at the server, where it has a way to do so, and let the connection go."""
+        """End the session, if the server has a route for that, and close the connection."""
         try:
-            if self._may_hold_session:
+            if self._session_may_exist:
                 async with asyncio.timeout(self._options.connect_timeout_s):
                     await self._send(http_request(encode_request("close"), self._session_id))
-                self._may_hold_session = False
+                self._session_may_exist = False
         except (ClientError, TimeoutError):
-            pass  # it is gone, or lets the session go after a time by itself
+            pass  # the server is gone, or ends the session once it is idle for too long
         finally:
             await self._client.aclose()
 
@@ -199,32 +199,32 @@ class HttpCarrier(Carrier):
                             f"expected a reply of at most {limit} bytes, got more; raise max_message_size_mb"
                         )
         except (httpx.ConnectError, httpx.ConnectTimeout) as error:
-            raise unreachable(self._base_url, error) from None
+            raise unreachable_error(self._base_url, error) from None
         except (httpx.HTTPError, httpx.InvalidURL) as error:
             raise ConnectionLostError(
                 f"expected a reply, but the connection is closed ({error or type(error).__name__}); "
                 "call reset() to start a new session"
             ) from None
         if response.status_code >= 500:
-            # Many servers close the connection after a failure; the next request must not meet that.
-            spent, self._client = self._client, _client(self._base_url, self._options)
-            await spent.aclose()
+            # Many servers close the connection after a failure; do not send the next request on it.
+            failed_client, self._client = self._client, _make_client(self._base_url, self._options)
+            await failed_client.aclose()
         return response.status_code, response.headers, bytes(body)
 
 
 async def open_http(base_url: str, session_id: str | None, options: CarrierOptions) -> HttpCarrier:
-    """Return a carrier to a server that has answered.
+    """Return a carrier to a server, after checking that it answers.
 
     Args:
-        base_url: http:// or https://, without a slash at its end.
-        session_id: A standing session; None for one of this carrier's own.
-        options: How the connection is made and kept.
+        base_url: http:// or https://, without a trailing slash.
+        session_id: Id of a standing session; None for a session that the carrier owns.
+        options: Options of the connection.
 
     Raises:
-        AuthenticationError: The server asks for a token, or for another one.
+        AuthenticationError: The server requires a token, or refuses the given one.
         AccessRefusedError: The server refuses the host name or the origin.
-        CapacityError: The server takes nobody for now.
-        ConnectionFailedError: Nothing answered there in time.
+        CapacityError: The server is full.
+        ConnectionFailedError: Nothing answered in time.
     """
     carrier = HttpCarrier(base_url, session_id, options)
     try:
@@ -233,17 +233,17 @@ async def open_http(base_url: str, session_id: str | None, options: CarrierOptio
     except BaseException as error:
         await carrier.close()
         if isinstance(error, TimeoutError):
-            raise unreachable(base_url, f"no answer within {options.connect_timeout_s:g} s") from error
+            raise unreachable_error(base_url, f"no answer within {options.connect_timeout_s:g} s") from error
         raise
     return carrier
 
 
-def _client(base_url: str, options: CarrierOptions) -> httpx.AsyncClient:
+def _make_client(base_url: str, options: CarrierOptions) -> httpx.AsyncClient:
     try:
         transport = httpx.AsyncHTTPTransport(
-            verify=_trust(),
+            verify=_ssl_context(),
             proxy=proxy_for(base_url),
-            socket_options=_keepalive(options),
+            socket_options=_keepalive_options(options),
             limits=httpx.Limits(keepalive_expiry=KEEPALIVE_EXPIRY_S),
         )
     except ImportError as error:
@@ -251,28 +251,28 @@ def _client(base_url: str, options: CarrierOptions) -> httpx.AsyncClient:
     return httpx.AsyncClient(
         transport=transport,
         headers={"Prefer": options.prefer, **options.headers},
-        # A step may take as long as it takes: the session has a deadline of its own for each request.
+        # No read timeout: the conversation has a deadline for each request.
         timeout=httpx.Timeout(None, connect=options.connect_timeout_s),
-        follow_redirects=False,  # a redirect may lead to somebody who must not get the token
+        follow_redirects=False,  # a redirect could send the token to another host
     )
 
 
 @cache
-def _trust() -> ssl.SSLContext:
+def _ssl_context() -> ssl.SSLContext:
     return httpx.create_ssl_context()
 
 
-def _keepalive(options: CarrierOptions) -> list[tuple[int, int, int]]:
-    """Let the kernel do what pings do on a WebSocket: find out that a silent server is gone."""
+def _keepalive_options(options: CarrierOptions) -> list[tuple[int, int, int]]:
+    """Return socket options for TCP keepalive, which detects a dead server as pings do on a WebSocket."""
     if options.ping_interval_s is None:
         return []
-    options_of_socket = [(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)]
+    socket_options = [(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)]
     if sys.platform == "linux":
-        probes = 3  # that may stay unanswered
+        probes = 3  # unanswered ones until the connection is lost
         timeout_s = options.ping_timeout_s or options.ping_interval_s
-        options_of_socket += [
+        socket_options += [
             (socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, max(1, round(options.ping_interval_s))),
             (socket.IPPROTO_TCP, socket.TCP_KEEPINTVL, max(1, round(timeout_s / probes))),
             (socket.IPPROTO_TCP, socket.TCP_KEEPCNT, probes),
         ]
-    return options_of_socket
+    return socket_options

@@ -1,4 +1,4 @@
-"""What a client sends and returns: its models, and the hooks of subclasses that have other ways."""
+"""Conversion between a client's models and the wire, with hooks that subclasses may override."""
 
 from collections.abc import Mapping
 from typing import Any, Generic, cast
@@ -11,7 +11,7 @@ from openenv_core.types import Action, ActT, ObsT, State, StateT, StepResult
 
 
 class ClientModels(Generic[ActT, ObsT, StateT]):
-    """Writes actions, and reads observations and states, by the models that a subclass names."""
+    """Encodes actions, and decodes observations and states, with the models that a subclass names."""
 
     action_type: type[ActT]
     observation_type: type[ObsT]
@@ -23,7 +23,7 @@ class ClientModels(Generic[ActT, ObsT, StateT]):
         self._read_state = reader(getattr(self, "state_type", None) or State)
 
     def _step_payload(self, action: ActT) -> Any:
-        """Return what a step frame carries: a model or a dict of the action's fields."""
+        """Return the data of a step frame: a model, or a dict of the action's fields."""
         expected = getattr(self, "action_type", Action)
         if not isinstance(action, (expected, Mapping)):
             raise TypeError(
@@ -33,7 +33,7 @@ class ClientModels(Generic[ActT, ObsT, StateT]):
         return action
 
     def _parse_result(self, payload: dict[str, Any]) -> StepResult[ObsT]:
-        """Turn the data of an observation frame into what the caller gets."""
+        """Decode the data of an observation frame."""
         fields = payload.get("observation")
         read = self._read_observation
         if not isinstance(fields, dict) or read is None:
@@ -46,7 +46,7 @@ class ClientModels(Generic[ActT, ObsT, StateT]):
             raise self._unreadable("observation", payload, error) from error
 
     def _parse_state(self, payload: dict[str, Any]) -> StateT:
-        """Turn the data of a state frame into what the caller gets."""
+        """Decode the data of a state frame."""
         try:
             return cast(StateT, self._read_state(payload))
         except ValidationError as error:

@@ -1,4 +1,4 @@
-"""Episodes that outlive their server: the journal of an episode, and its replay on another server."""
+"""The journal of an episode, and its replay on another server when its own is lost."""
 
 import json
 import random
@@ -24,60 +24,61 @@ if TYPE_CHECKING:
     from openenv_core.client.conversation import Conversation, PendingCall
 
 MAX_REQUESTS: Final = 10_000
-"""Requests of an episode that can be played again."""
+"""Requests of an episode that a journal holds."""
 
 MAX_BYTES: Final = 4 * 1024 * 1024
-"""What a journal holds. Replies are kept whole as long as they fit, then as digests."""
+"""Size limit of a journal. Replies are kept whole while they fit, the oldest then as digests."""
 
 MAX_LOSSES: Final = 3
-"""Connections that one request may be under way on when they break: perhaps it is what ends the servers."""
+"""Connections that may break during one request, which may be what kills the servers."""
 
 NOT_BEGUN: Final = "no reset has begun it"
 CLOSED: Final = "this client has closed the session"
 _NOT_DECLARED: Final = "the server does not say that its environment is deterministic (DETERMINISTIC = True)"
 _TOO_LONG: Final = f"it is longer than the {MAX_REQUESTS} requests, or the {MAX_BYTES} bytes, that are kept"
 
-_SEED_BITS: Final = 31  # generators of every language take so many
+_SEED_BITS: Final = 31  # random generators of every language accept as many
 _DIGEST_BYTES: Final = 16
 
 Reply: TypeAlias = bytes | bytearray
 
 
 class Journal:
-    """What was asked in an episode, and what came back.
+    """The requests of an episode and their replies.
 
     Args:
-        attached: The session stands by itself, and what is under way when a connection breaks may happen there.
+        attached: The session is a standing one that outlives connections, so a request in progress when the
+            connection breaks may still be executed.
 
     Attributes:
-        trouble: Why the episode cannot be played again; None where it can.
+        obstacle: Why the episode cannot be replayed; None if it can.
     """
 
-    __slots__ = ("_bytes", "_deterministic", "_digested", "_entries", "_seeds", "attached", "trouble")
+    __slots__ = ("_bytes", "_deterministic", "_digested", "_entries", "_seeds", "attached", "obstacle")
 
     def __init__(self, *, attached: bool = False) -> None:
         self.attached = attached
-        self.trouble: str | None = NOT_BEGUN
-        # Request, type of its reply, and this reply, its digest, or what becomes of a request that was given up.
+        self.obstacle: str | None = NOT_BEGUN
+        # Request, type of its reply, and the reply, its digest, or the call of a request abandoned by its caller.
         self._entries: list[tuple[bytes, str, Reply | int | PendingCall]] = []
         self._bytes = self._digested = 0
         self._deterministic = False
-        self._seeds: Any = None  # the last seed that was given, or what draws those after it
+        self._seeds: Any = None  # the caller's last seed, or the generator of those drawn since
 
-    def clear(self, trouble: str = NOT_BEGUN) -> None:
-        """Forget the episode."""
+    def clear(self, obstacle: str = NOT_BEGUN) -> None:
+        """Discard the episode."""
         self._entries = []
         self._bytes = self._digested = 0
-        self.trouble = trouble
+        self.obstacle = obstacle
 
     def complete(self, options: Mapping[str, Any], deterministic: bool) -> Mapping[str, Any]:
-        """Return the options of a reset, with a seed and an episode's id where that makes it repeatable.
+        """Return the options of a reset; for a deterministic environment with a seed and an episode id added.
 
-        Seeds that are drawn follow from the last that was given: a series of episodes is repeatable too.
+        Drawn seeds follow from the caller's last one, so a series of episodes is repeatable too.
 
         Args:
-            options: As the caller gave them.
-            deterministic: Whether the server says that its environment is.
+            options: The caller's options.
+            deterministic: The server declares its environment deterministic.
         """
         self._deterministic = deterministic
         if not deterministic:
@@ -93,83 +94,83 @@ class Journal:
             added["episode_id"] = str(uuid4())
         return {**options, **added}
 
-    def begin(self, frame: bytes, call: "PendingCall") -> None:
-        """Note the reset that has begun an episode."""
+    def record_reset(self, frame: bytes, call: "PendingCall") -> None:
+        """Record the reset that began an episode."""
         if self._deterministic and not self.attached:
             self.clear()
-            self.trouble = None
-            self.note(frame, "observation", call)
+            self.obstacle = None
+            self.record(frame, "observation", call)
         else:
             self.clear(_NOT_DECLARED)
 
-    def note(self, frame: bytes, expected: str, call: "PendingCall") -> None:
-        """Note a request that may have changed the episode.
+    def record(self, frame: bytes, expected: str, call: "PendingCall") -> None:
+        """Record a request that may have changed the episode.
 
         Args:
-            frame: As it was given to be sent.
+            frame: The encoded request, as passed to `Conversation.ask`.
             expected: The type of its reply.
-            call: What has become of it.
+            call: The request's call.
         """
-        if self.trouble is not None:
+        if self.obstacle is not None:
             return
-        reply = call.reply
+        reply = call.reply_frame
         self._entries.append((frame, expected, call if reply is None else reply))
         self._bytes += len(frame) + (0 if reply is None else len(reply))
         if self._bytes > MAX_BYTES or len(self._entries) > MAX_REQUESTS:
             self._shrink()
 
-    def lose(self, error: ClientError, losses: int, servers: int, *, fresh: bool) -> ClientError | None:
-        """Return what is to be raised for a session that is over; None where the request can be sent in another.
+    def loss_error(self, error: ClientError, losses: int, servers: int, *, fresh: bool) -> ClientError | None:
+        """Return the error to raise for a lost session; None if the request can be repeated in another.
 
         Args:
-            error: Why it is over.
-            losses: How many were over with this request under way.
-            servers: How many can be asked.
+            error: Why the session is over.
+            losses: Number of sessions lost during this request.
+            servers: Number of servers the client knows.
             fresh: The request is a reset.
         """
         if isinstance(error, CapacityError) and fresh and losses < servers:
-            return None  # released servers say so when the session is used
-        trouble, disconnected = self.trouble, isinstance(error, ConnectionFailedError | ConnectionLostError)
+            return None  # released servers report a lack of room only once the session is used
+        obstacle, disconnected = self.obstacle, isinstance(error, ConnectionFailedError | ConnectionLostError)
         if fresh or not disconnected:
-            self.clear(CLOSED if trouble == CLOSED else NOT_BEGUN)
-        if not disconnected or self.attached or trouble == CLOSED:
+            self.clear(CLOSED if obstacle == CLOSED else NOT_BEGUN)
+        if not disconnected or self.attached or obstacle == CLOSED:
             return error
-        if losses < MAX_LOSSES and (self._deterministic if fresh else trouble is None):
+        if losses < MAX_LOSSES and (self._deterministic if fresh else obstacle is None):
             return None
         if fresh:
             return error
-        if trouble is None:
-            trouble = f"this request was under way on {MAX_LOSSES} connections, and each broke"
-            self.clear(trouble)
-        return EpisodeLostError(f"{error}. The episode is lost: {trouble}")
+        if obstacle is None:
+            obstacle = f"this request was under way on {MAX_LOSSES} connections, and each broke"
+            self.clear(obstacle)
+        return EpisodeLostError(f"{error}. The episode is lost: {obstacle}")
 
     async def replay(self, conversation: "Conversation") -> None:
-        """Play the episode in a new session, up to where it was.
+        """Replay the whole episode in a new session.
 
-        Raises EpisodeLostError where something is answered otherwise, and what `Conversation.ask` raises.
+        Raises EpisodeLostError if a reply differs, and the errors of `Conversation.ask`.
         """
         if not conversation.carrier.deterministic:
             raise EpisodeLostError(f"expected a server to play the episode again on, but {_NOT_DECLARED}")
-        for number, (frame, expected, known) in enumerate(self._entries):
-            kept = known if isinstance(known, Reply | int) else known.reply
-            if kept == b"" or (isinstance(kept, Reply) and _comparable(kept) == ["error", NOT_EXECUTED]):
+        for number, (frame, expected, outcome) in enumerate(self._entries):
+            old = outcome if isinstance(outcome, Reply | int) else outcome.reply_frame
+            if old == b"" or (isinstance(old, Reply) and _comparable(old) == ["error", NOT_EXECUTED]):
                 continue
             try:
                 await conversation.ask(frame, expected)
             except ServerError as error:
                 if isinstance(error, SESSION_ENDED):
                     raise
-            reply = conversation.last.reply or b""
-            if kept is not None and _digest(kept) != _digest(reply):
+            reply = conversation.last_call.reply_frame or b""
+            if old is not None and _digest(old) != _digest(reply):
                 what = f"step {number}" if number else "the reset"
                 raise EpisodeLostError(
                     f"expected {what} of the episode to be answered as before when it was played again, with "
-                    f"{_excerpt(kept)}, got {_excerpt(reply)}; the environment says that it is deterministic and is "
+                    f"{_excerpt(old)}, got {_excerpt(reply)}; the environment says that it is deterministic and is "
                     "not (`ropewalk validate` looks for the cause), or the servers differ"
                 )
 
     def _shrink(self) -> None:
-        """Keep replies as digests, the oldest first; where that is not enough, give up."""
+        """Replace replies by digests, the oldest first; if that is not enough, discard the episode."""
         entries = self._entries
         while self._bytes > MAX_BYTES and self._digested < len(entries):
             frame, expected, reply = entries[self._digested]
@@ -182,9 +183,9 @@ class Journal:
 
 
 def _digest(reply: Reply | int) -> int:
-    """Return what of a reply has to be the same again: observation, reward and done, or the code of an error.
+    """Return a digest of what must be equal in a replay: observation, reward and done, or an error's code.
 
-    The metadata are left out, which may hold times, and the texts of errors, which may hold addresses.
+    Metadata, which may hold times, and error texts, which may hold addresses, are left out.
     """
     if isinstance(reply, int):
         return reply
@@ -199,10 +200,10 @@ def _comparable(reply: Reply) -> list[Any]:
         return [kind, data.get("code")]
     if kind != "observation":
         return [kind, data]
-    seen = data.get("observation")
-    if isinstance(seen, dict):
-        seen = {name: value for name, value in seen.items() if name != "metadata"}
-    return [kind, seen, data.get("reward"), data.get("done", False)]
+    observation = data.get("observation")
+    if isinstance(observation, dict):
+        observation = {name: value for name, value in observation.items() if name != "metadata"}
+    return [kind, observation, data.get("reward"), data.get("done", False)]
 
 
 def _excerpt(reply: Reply | int) -> str:

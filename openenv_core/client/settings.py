@@ -1,4 +1,4 @@
-"""What a client is told when it is made, checked once."""
+"""Validation of a client's constructor arguments."""
 
 import os
 import random
@@ -17,7 +17,7 @@ _FIELD_VALUE: Final = re.compile(r"[\t\x20-\x7e\x80-\xff]*")
 
 
 def validate_mode(mode: str | None) -> Mode:
-    """Return the mode, by default that of the environment variable, else simulation."""
+    """Return the mode; None takes it from OPENENV_CLIENT_MODE, else "simulation". ConfigurationError if unknown."""
     name = os.environ.get("OPENENV_CLIENT_MODE", "simulation") if mode is None else mode
     if (lower := name.lower()) not in ("simulation", "production"):
         raise ConfigurationError(
@@ -28,14 +28,14 @@ def validate_mode(mode: str | None) -> Mode:
 
 
 def validate_transport(transport: str) -> Transport:
-    """Return the transport; a ConfigurationError where there is no such."""
+    """Return the transport. ConfigurationError if unknown."""
     if transport not in ("websocket", "http"):
         raise ConfigurationError(f"expected transport to be 'websocket' or 'http', got {transport!r}")
     return cast(Transport, transport)
 
 
 def validate_headers(headers: Mapping[str, str] | None, token: str | None) -> dict[str, str]:
-    """Return the headers, the token's among them; a ConfigurationError for a forbidden one or two credentials."""
+    """Return the headers, with the token's added. ConfigurationError for an invalid header, or two credentials."""
     merged = dict(headers or {})
     if token is not None:
         if any(name.lower() == "authorization" for name in merged):
@@ -43,7 +43,7 @@ def validate_headers(headers: Mapping[str, str] | None, token: str | None) -> di
         if not is_bearer_token(token):
             raise ConfigurationError(
                 "expected a token of printable ASCII characters without spaces, got something else; "
-                "look for a line break at its end"  # the token itself stays out of messages
+                "look for a line break at its end"  # without the token: messages are logged
             )
         merged["Authorization"] = f"Bearer {token}"
     for name, value in merged.items():
@@ -55,13 +55,13 @@ def validate_headers(headers: Mapping[str, str] | None, token: str | None) -> di
 
 
 def validate_url(base_url: str) -> str:
-    """Return a URL without a slash at its end; a ConfigurationError where it cannot be one."""
-    websocket_url(base_url)  # raises if it is none
+    """Return a URL without its trailing slash. ConfigurationError if it is invalid."""
+    websocket_url(base_url)  # raises if invalid
     return base_url.rstrip("/")
 
 
 def validate_urls(base_url: str | Sequence[str] | None) -> list[str]:
-    """Return the URLs of servers in an order of this client's own, so that those of a server that dies spread."""
+    """Return the URLs in random order, so that the clients of a server that dies spread over the others."""
     urls = [base_url] if isinstance(base_url, str) else list(base_url or ())
     if base_url is not None and not urls:
         raise ConfigurationError("expected a base_url, or several, got an empty list")
@@ -69,7 +69,7 @@ def validate_urls(base_url: str | Sequence[str] | None) -> list[str]:
 
 
 def validate_session_id(session_id: str) -> str:
-    """Return the id; a ConfigurationError where no server would take it."""
+    """Return the id. ConfigurationError if it is invalid."""
     if not SESSION_ID.fullmatch(session_id):
         raise ConfigurationError(
             f"expected a session_id of 1 to 128 letters, digits, dots, dashes or underscores, got {session_id!r}"
@@ -78,5 +78,5 @@ def validate_session_id(session_id: str) -> str:
 
 
 def space_label(repo_id: str) -> str:
-    """Return what a Space, `owner/name`, is called in host names and in the names of images."""
+    """Return the label of a Space, `owner/name`, in host names and image names."""
     return re.sub("[/._]", "-", repo_id).lower()

@@ -1,4 +1,4 @@
-"""A session's frames over a WebSocket, by the `picows` library."""
+"""Transport of a session over a WebSocket, with `picows`."""
 
 import asyncio
 import atexit
@@ -17,7 +17,7 @@ from weakref import WeakSet
 import picows
 from picows import WSCloseCode, WSFrame, WSMsgType, WSTransport
 
-from openenv_core.client.carrier import Carrier, CarrierOptions, refusal, unreachable
+from openenv_core.client.carrier import Carrier, CarrierOptions, refusal, unreachable_error
 from openenv_core.errors import ClientError, ConnectionFailedError, ConnectionLostError
 from openenv_core.protocol.http import DETERMINISTIC, DETERMINISTIC_HEADER, detail_text, redact_url
 from openenv_core.proxies import proxy_for
@@ -25,23 +25,23 @@ from openenv_core.proxies import proxy_for
 MAX_REDIRECTS: Final = 5
 
 CLOCK_TOLERANCE_S: Final = 0.05
-"""How far, in seconds, the kernel's clock of a connection may be off: loopback answers quicker than it ticks."""
+"""Error, in seconds, of the kernel's time of the last received data: its ticks are coarser than a loopback reply."""
 
 _TEXT, _BINARY = WSMsgType.TEXT, WSMsgType.BINARY
 _CONTINUATION, _CLOSE = WSMsgType.CONTINUATION, WSMsgType.CLOSE
 _GOING_AWAY = (WSCloseCode.GOING_AWAY, WSCloseCode.SERVICE_RESTART)
 _REDIRECTS = (301, 302, 303, 307, 308)
 
-# What picows logs is told by our errors too; without a handler it would be printed to stderr.
+# Our errors say what picows logs; without a handler it would also be printed to stderr.
 _logger = logging.getLogger("openenv_core.client.socket")
 _logger.addHandler(logging.NullHandler())
 
 
 class WebSocketCarrier(Carrier, picows.WSListener):
-    """One WebSocket. No compression: frames are small and latency counts.
+    """One WebSocket. Without compression: frames are small and latency counts.
 
     Attributes:
-        subprotocol: What the server has taken of what was offered.
+        subprotocol: The subprotocol that the server chose, if any.
     """
 
     def __init__(self, options: CarrierOptions) -> None:
@@ -50,26 +50,26 @@ class WebSocketCarrier(Carrier, picows.WSListener):
         self.subprotocol: str | None = None
         self._transport: WSTransport | None = None
         self._disconnected = self._loop.create_future()
-        self._parts: bytearray | None = None
+        self._message_parts: bytearray | None = None
         self._text = True
-        self._received = True
+        self._has_received = True
         self._pinged_at = 0.0
         self._timer: asyncio.TimerHandle | None = None
 
-    # What a session asks for
+    # Carrier
 
     def send(self, frame: bytes, *, binary: bool = False) -> None:
-        """Send one frame; text is given as UTF-8."""
+        """Send one frame; text is UTF-8."""
         if self._transport is not None:
             self._transport.send(_BINARY if binary else _TEXT, frame)
 
     async def close(self) -> None:
-        """Close in order, within the time that was allowed for connecting."""
+        """Close in order, within `connect_timeout_s`."""
         if self._disconnected.done():
             return
         transport = self._transport
         assert transport is not None
-        self._lose(ConnectionLostError("the connection was closed by this client"))
+        self._mark_lost(ConnectionLostError("the connection was closed by this client"))
         try:
             transport.send_close(WSCloseCode.OK)
             async with asyncio.timeout(self._options.connect_timeout_s):
@@ -80,111 +80,110 @@ class WebSocketCarrier(Carrier, picows.WSListener):
             self.abort()
 
     def abort(self) -> None:
-        """Say that it is over, and wait for nothing."""
-        self._lose(ConnectionLostError("the connection was broken off by this client"))
+        """Send a close and disconnect without waiting."""
+        self._mark_lost(ConnectionLostError("the connection was broken off by this client"))
         transport = self._transport
         if transport is not None and not transport.is_disconnected:
             if not self.broken:
-                transport.send_close(
-                    WSCloseCode.OK
-                )  # or the server would keep the session for who comes back
+                # Without it the server would keep the session for the client to resume.
+                transport.send_close(WSCloseCode.OK)
             transport.disconnect(graceful=False)
 
-    def orphan(self) -> None:
-        """Hang up without the event loop of the connection, which has closed: the server would keep its session."""
+    def abort_without_loop(self) -> None:
+        """Close the connection without its event loop, which has closed, so that the server ends the session."""
         transport, self._transport = self._transport, None
         self._loop, self._listener = asyncio.get_running_loop(), None
         self._disconnected = self._loop.create_future()
         self._disconnected.set_result(None)
         if transport is not None:
-            # A transport closes its socket with the help of its loop. uvloop has closed them all, and refuses.
+            # A transport needs its loop to close the socket. uvloop has closed all sockets already, and raises.
             with suppress(OSError, TypeError):
                 _write_close(transport).shutdown(socket.SHUT_RDWR)
 
-    # What picows tells
+    # Callbacks of picows
 
     def on_ws_connected(self, transport: WSTransport) -> None:
-        """Take the connection over."""
+        """Keep the transport, and start the keepalive."""
         self._transport = transport
         self._watch_silence()
 
     def on_ws_frame(self, transport: WSTransport, frame: WSFrame) -> None:
-        """Take a frame, which lives until this returns."""
-        self._received = True
+        """Handle a frame, whose memory is valid until this returns."""
+        self._has_received = True
         kind = frame.msg_type
-        if self._lost is not None and kind is not _CLOSE:
-            return  # nobody reads on behind a message that was cut short
+        if self._lost_error is not None and kind is not _CLOSE:
+            return  # messages after one that was cut off are ignored
         if kind is _TEXT or kind is _BINARY:
             if frame.payload_size > self._options.max_message_bytes:
-                # picows has refused it, and hands it out all the same if it is whole before the hang-up.
-                self._lose(ConnectionLostError(_close_reason(transport)))
+                # picows refuses it, but delivers it nevertheless if it is complete before the disconnect.
+                self._mark_lost(ConnectionLostError(_close_reason(transport)))
                 return
-            if self._parts is not None:
+            if self._message_parts is not None:
                 raise self._protocol_error(WSCloseCode.PROTOCOL_ERROR, "a new message inside of another")
             if frame.fin and kind is _TEXT:
-                self._deliver(frame.get_payload_as_bytes())
+                self._on_frame(frame.get_payload_as_bytes())
                 return
             data = bytearray(frame.get_payload_as_memoryview())
             if frame.fin:
-                self._deliver(data)
+                self._on_frame(data)
             else:
-                self._parts, self._text = data, kind is _TEXT
+                self._message_parts, self._text = data, kind is _TEXT
         elif kind is _CONTINUATION:
-            if self._parts is None:
+            if self._message_parts is None:
                 raise self._protocol_error(WSCloseCode.PROTOCOL_ERROR, "the continuation of nothing")
-            if len(self._parts) + frame.payload_size > self._options.max_message_bytes:
+            if len(self._message_parts) + frame.payload_size > self._options.max_message_bytes:
                 limit = self._options.max_message_bytes
                 raise self._protocol_error(
                     WSCloseCode.MESSAGE_TOO_BIG, f"a message of more than {limit} bytes"
                 )
-            self._parts += frame.get_payload_as_memoryview()
+            self._message_parts += frame.get_payload_as_memoryview()
             if frame.fin:
-                parts, self._parts = self._parts, None
-                self._deliver(bytes(parts) if self._text else parts)
+                parts, self._message_parts = self._message_parts, None
+                self._on_frame(bytes(parts) if self._text else parts)
         elif kind is _CLOSE:
-            unanswered = frame.payload_size and frame.get_close_code() is WSCloseCode.INTERNAL_ERROR
-            self._lose(ConnectionLostError(_close_reason(transport)), broken=bool(unanswered))  # of a ping
+            unanswered = frame.payload_size and frame.get_close_code() is WSCloseCode.INTERNAL_ERROR  # a ping
+            self._mark_lost(ConnectionLostError(_close_reason(transport)), broken=bool(unanswered))
             transport.send_close(frame.get_close_code() if frame.payload_size else WSCloseCode.OK)
             transport.disconnect()
 
     def on_ws_disconnected(self, transport: WSTransport) -> None:
-        """Note the end."""
+        """Record the end of the connection."""
         if self._timer is not None:
             self._timer.cancel()
-        self._lose(ConnectionLostError(_close_reason(transport)), broken=True)
+        self._mark_lost(ConnectionLostError(_close_reason(transport)), broken=True)
         if not self._disconnected.done():
             self._disconnected.set_result(None)
-        # A violation of the protocol is kept by picows as an exception that somebody has to look at.
+        # picows keeps a protocol violation as an exception that has to be retrieved.
         handshake = transport.close_handshake
         if handshake is not None and handshake.sent is not None and handshake.sent.code != WSCloseCode.OK:
-            self._ending = self._loop.create_task(_await_disconnect(transport))
+            self._disconnect_task = self._loop.create_task(_await_disconnect(transport))
 
     def pause_writing(self) -> None:
-        """Take no more frames: the server does not read."""
-        self.full = True
+        """Hold frames back: the server does not read."""
+        self.write_paused = True
 
     def resume_writing(self) -> None:
-        """Take frames again."""
-        self.full = False
+        """Accept frames again."""
+        self.write_paused = False
         if self._listener is not None:
-            self._listener.on_room()
+            self._listener.on_writable()
 
-    # What they need
+    # Internals
 
     def _protocol_error(self, code: WSCloseCode, what: str) -> picows.WSProtocolError:
-        """Give the connection up; what is returned makes picows tell the server."""
-        self._lose(ConnectionLostError(_violation(what)))
+        """Report the connection as lost; return the exception with which picows closes it."""
+        self._mark_lost(ConnectionLostError(_violation_text(what)))
         return picows.WSProtocolError(code, what)
 
     def _watch_silence(self) -> None:
-        """Look again in a while whether anything was heard of the server."""
-        self._received = False
+        """Check after `ping_interval_s` whether anything was received."""
+        self._has_received = False
         interval = self._options.ping_interval_s
-        if interval is not None and self._lost is None:
+        if interval is not None and self._lost_error is None:
             self._timer = self._loop.call_later(interval, self._ping_if_silent)
 
     def _ping_if_silent(self) -> None:
-        if self._received:
+        if self._has_received:
             self._watch_silence()
             return
         assert self._transport is not None
@@ -197,11 +196,11 @@ class WebSocketCarrier(Carrier, picows.WSListener):
             self._timer = self._loop.call_later(timeout, self._check_answered)
 
     def _check_answered(self) -> None:
-        if self._received or self._is_receiving():
+        if self._has_received or self._is_receiving():
             self._watch_silence()
             return
         timeout = self._options.ping_timeout_s
-        self._lose(
+        self._mark_lost(
             ConnectionLostError(
                 f"expected the server to answer a ping within {timeout:g} s, got nothing: it is gone, or cut "
                 "off; call reset() to start a new session"
@@ -211,25 +210,25 @@ class WebSocketCarrier(Carrier, picows.WSListener):
         self.abort()
 
     def _is_receiving(self) -> bool:
-        """Whether bytes have come since the ping that make no frame yet.
+        """Whether bytes have arrived since the ping that are not a whole frame yet.
 
-        They are part of a long message, in front of the answer. Or they are the answer itself, which nobody has
-        read while this thread was busy otherwise: not every event loop reads before it looks at its timers.
+        They are part of a long message ahead of the pong; or the pong itself, unread because the thread was busy: not
+        every event loop reads its sockets before it runs its timers.
         """
         assert self._transport is not None
         raw = self._transport.underlying_transport.get_extra_info("socket")
-        silent_s = _silence_s(raw.fileno())
-        return silent_s is not None and silent_s < self._loop.time() - self._pinged_at + CLOCK_TOLERANCE_S
+        silence_s = _read_silence_s(raw.fileno())
+        return silence_s is not None and silence_s < self._loop.time() - self._pinged_at + CLOCK_TOLERANCE_S
 
 
 async def open_socket(url: str, options: CarrierOptions) -> WebSocketCarrier:
     """Connect to a ws:// or wss:// URL.
 
     Raises:
-        AuthenticationError: The server asks for a token, or for another one.
+        AuthenticationError: The server requires a token, or refuses the given one.
         AccessRefusedError: The server refuses the host name or the origin.
-        CapacityError: The server takes no more sessions.
-        ConnectionFailedError: Nothing answered there in time, or not as a WebSocket server does.
+        CapacityError: The server is full.
+        ConnectionFailedError: Nothing answered in time, or what answered is not a WebSocket server.
     """
     target = url
     try:
@@ -243,20 +242,19 @@ async def open_socket(url: str, options: CarrierOptions) -> WebSocketCarrier:
                 f"expected a server at {redact_url(url)}, got more than {MAX_REDIRECTS} redirects"
             )
     except TimeoutError:
-        raise unreachable(url, f"no answer within {options.connect_timeout_s:g} s") from None
+        raise unreachable_error(url, f"no answer within {options.connect_timeout_s:g} s") from None
     except ClientError:
         raise
-    except Exception as error:  # of the network, of TLS, of a proxy: each library raises its own
+    except Exception as error:  # network, TLS and proxy errors: each library raises its own types
         cause = error if isinstance(error, ConnectionRefusedError) else None
-        raise unreachable(url, str(error) or type(error).__name__) from cause
+        raise unreachable_error(url, str(error) or type(error).__name__) from cause
 
 
 async def _connect(url: str, options: CarrierOptions) -> WebSocketCarrier:
-    url, headers = _split_credentials(url, options.headers)
+    url, headers = _extract_credentials(url, options.headers)
     headers.setdefault("Prefer", options.prefer)
     if options.subprotocol is not None:
         headers["Sec-WebSocket-Protocol"] = options.subprotocol
-    proxy = proxy_for(url)
     opened: list[socket.socket] = []
 
     async def open_tcp(address: picows.WSParsedURL) -> socket.socket:
@@ -268,22 +266,22 @@ async def _connect(url: str, options: CarrierOptions) -> WebSocketCarrier:
             lambda: WebSocketCarrier(options),
             url,
             logger_name=_logger,
-            websocket_handshake_timeout=None,  # the caller's deadline counts
-            enable_auto_ping=False,  # it wants the time-out shorter than the interval, and both to be given
+            websocket_handshake_timeout=None,  # the caller has a deadline
+            enable_auto_ping=False,  # picows requires both settings, and a timeout shorter than the interval
             max_frame_size=options.max_message_bytes,
             extra_headers=headers,
             max_redirects=0,
-            proxy=proxy,
+            proxy=proxy_for(url),
             socket_factory=open_tcp,
             use_aiofastnet=False,
         )
     except BaseException:
-        # picows leaves a connection open whose handshake was cancelled. The end of the stream has its transport close
-        # it; one that was reset before there was a transport has nobody else.
+        # picows leaves a connection open if its handshake is cancelled. At the end of the stream its transport closes
+        # it; a connection that was reset before it had a transport is closed below.
         for raw in opened:
             with suppress(OSError):
                 raw.shutdown(socket.SHUT_RDWR)
-        for _ in opened * 3:  # it is read, then the transport closes
+        for _ in opened * 3:  # so that the end is read, and the transport closes
             await asyncio.sleep(0)
         for raw in opened:
             raw.close()
@@ -298,11 +296,11 @@ async def _connect(url: str, options: CarrierOptions) -> WebSocketCarrier:
 
 _open: Final = WeakSet[WebSocketCarrier]()
 _CLOSE_FRAME: Final = b"\x88\x82\x00\x00\x00\x00\x03\xe8"
-"""As clients write it: code 1000, with a mask of zeros."""
+"""A client's close frame: code 1000, masked with zeros."""
 
 
 def _write_close(transport: WSTransport) -> socket.socket:
-    """Write a close past an event loop that does nothing more, where nothing encrypts it; return the socket."""
+    """Write a close frame to the socket, bypassing an ended event loop, unless it is encrypted; return the socket."""
     underlying = transport.underlying_transport
     raw: socket.socket = underlying.get_extra_info("socket")
     if underlying.get_extra_info("ssl_object") is None:
@@ -311,7 +309,7 @@ def _write_close(transport: WSTransport) -> socket.socket:
 
 
 def _close_all() -> None:
-    """At the exit of this process say so to servers, which would keep the sessions for who comes back."""
+    """Close all connections at the process's exit, or the servers would keep their sessions for resuming."""
     for carrier in _open:
         if carrier._transport is not None and not carrier._transport.is_disconnected:
             with suppress(OSError, TypeError):
@@ -323,13 +321,13 @@ os.register_at_fork(after_in_child=_open.clear)
 
 
 _LAST_DATA_RECEIVED: Final = struct.Struct("=52xI")
-"""Milliseconds since data came, in the `tcp_info` of Linux."""
+"""Milliseconds since the last received data (`tcpi_last_data_recv`), in Linux's `tcp_info`."""
 
 
-async def _connect_tcp(host: str, port: int, within_s: float) -> socket.socket:
-    """Return a socket that is connected to the first address of the host that answers, or raise OSError.
+async def _connect_tcp(host: str, port: int, timeout_s: float) -> socket.socket:
+    """Return a socket connected to the host's first address that answers; OSError if none does.
 
-    No address gets more than its share of the time, so that one behind a firewall does not hide the next.
+    The time is divided among the addresses, so that an unreachable one leaves time for the next.
     """
     loop = asyncio.get_running_loop()
     failure: OSError | None = None
@@ -338,7 +336,7 @@ async def _connect_tcp(host: str, port: int, within_s: float) -> socket.socket:
         raw = socket.socket(family, kind, protocol)
         try:
             raw.setblocking(False)
-            async with asyncio.timeout(within_s / len(addresses)):
+            async with asyncio.timeout(timeout_s / len(addresses)):
                 await loop.sock_connect(raw, address)
         except OSError as error:  # TimeoutError is one
             raw.close()
@@ -351,8 +349,8 @@ async def _connect_tcp(host: str, port: int, within_s: float) -> socket.socket:
     raise failure or OSError(f"no address of {host!r}")
 
 
-def _silence_s(fd: int) -> float | None:
-    """Return for how many seconds the other end of a TCP connection has sent nothing; None where that is unknown."""
+def _read_silence_s(fd: int) -> float | None:
+    """Return the seconds since a TCP connection last received data; None if unknown."""
     if sys.platform != "linux":
         return None
     try:
@@ -365,8 +363,8 @@ def _silence_s(fd: int) -> float | None:
     )
 
 
-def _split_credentials(url: str, headers: Mapping[str, str]) -> tuple[str, dict[str, str]]:
-    """Move a user and password of the URL into the header for them."""
+def _extract_credentials(url: str, headers: Mapping[str, str]) -> tuple[str, dict[str, str]]:
+    """Move the URL's user and password, if any, into an Authorization header."""
     parts = urlsplit(url)
     merged = dict(headers)
     if parts.username is None:
@@ -378,10 +376,10 @@ def _split_credentials(url: str, headers: Mapping[str, str]) -> tuple[str, dict[
 
 
 def _redirect_target(url: str, error: picows.WSInvalidStatusError) -> str:
-    """Return where a redirect leads, if that is the same host; anybody else must not get the headers.
+    """Return the target of a redirect to the same host; other hosts must not get the headers.
 
     Raises:
-        ClientError: It is no redirect, or leads elsewhere.
+        ClientError: The response is not a redirect, or one to another host.
     """
     response = error.response
     assert response is not None
@@ -404,16 +402,16 @@ def _redirect_target(url: str, error: picows.WSInvalidStatusError) -> str:
 
 
 def _close_reason(transport: WSTransport) -> str:
-    """Say how a connection ended."""
+    """Return a message that says how the connection ended."""
     handshake = transport.close_handshake
-    sent, came = (None, None) if handshake is None else (handshake.sent, handshake.recv)
+    sent, recv = (None, None) if handshake is None else (handshake.sent, handshake.recv)
     if handshake is not None and sent is not None and not handshake.recv_then_sent:
-        return _violation(sent.reason)
-    if came is not None:
-        # An IntEnum, whatever the stubs say; unknown codes become members too.
-        code = "without a code" if came.code is WSCloseCode.NO_INFO else f"close code {int(came.code.value)}"
-        code_text = f"{code}{f': {came.reason}' if came.reason else ''}"
-        if came.code in _GOING_AWAY:
+        return _violation_text(sent.reason)
+    if recv is not None:
+        # An IntEnum, whatever the stubs say; unknown codes become members as well.
+        code = "without a code" if recv.code is WSCloseCode.NO_INFO else f"close code {int(recv.code.value)}"
+        code_text = f"{code}{f': {recv.reason}' if recv.reason else ''}"
+        if recv.code in _GOING_AWAY:
             return (
                 f"expected a reply, but the server is going away ({code_text}); call reset() to start a new session, "
                 "on another server or when this one is back"
@@ -423,14 +421,14 @@ def _close_reason(transport: WSTransport) -> str:
             "call reset() to start a new session"
         )
     return (
-        "expected a reply, but the connection is closed (it broke without a word); "
+        "expected a reply, but the connection is closed (it broke without a close frame); "
         "call reset() to start a new session"
     )
 
 
-def _violation(what: str) -> str:
+def _violation_text(what: str) -> str:
     return (
-        f"expected messages by the rules of WebSockets and within max_message_size_mb, got {what}; "
+        f"expected messages that keep to the WebSocket protocol and to max_message_size_mb, got {what}; "
         "the session is over, call reset() to start a new one"
     )
 

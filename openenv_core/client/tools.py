@@ -1,10 +1,9 @@
-"""MCPToolClient: an environment whose actions are calls of tools."""
+"""MCPToolClient: a client of environments whose actions are tool calls."""
 
 from collections.abc import Mapping
 from typing import Any, TypeAlias
 
 from openenv_core.client.env_client import EnvClient
-from openenv_core.client.settings import Mode
 from openenv_core.errors import ServerError, ValidationFailedError
 from openenv_core.protocol.jsonrpc import JsonRpcFaultError
 from openenv_core.protocol.toolcalls import (
@@ -28,36 +27,35 @@ AnyAction: TypeAlias = Action | Mapping[str, Any]
 
 
 class MCPToolClient(EnvClient[AnyAction, Observation, State]):
-    """A session on a server of tools, ours or a released one; everything of it goes through one socket.
+    """A session on a tool server, ours or a released one, over one connection.
 
-    A call is a step of the episode: `call_tool` returns what the tool gave, and
-    `step(CallToolAction(tool_name=..., arguments={...}))` the reward and the end of the episode as well. Servers in
-    production mode have no steps, and environments with actions of their own may take no tools as such; there calls
-    go by JSON-RPC, on the same session.
+    A call is a step of the episode: `call_tool` returns the tool's value,
+    `step(CallToolAction(tool_name=..., arguments={...}))` also the reward and whether the episode is done. Servers in
+    production mode have no steps, and environments with other actions may not accept tool calls as actions; there
+    calls are sent as JSON-RPC, in the same session.
 
-    Several calls at once are safe; the environment gets them one by one.
+    Concurrent calls are safe; the environment gets them one at a time.
 
-    With `mode="production"` steps are not even tried. The other arguments are those of `EnvClient`.
+    With `mode="production"` calls are never sent as steps. The other arguments are those of `EnvClient`.
     """
 
     _tools_cache: list[Tool] | None = None
-    _mode: Mode = "simulation"
-    _refuses_steps = False  # this server has refused a call as a step
+    _refuses_steps = False  # the server has refused a call that was sent as a step
     _last_request_id = 0
 
     async def reset(self, **options: Any) -> StepResult[Observation]:
-        """Start an episode; see `EnvClient.reset`. Its tools may be others than the last one's."""
+        """Start an episode; see `EnvClient.reset`. Its tools may differ from the last one's."""
         self._tools_cache = None
         return await super().reset(**options)
 
     async def list_tools(self, use_cache: bool = True) -> list[Tool]:
-        """Return the tools that there are. To ask is no step of the episode.
+        """Return the environment's tools. Listing them is not a step of the episode.
 
         Args:
-            use_cache: Return what this episode's first answer was, if there was one.
+            use_cache: Return this episode's cached list, if any.
 
         Raises:
-            ServerError: The server has no tools, or could not list them.
+            ServerError: The server has no tools, or cannot list them.
             RequestTimeoutError: See `EnvClient.step`.
             ConnectionLostError: See `EnvClient.step`.
         """
@@ -66,16 +64,16 @@ class MCPToolClient(EnvClient[AnyAction, Observation, State]):
         return list(self._tools_cache)
 
     async def call_tool(self, tool: str | None = None, /, **arguments: Any) -> Any:
-        """Call a tool, and return what it gave.
+        """Call a tool and return its value.
 
         Args:
-            tool: Its name. Callers of the released client may give it as `name=`; by position, an argument of the tool
-                can have that name too.
-            arguments: By name, as the tool's schema has them.
+            tool: Name of the tool. `name=` works too, as in the released client; but given by position, an argument
+                of the tool may be called `name`.
+            arguments: The tool's arguments, by the names in its schema.
 
         Raises:
-            ToolCallError: The tool, or the call of it, failed; `error_type` says how. It is a RuntimeError too.
-            ServerError: The server refused, or the environment raised: the episode may be over.
+            ToolCallError: The tool or its call failed; `error_type` says how. It is a RuntimeError too.
+            ServerError: The server refused the call, or the environment raised: the episode may be over.
             RequestTimeoutError: See `EnvClient.step`. The call may still happen.
             ConnectionLostError: See `EnvClient.step`.
         """
@@ -84,33 +82,31 @@ class MCPToolClient(EnvClient[AnyAction, Observation, State]):
             raise TypeError(
                 f'expected the name of a tool, got {name!r}; write call_tool("name", argument=value)'
             )
-        refused: ValidationFailedError | None = None
+        refusal: ValidationFailedError | None = None
         if self._calls_by_steps:
             try:
                 step = await self.step(CallToolAction(tool_name=name, arguments=arguments))
             except ValidationFailedError as error:
-                refused = (
-                    error  # any arguments make a valid action: it is calls that this server does not step
-                )
+                refusal = error  # not for its arguments, which may be any: the server takes no calls as steps
             else:
                 return value_of(name, step)
         try:
             result = await self._call_rpc(CALL_TOOL, call_params(name, arguments))
         except JsonRpcFaultError as fault:
-            raise call_failed(name, fault) from refused
+            raise call_failed(name, fault) from refusal
         self._refuses_steps = True
         return value_of_rpc(name, result)
 
     async def get_tool(self, name: str) -> Tool | None:
-        """Return the tool of a name; None where there is none."""
+        """Return a tool by its name; None if there is none."""
         return next((tool for tool in await self.list_tools() if tool.name == name), None)
 
     async def has_tool(self, name: str) -> bool:
-        """Whether there is a tool of that name."""
+        """Whether there is a tool of this name."""
         return await self.get_tool(name) is not None
 
     async def openai_tools(self, use_cache: bool = True) -> list[dict[str, Any]]:
-        """Return the tools as chat templates take them; see `openenv_core.tools.specs.openai_tools`."""
+        """Return the tools as function schemas for chat templates; see `openenv_core.tools.specs.openai_tools`."""
         return openai_tools(await self.list_tools(use_cache))
 
     @property
@@ -118,12 +114,12 @@ class MCPToolClient(EnvClient[AnyAction, Observation, State]):
         return self._mode == "simulation" and not self._refuses_steps
 
     async def _fetch_tools(self) -> list[Tool]:
-        """Ask by JSON-RPC first: released servers may list tools without their schemas through a step."""
+        """List the tools, by JSON-RPC first: released servers may leave out schemas in the reply to a step."""
         try:
             return read_tools(await self._call_rpc(LIST_TOOLS, {}))
         except JsonRpcFaultError as fault:
             error: ServerError = ServerError(fault.message, str(fault.code), {"data": fault.data})
-        except ValidationFailedError as unknown:  # releases before 0.3 know no such frame
+        except ValidationFailedError as unknown:  # from releases before 0.3, which do not know the frame
             error = unknown
         if not self._calls_by_steps:
             raise error
@@ -135,7 +131,7 @@ class MCPToolClient(EnvClient[AnyAction, Observation, State]):
     async def _call_rpc(self, method: str, params: Mapping[str, Any]) -> Any:
         self._last_request_id = request_id = self._last_request_id + 1
         frame = encode_rpc(request_id, method, params)
-        response = await self._request(frame, "mcp", reads=method == LIST_TOOLS)
+        response = await self._request(frame, "mcp", read_only=method == LIST_TOOLS)
         return read_rpc(response, request_id)
 
     def _step_payload(self, action: AnyAction) -> dict[str, Any]:

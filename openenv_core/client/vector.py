@@ -1,4 +1,4 @@
-"""VectorClient: many sessions of one server over one connection, in the dialect `ropewalk.v1` (docs/protocol.md)."""
+"""VectorClient: many sessions on one server over one connection, in the dialect `ropewalk.v1` (docs/protocol.md)."""
 
 import asyncio
 from collections import deque
@@ -9,155 +9,154 @@ from typing import Any
 
 from openenv_core.client.carrier import CarrierOptions
 from openenv_core.client.conversation import BatchReply, Conversation, Opening, error_of, open_conversation
-from openenv_core.client.waiting import SlotWait, one_of
+from openenv_core.client.waiting import SlotWait, try_servers
 from openenv_core.errors import ClientError, ConfigurationError
 from openenv_core.protocol.batch import Array
 from openenv_core.protocol.http import websocket_url
 
 
 class VectorClient:
-    """Many sessions of one server, for asyncio. `EnvClient.vector` opens one.
+    """An asyncio client with many sessions on one server, made by `EnvClient.vector`.
 
-    What a request may carry, and what an answer has, docs/protocol.md says. `ask` is one after the other; with `send`
-    and `recv` several requests are under way at once, and are answered as they end.
+    docs/protocol.md describes the fields of requests and replies. `ask` sends a request and waits for its replies;
+    `send` and `recv` allow several requests at once, whose replies come as they complete.
 
     Args:
-        conversation: With the server, in that dialect.
+        conversation: The conversation with the server, in `ropewalk.v1`.
     """
 
     def __init__(self, conversation: Conversation) -> None:
         self._conversation = conversation
         self._outstanding: set[asyncio.Future[Any]] = set()
         self._unread: deque[BatchReply | BaseException] = deque()
-        self._arrived = asyncio.Event()
+        self._reply_ready = asyncio.Event()
 
     @classmethod
     async def open(
         cls, base_url: str, options: CarrierOptions, timeout_s: float | None, lease_s: float, count: int
     ) -> "VectorClient":
-        """Connect, and open sessions: all, or none; wait for them where the server is full.
+        """Connect and open sessions, all or none; wait for them if the server is full.
 
         Args:
-            base_url: The server's.
-            options: How the connection is made.
-            timeout_s: Seconds for an answer; None waits for ever.
-            lease_s: Seconds for which the sessions outlive a connection that breaks.
-            count: How many sessions, numbered from 0.
+            base_url: URL of the server.
+            options: Options of the connection.
+            timeout_s: Reply timeout in seconds; None waits for ever.
+            lease_s: Seconds for which the sessions outlive a broken connection.
+            count: Number of sessions, numbered from 0.
 
         Raises:
             ConnectionFailedError: The server does not answer, or does not speak this dialect.
-            CapacityError: It had no room for so many in time.
-            FactoryError: It could not make their environments.
+            CapacityError: The server had no room for all of them in time.
+            FactoryError: The server could not create their environments.
         """
         wait = SlotWait(options.queue_timeout_s)
 
         async def attempt() -> VectorClient:
-            waiting = replace(options, queue_timeout_s=wait.attempt_s(1))
-            opening = Opening(websocket_url(base_url), waiting, lease_s, count)
-            return cls(await open_conversation(opening, timeout_s, opened=True))
+            attempt_options = replace(options, queue_timeout_s=wait.attempt_s(1))
+            opening = Opening(websocket_url(base_url), attempt_options, lease_s, count)
+            return cls(await open_conversation(opening, timeout_s, wait=True))
 
-        return await one_of((base_url,), attempt, lambda: None, wait)
+        return await try_servers((base_url,), attempt, lambda: None, wait)
 
     async def ask(self, operation: str, arrays: Sequence[Array] = (), **fields: Any) -> list[BatchReply]:
-        """Send a request and return all that answers it.
+        """Send a request and return its replies.
 
         Args:
-            operation: What is to be done.
-            arrays: What the fields count from 0.
-            fields: Of the request's header.
+            operation: The header's `op`.
+            arrays: Arrays of the frame; header fields refer to them by index.
+            fields: Further header fields.
 
         Raises:
-            ServerError: The server refused the whole of it; the subclass tells why.
-            RequestTimeoutError: No answer came in time; the late one is dropped.
-            ConnectionLostError: The connection has broken, and could not be resumed: the sessions are gone.
+            ServerError: The server refused the whole request; the subclass tells why.
+            RequestTimeoutError: No reply came in time; a late one is dropped.
+            ConnectionLostError: The connection broke and could not be resumed: the sessions are gone.
         """
         replies: list[BatchReply] = []
         call = self._conversation.request(operation, arrays, fields, replies.append)
         try:
-            await call.answer
+            await call.future
         except BaseException:
             self._conversation.abandon(call)
             raise
         return [_check_reply(reply) for reply in replies]
 
     async def send(self, operation: str, arrays: Sequence[Array] = (), **fields: Any) -> None:
-        """Send a request whose answers `recv` returns.
+        """Send a request whose replies `recv` returns.
 
         Args:
-            operation: As of `ask`, and so are arrays and fields.
-            arrays: What the fields count from 0.
-            fields: Of the request's header.
+            operation: The header's `op`.
+            arrays: Arrays of the frame; header fields refer to them by index.
+            fields: Further header fields.
 
         Raises:
-            ConnectionLostError: The connection has broken, and could not be resumed.
+            ConnectionLostError: The connection broke and could not be resumed.
         """
-        answer = self._conversation.request(operation, arrays, fields, self._receive).answer
-        self._outstanding.add(answer)
-        answer.add_done_callback(self._finish)
+        future = self._conversation.request(operation, arrays, fields, self._receive).future
+        self._outstanding.add(future)
+        future.add_done_callback(self._finish)
 
     async def recv(self) -> BatchReply:
-        """Return the next answer to what was sent by `send`.
+        """Return the next reply to a request of `send`.
 
         Raises:
-            ConfigurationError: There is none to come.
-            ServerError: As of `ask`; so are RequestTimeoutError and ConnectionLostError.
+            ConfigurationError: No request of `send` is unanswered.
+            ServerError: As in `ask`, and so are RequestTimeoutError and ConnectionLostError.
         """
         while not self._unread:
             if not self._outstanding:
                 raise ConfigurationError("nothing was sent that is still to be answered; call send first")
-            self._arrived.clear()
-            await self._arrived.wait()
+            self._reply_ready.clear()
+            await self._reply_ready.wait()
         reply = self._unread.popleft()
         if isinstance(reply, BaseException):
             raise reply
         return _check_reply(reply)
 
     async def fork(self, member: int, count: int) -> list[int]:
-        """Open sessions in the state of one; return their numbers.
+        """Open sessions in the state of a session, all or none; return their numbers.
 
         Args:
-            member: The number of the one.
-            count: How many to open: all, or none.
+            member: Number of the session to fork.
+            count: Number of sessions to open.
 
         Raises:
-            ServerError: It is under way, its environment cannot be forked, or there is no room for so many; then none
-                is opened.
+            ServerError: The session is busy, its environment cannot be forked, or the server has no room for all.
         """
         return (await self.ask("fork", member=member, count=count))[0].fields["members"]  # type: ignore[no-any-return]
 
     async def snapshot(self, member: int) -> str:
-        """Have the server keep the state of a session; return the id that `restore` takes.
+        """Have the server keep the state of a session; return the snapshot's id, for `restore`.
 
-        The server forgets it when it goes unused for as long as a session may, and when it is told to by `end`.
+        The server drops it on `end`, or once it has been unused for as long as a session may be idle.
 
         Raises:
-            ServerError: As `fork`, or there is no room for another.
+            ServerError: As in `fork`, or the server has no room for another snapshot.
         """
         return (await self.ask("snapshot", member=member))[0].fields["snapshot"]  # type: ignore[no-any-return]
 
     async def restore(self, snapshot: str, count: int = 1) -> list[int]:
-        """Open sessions in a state that is kept; return their numbers.
+        """Open sessions in the state of a snapshot, all or none; return their numbers.
 
         Raises:
-            ServerError: The server has no such snapshot, or no room for so many.
+            ServerError: The server has no such snapshot, or no room for all sessions.
         """
         return (await self.ask("open", snapshot=snapshot, count=count))[0].fields["members"]  # type: ignore[no-any-return]
 
     async def end(self, members: Sequence[int] = (), snapshots: Sequence[str] = ()) -> None:
-        """End some sessions, and drop snapshots.
+        """End sessions and drop snapshots, all or none.
 
         Raises:
-            ServerError: One is under way, or there is no such; nothing is ended then.
+            ServerError: A session is busy, or does not exist.
         """
         request_fields: dict[str, Any] = {"members": list(members)} if members else {}
         await self.ask("close", **request_fields, snapshots=list(snapshots))
 
     async def fork_clients(self, count: int, connect: Callable[[str], Awaitable[Any]]) -> list[Any]:
-        """Return what is made of the state of member 0: all, or none.
+        """Return clients that start in the state of session 0, all or none.
 
         Args:
-            count: How many.
-            connect: Makes one, to be closed, in the state of a snapshot.
+            count: Number of clients.
+            connect: Connects a client in the state of a snapshot, given its id.
         """
         snapshot = await self.snapshot(0)
         tasks = [asyncio.ensure_future(connect(snapshot)) for _ in range(count)]
@@ -165,7 +164,7 @@ class VectorClient:
             try:
                 return await asyncio.gather(*tasks)
             finally:
-                with suppress(ClientError):  # where the connection has broken its lease ends it
+                with suppress(ClientError):  # after a broken connection it expires by itself
                     await self.end(snapshots=[snapshot])
         except BaseException:
             for task in tasks:
@@ -177,17 +176,17 @@ class VectorClient:
 
     async def close(self) -> None:
         """End the sessions and the connection. Idempotent."""
-        await self._conversation.close(last=False)
+        await self._conversation.close(end_session=False)
 
-    def _finish(self, answer: asyncio.Future[Any]) -> None:
-        self._outstanding.discard(answer)
-        if not answer.cancelled() and (error := answer.exception()) is not None:
+    def _finish(self, future: asyncio.Future[Any]) -> None:
+        self._outstanding.discard(future)
+        if not future.cancelled() and (error := future.exception()) is not None:
             self._unread.append(error)
-        self._arrived.set()
+        self._reply_ready.set()
 
     def _receive(self, reply: BatchReply) -> None:
         self._unread.append(reply)
-        self._arrived.set()
+        self._reply_ready.set()
 
 
 def _check_reply(reply: BatchReply) -> BatchReply:

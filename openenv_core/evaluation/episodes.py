@@ -13,7 +13,7 @@ from typing import Any, Final, NamedTuple, cast
 import httpx
 from pydantic import BaseModel
 
-from openenv_core.adapters.episode import FIRST_PAUSE_S, LONGEST_PAUSE_S, TextEpisode, fetch_schema
+from openenv_core.adapters.episode import MAX_RETRY_PAUSE_S, MIN_RETRY_PAUSE_S, TextEpisode, fetch_schema
 from openenv_core.client import GenericEnvClient
 from openenv_core.errors import (
     AuthenticationError,
@@ -185,7 +185,7 @@ class Arena:
     ) -> EpisodeRecord:
         """Play an episode, again where it fails by no fault of the policy's."""
         loop = asyncio.get_running_loop()
-        deadline, pause, attempt = loop.time() + self.settings.patience_s, FIRST_PAUSE_S, 0
+        deadline, pause, attempt = loop.time() + self.settings.patience_s, MIN_RETRY_PAUSE_S, 0
         while True:
             record = player.record(episode)
             absent = False
@@ -211,7 +211,7 @@ class Arena:
             ):
                 return record
             await asyncio.sleep(pause)
-            pause = min(2 * pause, LONGEST_PAUSE_S)
+            pause = min(2 * pause, MAX_RETRY_PAUSE_S)
 
 
 class _Player:

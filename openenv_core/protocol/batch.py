@@ -1,7 +1,7 @@
-"""The dialect `ropewalk.v1`: its frames, and those of them that ask something of many sessions at once.
+"""Frames of the dialect `ropewalk.v1`, with requests about many sessions at once (docs/protocol.md).
 
-docs/protocol.md describes it. A frame is a JSON object, its header; where arrays belong to it, a binary frame: the
-header's length (uint32), the header, and the arrays one behind the other, each begun at a multiple of 8 bytes.
+A text frame is a JSON object, its header. A frame with arrays is binary: the header's length (uint32), the header,
+and the arrays one after another, each aligned to 8 bytes.
 """
 
 import math
@@ -24,24 +24,24 @@ from openenv_core.types import Observation
 SUBPROTOCOL: Final = "ropewalk.v1"
 
 RESUME: Final = "resume"
-"""Key of the query that names the session which a connection is to resume: who passes connections on heeds it."""
+"""Query key of the session to resume on a connection; forwarders of connections route by it."""
 
 SNAPSHOT: Final = "snapshot"
-"""Likewise of the snapshot in whose state a connection is to open its sessions."""
+"""Query key, likewise, of the snapshot from which a connection opens its sessions."""
 
 MAX_MEMBERS: Final = 1024
-"""Sessions of one connection."""
+"""Most sessions of one connection."""
 
 MAX_ITEMS: Final = 1 << 21
-"""Numbers, and lists around them, that the arrays of one request may hold."""
+"""Most numbers, plus the lists around them, in the arrays of one request."""
 
 MAX_DIMENSIONS: Final = 32
 
 MAX_ID_CHARS: Final = 64
-"""Of a snapshot."""
+"""Longest id of a snapshot."""
 
 SPACE: Final = "gymnasium_space"
-"""The key of a field's JSON schema that holds the space of its values."""
+"""Key in a field's JSON schema that describes the Gymnasium space of its values."""
 
 FORMATS: Final = {
     "bool": "?",
@@ -56,38 +56,38 @@ FORMATS: Final = {
     "float32": "f",
     "float64": "d",
 }
-"""The types that arrays may have, with the codes that `struct` has for them."""
+"""Dtypes of arrays, with their `struct` codes."""
 
-_LARGE_BYTES: Final = 4096
-"""Of one value: copying it costs more than looking at it."""
+_LARGE_VALUE_BYTES: Final = 4096
+"""Size of a value from which copying it costs more than handling it separately."""
 
 _LENGTH: Final = struct.Struct("<I")
 _ALIGNMENT: Final = 8
 
 
 class FrameError(ValueError):
-    """A frame whose bytes do not fit together."""
+    """A malformed frame."""
 
 
 class Array(NamedTuple):
-    """An array in a frame: C-ordered, little-endian. To be written, its data may be a list of parts."""
+    """An array in a frame: C-ordered, little-endian. Its data may be a list of parts when it is encoded."""
 
     dtype: str
     shape: tuple[int, ...]
     data: Any
 
     def tolist(self) -> list[Any]:
-        """Return it as nested lists of Python's numbers."""
+        """Return the array as nested lists of Python numbers."""
         flat = memoryview(self.data)
         return flat.cast(FORMATS[self.dtype], self.shape).tolist()  # type: ignore[call-overload, no-any-return]
 
 
 def encode_frame(header: Mapping[str, bytes], arrays: Sequence[Array]) -> str | bytes:
-    """Write a frame, as text where it has no arrays.
+    """Encode a frame; as text if it has no arrays.
 
     Args:
-        header: Its keys with their values as JSON.
-        arrays: What the header counts from 0.
+        header: Header fields, with their values as JSON.
+        arrays: Arrays of the frame; header fields refer to them by index.
     """
     parts = [b'"%b":%b' % (name.encode(), value) for name, value in header.items()]
     if not arrays:
@@ -97,15 +97,15 @@ def encode_frame(header: Mapping[str, bytes], arrays: Sequence[Array]) -> str | 
     pieces: list[Any] = [_LENGTH.pack(len(text)), text, bytes(-(_LENGTH.size + len(text)) % _ALIGNMENT)]
     for array in arrays:
         pieces += array.data if isinstance(array.data, list) else (array.data,)
-        pieces.append(bytes(-_size(array.dtype, array.shape) % _ALIGNMENT))
+        pieces.append(bytes(-_byte_size(array.dtype, array.shape) % _ALIGNMENT))
     return b"".join(pieces)
 
 
 def decode_frame(frame: str | bytes | bytearray) -> tuple[dict[str, Any], list[Array]]:
-    """Read a frame: its header, without the key `arrays`, and the arrays. Nothing is copied.
+    """Return a frame's header, without the key `arrays`, and its arrays, whose data are not copied.
 
     Raises:
-        FrameError: It is none.
+        FrameError: The frame is malformed.
     """
     body = memoryview(b"")
     text: str | bytes | bytearray = frame
@@ -123,13 +123,13 @@ def decode_frame(frame: str | bytes | bytearray) -> tuple[dict[str, Any], list[A
         raise FrameError(f"expected a JSON object, got text that does not parse: {error}") from None
     if not isinstance(header, dict):
         raise FrameError(f"expected a JSON object, got {type(header).__name__}")
-    return header, list(_arrays(header.pop("arrays", ()), body))
+    return header, list(_read_arrays(header.pop("arrays", ()), body))
 
 
-def _arrays(specs: Any, body: memoryview) -> Iterator[Array]:
+def _read_arrays(specs: Any, body: memoryview) -> Iterator[Array]:
     if not isinstance(specs, list | tuple):
         raise FrameError("expected arrays as a list of objects with dtype and shape")
-    at = 0
+    offset = 0
     for spec in specs:
         dtype, shape = (spec.get("dtype"), spec.get("shape")) if isinstance(spec, dict) else (None, None)
         if not isinstance(dtype, str) or dtype not in FORMATS:
@@ -138,22 +138,24 @@ def _arrays(specs: Any, body: memoryview) -> Iterator[Array]:
             raise FrameError(f"expected arrays of 1 to {MAX_DIMENSIONS} dimensions, got another")
         if not all(type(size) is int and 0 < size <= len(body) for size in shape):
             raise FrameError(f"expected sizes of an array from 1 to the {len(body)} bytes that follow")
-        end = at + _size(dtype, shape)
+        end = offset + _byte_size(dtype, shape)
         if end > len(body):
             raise FrameError(
                 f"expected an array that ends within {len(body)} bytes, got one that ends at {end}"
             )
-        yield Array(dtype, tuple(shape), body[at:end])
-        at = end + -end % _ALIGNMENT
-    if at < len(body):
-        raise FrameError(f"expected the frame to end with its last array, got {len(body) - at} bytes more")
+        yield Array(dtype, tuple(shape), body[offset:end])
+        offset = end + -end % _ALIGNMENT
+    if offset < len(body):
+        raise FrameError(
+            f"expected the frame to end with its last array, got {len(body) - offset} bytes more"
+        )
 
 
-def _size(dtype: str, shape: Sequence[int]) -> int:
+def _byte_size(dtype: str, shape: Sequence[int]) -> int:
     return math.prod(shape) * struct.calcsize(FORMATS[dtype])
 
 
-# What requests ask
+# Requests
 
 _Members: TypeAlias = Annotated[
     list[Annotated[StrictInt, Field(ge=0)]], Field(min_length=1, max_length=MAX_MEMBERS)
@@ -165,12 +167,13 @@ _SnapshotId: TypeAlias = Annotated[str, Field(max_length=MAX_ID_CHARS)]
 
 
 class OpenRequest(RequestHead):
-    """Open sessions: all, or none.
+    """Open sessions, all or none.
 
     Attributes:
-        snapshot: The id of one, in whose state they begin.
-        lease_s: Seconds that they are to outlive a connection that breaks.
-        wait_s: Seconds that they may wait in the queue of a full server; by default as long as that allows.
+        count: Number of sessions.
+        snapshot: Id of the snapshot whose state they start in, if any.
+        lease_s: Seconds for which they outlive a broken connection; None: not at all.
+        wait_s: Seconds they may wait in the queue of a full server; None: as long as the server allows.
     """
 
     op: Literal["open"]
@@ -181,12 +184,12 @@ class OpenRequest(RequestHead):
 
 
 class ResumeRequest(RequestHead):
-    """Go on with the sessions of a connection that has broken.
+    """Resume the sessions of a broken connection.
 
     Attributes:
-        session: What `open` was answered with.
-        secret: Likewise.
-        read: How many frames the client has read.
+        session: The session's id in the reply to `open`.
+        secret: The secret in that reply.
+        read: Number of frames the client has read.
     """
 
     op: Literal["resume"]
@@ -196,10 +199,10 @@ class ResumeRequest(RequestHead):
 
 
 class CancelRequest(RequestHead):
-    """Do not begin a request that waits.
+    """Cancel a request that has not begun.
 
     Attributes:
-        request: Its id.
+        request: Id of the request.
     """
 
     op: Literal["cancel"]
@@ -207,30 +210,30 @@ class CancelRequest(RequestHead):
 
 
 class MembersRequest(RequestHead):
-    """What is asked of many sessions.
+    """A request about many sessions.
 
     Attributes:
-        members: Whom it is about; all, where it does not say.
+        members: Numbers of the sessions; None: all.
     """
 
     members: _Members | None = None
 
 
-class _OfOneRequest(RequestHead):
+class _MemberRequest(RequestHead):
     """A request about one member."""
 
     member: Annotated[StrictInt, Field(ge=0)]
 
 
-class ForkRequest(_OfOneRequest):
-    """Open sessions in the state of a member: all, or none."""
+class ForkRequest(_MemberRequest):
+    """Open sessions in the state of a member, all or none."""
 
     op: Literal["fork"]
     count: _Count
 
 
-class SnapshotRequest(_OfOneRequest):
-    """Keep the state of a member, to open sessions in it later."""
+class SnapshotRequest(_MemberRequest):
+    """Keep the state of a member, for sessions opened from it later."""
 
     op: Literal["snapshot"]
 
@@ -239,8 +242,8 @@ class CloseRequest(MembersRequest):
     """End sessions, and drop snapshots.
 
     Attributes:
-        members: Of the sessions; none, where it does not say.
-        snapshots: Ids of snapshots.
+        members: Numbers of the sessions to end; None: none.
+        snapshots: Ids of the snapshots to drop.
     """
 
     op: Literal["close"]
@@ -251,9 +254,9 @@ class ResetRequest(MembersRequest):
     """Start episodes.
 
     Attributes:
-        seeds: One a member.
-        options: Of each reset.
-        at_least: Answer once so many are through, and again; by default once all are.
+        seeds: A seed for each member.
+        options: Options of every reset.
+        at_least: Reply whenever this many have completed; None: once all have.
     """
 
     op: Literal["reset"]
@@ -266,9 +269,9 @@ class StepRequest(MembersRequest):
     """Take actions.
 
     Attributes:
-        actions: The fields of an action a member; or fields of columns, in which numbers stand for arrays.
-        autoreset: What becomes of a member whose episode is over: it is reset by its next step, or by the same.
-        at_least: As of a reset.
+        actions: The fields of an action for each member; or columns by field, in which numbers are indices of arrays.
+        autoreset: When a member whose episode is over is reset: by its next step, or by the same.
+        at_least: As in `ResetRequest`.
     """
 
     op: Literal["step"]
@@ -288,43 +291,43 @@ Request: TypeAlias = (
     OpenRequest | ResumeRequest | CancelRequest | BatchRequest | ForkRequest | SnapshotRequest | CloseRequest
 )
 OPERATIONS: Final = ("open", "resume", "cancel", "reset", "step", "state", "fork", "snapshot", "close")
-LEFT_IN_PRODUCTION: Final = OPERATIONS[:3]
-_read: Final = TypeAdapter[Request](
+PRODUCTION_OPERATIONS: Final = OPERATIONS[:3]
+_validate: Final = TypeAdapter[Request](
     Annotated[Request, Field(discriminator="op")], config=ConfigDict(defer_build=True)
 ).validate_python
 
 
 def read_request(header: dict[str, Any], size: int, operations: Sequence[str] = OPERATIONS) -> Request:
-    """Read the header of a request, in a frame of this size. RefusalError: UNKNOWN_TYPE or VALIDATION_ERROR."""
+    """Validate the header of a request; `size` is that of its frame. RefusalError: UNKNOWN_TYPE, VALIDATION_ERROR."""
     if header.get("op") not in operations:
         raise RefusalError(
             UNKNOWN_TYPE,
             f"expected op to be one of {', '.join(operations)}, got {str(header.get('op'))[:100]!r}",
         )
     try:
-        return _read(header)
+        return _validate(header)
     except ValidationError as error:
         raise RefusalError(VALIDATION_ERROR, "Invalid message", {"errors": faults_of(error, size)}) from None
 
 
 def rows_of(columns: Any, arrays: Sequence[Array], members: int) -> list[bytes]:
-    """Return what columns hold, a row a member, as JSON.
+    """Return the values of columns as JSON rows, one for each member.
 
     Raises:
-        FrameError: A number stands for no array, or for one that is used already; one is of another length, or all
-            together hold too much.
+        FrameError: A number refers to no array, or to one already used; an array has the wrong length, or all
+            together are too large.
     """
     unused = dict(enumerate(arrays))
-    left = MAX_ITEMS
+    remaining = MAX_ITEMS
 
     def rows(tree: Any) -> list[bytes]:
-        nonlocal left
+        nonlocal remaining
         if type(tree) is int:
             array = unused.pop(tree, None)
             if array is None or array.shape[0] != members:
                 raise FrameError(f"expected {tree} to stand for an array of {members} rows of its own")
-            left -= sum(math.prod(array.shape[: depth + 1]) for depth in range(len(array.shape)))
-            if left < 0:
+            remaining -= sum(math.prod(array.shape[: depth + 1]) for depth in range(len(array.shape)))
+            if remaining < 0:
                 raise FrameError(f"expected arrays of at most {MAX_ITEMS} numbers and lists around them")
             values = array.tolist()
             return list(map(dumps, values)) if array.shape[1:] else dumps(values)[1:-1].split(b",")
@@ -340,22 +343,22 @@ def rows_of(columns: Any, arrays: Sequence[Array], members: int) -> list[bytes]:
     return rows(columns)
 
 
-# What holds the values of a space
+# Columns of a space's values
 
 
 class Leaf(NamedTuple):
-    """An array for each value of a space."""
+    """A space whose values are arrays of this dtype and shape."""
 
     dtype: str
     shape: tuple[int, ...]
 
 
 Layout: TypeAlias = Leaf | dict[str, Any] | list[Any]
-"""A leaf, or an object or a list of layouts."""
+"""A leaf, or a dict or list of layouts."""
 
 
 def layout_of(space: Mapping[str, Any]) -> Layout | None:
-    """Return the arrays that the values of a space are, as its JSON schema describes it; None where they are none."""
+    """Return the layout of a space, given as in a JSON schema; None if its values are not arrays."""
     leaf: Leaf | None = None
     match space:
         case {"type": "Box", "dtype": str(dtype), "shape": list(shape)}:
@@ -386,7 +389,7 @@ def _shape_of(nested: Any) -> tuple[int, ...]:
 
 
 def stack(layout: Layout, values: Sequence[Any]) -> Any:
-    """Return values, one a member, as a tree that has all members in each leaf."""
+    """Turn values, one for each member, into a tree whose leaves hold the values of all members."""
     if isinstance(layout, Leaf):
         return values
     if isinstance(layout, dict):
@@ -395,10 +398,10 @@ def stack(layout: Layout, values: Sequence[Any]) -> Any:
 
 
 def columns_of(layout: Layout, batch: Any, arrays: list[Array]) -> Any:
-    """Return the columns for a tree that `stack` returns, or that has arrays for leaves; their arrays are appended.
+    """Return the columns of a tree from `stack`, or one with arrays as leaves; append their arrays to `arrays`.
 
     Raises:
-        ValueError: It holds no values of this layout. What was appended is to be taken away.
+        ValueError: A value does not fit the layout. The caller removes arrays appended so far.
     """
     if isinstance(layout, dict):
         return {name: columns_of(part, batch[name], arrays) for name, part in layout.items()}
@@ -406,52 +409,54 @@ def columns_of(layout: Layout, batch: Any, arrays: list[Array]) -> Any:
         return [columns_of(part, one, arrays) for part, one in zip(layout, batch, strict=True)]
     import numpy as np
 
-    wire = np.dtype(layout.dtype).newbyteorder("<")
-    # What is large is copied once, into the frame.
-    apart = isinstance(batch, list) and getattr(batch[0], "nbytes", 0) >= _LARGE_BYTES
-    parts = [np.asarray(one) for one in (batch if apart else [batch])]
-    for found in parts:
-        shape = found.shape if apart else found.shape[1:]
-        if shape != layout.shape or (found.dtype != wire and not np.can_cast(found.dtype, wire, "same_kind")):
-            raise ValueError(f"expected values of {layout.dtype} {layout.shape}, got {found.dtype} {shape}")
-    data = [np.ascontiguousarray(found, wire) for found in parts]
+    dtype = np.dtype(layout.dtype).newbyteorder("<")
+    # Large values are not joined first: they are copied once, into the frame.
+    per_member = isinstance(batch, list) and getattr(batch[0], "nbytes", 0) >= _LARGE_VALUE_BYTES
+    parts = [np.asarray(one) for one in (batch if per_member else [batch])]
+    for array in parts:
+        shape = array.shape if per_member else array.shape[1:]
+        if shape != layout.shape or (
+            array.dtype != dtype and not np.can_cast(array.dtype, dtype, "same_kind")
+        ):
+            raise ValueError(f"expected values of {layout.dtype} {layout.shape}, got {array.dtype} {shape}")
+    data = [np.ascontiguousarray(array, dtype) for array in parts]
     arrays.append(Array(layout.dtype, (len(batch), *layout.shape), data))
     return len(arrays) - 1
 
 
-# What answers
+# Replies
 
 
-_BESIDE: Final = frozenset({"reward", "done"})
+_LIFTED: Final = frozenset({"reward", "done"})
 
 
-_AT_TIMES: Final = ("metadata", "info", "infrastructure_error", "unscored")
-"""Fields of an observation that mostly say nothing: a row is sent where one does, or where there are others."""
+_OPTIONAL_FIELDS: Final = ("metadata", "info", "infrastructure_error", "unscored")
+"""Fields of an observation that are mostly empty; rows are sent only if one is set, or other fields need them."""
 
 
 @lru_cache(maxsize=256)
 def _fields_of(model: type[Observation]) -> tuple[frozenset[str], Sequence[Callable[[Observation], Any]]]:
-    """Return the fields that always say something, and what gets each of those that do at times."""
+    """Return the names of the fields that are always sent, and getters of those that are mostly empty."""
     sent = {name for name, field in model.model_fields.items() if field.exclude is not True}
-    at_times = [attrgetter(name) for name in _AT_TIMES if name in model.model_fields]
-    return frozenset(sent - _BESIDE - {*_AT_TIMES}), at_times
+    optional = [attrgetter(name) for name in _OPTIONAL_FIELDS if name in model.model_fields]
+    return frozenset(sent - _LIFTED - {*_OPTIONAL_FIELDS}), optional
 
 
 def _have_further_fields(observations: Sequence[Observation], encoded: set[str]) -> bool:
-    """Whether observations have values in fields beside those that are encoded already."""
+    """Whether observations have values in fields that are not encoded yet."""
     models = {*map(type, observations)}
     for model in models:
-        always, at_times = _fields_of(model)
+        required, optional = _fields_of(model)
         of_model = observations
         if len(models) > 1:
             of_model = [observation for observation in observations if type(observation) is model]
-        if always - encoded or any(any(map(field, of_model)) for field in at_times):
+        if required - encoded or any(any(map(field, of_model)) for field in optional):
             return True
     return False
 
 
 class ObservationEncoder:
-    """Writes the observations of many members: as columns where they are arrays, as JSON else.
+    """Encodes the observations of many members: array fields as columns, the others as JSON rows.
 
     Args:
         schemas: JSON schemas of the observations.
@@ -465,22 +470,22 @@ class ObservationEncoder:
                     self._layouts[name] = layout
 
     def encode(self, observations: Sequence[Observation], arrays: list[Array]) -> dict[str, bytes]:
-        """Return the keys `columns` and `rows`; arrays are appended.
+        """Return the header fields `columns` and `rows`, each if it is not empty; append arrays to `arrays`.
 
         Raises:
-            ValueError: One holds what JSON cannot.
+            ValueError: An observation holds a value that JSON cannot represent.
             TypeError: Likewise.
         """
         columns: dict[str, Any] = {}
         for name, layout in self._layouts.items():
-            begun = len(arrays)
+            first = len(arrays)
             try:
                 batch = stack(layout, list(map(attrgetter(name), observations)))
                 columns[name] = columns_of(layout, batch, arrays)
             except (ImportError, AttributeError, LookupError, TypeError, ValueError, OverflowError):
-                del arrays[begun:]  # it has other values than it says, which JSON can tell
+                del arrays[first:]  # the values do not match the declared space; send them as JSON
         header = {"columns": dumps(columns)} if columns else {}
-        exclude = {*_BESIDE, *columns}
+        exclude = {*_LIFTED, *columns}
         if _have_further_fields(observations, exclude):
             rows = [encode_fields(one, exclude)[0] for one in observations]
             header["rows"] = b"[%b]" % b",".join(rows)
@@ -488,7 +493,7 @@ class ObservationEncoder:
 
 
 def ends_of(observation: Observation) -> tuple[bool, bool]:
-    """Return whether an episode has terminated, and whether it was truncated."""
+    """Return whether an episode has terminated, and whether it was truncated, by its last observation."""
     if not observation.done:
         return False, False
     truncated = observation.truncated is True

@@ -1,4 +1,4 @@
-"""Advantages of trajectories and tokens: relative to their group, or by a critic (GAE)."""
+"""Advantages of trajectories and tokens: relative to their group, or from a critic (GAE)."""
 
 from collections.abc import Sequence
 
@@ -10,15 +10,15 @@ from torch import Tensor
 from rl_bridge.types import Group
 
 STD_EPSILON = 1e-6
-"""Keeps the division finite; a group without variance has advantages of zero either way."""
+"""Keeps the division finite; the advantages of a group without variance are zero either way."""
 
 
 def group_advantages(rewards: Sequence[float], *, normalize_std: bool) -> list[float]:
-    """Rewards of one group, relative to the group's mean, shape [G].
+    """Return a group's rewards relative to their mean, shape [G].
 
     With `normalize_std`: (r - mean) / (std + eps), GRPO, arXiv 2402.03300, section 4.1.2. Without: r - mean, Dr. GRPO,
     arXiv 2503.20783, which shows that the division favours groups whose rewards hardly differ. std is the population's
-    (divided by G). A sibling without a reward is left out beforehand: it is no 0.
+    (divided by G). The caller leaves out siblings without a reward, which is not a reward of 0.
 
     Raises:
         ValueError: The group is empty.
@@ -33,7 +33,7 @@ def group_advantages(rewards: Sequence[float], *, normalize_std: bool) -> list[f
 
 
 def has_variance(rewards: Sequence[float]) -> bool:
-    """True where the rewards of a group differ, so that the group carries a gradient."""
+    """Whether the rewards of a group differ, so that the group has a gradient."""
     return len(rewards) > 0 and max(rewards) > min(rewards)
 
 
@@ -41,7 +41,7 @@ NO_VARIANCE = "rewards without variance"
 
 
 def without_variance(group: Group, rewards: Sequence[float]) -> str | None:
-    """Refuse a group whose rewards are all equal, as its advantages are 0: dynamic sampling, DAPO, arXiv 2503.14476.
+    """Reject a group whose rewards are all equal, as its advantages are 0: dynamic sampling, DAPO, arXiv 2503.14476.
 
     See `rl_bridge.algorithms.functions.FilterFunction`.
     """
@@ -49,7 +49,7 @@ def without_variance(group: Group, rewards: Sequence[float]) -> str | None:
 
 
 def overlong_penalty(length: int, *, max_length: int, buffer: int) -> float:
-    """0 up to max_length - buffer (tokens of the policy), falling linearly to -1 at max_length, -1 beyond.
+    """Return 0 up to a length of max_length - buffer policy tokens, falling linearly to -1 at max_length and beyond.
 
     The soft overlong punishment of DAPO, arXiv 2503.14476, equation 13; it is added to the reward.
     """
@@ -69,16 +69,16 @@ def generalized_advantages(
 ) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
     """GAE, A_t = delta_t + gamma lambda A_{t+1} with delta_t = r_t + gamma V_{t+1} - V_t, and lambda-returns A + V.
 
-    arXiv 1506.02438, equation 16. A step is one token of the policy's: what the environment says in between takes no
-    time. After a sequence's last token there is nothing, so its value is 0.
+    arXiv 1506.02438, equation 16. A step is one token of the policy; the environment's tokens in between are not steps.
+    The value after a sequence's last token is 0.
 
     Args:
-        rewards: What each token earned at once, shape [T].
-        values: V of what each token was chosen from, shape [T].
-        sequences: Which sequence each token belongs to, shape [T]; the tokens of one are in order, but need not be
-            neighbours.
-        gamma: The discount.
-        gae_lambda: 0 gives delta_t, 1 the discounted return less the value.
+        rewards: Immediate reward of each token, shape [T].
+        values: V of the state in which each token was chosen, shape [T].
+        sequences: Id of each token's sequence, shape [T]; the tokens of a sequence are in order, but need not be
+            contiguous.
+        gamma: The discount factor.
+        gae_lambda: 0 gives delta_t, 1 the discounted return minus the value.
 
     Returns:
         The advantages and the returns, each of shape [T].
@@ -114,15 +114,15 @@ def whiten(advantages: NDArray[np.float32]) -> NDArray[np.float32]:
 def penalised_rewards(
     rewards: NDArray[np.float32], divergence: NDArray[np.float32], *, coefficient: float
 ) -> NDArray[np.float32]:
-    """r_t - beta KL_t, each of shape [T]: the divergence is paid where it is caused. arXiv 2203.02155, equation 2."""
+    """r_t - beta KL_t, each of shape [T]: each token pays for its own divergence. arXiv 2203.02155, equation 2."""
     return rewards - np.float32(coefficient) * divergence
 
 
 def value_loss(values: Tensor, returns: Tensor, old_values: Tensor, *, clip: float | None) -> Tensor:
-    """max((V - R)^2, (clip(V, V_old - c, V_old + c) - R)^2) / 2, each of shape [T]; without c the first alone.
+    """max((V - R)^2, (clip(V, V_old - c, V_old + c) - R)^2) / 2, each of shape [T]; without c only the first term.
 
-    The clip is of the implementation that came with arXiv 1707.06347: a value does not go on moving away from what it
-    was before the iteration's first update, when the advantages were computed.
+    The clip comes from the implementation of arXiv 1707.06347: it keeps a value near the one before the iteration's
+    first update, from which the advantages were computed.
     """
     loss = (values - returns).square()
     if clip is not None:

@@ -1,6 +1,6 @@
-"""What `algorithm.*` names by dotted paths: a loss, advantages, a filter of groups; built-in ones too.
+"""Functions that `algorithm.*` names by dotted paths, built-in or custom: a loss, advantages, a group filter.
 
-They are called the same way whoever wrote them, so that one may call another and change what comes of it.
+Built-in and custom functions have the same signatures, so that one may wrap another.
 """
 
 import math
@@ -17,62 +17,62 @@ from rl_bridge.types import Group
 
 
 class LossFunction(Protocol):
-    """`algorithm.loss`: the loss of each token, in the trainer, pass by pass."""
+    """`algorithm.loss`: the loss of each token. Runs in the trainer, once for each forward pass."""
 
     def __call__(
         self, inputs: LossInputs, algorithm: AlgorithmConfig, /
     ) -> tuple[Tensor, Mapping[str, Tensor]]:
-        """Say what each token costs.
+        """Return the loss of each token.
 
-        A pass has a part of the batch, and a trajectory's tokens may be in several: what a token costs may depend on
-        what is known of it alone. The trainer sums the costs, each times the weight that `algorithm.aggregation` gives
-        its token, over all passes and ranks.
+        A pass has a part of the batch, and a trajectory's tokens may be spread over several: a token's loss may depend
+        only on its own inputs. The trainer sums the losses over all passes and ranks, each times the weight of its
+        token (`algorithm.aggregation`).
 
         Args:
-            inputs: What is known of T loss tokens, each of shape [T].
-            algorithm: `algorithm.*` where the run stands: `entropy_coef` is what is left of it, and `kl_coef` 0 where
-                the divergence is in the reward.
+            inputs: Inputs for T loss tokens, each of shape [T].
+            algorithm: `algorithm.*` at this point of the run: `entropy_coef` is annealed, and `kl_coef` is 0 if the
+                divergence is in the reward.
 
         Returns:
-            The loss of each token, with gradient, to be minimised, shape [T]; and metrics without gradient, by the
-            names that the log uses, each of shape [T], of which the mean over all tokens is logged.
+            The loss of each token, with gradient, to be minimised, shape [T]; and metrics without gradient, by their
+            names in the log, each of shape [T]; their means over all tokens are logged.
         """
 
 
 class AdvantageFunction(Protocol):
-    """`algorithm.advantage`: how good siblings were, beside each other. In the controller, in a thread.
+    """`algorithm.advantage`: the advantages of siblings. Runs in the controller, in a thread.
 
-    With `algorithm.kl_in=reward` the trainer calls it, once it knows the divergence that rewards are lowered by.
+    With `algorithm.kl_in=reward` it runs in the trainer, after the divergence was subtracted from the rewards.
     """
 
     def __call__(self, rewards: Sequence[float], /, *, normalize_std: bool) -> Sequence[float]:
-        """Say how good each was.
+        """Return the advantage of each sibling.
 
         Args:
-            rewards: Of a group's siblings, the penalty of length taken off, shape [G]; G may be smaller than
-                `rollout.group_size`, where siblings were lost.
+            rewards: Rewards of a group's siblings, less the overlong penalty, shape [G]; G is smaller than
+                `rollout.group_size` if siblings were lost.
             normalize_std: `algorithm.normalize_std`.
 
         Returns:
-            One a sibling, which all of its tokens share, shape [G].
+            An advantage for each sibling, shared by all its tokens, shape [G].
         """
 
 
 class FilterFunction(Protocol):
-    """`algorithm.group_filter`: which groups are trained. In the controller, on its event loop: it must not block."""
+    """`algorithm.group_filter`: rejects groups. Runs in the controller, on its event loop: it must not block."""
 
     def __call__(self, group: Group, rewards: Sequence[float], /) -> str | None:
-        """Say why a group is not worth training.
+        """Return why a group is not worth training, if so.
 
-        It is asked while a step has refills left (`algorithm.max_refills`), and should depend on nothing but its
-        arguments: a run with `deterministic` is repeated otherwise.
+        Called while a step has refills left (`algorithm.max_refills`). It should depend only on its arguments, or runs
+        with `deterministic` are not repeatable.
 
         Args:
-            group: Finished.
-            rewards: What its siblings are trained with, the penalty of length taken off, shape [G].
+            group: The finished group.
+            rewards: Rewards of its siblings, less the overlong penalty, shape [G].
 
         Returns:
-            The reason, which `groups.jsonl` shows; None where the group is trained.
+            The reason, for `groups.jsonl`; None to train the group.
         """
 
 
@@ -80,9 +80,9 @@ LOSS, ADVANTAGE, GROUP_FILTER = "algorithm.loss", "algorithm.advantage", "algori
 
 
 def load_loss(path: str) -> LossFunction:
-    """Import a loss, and call it once with two made-up tokens; its results are checked.
+    """Import a loss and try it on two made-up tokens; the returned function checks each result.
 
-    ConfigError where there is none, it cannot be called so, or what it gives is no loss.
+    ConfigError if it is not found, has another signature, or does not return a loss.
     """
     function = resolve_function(
         path, key=LOSS, signature="(inputs: LossInputs, algorithm: AlgorithmConfig)", args=(None, None)
@@ -108,7 +108,7 @@ def load_loss(path: str) -> LossFunction:
 
 
 def load_advantage(path: str) -> AdvantageFunction:
-    """Import what makes advantages of a group's rewards; its results are checked."""
+    """Import an advantage function; the returned function checks each result."""
     function = resolve_function(
         path, key=ADVANTAGE, signature="(rewards, *, normalize_std)", args=([0.0],), normalize_std=True
     )
@@ -130,7 +130,7 @@ def load_advantage(path: str) -> AdvantageFunction:
 
 
 def load_group_filter(path: str) -> FilterFunction:
-    """Import what refuses groups; its results are checked."""
+    """Import a group filter; the returned function checks each result."""
     function = resolve_function(
         path, key=GROUP_FILTER, signature="(group: Group, rewards)", args=(None, [0.0])
     )
@@ -171,7 +171,7 @@ def _fault_of_loss(given: object, tokens: int) -> str | None:
 
 
 def _made_up() -> LossInputs:
-    """Of two tokens, with everything that a loss may be given."""
+    """Return inputs for two made-up tokens, with every optional input set but sequence ratios."""
     logprobs = torch.tensor([-1.0, -2.0], requires_grad=True)
     before = torch.tensor([-1.1, -1.9])
     return LossInputs(

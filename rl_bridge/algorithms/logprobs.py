@@ -1,4 +1,4 @@
-"""Log-probabilities of tokens from hidden states: the logits of all tokens are never there at once."""
+"""Log-probabilities of tokens from hidden states, without ever holding the logits of all tokens."""
 
 from collections.abc import Iterator
 from typing import Any
@@ -20,20 +20,20 @@ def token_logprobs(
 ) -> tuple[Tensor, Tensor]:
     """Log p(target) and H = -sum_v p_v log p_v, in nats, under softmax(hidden weight^T / temperature).
 
-    The backward pass computes logits anew, a chunk after the other too. Of a chunk there are two float32 tensors of its
-    tokens x vocabulary at most, and a third of the weight's type where that is narrower.
+    The backward pass recomputes the logits, chunk by chunk too. A chunk needs at most two float32 tensors of its tokens
+    x vocabulary, and a third in the weight's type if that is narrower.
 
     Args:
-        hidden: What each token is predicted from, shape [T, D].
-        weight: Of the output layer, shape [V, D]; of several ranks each one's part of the vocabulary.
+        hidden: Hidden state that predicts each token, shape [T, D].
+        weight: Weight of the output layer, shape [V, D]; with a `group` the rank's shard of the vocabulary.
         target: The tokens, shape [T].
-        temperature: Divides the logits, so that the distribution is the one that was sampled from.
-        chunk: How many tokens have logits at once.
-        first: The token that the first row of the weight stands for.
-        group: The ranks that share the vocabulary. Each one's gradient of `hidden` is that of its part: they add up.
+        temperature: Sampling temperature, which divides the logits.
+        chunk: Number of tokens whose logits exist at once.
+        first: Token id of the weight's first row.
+        group: The ranks that share the vocabulary. Each rank's gradient of `hidden` covers its shard: sum them.
 
     Returns:
-        Each float32 and of shape [T].
+        Log-probabilities and entropies, each float32 of shape [T].
     """
     result: tuple[Tensor, Tensor] = _TokenLogprobs.apply(  # type: ignore[no-untyped-call]
         hidden, weight, target, temperature, chunk, first, group
@@ -63,7 +63,7 @@ class _TokenLogprobs(torch.autograd.Function):
             chosen, total, weighted = _over_ranks(
                 _sums(logits.sub_(top.unsqueeze(-1)), place, own), group, dist.ReduceOp.SUM
             )
-            del logits  # sooner than the next chunk has some
+            del logits  # before the next chunk's are allocated
             log_total = total.log()
             logprobs[rows], normaliser[rows] = chosen - log_total, top + log_total
             entropy[rows] = log_total - weighted / total
@@ -79,7 +79,7 @@ class _TokenLogprobs(torch.autograd.Function):
     ) -> tuple[Tensor | None, ...]:
         hidden, weight, target, normaliser, entropy = ctx.saved_tensors
         of_hidden = torch.empty_like(hidden)
-        # A frozen layer needs none, which is as large as the layer.
+        # A frozen layer needs no gradient, which would be as large as the layer.
         of_weight = torch.zeros_like(weight, dtype=torch.float32) if ctx.needs_input_grad[1] else None
         for rows in _parts(len(hidden), ctx.chunk):
             of_logits = _logits(hidden[rows], weight, ctx.temperature).sub_(normaliser[rows].unsqueeze(-1))
@@ -112,12 +112,12 @@ def _parts(count: int, chunk: int) -> Iterator[slice]:
 
 
 def _logits(hidden: Tensor, weight: Tensor, temperature: float) -> Tensor:
-    """Shape [chunk, the rank's part of the vocabulary], float32."""
+    """Return logits, float32 of shape [chunk, the rank's shard of the vocabulary]."""
     return (hidden @ weight.T).float().div_(temperature)
 
 
 def _sums(logits: Tensor, place: Tensor, own: Tensor) -> Tensor:
-    """z_t, sum_v e^z_v and sum_v e^z_v z_v of a rank's part, shape [3, chunk]."""
+    """Return z_t, sum_v e^z_v and sum_v e^z_v z_v over a rank's shard, shape [3, chunk]."""
     chosen = torch.where(own, logits.gather(-1, place).squeeze(-1), 0.0)
     powers = logits.exp()
     total = powers.sum(-1)
@@ -125,7 +125,7 @@ def _sums(logits: Tensor, place: Tensor, own: Tensor) -> Tensor:
 
 
 def _local(target: Tensor, first: int, count: int) -> tuple[Tensor, Tensor]:
-    """Where targets are in a rank's part of the vocabulary, shape [chunk, 1]; and whether they are, shape [chunk]."""
+    """Return the index of each target in a rank's shard, shape [chunk, 1], and whether it is there, shape [chunk]."""
     place = target - first
     own = (place >= 0) & (place < count)
     return torch.where(own, place, 0).unsqueeze(-1), own

@@ -1,4 +1,4 @@
-"""The loss of each token, from its parts: objectives, divergence, entropy, corrections; and how tokens are averaged."""
+"""The loss of each token and its parts: objectives, KL, entropy, corrections; and the aggregation over tokens."""
 
 from dataclasses import dataclass
 from typing import Any, Literal, NamedTuple
@@ -12,13 +12,13 @@ from rl_bridge.config import AlgorithmConfig
 
 
 class Surrogate(NamedTuple):
-    """What an objective gives, each of shape [T].
+    """Result of an objective, each of shape [T].
 
     Attributes:
         loss: The loss of each token, to be minimised.
-        clipped_low: True where the lower bound took the gradient away, or bounded its weight.
+        clipped_low: True where the lower bound removed the gradient, or bounded its weight.
         clipped_high: True where the upper bound did.
-        dual_clipped: True where the bound for bad tokens took the gradient away.
+        dual_clipped: True where the dual clip, for tokens with a negative advantage, removed the gradient.
     """
 
     loss: Tensor
@@ -39,8 +39,8 @@ def clipped_surrogate(
         ratio: rho, with gradient, shape [T].
         advantages: Shape [T].
         clip_low: How far below 1 the ratio may fall before its gradient stops.
-        clip_high: How far above 1 it may rise.
-        dual_clip: c, above 1; None for no such bound.
+        clip_high: How far above 1 it may rise before that.
+        dual_clip: c, above 1; None for no dual clip.
     """
     clipped = ratio.clamp(1.0 - clip_low, 1.0 + clip_high)
     loss = -torch.minimum(ratio * advantages, clipped * advantages)
@@ -62,8 +62,8 @@ def cispo(
 ) -> Surrogate:
     """CISPO: -stop(clip(rho, 1 - clip_low, 1 + clip_high)) A log pi, arXiv 2506.13585, equations 4 and 5; shape [T].
 
-    The weight is bounded and not the update: no token loses its gradient. What is told as clipped are tokens with an
-    advantage whose weight is at a bound; a `clip_low` of 1 is none.
+    The weight is bounded, not the update: no token loses its gradient. Tokens with a nonzero advantage whose weight is
+    at a bound count as clipped; a `clip_low` of 1 is no bound.
     """
     ratio = ratio.detach()
     weight = ratio.clamp(1.0 - clip_low, 1.0 + clip_high)
@@ -83,9 +83,9 @@ def reinforce(logprobs: Tensor, advantages: Tensor) -> Surrogate:
 
 
 def sequence_means(values: NDArray[np.floating[Any]], sequences: NDArray[np.int64]) -> NDArray[np.float32]:
-    """The mean over its own sequence (trajectory), at each token, each of shape [T].
+    """Return for each token the mean over its sequence (trajectory), shape [T].
 
-    Of log-ratios it is the logarithm of GSPO's sequence ratio s = (pi(y) / pi_old(y))^(1 / |y|), arXiv 2507.18071,
+    For log-ratios that is the logarithm of GSPO's sequence ratio s = (pi(y) / pi_old(y))^(1 / |y|), arXiv 2507.18071,
     equation 7: the geometric mean of the token ratios.
     """
     _, index, counts = np.unique(sequences, return_inverse=True, return_counts=True)
@@ -95,42 +95,42 @@ def sequence_means(values: NDArray[np.floating[Any]], sequences: NDArray[np.int6
 
 
 def sequence_ratios(logprobs: Tensor, sequence_log_ratios: Tensor) -> Tensor:
-    """The sequence's ratio at each of its tokens, shape [T]; summed over the tokens, with the sequence's gradient.
+    """Return for each token its sequence's ratio, shape [T]; summed over tokens, it has the sequence's gradient.
 
-    stop(s) pi / stop(pi): GSPO-token, arXiv 2507.18071, equation 14, whose value and gradient are those of the sequence
-    ratio where the tokens share an advantage. So tokens of one sequence may be in different passes, on different ranks.
-    The sequence log-ratios are those of `sequence_means`, under the same weights.
+    stop(s) pi / stop(pi): GSPO-token, arXiv 2507.18071, equation 14, whose value and gradient are the sequence ratio's
+    if the tokens share an advantage. So the tokens of a sequence may be in different passes, on different ranks. The
+    sequence log-ratios are those of `sequence_means`, under the same weights.
     """
     return torch.exp(sequence_log_ratios + logprobs - logprobs.detach())
 
 
 KlEstimator = Literal["k1", "k2", "k3"]
 GREATEST_K3 = 10.0
-"""Of a token that is less likely than under the reference: reached at x = -2.61."""
+"""Bound of k3 for a token less likely than under the reference: reached at x = -2.61."""
 LOWEST_LOG_RATIO = -20.0
-"""So that what is bounded is finite, and so its gradient a 0 and no NaN."""
+"""Keeps exp(-x) finite before it is bounded, so that its gradient is 0 and not NaN."""
 
 
 def kl_to_reference(logprobs: Tensor, reference_logprobs: Tensor, estimator: KlEstimator = "k3") -> Tensor:
-    """An estimate of KL(pi || pi_ref) from tokens sampled under pi, with x = log(pi / pi_ref).
+    """Estimate KL(pi || pi_ref) from tokens sampled under pi, with x = log(pi / pi_ref).
 
     - `k1`: x. Unbiased, often negative. For rewards: in a loss its gradient is 0 in expectation.
     - `k2`: x^2 / 2. Biased, never negative; in a loss its gradient is the divergence's in expectation.
-    - `k3`: exp(-x) + x - 1. Unbiased, never negative; what GRPO adds to its loss (arXiv 2402.03300, equation 4). There
-      its gradient is in expectation that of KL(pi_ref || pi). Of a token that has become far less likely than
-      under the reference it is 10 at most, without a gradient: one such token would outweigh its batch, and beyond
-      x = -88 exp(-x) is infinite. verl (`low_var_kl`) and OpenRLHF bound k3 by 10 too, there also where x is large and
-      positive; here it grows on with x then, and pulls with a slope of 1, which is what it is for.
+    - `k3`: exp(-x) + x - 1. Unbiased, never negative; GRPO adds it to its loss (arXiv 2402.03300, equation 4), where
+      its gradient is in expectation that of KL(pi_ref || pi). For a token that has become far less likely than
+      under the reference it is bounded by 10, without a gradient: one such token would outweigh its batch, and below
+      x = -88 exp(-x) is infinite. verl (`low_var_kl`) and OpenRLHF bound k3 by 10 too, but also where x is large and
+      positive; here it keeps growing with x, with a slope of 1, which is its purpose.
 
     J. Schulman, "Approximating KL Divergence", 2020.
 
     Args:
-        logprobs: Of the tokens under the policy, with gradient, shape [T].
-        reference_logprobs: Of the same tokens under the reference, shape [T].
+        logprobs: Log-probabilities of the tokens under the policy, with gradient, shape [T].
+        reference_logprobs: Those under the reference, shape [T].
         estimator: One of the above.
 
     Returns:
-        Shape [T].
+        The estimate of each token, shape [T].
     """
     x = logprobs - reference_logprobs
     if estimator == "k1":
@@ -143,7 +143,7 @@ def kl_to_reference(logprobs: Tensor, reference_logprobs: Tensor, estimator: KlE
 
 
 def held_then_annealed(progress: float, *, value: float, hold: float, final_factor: float) -> float:
-    """A coefficient held for a share of a run, then lowered linearly to a share of itself; `progress` is in [0, 1]."""
+    """Return `value` up to a `progress` (in [0, 1]) of `hold`, then falling linearly to `final_factor` of it at 1."""
     if progress <= hold or hold >= 1.0:
         return value
     descent = min(1.0, (progress - hold) / (1.0 - hold))
@@ -156,11 +156,11 @@ Correction = Literal["none", "truncated", "icepop", "decoupled"]
 def correction_weights(
     log_ratio: Tensor, correction: Correction, *, cap: float, low: float, high: float
 ) -> tuple[Tensor, Tensor]:
-    """The weight of each token, and whether a bound changed it, each of shape [T] and without gradient.
+    """Return the weight of each token and whether a bound changed it, each of shape [T] and without gradient.
 
     - `none`: 1.
     - `decoupled`: pi_prox / mu, of decoupled PPO, arXiv 2505.24298; the clip is on pi_theta / pi_prox.
-    - `truncated`: min(pi_old / mu, cap), truncated importance sampling (Ionides, 2008), as it is used against engine
+    - `truncated`: min(pi_old / mu, cap), truncated importance sampling (Ionides, 2008), as used against engine
       mismatch.
     - `icepop`: pi_old / mu within [low, high], and 0 outside: IcePop, arXiv 2510.18855, whose range is [0.5, 5].
 
@@ -168,8 +168,8 @@ def correction_weights(
         log_ratio: log(pi_old / mu), shape [T].
         correction: One of the above.
         cap: The largest weight of `truncated`.
-        low: The smallest that counts for `icepop`.
-        high: The largest.
+        low: The smallest nonzero weight of `icepop`.
+        high: The largest weight of `icepop`.
     """
     ratio = weights = torch.exp(log_ratio.detach())
     if correction == "none":
@@ -183,17 +183,17 @@ def correction_weights(
 
 @dataclass(kw_only=True, slots=True)
 class LossInputs:
-    """The loss tokens of a batch, flattened.
+    """Inputs of a loss, for the flattened loss tokens of a batch.
 
     Attributes:
-        logprobs: Under the policy being trained, with gradient, shape [T].
-        entropy: Of its distribution at each token, with gradient where `entropy_coef` is set, shape [T].
-        old_logprobs: Behaviour log-probabilities, shape [T].
-        advantages: Shape [T].
-        reference_logprobs: Under the reference policy, shape [T]; None where there is none.
-        proximal_logprobs: Under the policy before the iteration's first update, as the trainer computes them, shape
-            [T]. Ratios are against these; None where they are against the behaviour.
-        sequence_log_ratios: From `sequence_means`, shape [T], where ratios are those of sequences; None otherwise.
+        logprobs: Log-probabilities under the policy being trained, with gradient, shape [T].
+        entropy: Entropy of that policy at each token, with gradient if `entropy_coef` is set, shape [T].
+        old_logprobs: Log-probabilities under the behaviour policy, shape [T].
+        advantages: Advantages, shape [T].
+        reference_logprobs: Log-probabilities under the reference policy, shape [T]; None without one.
+        proximal_logprobs: Log-probabilities under the policy before the iteration's first update, computed by the
+            trainer, shape [T]. Ratios are relative to these; None: to the behaviour policy.
+        sequence_log_ratios: Results of `sequence_means`, shape [T], if ratios are of sequences; None otherwise.
     """
 
     logprobs: Tensor
@@ -206,12 +206,12 @@ class LossInputs:
 
 
 def policy_loss(inputs: LossInputs, algorithm: AlgorithmConfig) -> tuple[Tensor, dict[str, Tensor]]:
-    """c_t objective_t + kl_coef KL_t - entropy_coef H_t, c_t a weight without gradient.
+    """c_t objective_t + kl_coef KL_t - entropy_coef H_t, with c_t a correction weight without gradient.
 
-    See `rl_bridge.algorithms.functions.LossFunction`; the configuration is as `loss_settings` has it.
+    See `rl_bridge.algorithms.functions.LossFunction`; the configuration is that of `loss_settings`.
 
     Raises:
-        ValueError: `kl_coef` is set and no reference log-probabilities came, or a correction and no proximal ones.
+        ValueError: `kl_coef` is set without reference log-probabilities, or a correction without proximal ones.
     """
     if algorithm.kl_coef and inputs.reference_logprobs is None:
         raise ValueError(
@@ -246,7 +246,7 @@ def policy_loss(inputs: LossInputs, algorithm: AlgorithmConfig) -> tuple[Tensor,
     if inputs.reference_logprobs is not None:
         kl = kl_to_reference(inputs.logprobs, inputs.reference_logprobs, algorithm.kl_estimator)
         metrics["policy/kl_to_reference"] = kl
-        if algorithm.kl_coef:  # 0 times what is infinite is no number
+        if algorithm.kl_coef:  # 0 * inf is NaN
             per_token = per_token + algorithm.kl_coef * kl
     return per_token, {name: value.detach() for name, value in metrics.items()}
 
@@ -278,10 +278,10 @@ Aggregation = Literal["token_mean", "sequence_mean", "fixed_length"]
 def token_weights(
     sequences: NDArray[np.int64], *, aggregation: Aggregation, max_length: int
 ) -> NDArray[np.float32]:
-    """The weight of each loss token in a batch, shape [T].
+    """Return the weight of each loss token in a batch, shape [T].
 
     - `token_mean`: 1 / (tokens of the batch). DAPO, arXiv 2503.14476, section 3.3.
-    - `sequence_mean`: 1 / (sequences x tokens of the own sequence). GRPO, arXiv 2402.03300, equation 3.
+    - `sequence_mean`: 1 / (sequences x tokens of its own sequence). GRPO, arXiv 2402.03300, equation 3.
     - `fixed_length`: 1 / (sequences x max_length), in loss tokens. Dr. GRPO, arXiv 2503.20783, section 3.2.
 
     A sequence is a trajectory.

@@ -1,1 +1,1 @@
-"""The loops, each readable on one page, and what they are run with."""
+"""The training loops, each on one page, and the machinery that runs them."""

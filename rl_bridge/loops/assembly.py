@@ -1,4 +1,4 @@
-"""Starts the services and all else that a run needs, and stops it all again."""
+"""Assembly of a run: starts its services, servers and logs, and stops them again."""
 
 import asyncio
 import contextlib
@@ -61,21 +61,21 @@ logger = logging.getLogger(__name__)
 JOB_MESH = "hosts"
 METRICS_FILE = "metrics.jsonl"
 LOGS = "logs"
-"""In a run's folder: one log a process. It is there from the moment that the first is started."""
+"""Folder, in a run's folder, of a log for each process. It exists once the first process has been started."""
 TRANSFER_SHARE = 0.25
-"""How much of a synchronisation's time one transfer may take. A push waits for readers, transfers and is fetched within
-the whole of it, and a generator whose link hangs is noticed, and let go, before that is over."""
+"""Share of a synchronisation's deadline for one transfer. The whole deadline covers a push's wait for readers, its
+transfer and the fetch, and a generator whose link hangs is noticed and dropped before it ends."""
 INTRODUCTION_TIMEOUT_S = 60.0
-"""How long one piece of news may take before workers are told the next."""
+"""Deadline in seconds for one update to reach all workers, before the next is sent."""
 START_TOLD_INTERVAL_S = 20.0
-"""How often it is told who is still starting."""
+"""Seconds between messages about the services that are still starting."""
 
 
 class Introductions:
-    """Hands the newest of each kind of news to all workers; what was overtaken is not told any more.
+    """Sends the newest update for each endpoint to all rollout workers; superseded ones are dropped.
 
-    A worker that is started later is told by its service: the endpoints are replayed. `failed` is told what goes wrong,
-    if anything does.
+    A worker that starts later gets them from its service, which replays the endpoints. `failed` is called with an
+    error, if any.
     """
 
     def __init__(self, *, failed: Callable[[BaseException], None]) -> None:
@@ -85,18 +85,18 @@ class Introductions:
         self._task: asyncio.Task[None] | None = None
 
     def tell(self, endpoint: str, news: Any) -> None:
-        """Have workers told, soon; `endpoint` is the one of theirs that takes it."""
+        """Send an update to the workers' endpoint soon."""
         self._news[endpoint] = news
         self._wake.set()
 
     async def begin(self, rollout: Service) -> None:
-        """Tell everything now, then go on telling in the background; BridgeError where the workers cannot be told."""
+        """Send all updates now, and later ones in the background; BridgeError if the workers do not take them."""
         await self._tell_all(rollout)
         self._task = asyncio.create_task(self._go_on(rollout))
         tell_of_errors(self._task, self._failed)
 
     async def close(self) -> None:
-        """Tell nothing any more."""
+        """Stop sending updates."""
         if self._task is not None:
             self._task.cancel()
             await asyncio.gather(self._task, return_exceptions=True)
@@ -108,7 +108,7 @@ class Introductions:
             try:
                 await self._tell_all(rollout)
             except (NoReplicaError, ReplicaLostError):
-                continue  # workers that are started again are told before they serve
+                continue  # restarted workers get the updates before they serve
 
     async def _tell_all(self, rollout: Service) -> None:
         while self._news:
@@ -117,8 +117,8 @@ class Introductions:
                 async with asyncio.timeout(INTRODUCTION_TIMEOUT_S):
                     await getattr(rollout, endpoint).fanout(news)
             except TimeoutError:
-                # The others know; that one has it before it serves again, or is taken for lost when it is given work.
-                logger.warning("a rollout worker does not take what it is told (%s)", endpoint)
+                # The others have it; this one gets it before it serves again, or counts as lost when given work.
+                logger.warning("a rollout worker did not take an update in time (%s)", endpoint)
 
 
 async def start_roles(
@@ -128,12 +128,12 @@ async def start_roles(
     store: WeightStore | None,
     tell: Callable[[str], None] = lambda _: None,
 ) -> dict[str, Service]:
-    """Start all services at once, in an open fleet; returns when all of them serve, by their names.
+    """Start all services concurrently, in an open fleet; return them by name once all serve.
 
-    `tell` is told now and then which of them are still starting, and at last what each has taken.
+    `tell` gets messages about the services that are still starting, and at last how long each took.
 
-    Without a store, where the trainer leaves weights for the generators, there is no trainer either. A run on a dataset
-    has no rollout workers, one on an environment no dataset.
+    The store holds the trainer's weights for the generators; without one there is no trainer. A run on a dataset has
+    no rollout workers, a run on an environment no dataset.
     """
     coders = {} if config.monarch.roles.coder is None else {ENVIRONMENT_VARIABLE: str(coders_file(folder))}
     table, longest_s = config.monarch.roles, start_timeout_s(config)
@@ -191,7 +191,7 @@ async def start_roles(
     telling = asyncio.create_task(tell_of_slow_ones())
     try:
         async with asyncio.timeout(longest_s), asyncio.TaskGroup() as group:
-            # They are given room in the order in which their tasks begin.
+            # Processes are placed in the order in which these tasks start.
             for name in by_need({name: bound.options for name, (bound, _) in starting.items()}):
                 tasks[name] = group.create_task(start(name))
     except TimeoutError:
@@ -209,7 +209,7 @@ async def start_roles(
 
 
 def start_timeout_s(config: Config) -> float:
-    """How long a role may take to start; colocated, another may have its turn first."""
+    """Return a role's deadline in seconds for starting; colocated, it may first wait for its turn on the GPU."""
     return config.monarch.start_timeout_s + (config.trainer.timeout_s if config.monarch.colocate else 0.0)
 
 
@@ -225,7 +225,7 @@ def _warn_of_idle_gpus(monarch: MonarchConfig) -> None:
 
 @dataclass(kw_only=True, slots=True, frozen=True)
 class Players:
-    """All that plays: what a run and an evaluation have in common."""
+    """The generators, workers and environments that play episodes, in a run or an evaluation."""
 
     config: Config
     fleet: Fleet
@@ -245,13 +245,13 @@ async def open_players(
     store: WeightStore | None,
     console: Console,
 ) -> AsyncIterator[Players]:
-    """Start the environment, the generators and the workers; stop them all again, whatever happens.
+    """Start the environments, the generators and the workers; stop them all on exit.
 
-    The buffer, where finished groups go, is told when something that playing needs is gone for good, as the fleet is.
+    If something that playing needs is lost for good, the buffer, which takes finished groups, and the fleet fail.
 
     Raises:
-        rl_bridge.errors.BridgeError: A part could not be started.
-        openenv_core.ProviderError: The environment's server could not be started.
+        rl_bridge.errors.BridgeError: A service could not be started.
+        openenv_core.ProviderError: An environment's server could not be started.
     """
     tokenizer = ChatTokenizer(model_path, thinking=config.model.thinking)
     fleet = Fleet(folder / LOGS, hosts=_hosts(config.monarch), heartbeat_s=config.monarch.heartbeat_interval)
@@ -335,10 +335,10 @@ async def open_players(
 async def open_run(
     config: Config, folder: Path, *, console: Console, resume: bool = False
 ) -> AsyncIterator[tuple[Run, Fleet]]:
-    """Start everything that a run needs, or goes on with; stop it all again, whatever happens."""
+    """Start everything that a new or resumed run needs; stop it all on exit."""
     tasks = load_tasks(config, folder)
     model_path = _model_path(config, tasks)
-    load_loss(config.algorithm.loss)  # the trainer's: here, before anything is started, to see that it can be
+    load_loss(config.algorithm.loss)  # for the trainer; here only to fail before anything is started
     advantage = load_advantage(config.algorithm.advantage_function)
     _warn_of_idle_gpus(config.monarch)
     if config.monarch.colocate:
@@ -362,7 +362,7 @@ async def open_run(
         )
         roles, fleet, dispatcher = players.roles, players.fleet, players.dispatcher
         policy, trainer, dataset = roles["policy"], roles["trainer"], roles.get("dataset")
-        # In a thread: a tracker asks its server first.
+        # In a thread, as a tracker connects to its server first.
         metrics = stack.enter_context(await asyncio.to_thread(MetricsLog, _sinks(config, folder, tasks)))
         sync = WeightSync(
             failed=buffer.fail,
@@ -398,7 +398,7 @@ async def open_run(
         if resume:
             version = await fleet.guard(rewind(run))
             console.print(
-                f"resuming after iteration {version}" if version else "no checkpoint: starting anew"
+                f"resuming after iteration {version}" if version else "no checkpoint: starting over"
             )
         elif config.monarch.colocate:
             async with run.deadline("a turn of the generators on the GPU"):
@@ -417,7 +417,7 @@ async def open_run(
 
 
 def _watch(servers: EnvironmentServers, failed: Callable[[BaseException], None]) -> "asyncio.Task[None]":
-    """Servers that cannot be had any more are the end of the loop."""
+    """Watch servers in the background; call `failed` once they cannot be restarted any more."""
     watching = asyncio.create_task(servers.watch())
     tell_of_errors(watching, failed)
     return watching
@@ -426,7 +426,7 @@ def _watch(servers: EnvironmentServers, failed: Callable[[BaseException], None])
 async def _introduce(
     introductions: Introductions, roles: Mapping[str, Service], servers: Mapping[str, EnvironmentServers]
 ) -> None:
-    """Tell the rollout workers whom they work with, now and whenever that changes."""
+    """Send the rollout workers the servers and services that they use, now and whenever these change."""
     introductions.tell("take_servers", {name: server.urls for name, server in servers.items()})
     for name in ("policy", "reward"):
         if (role := roles.get(name)) is not None:

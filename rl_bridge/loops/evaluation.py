@@ -1,4 +1,4 @@
-"""The held-out episodes, played greedily, and what they come to."""
+"""Evaluation on held-out episodes, played greedily."""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -20,13 +20,16 @@ if TYPE_CHECKING:
 async def evaluate(
     run: "Run | Players", folder: Path, *, version: PolicyVersion = 0
 ) -> dict[str, list[EpisodeRecord]]:
-    """Play the held-out episodes of `evaluation.episodes` in each environment, by its name; a dataset has none.
+    """Play `evaluation.episodes` held-out episodes in each environment; a run on a dataset has none.
 
-    Those that the same policy has played to an end are not played again. They are kept in the folder, in the layout of
-    `ropewalk eval`.
+    Records are kept in the folder, in the layout of `ropewalk eval`. Episodes that this policy version has already
+    completed there are not repeated.
+
+    Returns:
+        The records by environment.
 
     Raises:
-        rl_bridge.errors.BridgeError: They cannot be played to the end, in any of several environments.
+        rl_bridge.errors.BridgeError: The episodes could not be completed in any environment.
     """
     names, total = list(run.config.environments), run.config.evaluation.episodes
     if not names or not total:
@@ -44,7 +47,7 @@ async def evaluate(
 async def _evaluate(
     run: "Run | Players", name: str, total: int, evaluation_folder: EvaluationFolder, version: PolicyVersion
 ) -> RolloutError | None:
-    """Play what is missing in one environment; returns why it could not be."""
+    """Play the missing episodes of one environment; return the error that stopped them, if any."""
     before = {
         record.group
         for record in evaluation_folder.records.values()
@@ -66,7 +69,7 @@ async def _evaluate(
                 [held_out_seeds(place, 1)[0] for place in todo],
                 done,
                 environment=name,
-                # Which is what as many episodes as a step has may take.
+                # `rollout.timeout_s` is for as many episodes as a step has.
                 timeout_s=run.config.rollout.timeout_s * math.ceil(len(todo) / run.config.rollout.batch_size),
                 understood=bool(before),
             )
@@ -96,7 +99,7 @@ def _record(name: str, place: int, outcome: Outcome, version: PolicyVersion) -> 
 
 
 def result_of(records: Sequence[EpisodeRecord], *, train_seconds: float) -> EvaluationResult:
-    """What a task is told of the held-out episodes."""
+    """Return the result of the held-out episodes, for the task's report."""
     scored = [(record.reward, Ending(record.ending)) for record in records if record.reward is not None]
     absent = [record for record in records if record.reward is None]
     unscored = sum(record.ending == Ending.FAILED_REWARD for record in absent)
@@ -110,12 +113,12 @@ def result_of(records: Sequence[EpisodeRecord], *, train_seconds: float) -> Eval
 
 
 def summary_of(results: Mapping[str, Sequence[EpisodeRecord]]) -> dict[str, Any]:
-    """The figures of all episodes together, see `openenv_core.evaluation.records.summarize`."""
+    """Return a summary of all episodes together; see `openenv_core.evaluation.records.summarize`."""
     return summarize([record for records in results.values() for record in records])
 
 
 def ready_to_evaluate(config: Config) -> Path:
-    """Require what an evaluation needs, with a ConfigError; returns the folder of the policy's checkpoint."""
+    """Check that an evaluation can run, else ConfigError; return the folder of the policy's checkpoint."""
     if config.env is None:
         raise ConfigError("expected env.* to evaluate on, got none")
     if config.evaluation.episodes == 0:

@@ -1,4 +1,4 @@
-"""One controller at a time writes to a run's folder."""
+"""The lock of a run's folder: one controller at a time writes to it."""
 
 import errno
 import fcntl
@@ -18,42 +18,42 @@ from rl_bridge.errors import RunInUseError
 logger = logging.getLogger(__name__)
 
 LOCK_FILE: Final = "run.lock"
-"""In a run's folder. It stays when the run ends: what counts is whether somebody has locked it."""
+"""Lock file in a run's folder. It stays after the run; only the lock on it counts."""
 
 _LEFT: Final = {LOCK_FILE, PARTIAL_CONFIG_FILE}
-"""What a run leaves that was killed before it had written its configuration: nothing that could be gone on with."""
+"""Files of a run that was killed before it wrote its configuration, so that it cannot be resumed."""
 
 _TAKEN: Final = (errno.EWOULDBLOCK, errno.EACCES)
 _WITHOUT_LOCKS: Final = (errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP, errno.EINVAL)
-"""What file systems answer that have no locks: NFS without its lock service, Lustre without `-o flock`."""
+"""Errors of file systems without locks: NFS without its lock service, Lustre without `-o flock`."""
 
 
 def is_unused(folder: Path) -> bool:
-    """Whether a new run may have the folder: there is none, or no run has come as far as to write anything there."""
+    """Whether a new run may use the folder: it does not exist, or holds only files in `_LEFT`."""
     try:
         return {entry.name for entry in folder.iterdir()} <= _LEFT
     except FileNotFoundError:
         return True
-    except OSError:  # it is no folder, or not ours to look into
+    except OSError:  # not a folder, or not readable
         return False
 
 
 @contextmanager
 def folder_of_ones_own(folder: Path) -> Iterator[None]:
-    """Have a run's folder to oneself for the length of the block. Who only reads from it need not ask.
+    """Lock a run's folder for writing within the block. Readers need no lock.
 
-    It is this process that has it, none of its children. The kernel gives it free when the process ends, however that
-    comes about. Where the file system has no locks, a warning is all there is.
+    This process holds the lock, its children do not. The kernel releases it when the process ends, however it ends. On
+    a file system without locks only a warning is logged.
 
     Raises:
-        RunInUseError: Another process has it.
-        OSError: Nothing can be written there.
+        RunInUseError: Another process holds the lock.
+        OSError: The folder is not writable.
     """
     descriptor = _locked(folder)
     try:
         yield
     finally:
-        if descriptor in _OPEN:  # not in a child that comes by here
+        if descriptor in _OPEN:  # false in a forked child, whose copy is closed already
             _OPEN.discard(descriptor)
             os.close(descriptor)
 
@@ -61,7 +61,7 @@ def folder_of_ones_own(folder: Path) -> Iterator[None]:
 def _locked(folder: Path) -> int:
     path = folder / LOCK_FILE
     while True:
-        # For writing, as NFS asks of who locks a file alone.
+        # Opened for writing, as NFS requires for an exclusive lock.
         descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
         try:
             _lock(descriptor, folder)
@@ -72,7 +72,7 @@ def _locked(folder: Path) -> int:
         except BaseException:
             os.close(descriptor)
             raise
-        os.close(descriptor)  # whoever had it has removed the folder, as a run does that could not begin
+        os.close(descriptor)  # the last holder removed the folder, as a run does that could not start
 
 
 def _lock(descriptor: int, folder: Path) -> None:
@@ -99,7 +99,7 @@ def _is_still(descriptor: int, path: Path) -> bool:
 
 
 def _sign(descriptor: int) -> None:
-    """Write who has it: for people, nothing depends on it."""
+    """Write the holder into the lock file, for people to read; nothing depends on it."""
     since = datetime.now().astimezone().isoformat(timespec="seconds")
     note = {"pid": os.getpid(), "host": socket.gethostname(), "since": since}
     os.ftruncate(descriptor, 0)
@@ -110,7 +110,7 @@ def _taken(descriptor: int, folder: Path) -> str:
     try:
         note: dict[str, Any] = json.loads(os.pread(descriptor, 4096, 0))
         holder = f"process {note['pid']} on {note['host']} has it since {note['since']}"
-    except (OSError, ValueError, TypeError, KeyError):  # it has begun this moment, or is no file of ours
+    except (OSError, ValueError, TypeError, KeyError):  # not written yet, or not a file of ours
         holder = "another process has it"
     return (
         f"expected the run's folder {str(folder)!r} to be free, {holder}; `ropewalk status --run {folder}` asks "
@@ -122,7 +122,7 @@ _OPEN: Final = set[int]()
 
 
 def _let_go() -> None:
-    """A child has its parent's descriptors until it executes something else, and a lock lasts until all are closed."""
+    """Close the locks' descriptors in a forked child, which would keep the locks as long as it lives."""
     while _OPEN:
         os.close(_OPEN.pop())
 

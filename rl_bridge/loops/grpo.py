@@ -1,7 +1,7 @@
-"""The loop over environments, with any degree of asynchrony. Set a breakpoint anywhere.
+"""The training loop over environments, with any degree of asynchrony. Set a breakpoint anywhere.
 
-`rollout.max_staleness` of 0 makes it synchronous: no episode begins before the weights of the last step are served.
-Above 0 the dispatcher goes on playing episodes while the trainer works, as far ahead as the bound allows.
+With `rollout.max_staleness` of 0 it is synchronous: no episode begins before the last step's weights are served. Above
+0 the dispatcher keeps playing episodes while the trainer works, as far ahead as the bound allows.
 """
 
 import asyncio
@@ -21,9 +21,9 @@ async def train(run: Run) -> None:
     """Train until the configured number of iterations is reached.
 
     Raises:
-        rl_bridge.errors.ReplicaLostError: A process of the trainer is gone: rewind the run, and call this again.
-        rl_bridge.errors.TrainerWentBackError: Likewise, and it has been started again already.
-        rl_bridge.errors.BridgeError: Something is wrong that trying on would not mend.
+        rl_bridge.errors.ReplicaLostError: A process of the trainer died: rewind the run, and call this again.
+        rl_bridge.errors.TrainerWentBackError: Likewise, and the trainer has been restarted already.
+        rl_bridge.errors.BridgeError: An error that a retry would not mend.
     """
     policy, trainer, reference, replay_buffer = run.policy, run.trainer, run.reference, run.replay_buffer
 
@@ -37,12 +37,12 @@ async def train(run: Run) -> None:
     while run.version < run.config.trainer.iterations:
         iteration = run.iteration()
 
-        # 1. Groups whose siblings share a seed, and so the deal; oldest first, none staler than allowed.
+        # 1. Take groups, whose siblings share a seed and so the deal; oldest first, none staler than allowed.
         with iteration.part("rollout", waits_for="rollout"):
             groups = await replay_buffer.sample.route(run.version, run.groups_per_step)
 
-        # 2. How much better than its siblings was each; and one step of the optimizer or a few.
-        with iteration.part("batch"):  # in a thread: groups are played meanwhile, and asked after
+        # 2. Compute advantages over siblings, and take one optimizer step or a few.
+        with iteration.part("batch"):  # in a thread, so that the event loop serves rollouts
             samples, batch = await asyncio.to_thread(_batch, run, groups)
         with iteration.part("train", waits_for="trainer"):
             async with run.deadline("a step of the optimizer"):
@@ -50,15 +50,15 @@ async def train(run: Run) -> None:
                 if reference is not None:
                     batch = batch.with_reference(await reference_logprobs(reference, batch))
                 shares = await asyncio.to_thread(run.shares, batch)
-                run.require_the_trainer()  # one that has been started again since may be at this version too
+                run.require_the_trainer()  # a restarted one may be at this version too
                 metrics = await trainer.train_step.route(shares, run.version)
             run.version += 1
 
-        # 3. The new weights: from the trainer to the generators; above a staleness of 0 while the loop goes on.
+        # 3. Send the new weights from the trainer to the generators; above a staleness of 0 in the background.
         with iteration.part("sync", waits_for="weights"):
             await run.sync.begin(synchronise(run.version))
 
-        # 4. Last the checkpoint: what it knows of has been logged, and a resumed run drops what was logged after it.
+        # 4. Log before the checkpoint: a resumed run drops what was logged after its checkpoint.
         await run.log(iteration, groups, samples, metrics)
         await run.checkpoint()
 
@@ -74,17 +74,17 @@ def _batch(run: Run, groups: Sequence[Group]) -> tuple[list[TrainSample], TrainB
 
 
 async def collect(dispatcher: Dispatcher) -> None:
-    """The other half of the loop, which runs beside `train`: play groups as far ahead of it as admission allows."""
+    """Play groups concurrently with `train`, as far ahead of it as admission allows: the other half of the loop."""
 
     async def play(lease: GroupLease) -> None:
-        # 2. A worker plays all siblings at once, from one seed; what is lost with its worker is played again.
+        # 2. A worker plays all siblings at once, from one seed; a group lost with its worker is played again.
         played = await dispatcher.play(lease)
 
-        # 3. A group that is worth it goes to the buffer, which `train` samples; others are dropped and replaced.
+        # 3. A group worth training goes to the buffer, from which `train` samples; others are replaced.
         if played is not None:
             await dispatcher.settle(lease, played)
 
     while True:
-        # 1. The next group, once there is room in flight for it, and weights that are new enough to play it by.
+        # 1. Wait for the next group: until fewer are in flight, and the served weights are new enough for it.
         lease = await dispatcher.next_group()
         dispatcher.begin(lease, play(lease))

@@ -1,4 +1,4 @@
-"""What can be seen of a run from outside: how it stands, its processes' time."""
+"""Observation of a run: the state of its processes, and how they spend their time."""
 
 import asyncio
 import socket
@@ -16,11 +16,11 @@ if TYPE_CHECKING:
 
 CONTROLLER: Final = "controller"
 ANSWER_TIMEOUT_S: Final = 2.0
-"""A process that is at work on something longer is asked again the next time."""
+"""Deadline in seconds for a process's answer; a busy one is asked again the next time."""
 
 
 class SpanCollector:
-    """Knows how each process of a run has spent its time, as of the last time that it answered."""
+    """Collects how each process of a run spends its time; keeps the last answer of each."""
 
     def __init__(self, fleet: "Fleet", *, own: Spans = PROCESS_SPANS) -> None:
         self._fleet = fleet
@@ -38,19 +38,19 @@ class SpanCollector:
         }
 
     async def collect(self) -> None:
-        """Ask the first rank of every replica; of one that does not answer, what is known stays."""
+        """Ask the first rank of every replica; keep the last totals of one that does not answer."""
         answers = await ask_all(self._fleet, "spans")
         self._answers = {name: self._answers.get(name, {}) | spans for name, spans in answers.items()}
 
     async def metrics(self) -> dict[str, float]:
-        """Collect, and return each role's shares since the last call, by the names that the log uses."""
+        """Collect, and return each role's shares of time since the last call, by their names in the log."""
         await self.collect()
         spent = by_role(self._window.advance(self.known))
         return {name: share for role, totals in spent.items() for name, share in totals.metrics(role).items()}
 
 
 async def ask_all(fleet: "Fleet", endpoint: str) -> dict[str, dict[int, Any]]:
-    """What the replicas of every service answer that has an endpoint; those that do not answer are left out."""
+    """Return the answers of all replicas of services with this endpoint, without those that do not answer."""
     services = {name: service for name, service in fleet.services.items() if endpoint in service.endpoints}
     answers = (service.ask(endpoint, timeout_s=ANSWER_TIMEOUT_S) for service in services.values())
     return dict(zip(services, await asyncio.gather(*answers), strict=True))
@@ -59,7 +59,7 @@ async def ask_all(fleet: "Fleet", endpoint: str) -> dict[str, dict[int, Any]]:
 def service_rows(
     fleet: "Fleet", versions: Mapping[str, Mapping[int, PolicyVersion]]
 ) -> tuple[ServiceRow, ...]:
-    """The mesh, with the weights that replicas serve, by service and replica, as far as somebody knows."""
+    """Return the services and their replicas, with the weights' versions that they serve, as far as known."""
     return tuple(
         ServiceRow(
             name=name,
@@ -73,7 +73,7 @@ def service_rows(
 
 
 def server_row(servers: "EnvironmentServers", name: str = "environment") -> ServiceRow:
-    """An environment's servers, by a name. Of one that somebody else has started nothing is known but where it is."""
+    """Return an environment's servers as a row; of one that this run did not start only the URL is known."""
     host = socket.gethostname()
     started = tuple(
         ReplicaRow(
@@ -92,13 +92,13 @@ def server_row(servers: "EnvironmentServers", name: str = "environment") -> Serv
 def generator_metrics(
     before: Mapping[int, EngineTotals], now: Mapping[int, EngineTotals]
 ) -> dict[str, float]:
-    """What generators have done between two moments, by the names that the log uses; nothing where none answers."""
+    """Return the generators' work between two snapshots, by its names in the log; empty if none answers."""
     if not now:
         return {}
     done = EngineTotals()
     for replica, totals in now.items():
         known = before.get(replica)
-        if known is None or known.generated_tokens > totals.generated_tokens:  # it has been started again
+        if known is None or known.generated_tokens > totals.generated_tokens:  # it was restarted
             known = EngineTotals()
         done.prompt_tokens += totals.prompt_tokens - known.prompt_tokens
         done.cached_tokens += totals.cached_tokens - known.cached_tokens
@@ -113,32 +113,32 @@ def generator_metrics(
 
 
 class RunObserver:
-    """How processes spend their time, which weights a replica serves, which leases a worker has: as last heard of."""
+    """Observes a run's processes, as of their last answers: their time, the weights that they serve, their leases."""
 
     def __init__(self, fleet: "Fleet") -> None:
         self._fleet = fleet
         self.spans = SpanCollector(fleet)
         """How each process has spent its time."""
         self.versions: dict[str, dict[int, PolicyVersion]] = {}
-        """The weights that replicas serve, by service and replica."""
+        """The weights' versions that replicas serve, by service and replica."""
         self.workers: dict[int, str] = {}
-        """Who is at work on which lease, by its id."""
+        """The worker of each lease, by the lease's id."""
         self._generators: dict[int, EngineTotals] = {}
 
     async def metrics(self) -> dict[str, float]:
-        """What processes and generators have done since the last call, by the names that the log uses."""
+        """Return metrics of processes and generators since the last call, by their names in the log."""
         spent, answers = await asyncio.gather(self.spans.metrics(), ask_all(self._fleet, "statistics"))
         statistics = {
             replica: totals
             for replica, totals in answers.get("policy", {}).items()
-            if totals is not None  # a server of somebody else's says nothing
+            if totals is not None  # from a server that this run did not start
         }
         metrics = generator_metrics(self._generators, statistics)
         self._generators |= statistics
         return {**spent, **metrics}
 
     async def refresh(self) -> None:
-        """Ask all processes; within `ANSWER_TIMEOUT_S`."""
+        """Ask all processes, within `ANSWER_TIMEOUT_S`."""
         _, self.versions, playing = await asyncio.gather(
             self.spans.collect(), ask_all(self._fleet, "version"), ask_all(self._fleet, "playing")
         )

@@ -1,4 +1,4 @@
-"""Training to the end, however often the trainer is lost: back to the newest checkpoint, and on."""
+"""Recovery: when the trainer is lost, the run goes back to the newest checkpoint and goes on from there."""
 
 import asyncio
 import contextlib
@@ -14,29 +14,29 @@ from rl_bridge.types import PolicyVersion
 
 
 async def rewind(run: Run) -> PolicyVersion:
-    """Take the whole run back to where its trainer stands; returns the version that it goes on from.
+    """Reset the whole run to its trainer's checkpoint; return the version that it continues from.
 
-    A trainer that is started again loads its newest checkpoint by itself. Everything else follows it: what is being
-    played is recalled, groups, counts and logs are those of the checkpoint, and the generators take its weights.
+    A restarted trainer loads its newest checkpoint by itself. The rest follows: episodes in progress are recalled,
+    groups, counts and logs are restored to the checkpoint, and the generators load its weights.
 
     Raises:
-        ConfigError: The checkpoint knows another dataset than the run has.
-        rl_bridge.errors.BridgeError: A part of the run cannot go back, or the trainer cannot be had again.
+        ConfigError: The checkpoint belongs to another dataset than the run's.
+        rl_bridge.errors.BridgeError: A part of the run cannot go back, or the trainer cannot be restarted.
     """
     await run.sync.cancel()
     async with run.deadline("the checkpoint's weights"):
-        await run.trainers_turn()  # or one that is started again would wait for it
+        await run.trainers_turn()  # or a restarted trainer would wait for the GPUs
         state: ResumeState = await run.trainer.resumed.route()
         for line in state.damaged:
             run.console.print(line, highlight=False, markup=False, soft_wrap=True)
-        known = state.run_state.get("dataset")  # older checkpoints say nothing of it
+        known = state.run_state.get("dataset")  # missing in older checkpoints
         if known is not None and run.dataset is not None:
             require_same(known, run.dataset)
-        run.trainer_lost.clear()  # it is there again; of a further loss we want to know
+        run.trainer_lost.clear()  # the trainer is back; from here on a loss is a new one
         version = state.version
         await run.trainer.push_weights.route(version)
         await run.generators_turn()
-        await run.policy.update_weights.tell(version)  # no generator may serve yet; those that start take it
+        await run.policy.update_weights.tell(version)  # no generator may serve yet; later ones load it
     await run.dispatcher.rewind(version, state.run_state or None, state.attachments)
     run.went_back(
         version, seconds=float(state.run_state.get("seconds", 0.0)), fates=state.run_state.get("fates", ())
@@ -45,13 +45,13 @@ async def rewind(run: Run) -> PolicyVersion:
 
 
 NOTICED_WITHIN_HEARTBEATS = 5.0
-"""How long the news of a death may take; it is looked for once a heartbeat."""
+"""Heartbeats within which a death is noticed; processes are checked once each."""
 WEIGHT_FILES = (".safetensors", ".bin", ".pt")
-"""Parts of the names of files that hold weights, in any of a checkpoint's usual layouts."""
+"""Substrings in the names of weight files, in all usual checkpoint layouts."""
 
 
 async def train_to_the_end(run: Run) -> bool:
-    """Train, recovering from each loss of the trainer, and export the policy; False where the run was preempted."""
+    """Train, recovering from each loss of the trainer, and export the policy; return False if preempted."""
     try:
         await _train(run)
     except PreemptedError:
@@ -81,7 +81,7 @@ async def _train(run: Run) -> None:
         except (ReplicaLostError, TrainerWentBackError, WeightsError) as lost:
             if isinstance(lost, WeightsError) and not await _trainer_is_gone(run):
                 raise
-            # Losses are bounded by the trainer's restart budget; what merely looks like one is bounded here.
+            # The trainer's restart budget bounds real losses; this bounds errors that only look like one.
             lost_in_a_row, reached = 1 if run.version > reached else lost_in_a_row + 1, run.version
             if lost_in_a_row > run.config.monarch.restarts.budget + 1:
                 raise
@@ -90,7 +90,7 @@ async def _train(run: Run) -> None:
 
 
 async def _trainer_is_gone(run: Run) -> bool:
-    """Whether weights that cannot be had were those of a trainer that died: it is noticed a little later."""
+    """Whether missing weights are due to the trainer's death, which is noticed a little later."""
     patience = NOTICED_WITHIN_HEARTBEATS * run.config.monarch.heartbeat_interval
     with contextlib.suppress(TimeoutError):
         async with asyncio.timeout(patience):
@@ -99,7 +99,7 @@ async def _trainer_is_gone(run: Run) -> bool:
 
 
 def _policy_folder(run: Run) -> Path:
-    """A folder for the trained weights, with everything else that makes a checkpoint of them."""
+    """Make the folder for the trained weights, with the other files of a checkpoint."""
     policy = run.folder.absolute() / "policy"
     policy.mkdir(exist_ok=True)
     for file in run.model_path.iterdir():

@@ -1,4 +1,4 @@
-"""A training run in progress: everything that a loop works with."""
+"""A training run in progress: the state and services that a loop works with."""
 
 import asyncio
 import json
@@ -46,7 +46,7 @@ HISTORY_FILE = "groups.jsonl"
 
 
 class GroupHistory:
-    """One line an iteration: the groups that it trained, and those that were given up since the one before."""
+    """A JSON line for each iteration: the groups it trained, and those dropped since the last iteration."""
 
     def __init__(self, folder: Path, ledger: Ledger) -> None:
         self._path = folder / HISTORY_FILE
@@ -54,11 +54,11 @@ class GroupHistory:
         ledger.on_fate = lambda fate: self._untold.append(fate)
 
     def state(self) -> list[Any]:
-        """Fates that stand in no line yet, for `json`: of a checkpoint that no iteration has just ended with."""
+        """Return the fates that are in no line yet, as JSON values, for a checkpoint in mid-iteration."""
         return [(fate.group, fate.version, fate.reason) for fate in self._untold]
 
     def write(self, iteration: PolicyVersion) -> None:
-        """Append the line of the iteration just trained, and flush it."""
+        """Append the line of the iteration just trained."""
         fates, self._untold = self._untold, []
         row = {
             "iteration": iteration,
@@ -69,7 +69,7 @@ class GroupHistory:
             file.write(json.dumps(row) + "\n")
 
     def rewind(self, iteration: PolicyVersion, untold: Iterable[Any] = ()) -> None:
-        """Forget what came after an iteration; `untold` is the checkpoint's `state`."""
+        """Drop the lines after an iteration; `untold` is the checkpoint's `state`."""
         rewind(self._path, iteration)
         self._untold = [
             Fate(group=group, version=version, reason=reason) for group, version, reason in untold
@@ -77,14 +77,14 @@ class GroupHistory:
 
 
 class Iteration:
-    """Times the parts of one passage through a loop; each is a span of the process too."""
+    """Times the parts of one iteration of a loop; each is a span of the process too."""
 
     def __init__(self) -> None:
         self._seconds: dict[str, float] = {}
 
     @contextmanager
     def part(self, name: str, *, waits_for: str | None = None) -> Iterator[None]:
-        """Time a block, and say whom the loop waits for there; None where it works itself."""
+        """Time a block; `waits_for` names the role that the loop waits for, None if it works itself."""
         began = time.perf_counter()
         try:
             with span(name, waits_for):
@@ -93,12 +93,12 @@ class Iteration:
             self._seconds[name] = self._seconds.get(name, 0.0) + time.perf_counter() - began
 
     def metrics(self) -> dict[str, float]:
-        """Seconds of wall time, as `time/<part>_s`."""
+        """Return seconds of wall time, as `time/<part>_s`."""
         return {f"time/{name}_s": seconds for name, seconds in self._seconds.items()}
 
 
 def trainer_settings(config: Config, folder: Path, model_path: Path) -> TrainerSettings:
-    """What every rank of the trainer is started with; the reference model too."""
+    """Return the settings of the trainer's ranks, and of the reference model's."""
     return TrainerSettings(
         model_path=str(model_path),
         dtype=config.model.dtype,
@@ -120,7 +120,7 @@ _TRAINER_GONE = "the trainer is gone"
 
 @contextmanager
 def writing(folder: Path, label: str) -> Iterator[None]:
-    """Raise a BridgeError where what the block writes into a run's folder finds no room."""
+    """Turn an OSError of writing into a run's folder within the block into a BridgeError."""
     try:
         yield
     except OSError as error:
@@ -131,7 +131,7 @@ def writing(folder: Path, label: str) -> Iterator[None]:
 
 
 class PreemptedError(Exception):
-    """The run was preempted, and its trainer is between two iterations."""
+    """The run was preempted; its trainer is between two iterations."""
 
 
 @dataclass(kw_only=True, slots=True)
@@ -139,14 +139,14 @@ class Run:
     """A training run in progress.
 
     Attributes:
-        tasks: By environment, what says what the run comes to: a `Task`; of a dataset, a `DatasetReport` as "".
-        policy: The service of `PolicyActor`, as `trainer` is of `TrainerActor`.
-        reference: The service of `ReferenceActor`; None with LoRA, and where the KL coefficient is 0.
-        dataset: The `Dataset.identity` of what is answered; None of a run on an environment.
+        tasks: The `Task` of each environment, which reports on it; for a dataset a `DatasetReport` under "".
+        policy: The service of `PolicyActor`; `trainer` is that of `TrainerActor`.
+        reference: The service of `ReferenceActor`; None with LoRA, or a KL coefficient of 0.
+        dataset: The `Dataset.identity` of the run's dataset; None for a run on an environment.
         version: Iterations trained so far.
-        seconds_before: Training time up to the checkpoint that a resumed run began with.
+        seconds_before: Training time, in seconds, up to the checkpoint that a resumed run started from.
         newest: The metrics of the last iteration.
-        trainer_lost: Set when a process of the trainer is gone, until the run goes back.
+        trainer_lost: Set when a process of the trainer has died, until the run goes back to a checkpoint.
     """
 
     config: Config
@@ -182,21 +182,21 @@ class Run:
 
     @property
     def groups_per_step(self) -> int:
-        """Groups an iteration."""
+        """Groups per iteration."""
         return self.config.rollout.groups_per_step
 
     @property
     def train_seconds(self) -> float:
-        """Wall time of the training so far, set-up apart."""
+        """Wall time of the training so far, without set-up."""
         return self.seconds_before + time.perf_counter() - self._began
 
     def iteration(self) -> Iteration:
-        """Begin to time an iteration."""
+        """Start to time an iteration."""
         return Iteration()
 
     @asynccontextmanager
     async def deadline(self, expected: str) -> AsyncIterator[None]:
-        """Give what a role is asked for within the block `trainer.timeout_s` seconds; RoleError beyond them."""
+        """Limit the block, which calls a role, to `trainer.timeout_s` seconds; RoleError beyond that."""
         seconds = self.config.trainer.timeout_s
         try:
             async with asyncio.timeout(seconds) as timeout:
@@ -210,20 +210,20 @@ class Run:
             ) from None
 
     async def trainers_turn(self) -> None:
-        """Colocated, have the generators sleep: what the trainer is asked for takes the GPUs, until their turn."""
+        """If colocated, put the generators to sleep: the trainer takes the GPUs with its next call."""
         if self.config.monarch.colocate:
             with span("turn", waits_for="policy"):
-                await self.policy.sleep.tell()  # whoever starts waits for a turn by itself
+                await self.policy.sleep.tell()  # those that start later wait for their turn by themselves
 
     async def generators_turn(self) -> None:
-        """Colocated, have the trainer leave the GPUs; generators wake when they are told of weights."""
+        """If colocated, have the trainer leave the GPUs; generators wake with their next weight update."""
         if self.config.monarch.colocate:
             with span("turn", waits_for="trainer"):
                 await self.trainer.end_turn.route()
 
     @asynccontextmanager
     async def trainers_turn_between(self) -> AsyncIterator[None]:
-        """Colocated, have the generators sleep within the block, and go on with the weights that they had."""
+        """If colocated, put the generators to sleep within the block; afterwards they wake with the same weights."""
         await self.trainers_turn()
         yield
         await self.generators_turn()
@@ -237,7 +237,7 @@ class Run:
         samples: Sequence[TrainSample],
         metrics: Mapping[str, float],
     ) -> None:
-        """Write the metrics of the iteration just trained, with a probe of the policy where one is due."""
+        """Write the metrics of the iteration just trained, with a probe of the policy if one is due."""
         iterations, every = self.config.trainer.iterations, self.config.evaluation.interval
         with span("log"):
             tallies = self.dispatcher.take_tallies()
@@ -284,7 +284,7 @@ class Run:
         )
 
     def _environment_metrics(self, name: str, groups: Sequence[Group], tally: Tally) -> dict[str, float]:
-        """What an environment says of its own trajectories; of several environments, all that the whole run logs."""
+        """Return an environment's metrics of its trajectories; of several environments all metrics of the run."""
         own = [group for group in groups if group.environment == name]
         metrics = (
             dict(self.tasks[name].metrics([t for group in own for t in group.trajectories])) if own else {}
@@ -297,7 +297,7 @@ class Run:
         return metrics
 
     def _account(self) -> dict[str, float]:
-        """Return the losses since the beginning of the run."""
+        """Return the counts of lost episodes, groups and leases since the start of the run."""
         ledger = self.buffer.ledger
         return _episode_metrics(self.dispatcher.counts) | {
             "rollout/groups_dropped": float(ledger.dropped.total()),
@@ -306,14 +306,14 @@ class Run:
         }
 
     def shares(self, batch: TrainBatch) -> ByRank:
-        """What each rank of the trainer works on in the next step."""
+        """Return each trainer rank's part of a batch."""
         role = self.config.monarch.roles.trainer
         settings = trainer_settings(self.config, self.folder, self.model_path)
         return ByRank(rank_batches(batch, settings, version=self.version, ranks=role.procs * role.hosts))
 
     async def probe(self) -> dict[str, float]:
-        """Have the task look at the greedy policy."""
-        await self.sync.finish()  # the weights that it is asked about
+        """Return the tasks' probes of the greedy policy."""
+        await self.sync.finish()  # a probe is of the newest weights
         return {
             f"{environment_prefix(name)}probe/{metric}": value
             for name, task in self.tasks.items()
@@ -321,15 +321,15 @@ class Run:
         }
 
     async def checkpoint(self, *, now: bool = False) -> None:
-        """Write a checkpoint where one is due: every `trainer.checkpoint_interval` iterations, and at the end.
+        """Write a checkpoint if one is due: every `trainer.checkpoint_interval` iterations, and at the end.
 
-        The loop goes on while it is written, unless it is the last one, or asked for `now`, due or not.
+        It is written in the background, unless it is the last one. With `now` one is always due, and waited for.
         """
         every = self.config.trainer.checkpoint_interval
         last = self.version == self.config.trainer.iterations
         if not every or not (now or last or self.version % every == 0):
             return
-        # All of one moment. Rollouts go on while it is written, and none of that is in it.
+        # One consistent snapshot: rollouts continue while it is written, and are not in it.
         state, attachments = self.dispatcher.state()
         state = {
             **state,
@@ -339,7 +339,7 @@ class Run:
         }
         with span("checkpoint", waits_for="trainer"):
             written = await asyncio.to_thread(attachments)
-            # Colocated it is waited for: its tensors leave the GPU afterwards.
+            # Colocated, wait: its tensors leave the GPU afterwards.
             wait = now or last or bool(self.config.monarch.colocate)
             async with self.deadline("a checkpoint"), self.trainers_turn_between():
                 await self.trainer.save_checkpoint.route(self.version, state, written, wait)
@@ -347,22 +347,22 @@ class Run:
     def preempt(self) -> None:
         """End the loop with `PreemptedError` after the current iteration."""
         self.preempted = True
-        self.buffer.fail(PreemptedError("the run was told to go"))
+        self.buffer.fail(PreemptedError("the run was preempted"))
 
     def lost_the_trainer(self) -> None:
-        """Fail the waiters for rollouts: they may wait for weights that are lost with the trainer."""
+        """Fail the waiters for rollouts, which may depend on weights that were lost with the trainer."""
         self.trainer_lost.set()
         self.buffer.fail(ReplicaLostError(_TRAINER_GONE))
 
     def require_the_trainer(self) -> None:
-        """Let nobody go on with a trainer that was lost since the run last went back, be it there again."""
+        """Raise ReplicaLostError if the trainer was lost since the run last went back, even if it was restarted."""
         if self.trainer_lost.is_set():
             raise ReplicaLostError(_TRAINER_GONE)
 
     def went_back(self, version: PolicyVersion, *, seconds: float, fates: Sequence[Any]) -> None:
-        """Take the run for one that has trained as many iterations, for as long.
+        """Set the run, and its files, back to a version and its training time.
 
-        BridgeError where its files cannot follow.
+        BridgeError if the files cannot be set back.
         """
         self.version = self._first_version = version
         with writing(self.folder, f"the metrics up to iteration {version}"):
@@ -370,7 +370,7 @@ class Run:
             self.history.rewind(version, fates)
             self.records.rewind(version)
         self.seconds_before, self._began = seconds, time.perf_counter()
-        if self.preempted:  # the loss that made us go back may have come first, and is forgotten
+        if self.preempted:  # the error that led back may have hidden the preemption's
             self.preempt()
 
 
@@ -383,17 +383,17 @@ def _episode_metrics(counts: EpisodeCounts) -> dict[str, float]:
 
 
 def environment_role(name: str) -> str:
-    """What an environment's servers are called among the processes of a run."""
+    """Return the name of an environment's servers among the processes of a run."""
     return f"environment-{name}" if name else "environment"
 
 
 BEGAN = time.time()
-"""When this process was started, near enough."""
+"""Unix time at which this process was started, approximately."""
 EVENTS_SHOWN = 50
 
 
 def snapshot(run: Run, fleet: "Fleet", servers: Mapping[str, EnvironmentServers]) -> StatusSnapshot:
-    """Take a snapshot; nothing is waited for. Metrics that are not finite are left out."""
+    """Return a snapshot of the run's status, without waiting. Metrics that are not finite are left out."""
     ledger, now = run.buffer.ledger, time.monotonic()  # the clock that leases are dated by
     return StatusSnapshot(
         name=run.folder.name,
@@ -436,6 +436,6 @@ def snapshot(run: Run, fleet: "Fleet", servers: Mapping[str, EnvironmentServers]
             for event in list(fleet.events)[-EVENTS_SHOWN:]
         ),
         spans=run.observer.spans.known,
-        # What is no number JSON has no word for, and whoever asks would not understand the rest either.
+        # JSON has no NaN or infinity; one of them would make the whole reply invalid.
         metrics={name: value for name, value in run.newest.items() if math.isfinite(value)},
     )

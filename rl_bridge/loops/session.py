@@ -1,4 +1,4 @@
-"""One run, or one evaluation, from beginning to end: start everything, train, evaluate, report, stop everything."""
+"""A run or an evaluation as a whole: start everything, train, evaluate, report, stop everything."""
 
 import asyncio
 import contextlib
@@ -40,10 +40,10 @@ INTERRUPTED = 130
 
 
 def train_run(config: Config, folder: Path, *, resume: bool) -> int:
-    """Train, evaluate and report, in a folder that is made where it is missing, or gone on with.
+    """Train, evaluate and report, in a new folder or, with `resume`, that of an earlier run.
 
     Returns:
-        0, or 130 where the run was interrupted. Either way nothing is left running.
+        0, or 130 if the run was interrupted. Either way nothing is left running.
 
     Raises:
         rl_bridge.errors.RunInUseError: Another process writes to the folder.
@@ -65,7 +65,7 @@ def _train(config: Config, folder: Path, *, resume: bool) -> int:
         return INTERRUPTED
     except Exception:
         if not resume and not (folder / LOGS).exists():
-            # Nothing was started: the next attempt may have the name.
+            # Nothing was started: free the name for the next attempt.
             shutil.rmtree(folder, ignore_errors=True)
         raise
     console.print(
@@ -77,14 +77,14 @@ def _train(config: Config, folder: Path, *, resume: bool) -> int:
 
 
 def _open(stack: ExitStack, folder: Path, config: Config, *, resume: bool) -> None:
-    """Have the folder to oneself until the stack is closed; a new run's configuration is there from then on."""
+    """Lock the folder until the stack is closed; write the configuration of a new run into it."""
     with _writing_to(folder):
         if not resume:
             _require_unused(folder)
         folder.mkdir(parents=True, exist_ok=True)
         stack.enter_context(folder_of_ones_own(folder))
         if not resume:
-            _require_unused(folder)  # somebody may have begun a run here before it was ours
+            _require_unused(folder)  # again: another run may have started here before the lock
             try:
                 save_config(config, folder)
             except OSError:
@@ -114,7 +114,7 @@ def _writing_to(folder: Path) -> Iterator[None]:
 
 
 def _next_steps(config: Config, folder: Path) -> str:
-    """Where everything is, and what may be done with it."""
+    """Return a message with the policy's path, and commands for the next steps."""
     steps = {
         f"ropewalk rollouts {folder}": "read what was played",
         f"tensorboard --logdir {config.output_dir}": "see the metrics",
@@ -134,7 +134,7 @@ def _interrupted(config: Config, folder: Path) -> str:
 
 
 def _on_sigterm() -> list[Callable[[], object]]:
-    """What SIGTERM calls, the last first, each once. asyncio cancels its main task on Ctrl-C; so does a polite kill."""
+    """Handle SIGTERM; return its callbacks, each called once, last first. The first one cancels, as Ctrl-C does."""
     current = asyncio.current_task()
     assert current is not None
     terminated: list[Callable[[], object]] = [current.cancel]
@@ -149,11 +149,11 @@ def _on_sigterm() -> list[Callable[[], object]]:
 
 
 async def _session(config: Config, folder: Path, *, console: Console, resume: bool) -> bool:
-    """Run to the end; returns False where the run was preempted."""
+    """Run to the end; return False if the run was preempted."""
     terminated = _on_sigterm()
     async with open_run(config, folder, console=console, resume=resume) as (run, fleet):
         if resume:
-            # Not before: what cannot be started shall not be what the next `--resume` goes on with.
+            # Only now: the next `--resume` must not pick up a configuration that cannot be started.
             with _writing_to(folder):
                 save_config(config, folder)
         PROCESS_SPANS.started()
@@ -161,7 +161,7 @@ async def _session(config: Config, folder: Path, *, console: Console, resume: bo
             terminated.append(run.preempt)
         if not await fleet.guard(train_to_the_end(run)):
             return False
-        # Everything is in the last checkpoint: who is told to go from now on goes at once.
+        # Everything is in the last checkpoint: from now on SIGTERM cancels at once.
         del terminated[1:]
         await fleet.guard(_report(run))
         return True
@@ -182,11 +182,11 @@ async def _report(run: Run) -> None:
 
 
 def evaluate_run(config: Config, folder: Path, *, resume: bool = False) -> None:
-    """Play the held-out episodes of `evaluation.episodes` as a run does; print what came out, and write it.
+    """Play `evaluation.episodes` held-out episodes as a run does; print a report, and write it to the folder.
 
-    Nothing is trained: there is no trainer, and all GPUs that generators need are theirs. The folder has the report and
-    the logs, and is gone again where nothing was started; with `resume` its evaluation goes on. Ctrl-C and SIGTERM
-    raise KeyboardInterrupt.
+    Nothing is trained: there is no trainer, and the generators have all the GPUs they need. The folder gets the report
+    and the logs, and is removed if nothing was started; `resume` continues its evaluation. Ctrl-C and SIGTERM raise
+    KeyboardInterrupt.
     """
     model_path = ready_to_evaluate(config)
     try:
@@ -201,9 +201,9 @@ def evaluate_run(config: Config, folder: Path, *, resume: bool = False) -> None:
         raise KeyboardInterrupt from None
     finally:
         if (folder / RECORDS_FILE).exists() and not (folder / FIGURES_FILE).exists():
-            _say(Console(stderr=True), f"it goes on by: ropewalk eval --resume {folder}")
+            _say(Console(stderr=True), f"continue it with: ropewalk eval --resume {folder}")
         if not (folder / LOGS).exists():
-            with contextlib.suppress(OSError):  # the task has written something
+            with contextlib.suppress(OSError):  # not empty: the task has written something
                 folder.rmdir()
 
 

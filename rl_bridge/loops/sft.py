@@ -1,7 +1,7 @@
-"""Supervised fine-tuning: a policy learns to write what traces have, until it gets no better at those kept apart.
+"""Supervised fine-tuning on traces, until the loss on a validation set stops falling.
 
-The loss is -mean log pi over the tokens that the assistant wrote. The trainer is that of reinforcement learning: with
-an advantage of 1 everywhere the objective `reinforce` is that loss.
+The loss is -mean log pi over the assistant's tokens. The trainer is that of reinforcement learning: with an advantage
+of 1 everywhere, the objective `reinforce` is that loss.
 """
 
 import math
@@ -28,12 +28,12 @@ from rl_bridge.types import TrainSample
 
 
 class SftConfig(Section):
-    """How a policy is fine-tuned."""
+    """Settings of fine-tuning."""
 
     batch_size: Count = 16
-    """Traces an update."""
+    """Traces per update."""
     tokens_per_pass: Count = 16_384
-    """Tokens a forward pass, at most; fewer take less memory and give the same gradient."""
+    """Most tokens of a forward pass; fewer take less memory and give the same gradient."""
     max_length: Count = 4096
     """The longest trace, in tokens."""
     learning_rate: Positive = 1e-5
@@ -42,14 +42,14 @@ class SftConfig(Section):
     weight_decay: NonNegative = 0.0
     max_updates: Count = 1000
     max_seconds: Positive | None = None
-    """After how long no update is begun any more; None for no limit."""
+    """Seconds after which no further update is started; None for no limit."""
     evaluate_every: Count = 25
-    """Updates between two validations, the first of which is before any update."""
+    """Updates between validations; the first is before any update."""
     patience: Count | None = 4
-    """How many validations in a row may be no better than the best before it ends. None goes on until a limit comes,
-    whatever they say. Either way the weights of the best validation are kept."""
+    """Validations in a row without an improvement after which training stops; None stops only at a limit. Either way
+    the weights of the best validation are kept."""
     dtype: Dtype = "auto"
-    """What the passes compute in; auto is bfloat16 on a GPU, float32 on a CPU. Master weights are float32."""
+    """Compute dtype of the passes; auto is bfloat16 on a GPU, float32 on a CPU. Master weights are float32."""
     activation_checkpointing: Checkpointing = "auto"
     """As trainer.activation_checkpointing."""
     compile: bool = False
@@ -57,17 +57,17 @@ class SftConfig(Section):
     num_threads: Count = 1
     """CPU threads."""
     seed: Annotated[int, Field(ge=0, lt=2**31)] = 0
-    """Decides the order of traces."""
+    """Seed of the order of traces."""
 
 
 class Learner(Protocol):
-    """What fine-tuning asks of `rl_bridge.trainer.trainer.Trainer`."""
+    """The methods of `rl_bridge.trainer.trainer.Trainer` that fine-tuning uses."""
 
     def step(self, batch: TrainBatch) -> dict[str, float]:
-        """Make one update; returns its metrics, `loss/total` included."""
+        """Make one update; return its metrics, including `loss/total`."""
 
     def logprobs(self, batch: TrainBatch) -> NDArray[np.float32]:
-        """The log-probability of each loss token under the weights as they are, shape [T]."""
+        """Return the log-probability of each loss token under the current weights, shape [T]."""
 
     def export(self, folder: str | Path) -> None:
         """Write the weights as safetensors."""
@@ -75,13 +75,13 @@ class Learner(Protocol):
 
 @dataclass(kw_only=True, slots=True, frozen=True)
 class Validation:
-    """What there was to see after some updates.
+    """A validation of the policy.
 
     Attributes:
-        update: How many; 0 before the first.
-        loss: Of the newest update, on its own batch, before it; None where there was none.
-        validation_loss: -mean log pi over the tokens kept apart, after it.
-        seconds: Since the beginning.
+        update: Updates so far; 0 before the first.
+        loss: Training loss of the last update, on its batch, before it was applied; None before the first.
+        validation_loss: -mean log pi over the tokens of the validation set.
+        seconds: Seconds since the start.
     """
 
     update: int
@@ -92,11 +92,12 @@ class Validation:
 
 @dataclass(kw_only=True, slots=True, frozen=True)
 class SftResult:
-    """What came out.
+    """Result of fine-tuning.
 
     Attributes:
-        kept: The one whose weights were written.
-        settled: Whether the validation loss had stopped falling; False where a limit came first.
+        validations: All validations, in order.
+        kept: The best one, whose weights were written.
+        settled: Whether the validation loss stopped falling; False if a limit came first.
     """
 
     validations: Sequence[Validation]
@@ -105,7 +106,7 @@ class SftResult:
 
 
 def trainer_settings(config: SftConfig, folder: Path, model_path: Path) -> TrainerSettings:
-    """What the trainer is started with, which computes in this process."""
+    """Return the settings of a trainer in this process."""
     gpus = 1 if own_device().type == "cuda" else 0
     dtype = dtype_on(config.dtype, gpus)
     trainer = TrainerConfig(
@@ -144,18 +145,18 @@ def fine_tune(
     on_validation: Callable[[Validation], None],
     last: Path | None = None,
 ) -> SftResult:
-    """Train until the validation loss stops falling, or a limit comes first.
+    """Train until the validation loss stops falling, or a limit is reached.
 
-    The weights that it begins from are looked at too: where none are better, they are kept.
+    The initial weights are validated too, and kept if none are better.
 
     Args:
         learner: A trainer with `trainer_settings`.
-        training: The rows of each trace.
-        validation: Likewise, of traces that are never trained on.
-        config: How.
-        folder: Where the weights go that are kept; see `begin_checkpoint`.
-        on_validation: Told each validation.
-        last: Where the weights of the last validation go too, be it the best or not.
+        training: The rows of each trace to train on.
+        validation: The rows of each trace to validate on.
+        config: Settings of fine-tuning.
+        folder: Folder for the weights of the best validation; see `begin_checkpoint`.
+        on_validation: Called with each validation.
+        last: Folder for the weights of the last validation, best or not, if wanted.
 
     Raises:
         rl_bridge.errors.BridgeError: A trace is longer than `max_length`, the loss is not finite, or the weights cannot
@@ -199,7 +200,7 @@ def fine_tune(
 
 
 def begin_checkpoint(folder: Path, model_path: Path) -> None:
-    """Make a new folder in the Hugging Face layout of one that there is, without its weights, for `fine_tune`."""
+    """Copy a folder in the Hugging Face layout without its weights, which `fine_tune` writes there."""
     shutil.copytree(model_path, folder, ignore=shutil.ignore_patterns("*.safetensors*", "*.bin"))
 
 
@@ -220,7 +221,7 @@ def _batch(traces: Sequence[Sequence[TrainSample]]) -> TrainBatch:
 
 
 def _batches(traces: int, config: SftConfig) -> Iterator[NDArray[np.int64]]:
-    """Places of traces, each once an epoch; an epoch's last batch may be smaller."""
+    """Yield batches of trace indices, each trace once per epoch; batches may differ in size by one."""
     epoch = 0
     while True:
         order = np.random.default_rng([config.seed, epoch]).permutation(traces)

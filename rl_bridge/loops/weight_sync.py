@@ -1,4 +1,4 @@
-"""New weights on their way from the trainer to the generators, beside the loop."""
+"""Synchronisation of new weights from the trainer to the generators, concurrent with the loop."""
 
 import asyncio
 from collections.abc import Callable, Coroutine, Iterable, Mapping
@@ -11,7 +11,7 @@ if TYPE_CHECKING:
 
 
 def sync_metrics(push_s: float, updates: "Iterable[UpdateMetrics]") -> dict[str, float]:
-    """What bringing one version cost, in seconds, by the names that the log uses; of several generators the slowest."""
+    """Return the seconds that one synchronisation took, by their names in the log; for the slowest generator."""
     loads = list(updates)
     slowest = {
         name: max(getattr(load, name) for load in loads) for name in ("transport_s", "pause_s", "load_s")
@@ -20,9 +20,9 @@ def sync_metrics(push_s: float, updates: "Iterable[UpdateMetrics]") -> dict[str,
 
 
 class WeightSync:
-    """Brings one version after the other, each within a deadline; overlapped, `begin` returns before it is there.
+    """Runs one synchronisation at a time, each with a deadline; if `overlapped`, `begin` returns before it is done.
 
-    `failed` is told what went wrong: whoever waits for rollouts would wait for ever otherwise.
+    `failed` is called with an error, so that waiters for rollouts do not wait for ever.
     """
 
     def __init__(
@@ -33,12 +33,12 @@ class WeightSync:
         self._timeout_s = timeout_s
         self._task: asyncio.Task[None] | None = None
         self.newest: Mapping[str, float] = {}
-        """Metrics of the last version that was brought: beside the loop, of the one before the loop's."""
+        """Metrics of the last completed synchronisation; overlapped, that of the version before the loop's."""
 
     async def begin(self, work: Coroutine[Any, Any, Mapping[str, float]]) -> None:
-        """Begin to bring a version, after the one before it is there.
+        """Start a synchronisation once the previous one is done; raise the error of either.
 
-        What `work` asks for first has been asked for when this returns. Raises what either of the two failed with.
+        `work` has run up to its first wait when this returns.
         """
         try:
             await self.finish()

@@ -608,7 +608,7 @@ class Links:
         self.decoder = decoder
         self.single = single
         self.batches = batches
-        self._operations = wire.LEFT_IN_PRODUCTION if production else wire.OPERATIONS
+        self._operations = wire.PRODUCTION_OPERATIONS if production else wire.OPERATIONS
         self._send_timeout_s = send_timeout_s
         self._links: dict[str, Link] = {}
 

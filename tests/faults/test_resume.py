@@ -110,14 +110,14 @@ async def test_what_waits_for_room_when_the_connection_breaks_leaves_over_the_ne
     ):
         await client.reset()
         assert client._conversation is not None
-        client._conversation.carrier.full = True
+        client._conversation.carrier.write_paused = True
         step = asyncio.create_task(client.step(Add(amount=1)))
         await eventually(lambda: unsent(client._conversation))
         proxy.cut()
         assert (await asyncio.wait_for(step, 20)).observation.extra == 1
-        client._conversation.carrier.full = True
+        client._conversation.carrier.write_paused = True
         proxy.cut()
-        while client._conversation._resuming is None:  # type: ignore[attr-defined] # noqa: ASYNC110 - over in an instant
+        while client._conversation._resume_task is None:  # type: ignore[attr-defined] # noqa: ASYNC110 - over in an instant
             await asyncio.sleep(0)
         assert (await asyncio.wait_for(client.step(Add(amount=1)), 20)).observation.extra == 2
 
@@ -126,7 +126,7 @@ async def test_what_waits_for_room_and_is_given_up_never_leaves() -> None:
     async with serving(app_of(Tally)) as address, CounterEnv(f"http://{address}") as client:
         await client.reset()
         conversation: Any = client._conversation
-        conversation.carrier.full = True
+        conversation.carrier.write_paused = True
         step = asyncio.create_task(client.step(Add(amount=1)))
         await eventually(lambda: unsent(conversation))
         step.cancel()
@@ -218,7 +218,7 @@ async def test_a_server_that_stops_or_is_gone_is_not_waited_for(stops: str) -> N
 
 
 async def test_an_ingress_that_is_started_again_is_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(conversing, "MAX_REFUSED", 1)
+    monkeypatch.setattr(conversing, "MAX_REFUSED_CONNECTS", 1)
     async with (
         serving(app_of(Tally)) as address,
         faulty_proxy(address) as proxy,

@@ -455,7 +455,7 @@ async def test_too_many_requests_are_not_kept(monkeypatch: pytest.MonkeyPatch) -
         await env.reset(seed=1)
         for _ in range(3):
             await env.step(Add(amount=0))
-        assert env._journal.trouble is None
+        assert env._journal.obstacle is None
         await env.step(Add(amount=0))
         await servers.end(env.base_url)
         with pytest.raises(EpisodeLostError, match="longer than"):

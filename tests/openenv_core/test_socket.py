@@ -167,7 +167,7 @@ async def test_server_that_does_not_read_makes_the_writer_wait() -> None:
                     await env.step({"text": "z" * 8_000_000})
             assert env._conversation is not None
             carrier = env._conversation.carrier
-            assert carrier.full
+            assert carrier.write_paused
             # One frame is taken in beyond what the system's buffers hold, and no more.
             assert carrier._transport.underlying_transport.get_write_buffer_size() < 17_000_000  # type: ignore[attr-defined]
             over.set()
