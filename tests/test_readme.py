@@ -44,7 +44,7 @@ def test_every_file_that_is_named_exists() -> None:
 
 
 def test_what_it_claims_beside_openenv_is_run_or_measured() -> None:
-    table = (ROOT / "README.md").read_text(encoding="utf-8").split("## Beside OpenEnv")[1]
+    table = (ROOT / "README.md").read_text(encoding="utf-8").split("## Compared with OpenEnv")[1]
     measured = (ROOT / "docs/performance.md").read_text(encoding="utf-8")
     rows = [row.split("|")[1:-1] for row in re.findall(r"^\|.*", table, re.MULTILINE)[2:]]
     assert len([row for row in rows if "benchmarks" in row[3]]) == 3
