@@ -70,7 +70,7 @@ class EnvironmentSession:
         self.watch: Watchdog | None = None
         self.on_expiry: Callable[[], None] | None = None
         self._table = table
-        self._turn: asyncio.Lock | None = None
+        self._lock: asyncio.Lock | None = None
         self._waiting = 0
 
     @property
@@ -81,7 +81,7 @@ class EnvironmentSession:
     @property
     def busy(self) -> bool:
         """Whether a call is running or waiting."""
-        return self._turn is not None and self._turn.locked()
+        return self._lock is not None and self._lock.locked()
 
     async def run(
         self,
@@ -112,29 +112,29 @@ class EnvironmentSession:
 
     async def run_waiting(self, work: Callable[[EnvironmentRunner], Awaitable[T]]) -> T:
         """Run a coroutine as `run` does, but always in its own task."""
-        await self._take_turn()
+        await self._acquire()
         return await _SessionCall(self._table, self, work(self.runner)).result()
 
-    async def _take_turn(self) -> None:
+    async def _acquire(self) -> None:
         """Wait until no other call is running."""
-        if self._turn is None:
-            self._turn = asyncio.Lock()
+        if self._lock is None:
+            self._lock = asyncio.Lock()
         if self._waiting >= MAX_WAITING:
             raise SessionBusyError(self._waiting)
         self._waiting += 1
         try:
-            await self._turn.acquire()
+            await self._lock.acquire()
         finally:
             self._waiting -= 1
         if self.over:
-            self._turn.release()
+            self._lock.release()
             raise UnknownSessionError(self.id)
         self.used = True
 
-    def _turn_over(self) -> None:
+    def _release_lock(self) -> None:
         """Let the next call start."""
-        assert self._turn is not None
-        self._turn.release()
+        assert self._lock is not None
+        self._lock.release()
         self.last_use = asyncio.get_running_loop().time()
 
 
@@ -174,7 +174,7 @@ class _SessionCall(Generic[T]):
         refusal = self._table.expire(self._session)
         if not self._reply.done():
             self._reply.set_exception(refusal)
-        self._session._turn_over()  # waiting calls learn that the session is over
+        self._session._release_lock()  # waiting calls learn that the session is over
         self.task.cancel()
 
     def _finish(self, task: asyncio.Task[tuple[bool, Any]]) -> None:
@@ -185,7 +185,7 @@ class _SessionCall(Generic[T]):
         if self.expired:
             self._table.drop(session)
             return
-        session._turn_over()
+        session._release_lock()
         if self._reply.done():
             return  # the caller has gone
         if task.cancelled():
