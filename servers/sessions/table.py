@@ -32,14 +32,14 @@ UNUSED_SESSION_TTL_S: Final = 60.0
 MAX_INTERVAL_S: Final = 5.0
 """Longest interval between two checks for idle sessions, in seconds."""
 
-_WAVE: Final = 16
+_MAX_BUILDS: Final = 16
 """Environments that one request constructs at once, so that other callers get the event loop and threads too."""
 
 _Key: TypeAlias = tuple[str, str]
 """Owner and id: clients may choose ids, and one client's choice must reveal nothing about another's."""
 
 
-def _stopping() -> RefusalError:
+def _stopping_error() -> RefusalError:
     return RefusalError(
         CAPACITY_REACHED, "expected a server that stays, got one that is stopping; connect to another"
     )
@@ -111,7 +111,7 @@ class SessionTable:
     def draining(self, draining: bool) -> None:
         self._draining = draining
         if draining:
-            self.queue.refuse_all(_stopping)
+            self.queue.refuse_all(_stopping_error)
 
     @property
     def standing(self) -> list[EnvironmentSession]:
@@ -242,8 +242,8 @@ class SessionTable:
         logger.error(
             "%s took longer than %g s; its session is ended", session.runner.name, self.step_timeout_s
         )
-        self._forget(session)
-        self._release(session)
+        self._remove(session)
+        self._release_slot(session)
         return DeadlineExceededError(self.step_timeout_s)
 
     async def close(self, session: EnvironmentSession) -> bool:
@@ -264,7 +264,7 @@ class SessionTable:
         Returns:
             The task that closes its environment and frees its slot; await it shielded, so that it runs to its end.
         """
-        self._forget(session)
+        self._remove(session)
         return keep(asyncio.create_task(self._finish(session)))
 
     async def _reap(self) -> None:
@@ -302,7 +302,7 @@ class SessionTable:
         await self.end_standing(0.0)
 
     async def _end_after_call(self, session: EnvironmentSession, deadline: float) -> None:
-        self._forget(session)
+        self._remove(session)
         if session.call is not None:
             remaining = deadline - asyncio.get_running_loop().time()
             await asyncio.wait([session.call.task], timeout=max(0.0, remaining))
@@ -327,21 +327,21 @@ class SessionTable:
         try:
             while len(building) < count:
                 # Build one alone first, so that a failing constructor fails once. With a state, it has worked before.
-                size = min(_WAVE, count - len(building)) if building or state is not None else 1
-                wave = [keep(asyncio.create_task(self._build(owner, "", state))) for _ in range(size)]
-                building += wave
-                await asyncio.wait(wave)
-                for one in wave:
-                    one.result()
+                size = min(_MAX_BUILDS, count - len(building)) if building or state is not None else 1
+                tasks = [keep(asyncio.create_task(self._build(owner, "", state))) for _ in range(size)]
+                building += tasks
+                await asyncio.wait(tasks)
+                for task in tasks:
+                    task.result()
         except BaseException:
             for _ in range(count - len(building)):
-                self._give(owner)
-            for one in building:
+                self._return_slot(owner)
+            for task in building:
                 if self._shares_process:
-                    one.cancel()
-                one.add_done_callback(self._drop_built)
+                    task.cancel()
+                task.add_done_callback(self._drop_built)
             raise
-        return [one.result() for one in building]
+        return [task.result() for task in building]
 
     async def release(self, sessions: Sequence[EnvironmentSession]) -> None:
         """End sessions that `admit` returned. This continues even if the caller is cancelled."""
@@ -369,7 +369,7 @@ class SessionTable:
     def _refusal(self) -> RefusalError | None:
         """Return why all new sessions are refused, however long they wait; None if they are not."""
         if self._draining:
-            return _stopping()
+            return _stopping_error()
         if self.executor.exhausted:
             return RefusalError(
                 CAPACITY_REACHED,
@@ -379,7 +379,7 @@ class SessionTable:
             )
         return None
 
-    def _give(self, owner: str) -> None:
+    def _return_slot(self, owner: str) -> None:
         self.slots.give(owner)
         self.queue.wake()
 
@@ -411,7 +411,7 @@ class SessionTable:
             return session
         except BaseException as error:
             if session is None:
-                self._give(owner)
+                self._return_slot(owner)
             else:
                 await asyncio.shield(self.drop(session))
             if not isinstance(error, FATAL) or isinstance(error, RefusalError):
@@ -421,14 +421,14 @@ class SessionTable:
             logger.exception("constructing an environment with %s failed", name)
             raise RefusalError(FACTORY_ERROR, text_of(error), {"factory_name": name}) from error
 
-    def _forget(self, session: EnvironmentSession) -> None:
+    def _remove(self, session: EnvironmentSession) -> None:
         session.over = True
         key = (session.owner, session.id)
         if self._sessions.get(key) is session:  # another may have been opened under its id
             del self._sessions[key]
-        told, session.on_over = session.on_over, None
-        if told is not None:
-            told()
+        on_over, session.on_over = session.on_over, None
+        if on_over is not None:
+            on_over()
 
     async def _finish(self, session: EnvironmentSession) -> None:
         if session.holds_slot and not session.ending:
@@ -444,15 +444,15 @@ class SessionTable:
             await runner.close()
         finally:
             if runner.concurrent:
-                self._release(session)
+                self._release_slot(session)
             elif session.holds_slot:
                 # The class does not promise that two instances can share a process, so the slot stays taken until
                 # an abandoned call and `close` have ended, but no longer than the time limit of a call.
-                runner.on_free(lambda: self._release(session))
+                runner.on_free(lambda: self._release_slot(session))
                 if session.holds_slot and self.step_timeout_s is not None:
-                    asyncio.get_running_loop().call_later(self.step_timeout_s, self._release, session)
+                    asyncio.get_running_loop().call_later(self.step_timeout_s, self._release_slot, session)
 
-    def _release(self, session: EnvironmentSession) -> None:
+    def _release_slot(self, session: EnvironmentSession) -> None:
         if session.holds_slot:
             session.holds_slot = False
             self.slots.give(session.owner)
