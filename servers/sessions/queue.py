@@ -19,7 +19,7 @@ DISCONNECT_NOTICE_S: Final = 0.1
 TELL_INTERVAL_S: Final = 1.0
 """Shortest interval between two frames that report the place in the queue, in seconds."""
 
-_HOLDS: Final = 64
+_HOLD_SAMPLES: Final = 64
 """Number of ended sessions from whose length that of the next ones is estimated."""
 
 Tell = Callable[[dict[str, Any]], Awaitable[None]]
@@ -68,11 +68,11 @@ class Ticket:
             RefusalError: No slots were returned in time, or the server refuses all new sessions.
         """
         try:
-            told, pause_s = 0, None if tell is None else 2 * DISCONNECT_NOTICE_S
+            last_place, pause_s = 0, None if tell is None else 2 * DISCONNECT_NOTICE_S
             while not (await asyncio.wait([self.granted], timeout=pause_s))[0]:
                 assert tell is not None
-                if (status := self._queue.status_of(self))["place"] != told:
-                    told = status["place"]
+                if (status := self._queue.status_of(self))["place"] != last_place:
+                    last_place = status["place"]
                     await tell(status)
                 pause_s = TELL_INTERVAL_S
             self.granted.result()
@@ -106,10 +106,10 @@ class SlotQueue:
         self._slots = slots
         self._max_waiting = max_waiting
         self._max_wait_s = max_wait_s
-        self._lines: dict[str, deque[Ticket]] = {}  # by owner; no empty ones
-        self._wanted = 0  # slots, over all tickets
+        self._tickets: dict[str, deque[Ticket]] = {}  # by owner; no empty ones
+        self._requested = 0  # slots, over all tickets
         self._last_arrival = 0
-        self._held_s: deque[float] = deque(maxlen=_HOLDS)
+        self._held_s: deque[float] = deque(maxlen=_HOLD_SAMPLES)
         self._last_return = 0.0
         self.refusal: Callable[[], RefusalError | None] = lambda: None
         self.on_grant: Callable[[int, float], None] = lambda slots, waited_s: None
@@ -133,15 +133,15 @@ class SlotQueue:
             assert refusal is not None
             _refuse(ticket, refusal)
             return ticket
-        self._lines.setdefault(owner, deque()).append(ticket)
-        self._wanted += count
+        self._tickets.setdefault(owner, deque()).append(ticket)
+        self._requested += count
         self._slots.enqueue(ticket.arrival)
         self.wake()
         if ticket.waits and self._slots.waiting > self._max_waiting:
             self._expire(ticket)
         elif ticket.waits:
-            patience_s = max(self.clamp_wait(wait_s), DISCONNECT_NOTICE_S)
-            ticket.timer = asyncio.get_running_loop().call_later(patience_s, self._look_again, ticket)
+            timeout_s = max(self.clamp_wait(wait_s), DISCONNECT_NOTICE_S)
+            ticket.timer = asyncio.get_running_loop().call_later(timeout_s, self._check_timeout, ticket)
         return ticket
 
     def clamp_wait(self, wait_s: float) -> float:
@@ -162,9 +162,9 @@ class SlotQueue:
 
     def wake(self) -> None:
         """Grant the free slots to the next requests; call it when slots have been returned."""
-        passed: set[str] = set()
+        skipped: set[str] = set()
         head: int | None = None
-        while heads := [line[0] for owner, line in self._lines.items() if owner not in passed]:
+        while heads := [line[0] for owner, line in self._tickets.items() if owner not in skipped]:
             first = min(heads, key=lambda ticket: ticket.arrival)
             try:
                 self._slots.take(first.owner, first.count, first.arrival)
@@ -172,7 +172,7 @@ class SlotQueue:
                 if not full.own:
                     head = first.arrival
                     break
-                passed.add(first.owner)
+                skipped.add(first.owner)
             else:
                 self._remove(first)
                 first.holds = True
@@ -180,7 +180,7 @@ class SlotQueue:
                 self.on_grant(first.count, max(0.0, time.monotonic() - first.arrival / 1e9))
         self._slots.set_head(head)
 
-    def returned(self, held_s: float) -> None:
+    def record_return(self, held_s: float) -> None:
         """Note how long a session held the slot that it has returned, and grant the slot to the next request."""
         self._held_s.append(held_s)
         self._last_return = time.monotonic()
@@ -188,7 +188,7 @@ class SlotQueue:
 
     def refuse_all(self, refusal: Callable[[], RefusalError]) -> None:
         """Refuse every waiting request."""
-        for ticket in [ticket for line in self._lines.values() for ticket in line]:
+        for ticket in [ticket for line in self._tickets.values() for ticket in line]:
             self._remove(ticket)
             _refuse(ticket, refusal())
 
@@ -219,16 +219,16 @@ class SlotQueue:
         if not self._held_s:
             return None
         held_s = max(sum(self._held_s) / len(self._held_s), time.monotonic() - self._last_return)
-        tickets = sum(map(len, self._lines.values()))
-        each = self._wanted / tickets if tickets else 1
-        return round(place * each * held_s / self._slots.total, 3)
+        tickets = sum(map(len, self._tickets.values()))
+        slots_per_ticket = self._requested / tickets if tickets else 1
+        return round(place * slots_per_ticket * held_s / self._slots.total, 3)
 
-    def _look_again(self, ticket: Ticket) -> None:
+    def _check_timeout(self, ticket: Ticket) -> None:
         """Refuse a request that has waited too long, unless ending sessions are about to return slots."""
         left_s = ticket.arrival / 1e9 + CLOSE_TIMEOUT_S - time.monotonic()
         if self._slots.ending and left_s > 0:
             loop = asyncio.get_running_loop()
-            ticket.timer = loop.call_later(min(left_s, DISCONNECT_NOTICE_S), self._look_again, ticket)
+            ticket.timer = loop.call_later(min(left_s, DISCONNECT_NOTICE_S), self._check_timeout, ticket)
         else:
             self._expire(ticket)
 
@@ -250,11 +250,11 @@ class SlotQueue:
         self.wake()
 
     def _remove(self, ticket: Ticket) -> None:
-        line = self._lines[ticket.owner]
+        line = self._tickets[ticket.owner]
         line.remove(ticket)
         if not line:
-            del self._lines[ticket.owner]
-        self._wanted -= ticket.count
+            del self._tickets[ticket.owner]
+        self._requested -= ticket.count
         self._slots.dequeue(ticket.arrival)
         if ticket.timer is not None:
             ticket.timer.cancel()

@@ -458,4 +458,4 @@ class SessionTable:
             self.slots.give(session.owner)
             if session.ending:
                 self.slots.end(-1)
-            self.queue.returned(asyncio.get_running_loop().time() - session.began)
+            self.queue.record_return(asyncio.get_running_loop().time() - session.began)
