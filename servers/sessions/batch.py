@@ -18,7 +18,7 @@ from servers.sessions.snapshots import SessionState, state_of
 from servers.sessions.table import SessionTable
 from servers.threads import Outcome, ThreadCall, outcome_of
 
-_SPELL: Final = 64
+_STEPS_PER_YIELD: Final = 64
 """Members stepped on the event loop before it is yielded to other tasks."""
 
 
@@ -86,26 +86,26 @@ class MemberCall:
         """Whether a step resets instead, since the previous episode is over."""
         return self.member.ended and self.autoreset is not None
 
-    async def play(self, runner: EnvironmentRunner, *, here: bool = False, begun: Any = None) -> Any:
+    async def play(self, runner: EnvironmentRunner, *, here: bool = False, result: Any = None) -> Any:
         """Read an environment's state, reset it, or step it and apply the autoreset mode.
 
         Args:
             runner: Runs the environment.
             here: Run methods in the calling thread, as of `EnvironmentRunner`.
-            begun: The result of `EnvironmentRunner.reset_here` or `step_here`, if already called.
+            result: The result of `EnvironmentRunner.reset_here` or `step_here`, if already called.
         """
         if self.reads:
             return await runner.state(here=here)
         resets = self.options is not None or self.resets
-        if begun is None:
-            begun = runner.reset(self.options or {}) if resets else runner.step(self.action)
-        seen = begun if isinstance(begun, Observation) else await begun
+        if result is None:
+            result = runner.reset(self.options or {}) if resets else runner.step(self.action)
+        observation = result if isinstance(result, Observation) else await result
         self.spent_s = runner.spent_s
-        if not resets and self.autoreset == "same_step" and getattr(seen, "done", False) is True:
-            self.last, seen = seen, await runner.reset({}, here=here)
+        if not resets and self.autoreset == "same_step" and getattr(observation, "done", False) is True:
+            self.last, observation = observation, await runner.reset({}, here=here)
             self.spent_s += runner.spent_s
-        self.member.ended = getattr(seen, "done", False) is True
-        return seen
+        self.member.ended = getattr(observation, "done", False) is True
+        return observation
 
     def play_here(self) -> Any:
         """Do the same in the calling thread; return a coroutine to continue on the event loop if a method waits."""
@@ -114,16 +114,16 @@ class MemberCall:
         if self.reads:
             return begin_here(self.play(runner, here=True))
         resets = self.options is not None or self.resets
-        begun = runner.reset_here(self.options or {}) if resets else runner.step_here(self.action)
-        if isinstance(begun, Observation):
-            ended = begun.done is True
+        result = runner.reset_here(self.options or {}) if resets else runner.step_here(self.action)
+        if isinstance(result, Observation):
+            ended = result.done is True
             if (
                 resets or not ended or self.autoreset != "same_step"
             ):  # the usual case, which creates no coroutine
                 self.spent_s = runner.spent_s
                 member.ended = ended
-                return begun
-        return begin_here(self.play(runner, here=True, begun=begun))
+                return result
+        return begin_here(self.play(runner, here=True, result=result))
 
 
 class SessionBatch:
@@ -269,10 +269,10 @@ class BatchRound:
         self._table = table
         self._calls = calls
         self._finished: list[MemberCall] = []
-        self._left = self._wanted = len(calls)
+        self._remaining = self._awaited = len(calls)
         self._waiter: asyncio.Future[None] | None = None
         self._tasks: list[asyncio.Task[None]] = []
-        self._in_threads: dict[MemberCall, ThreadCall] = {}
+        self._thread_calls: dict[MemberCall, ThreadCall] = {}
         self._timer: asyncio.TimerHandle | None = None
 
     async def start(self) -> None:
@@ -289,33 +289,33 @@ class BatchRound:
                 outcome = outcome_of(call.play_here)
                 if type(outcome[1]) is CoroutineType:
                     member.busy = True
-                    self._take(call, outcome)
-                else:  # as in `_take`, but without a waiter
+                    self._finish(call, outcome)
+                else:  # as in `_finish`, but without a waiter
                     call.outcome = outcome[1]
                     finished.append(call)
-                if number % _SPELL == 0 and number < len(self._calls):
+                if number % _STEPS_PER_YIELD == 0 and number < len(self._calls):
                     await asyncio.sleep(0)
                 continue
             member.busy = True
             if session.shared:  # other clients may call it, so the call needs its lock
-                self._go_on(call, call.play)
+                self._run_in_task(call, call.play)
             elif session.runner.in_thread:
-                self._in_threads[call] = session.runner.submit(call.play_here, partial(self._take, call))
+                self._thread_calls[call] = session.runner.submit(call.play_here, partial(self._finish, call))
             else:
-                self._go_on(call, call.play)
-        if self._in_threads and self._table.step_timeout_s is not None:
+                self._run_in_task(call, call.play)
+        if self._thread_calls and self._table.step_timeout_s is not None:
             self._timer = asyncio.get_running_loop().call_later(self._table.step_timeout_s, self._expire)
 
     async def next(self, at_least: int) -> list[MemberCall]:
         """Wait until at least this many calls, or all that remain, are done; return them."""
-        self._wanted = min(at_least, self._left)
-        if len(self._finished) < self._wanted:
+        self._awaited = min(at_least, self._remaining)
+        if len(self._finished) < self._awaited:
             await asyncio.sleep(0)  # first of all, as `begin_here` requires
-        if len(self._finished) < self._wanted:
+        if len(self._finished) < self._awaited:
             self._waiter = asyncio.get_running_loop().create_future()
             await self._waiter
         finished, self._finished = self._finished, []
-        self._left -= len(finished)
+        self._remaining -= len(finished)
         return (
             finished if len(finished) < len(self._calls) else list(self._calls)
         )  # in the order of the request
@@ -323,13 +323,13 @@ class BatchRound:
     @property
     def over(self) -> bool:
         """Whether every call has been returned."""
-        return not self._left
+        return not self._remaining
 
     def cancel(self, refusal: RefusalError) -> None:
         """End calls that still wait for a thread with an error; the others continue."""
-        for call, in_thread in list(self._in_threads.items()):
-            if call.member.session.runner.drop(in_thread):
-                self._take(call, (False, refusal))
+        for call, thread_call in list(self._thread_calls.items()):
+            if call.member.session.runner.drop(thread_call):
+                self._finish(call, (False, refusal))
 
     def close(self) -> None:
         """Abandon the calls that are still running; the caller has to end their sessions."""
@@ -338,32 +338,32 @@ class BatchRound:
         for task in self._tasks:
             task.cancel()
         # In reverse, since later calls would otherwise get the threads that earlier ones leave.
-        for call, in_thread in reversed(self._in_threads.items()):
-            call.member.session.runner.abandon(in_thread)
+        for call, thread_call in reversed(self._thread_calls.items()):
+            call.member.session.runner.abandon(thread_call)
 
-    def _go_on(self, call: MemberCall, work: Callable[[EnvironmentRunner], Awaitable[Any]]) -> None:
+    def _run_in_task(self, call: MemberCall, work: Callable[[EnvironmentRunner], Awaitable[Any]]) -> None:
         async def run() -> None:
-            self._take(call, await outcome_of_work(call.member.session.run_waiting(work)))
+            self._finish(call, await outcome_of_work(call.member.session.run_waiting(work)))
 
         self._tasks.append(keep(asyncio.create_task(run())))
 
-    def _take(self, call: MemberCall, outcome: Outcome) -> None:
+    def _finish(self, call: MemberCall, outcome: Outcome) -> None:
         """Store a call's outcome, on the event loop; if that is an awaitable, continue with it."""
-        if self._in_threads:
-            self._in_threads.pop(call, None)
+        if self._thread_calls:
+            self._thread_calls.pop(call, None)
         _, value = outcome
         if isinstance(value, CoroutineType):
-            self._go_on(call, lambda _: asyncio.create_task(value))
+            self._run_in_task(call, lambda _: asyncio.create_task(value))
             return
         call.outcome = value
         call.member.busy = False
         self._finished.append(call)
-        if self._waiter is not None and len(self._finished) >= self._wanted and not self._waiter.done():
+        if self._waiter is not None and len(self._finished) >= self._awaited and not self._waiter.done():
             self._waiter.set_result(None)
 
     def _expire(self) -> None:
-        for call, in_thread in reversed(list(self._in_threads.items())):
+        for call, thread_call in reversed(list(self._thread_calls.items())):
             session = call.member.session
-            session.runner.abandon(in_thread)
-            self._take(call, (False, self._table.expire(session)))
+            session.runner.abandon(thread_call)
+            self._finish(call, (False, self._table.expire(session)))
             self._table.drop(session)
