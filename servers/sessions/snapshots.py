@@ -1,4 +1,4 @@
-"""States of environments: taken from one session, kept for their owner, and given to others."""
+"""Snapshots: states of environments, taken from one session, stored for its owner, and restored in others."""
 
 import asyncio
 import inspect
@@ -22,20 +22,20 @@ from servers.sessions.session import EnvironmentSession
 logger = logging.getLogger("servers")
 
 MAX_SNAPSHOTS: Final = 256
-"""Snapshots that a process keeps; of several workers each has as many."""
+"""Greatest number of snapshots stored in one process; each worker has this limit."""
 
 MAX_SNAPSHOT_BYTES: Final = 1 << 30
-"""Bytes of all of them together, as far as the states tell."""
+"""Greatest total size of the snapshots of one process, in bytes, as far as the states report theirs."""
 
 
 @dataclass(slots=True)
 class SessionState:
-    """What an environment's `snapshot` has returned.
+    """A state of an environment.
 
     Attributes:
-        state: The same.
-        ended: The episode was over.
-        users: Who must not see it closed: those that hold it to restore from, and restores.
+        state: What the environment's `snapshot` returned.
+        ended: Whether the episode was over.
+        users: References to it: by holders that may restore it, and by running restores. `close` waits for zero.
     """
 
     state: Any
@@ -45,12 +45,12 @@ class SessionState:
 
     @property
     def nbytes(self) -> int:
-        """How much memory it takes; 0 where that is not known."""
+        """Size in bytes; 0 if unknown."""
         size = len(self.state) if isinstance(self.state, bytes) else getattr(self.state, "nbytes", 0)
         return size if isinstance(size, int) else 0
 
     async def restore(self, runner: EnvironmentRunner) -> None:
-        """Have a fresh environment go on from here; where it cannot, it is closed.
+        """Restore a new environment to this state; close the environment on failure.
 
         Raises:
             Exception: Whatever the environment raised.
@@ -67,16 +67,16 @@ class SessionState:
             runner.discard()
             raise
         finally:
-            runner.on_free(self.leave)  # a thread may be at it still
+            runner.on_free(self.leave)  # an abandoned call may still use the state in a thread
 
     def leave(self) -> None:
-        """Count a user less."""
+        """Remove one reference."""
         self.users -= 1
         if self._closed:
             keep(asyncio.create_task(self.close()))
 
     async def close(self) -> None:
-        """Give back what it holds, once nobody uses it. Whoever waits may be cancelled: it goes on."""
+        """Close the state, once it has no users. This continues even if the caller is cancelled."""
         self._closed = True
         if not self.users and callable(close := getattr(self.state, "close", None)):
             await asyncio.wait([keep(asyncio.create_task(_close(close)))])
@@ -93,10 +93,14 @@ async def _close(close: Callable[[], Any]) -> None:
 
 
 async def state_of(session: EnvironmentSession, *, ended: bool) -> SessionState:
-    """Return where a session's environment stands.
+    """Return a snapshot of a session's environment.
+
+    Args:
+        session: The session.
+        ended: Whether its episode is over.
 
     Raises:
-        RefusalError: It cannot tell, or did not within the time of a step; or as `EnvironmentSession.run`.
+        RefusalError: The environment cannot be forked, or its `snapshot` failed; or as `EnvironmentSession.run`.
     """
     taken: list[SessionState] = []
     left = False
@@ -107,7 +111,7 @@ async def state_of(session: EnvironmentSession, *, ended: bool) -> SessionState:
     async def take(runner: EnvironmentRunner) -> None:
         state = await runner.call("snapshot", unclaimed=lambda late: drop(SessionState(late)))
         taken.append(SessionState(state, ended))
-        if left:  # the call went on without whoever asked
+        if left:  # the call continued after its caller was cancelled
             drop(taken[-1])
 
     if not session.runner.forkable:
@@ -120,7 +124,7 @@ async def state_of(session: EnvironmentSession, *, ended: bool) -> SessionState:
         await session.run_waiting(take)
     except BaseException as error:
         left = True
-        for one in taken:  # whoever asked left as it came
+        for one in taken:  # the caller was cancelled just as the snapshot was taken
             drop(one)
         if isinstance(error, FATAL) and not isinstance(error, RefusalError):
             raise RefusalError(EXECUTION_ERROR, text_of(error)) from error
@@ -129,7 +133,7 @@ async def state_of(session: EnvironmentSession, *, ended: bool) -> SessionState:
 
 
 class UnknownSnapshotError(RefusalError):
-    """There is no such snapshot, or it is somebody else's: the answer is the same."""
+    """There is no such snapshot, or another owner has it; the error is the same for both."""
 
     def __init__(self, snapshot: str) -> None:
         text = f"expected the id of a snapshot that is kept for you, got {short(snapshot)}; take another"
@@ -149,12 +153,12 @@ class _Kept:
 
 
 class SnapshotTable:
-    """Keeps states for their owners, a bounded number, each until it goes unused for the time of its lease.
+    """Stores a bounded number of states for their owners, each until its lease expires.
 
     Args:
-        lease_s: Seconds of it.
-        per_owner: The greatest number of one caller's; None: only the bound of all.
-        new_id: Draws ids.
+        lease_s: Seconds that a state is stored after its last use.
+        per_owner: Greatest number of states of one owner; None for no other limit than the total.
+        new_id: Generates ids.
     """
 
     def __init__(self, lease_s: float, per_owner: int | None, new_id: Callable[[], str]) -> None:
@@ -167,10 +171,10 @@ class SnapshotTable:
         return len(self._kept)
 
     def keep(self, owner: str, state: SessionState) -> str:
-        """Keep a state; return its id. One that cannot be kept is closed.
+        """Store a state and return its id.
 
         Raises:
-            RefusalError: CAPACITY_REACHED.
+            RefusalError: CAPACITY_REACHED. The state is closed.
         """
         held = list(self._kept.values())
         own = sum(one.owner == owner for one in held)
@@ -192,7 +196,7 @@ class SnapshotTable:
 
     @contextmanager
     def use(self, owner: str, snapshot: str) -> Iterator[SessionState]:
-        """Hold a state for as long as the block runs; its lease begins anew after it.
+        """Hold a state for the duration of a `with` block; its lease is renewed afterwards.
 
         Raises:
             RefusalError: `UnknownSnapshotError`.
@@ -207,17 +211,17 @@ class SnapshotTable:
                 self._renew(snapshot, kept)
 
     def drop(self, owner: str, snapshots: Sequence[str]) -> None:
-        """Keep states no longer.
+        """Drop states, all or none.
 
         Raises:
-            RefusalError: `UnknownSnapshotError`; none is dropped then.
+            RefusalError: `UnknownSnapshotError`.
         """
         for snapshot, kept in {one: self._find(owner, one) for one in snapshots}.items():
             del self._kept[snapshot]
             kept.close()
 
     async def close(self) -> None:
-        """Drop all of them, and wait until they are closed."""
+        """Drop all states and wait until they are closed."""
         held, self._kept = self._kept, {}
         await asyncio.gather(*(kept.close() for kept in held.values()))
 
