@@ -58,7 +58,7 @@ class SessionState:
         if self._closed:
             runner.discard()
             raise RuntimeError(
-                "expected a state that is kept, got one that was closed; whoever asked has left"
+                "the state was closed before it could be restored: the client has disconnected"
             )
         self.users += 1
         try:
@@ -102,17 +102,17 @@ async def state_of(session: EnvironmentSession, *, ended: bool) -> SessionState:
     Raises:
         RefusalError: The environment cannot be forked, or its `snapshot` failed; or as `EnvironmentSession.run`.
     """
-    taken: list[SessionState] = []
-    left = False
+    states: list[SessionState] = []
+    abandoned = False
 
     def drop(state: SessionState) -> None:
         keep(asyncio.create_task(state.close()))
 
     async def take(runner: EnvironmentRunner) -> None:
         state = await runner.call("snapshot", unclaimed=lambda late: drop(SessionState(late)))
-        taken.append(SessionState(state, ended))
-        if left:  # the call continued after its caller was cancelled
-            drop(taken[-1])
+        states.append(SessionState(state, ended))
+        if abandoned:  # the call continued after its caller had gone
+            drop(states[-1])
 
     if not session.runner.forkable:
         raise RefusalError(
@@ -123,13 +123,13 @@ async def state_of(session: EnvironmentSession, *, ended: bool) -> SessionState:
     try:
         await session.run_waiting(take)
     except BaseException as error:
-        left = True
-        for one in taken:  # the caller was cancelled just as the snapshot was taken
-            drop(one)
+        abandoned = True
+        for state in states:  # the caller left just as the snapshot was taken
+            drop(state)
         if isinstance(error, FATAL) and not isinstance(error, RefusalError):
             raise RefusalError(EXECUTION_ERROR, text_of(error)) from error
         raise
-    return taken[0]
+    return states[0]
 
 
 class UnknownSnapshotError(RefusalError):
@@ -141,7 +141,7 @@ class UnknownSnapshotError(RefusalError):
 
 
 @dataclass(slots=True)
-class _Kept:
+class _StoredState:
     owner: str
     state: SessionState
     lease: asyncio.TimerHandle | None = None
@@ -165,10 +165,10 @@ class SnapshotTable:
         self._lease_s = lease_s
         self._per_owner = per_owner
         self._new_id = new_id
-        self._kept: dict[str, _Kept] = {}
+        self._snapshots: dict[str, _StoredState] = {}
 
     def __len__(self) -> int:
-        return len(self._kept)
+        return len(self._snapshots)
 
     def keep(self, owner: str, state: SessionState) -> str:
         """Store a state and return its id.
@@ -176,12 +176,12 @@ class SnapshotTable:
         Raises:
             RefusalError: CAPACITY_REACHED. The state is closed.
         """
-        held = list(self._kept.values())
-        own = sum(one.owner == owner for one in held)
-        size = sum(one.state.nbytes for one in held) + state.nbytes
+        snapshots = list(self._snapshots.values())
+        own = sum(one.owner == owner for one in snapshots)
+        size = sum(one.state.nbytes for one in snapshots) + state.nbytes
         refusal = None
-        if len(held) >= MAX_SNAPSHOTS:
-            refusal = f"{len(held)} snapshots are kept, and a process keeps no more"
+        if len(snapshots) >= MAX_SNAPSHOTS:
+            refusal = f"{len(snapshots)} snapshots are kept, and a process keeps no more"
         elif self._per_owner is not None and own >= self._per_owner:
             refusal = f"{own} snapshots of this token are kept, and a process keeps no more"
         elif size > MAX_SNAPSHOT_BYTES:
@@ -190,8 +190,8 @@ class SnapshotTable:
             keep(asyncio.create_task(state.close()))
             raise RefusalError(CAPACITY_REACHED, f"{refusal}; drop one, or try again later")
         snapshot = self._new_id()
-        self._kept[snapshot] = kept = _Kept(owner, state)
-        self._renew(snapshot, kept)
+        self._snapshots[snapshot] = stored = _StoredState(owner, state)
+        self._renew(snapshot, stored)
         return snapshot
 
     @contextmanager
@@ -201,14 +201,14 @@ class SnapshotTable:
         Raises:
             RefusalError: `UnknownSnapshotError`.
         """
-        kept = self._find(owner, snapshot)
-        kept.state.users += 1
+        stored = self._find(owner, snapshot)
+        stored.state.users += 1
         try:
-            yield kept.state
+            yield stored.state
         finally:
-            kept.state.leave()
-            if snapshot in self._kept:
-                self._renew(snapshot, kept)
+            stored.state.leave()
+            if snapshot in self._snapshots:
+                self._renew(snapshot, stored)
 
     def drop(self, owner: str, snapshots: Sequence[str]) -> None:
         """Drop states, all or none.
@@ -216,29 +216,29 @@ class SnapshotTable:
         Raises:
             RefusalError: `UnknownSnapshotError`.
         """
-        for snapshot, kept in {one: self._find(owner, one) for one in snapshots}.items():
-            del self._kept[snapshot]
-            kept.close()
+        for snapshot, stored in {one: self._find(owner, one) for one in snapshots}.items():
+            del self._snapshots[snapshot]
+            stored.close()
 
     async def close(self) -> None:
         """Drop all states and wait until they are closed."""
-        held, self._kept = self._kept, {}
-        await asyncio.gather(*(kept.close() for kept in held.values()))
+        snapshots, self._snapshots = self._snapshots, {}
+        await asyncio.gather(*(stored.close() for stored in snapshots.values()))
 
-    def _find(self, owner: str, snapshot: str) -> _Kept:
-        kept = self._kept.get(snapshot)
-        if kept is None or kept.owner != owner:
+    def _find(self, owner: str, snapshot: str) -> _StoredState:
+        stored = self._snapshots.get(snapshot)
+        if stored is None or stored.owner != owner:
             raise UnknownSnapshotError(snapshot)
-        return kept
+        return stored
 
-    def _renew(self, snapshot: str, kept: _Kept) -> None:
-        if kept.lease is not None:
-            kept.lease.cancel()
-        kept.lease = asyncio.get_running_loop().call_later(self._lease_s, self._expire, snapshot, kept)
+    def _renew(self, snapshot: str, stored: _StoredState) -> None:
+        if stored.lease is not None:
+            stored.lease.cancel()
+        stored.lease = asyncio.get_running_loop().call_later(self._lease_s, self._expire, snapshot, stored)
 
-    def _expire(self, snapshot: str, kept: _Kept) -> None:
-        if kept.state.users:
-            self._renew(snapshot, kept)
+    def _expire(self, snapshot: str, stored: _StoredState) -> None:
+        if stored.state.users:
+            self._renew(snapshot, stored)
         else:
-            del self._kept[snapshot]
-            kept.close()
+            del self._snapshots[snapshot]
+            stored.close()
