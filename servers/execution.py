@@ -48,17 +48,17 @@ class _Options:
 
     Attributes:
         names: Their names; None for any.
-        barred: Parameters that are not options (self, the action).
+        excluded: Parameters that are not options (self, the action).
     """
 
     names: frozenset[str] | None
-    barred: frozenset[str]
+    excluded: frozenset[str]
 
-    def accept(self, given: Mapping[str, Any]) -> Mapping[str, Any]:
-        """Return those of the options given that the method accepts."""
+    def accept(self, options: Mapping[str, Any]) -> Mapping[str, Any]:
+        """Return those of `options` that the method accepts."""
         if self.names is None:
-            return {name: value for name, value in given.items() if name not in self.barred}
-        return {name: value for name, value in given.items() if name in self.names}
+            return {name: value for name, value in options.items() if name not in self.excluded}
+        return {name: value for name, value in options.items() if name in self.names}
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,11 +115,11 @@ def plan_of(cls: type) -> _EnvironmentMethods:
 def _options_of(method: Callable[..., Any], skip: int) -> _Options:
     parameters = list(inspect.signature(method).parameters.values())
     variadic = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
-    barred = frozenset(p.name for p in parameters[:skip] if p.kind not in variadic)
+    excluded = frozenset(p.name for p in parameters[:skip] if p.kind not in variadic)
     if any(p.kind is p.VAR_KEYWORD for p in parameters):
-        return _Options(None, barred)
+        return _Options(None, excluded)
     by_name = (inspect.Parameter.KEYWORD_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
-    return _Options(frozenset(p.name for p in parameters[skip:] if p.kind in by_name), barred)
+    return _Options(frozenset(p.name for p in parameters[skip:] if p.kind in by_name), excluded)
 
 
 def _is_environment(value: object) -> bool:
@@ -206,7 +206,7 @@ class Executor:
         if not pool.abort(call, replace=pool is self.pool):
             return False
 
-        def late(outcome: Outcome) -> None:
+        def on_outcome(outcome: Outcome) -> None:
             self.abandoned -= 1
             then(outcome)
 
@@ -215,7 +215,7 @@ class Executor:
             logger.error(
                 "%d calls that nobody waits for hold a thread each; no new session is taken", self.abandoned
             )
-        call.then = late
+        call.then = on_outcome
         return True
 
     def _reject(self, outcome: Outcome, pool: ThreadPool) -> None:
@@ -252,7 +252,7 @@ class EnvironmentRunner:
         self._pool = pool
         self._reset: Callable[..., Any] = getattr(environment, plan.reset)
         self._step: Callable[..., Any] = getattr(environment, plan.step)
-        self._late: ThreadCall | None = None
+        self._abandoned: ThreadCall | None = None
         self._closing: asyncio.Task[None] | None = None
 
     async def reset(
@@ -270,12 +270,12 @@ class EnvironmentRunner:
     def reset_here(self, options: Mapping[str, Any]) -> Observation | Coroutine[Any, Any, Observation]:
         """Start an episode in the calling thread; return a coroutine to await if the environment's method is async."""
         observation = self._call(self._reset, **self.plan.reset_options.accept(options))
-        return observation if isinstance(observation, Observation) else self._settled(observation, here=True)
+        return observation if isinstance(observation, Observation) else self._finish(observation, here=True)
 
     def step_here(self, action: Action) -> Observation | Coroutine[Any, Any, Observation]:
         """Apply an action in the calling thread; return a coroutine to await if the environment's method is async."""
         observation = self._call(self._step, action)
-        return observation if isinstance(observation, Observation) else self._settled(observation, here=True)
+        return observation if isinstance(observation, Observation) else self._finish(observation, here=True)
 
     async def step(
         self,
@@ -327,7 +327,7 @@ class EnvironmentRunner:
         Raises:
             AttributeError: The environment has no such method.
         """
-        return await self._run(getattr(self.environment, name), args, whole=False)
+        return await self._run(getattr(self.environment, name), args, finish=False)
 
     def submit(self, fn: Callable[[], Any], then: Callable[[Outcome], None]) -> ThreadCall:
         """Run a function in the environment's threads; `then` gets the outcome on the event loop, unless abandoned."""
@@ -360,7 +360,7 @@ class EnvironmentRunner:
 
         Closing continues even if the caller is cancelled.
         """
-        if self._late is None:
+        if self._abandoned is None:
             self.discard()
             assert self._closing is not None
             # Twice its own time limit: a `close` that ignores its cancellation, or still waits for a thread, continues
@@ -380,28 +380,28 @@ class EnvironmentRunner:
                 )
         except FATAL:
             logger.exception("closing %s failed", self.name)
-        if self._late is None:
+        if self._abandoned is None:
             end_own_pool()
         # References to a session that is over, to its number for instance, must not keep its environment alive.
         self.environment = self._reset = self._step = None  # type: ignore[assignment]  # never called again
 
     def discard(self) -> None:
         """Close the environment once, in the background; if an abandoned call runs in it, that closes it at its end."""
-        if self._closing is None and self._late is None:
+        if self._closing is None and self._abandoned is None:
             self._closing = keep(asyncio.create_task(self._close()))
 
     def on_free(self, then: Callable[[], None]) -> None:
         """Call `then` when no abandoned call runs and the environment is not closing; possibly at once."""
-        late, closing = self._late, self._closing
-        if late is not None:
-            follow = late.then
+        abandoned, closing = self._abandoned, self._closing
+        if abandoned is not None:
+            previous = abandoned.then
 
-            def both(outcome: Outcome) -> None:
-                if follow is not None:
-                    follow(outcome)
+            def on_outcome(outcome: Outcome) -> None:
+                if previous is not None:
+                    previous(outcome)
                 self.on_free(then)
 
-            late.then = both
+            abandoned.then = on_outcome
         elif closing is not None and not closing.done():
             closing.add_done_callback(lambda _: self.on_free(then))
         else:
@@ -414,7 +414,7 @@ class EnvironmentRunner:
         options: Mapping[str, Any] = MappingProxyType({}),
         *,
         on_loop: bool | None = None,
-        whole: bool = True,
+        finish: bool = True,
         here: bool = False,
         resume: Callable[[Outcome], None] | None = None,
         then: Callable[[], None] | None = None,
@@ -428,8 +428,8 @@ class EnvironmentRunner:
             args: Its positional arguments.
             options: Its keyword arguments.
             on_loop: Whether to call it on the event loop; by default as its kind and class require.
-            whole: Await an awaitable result; otherwise return it.
-            here: Call the method in the calling thread; see `_settled`.
+            finish: Await an awaitable result; otherwise return it.
+            here: Call the method in the calling thread; see `_finish`.
             resume: Resumes this coroutine where it runs outside of a task: called on the event loop with the outcome
                 of the call in a thread, which is the first wait.
             then: Called when an abandoned call has ended; by default `discard`.
@@ -452,14 +452,14 @@ class EnvironmentRunner:
                 if call.outcome is None:
                     self._abandon(call, then or self.discard, unclaimed)
                 else:
-                    _drop(call.outcome, unclaimed)
+                    _discard_outcome(call.outcome, unclaimed)
                 raise
             self.spent_s = call.spent_s
             if not succeeded:
                 raise result
         here = here or self.plan.inline or resume is not None
         return (
-            result if not whole or isinstance(result, Observation) else await self._settled(result, here=here)
+            result if not finish or isinstance(result, Observation) else await self._finish(result, here=here)
         )
 
     def _call(self, fn: Callable[..., Any], /, *args: Any, **options: Any) -> Any:
@@ -474,7 +474,7 @@ class EnvironmentRunner:
         finally:
             self.spent_s = perf_counter() - began
 
-    async def _settled(self, result: Any, *, here: bool) -> Any:
+    async def _finish(self, result: Any, *, here: bool) -> Any:
         """Await a method's result if it is awaitable, and add the time to the method's.
 
         With `here`, which may be in a thread, this waits once first, so that the caller can resume it on the event
@@ -486,7 +486,7 @@ class EnvironmentRunner:
             try:
                 await asyncio.sleep(0)
             except BaseException:
-                _drop((True, result))  # it will not be resumed
+                _discard_outcome((True, result))  # it will not be resumed
                 raise
         before_s, began = self.spent_s, perf_counter()
         try:
@@ -501,16 +501,16 @@ class EnvironmentRunner:
     def _abandon(
         self, call: ThreadCall, then: Callable[[], None], unclaimed: Callable[[Any], None] | None = None
     ) -> None:
-        def late(outcome: Outcome) -> None:
-            self._late = None
-            _drop(outcome, unclaimed)
+        def on_outcome(outcome: Outcome) -> None:
+            self._abandoned = None
+            _discard_outcome(outcome, unclaimed)
             then()
 
-        if self._executor.abort(call, self._pool, late):
-            self._late = call
+        if self._executor.abort(call, self._pool, on_outcome):
+            self._abandoned = call
 
 
-def _drop(outcome: Outcome, unclaimed: Callable[[Any], None] | None = None) -> None:
+def _discard_outcome(outcome: Outcome, unclaimed: Callable[[Any], None] | None = None) -> None:
     """Discard the outcome of an abandoned call: close a coroutine, and pass any other result to `unclaimed`."""
     succeeded, value = outcome
     if inspect.iscoroutine(value):
@@ -527,19 +527,19 @@ def begin_here(coroutine: Coroutine[Any, Any, T]) -> T | Coroutine[Any, Any, T]:
     """
     try:
         coroutine.send(None)
-    except StopIteration as over:
-        return over.value  # type: ignore[no-any-return]
+    except StopIteration as stop:
+        return stop.value  # type: ignore[no-any-return]
     return coroutine
 
 
-_kept: set[asyncio.Task[Any]] = set()
+_background_tasks: set[asyncio.Task[Any]] = set()
 """Background tasks. The event loop itself holds only weak references to tasks."""
 
 
 def keep(task: asyncio.Task[T]) -> asyncio.Task[T]:
     """Hold a reference to a background task until it ends; return the task."""
-    _kept.add(task)
-    task.add_done_callback(_kept.discard)
+    _background_tasks.add(task)
+    task.add_done_callback(_background_tasks.discard)
     return task
 
 
