@@ -26,7 +26,7 @@ MAX_THREADS: Final = 1024
 MAX_COMPUTING: Final = 64
 """Greatest number of threads of one pool while the process computes: more would only share the cores."""
 
-_GATHERED: Final = 64
+_GATHERED_CALLS: Final = 64
 """Queued calls at which a thread is woken at once, instead of when no further calls are submitted."""
 
 _LONG_S: Final = 0.0002
@@ -37,7 +37,7 @@ _QUICK_TICK_S: Final = 0.004
 _MAX_TICK_S: Final = 0.016
 """Seconds between two checks of the running calls while others wait; doubled after each check without effect."""
 
-_COMPUTING: Final = 0.5
+_COMPUTING_CORES: Final = 0.5
 """Busy cores above which the process counts as computing, and below which as waiting for something."""
 
 _HELD_S: Final = 0.0005
@@ -90,16 +90,16 @@ class _Mailbox:
         items: Pending callbacks, each with its argument.
         alone: Whether at most one call was queued at the last dispatch.
         ticking: Whether a check of the running calls is scheduled.
-        since: The wall clock and the process's CPU time when it was scheduled.
+        scheduled: The wall clock and the process's CPU time when it was scheduled.
     """
 
-    __slots__ = ("_called", "alone", "dispatching", "items", "loop", "since", "ticking")
+    __slots__ = ("_called", "alone", "dispatching", "items", "loop", "scheduled", "ticking")
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
         self.loop = loop
         self.dispatching = self.ticking = False
         self.alone = True
-        self.since = (0.0, 0.0)
+        self.scheduled = (0.0, 0.0)
         self.items: deque[tuple[Callable[[Any], None], Any]] = deque()
         self._called = False
 
@@ -138,11 +138,11 @@ class ThreadCall:
         spent_s: Seconds that it ran; set before the outcome.
         started: Whether a thread has started it; guarded by the pool's lock, like the next two.
         thread: The thread that runs it.
-        left: Whether it is abandoned: no thread will start it, or the thread that runs it has been replaced.
+        abandoned: Whether no thread is to start it, or the thread that runs it has been replaced.
     """
 
     __slots__ = (
-        *("_fn", "_on_begin", "_result", "started", "left", "mailbox", "outcome", "spent_s"),
+        *("_fn", "_on_begin", "_result", "started", "abandoned", "mailbox", "outcome", "spent_s"),
         *("then", "thread", "together", "waiter"),
     )
 
@@ -163,7 +163,7 @@ class ThreadCall:
         self.outcome: Outcome | None = None
         self.then = then
         self.thread: _Thread | None = None
-        self.started = self.left = False
+        self.started = self.abandoned = False
 
     def __await__(self) -> Generator[None, None, Outcome]:
         """Wait for the outcome outside of a task: `then` has to resume the awaiting coroutine."""
@@ -241,12 +241,12 @@ class ThreadPool:
         self._started = 0
         self._idle: list[_Thread] = []
         self._draining: set[_Thread] = set()  # at work, and not known to be in a long call
-        self._done = 0  # calls since the last check
+        self._finished = 0  # calls since the last check
         self._long_calls = 0  # length of the current run of long calls
         self._quick = False  # at the last check, most calls were short
         self._waits = True  # at the last check, long calls waited for something
         self._closed = False
-        self._refused = False
+        self._start_failed = False
 
     def submit(
         self,
@@ -290,11 +290,11 @@ class ThreadPool:
         """
         with self._lock:
             if not call.started:
-                call.left = True
+                call.abandoned = True
                 return False
             if call.thread is None or not replace or not started:
                 return True
-            call.left = True
+            call.abandoned = True
             self._threads -= 1
             self._draining.discard(call.thread)
             woken = [] if self._draining else self._activate(1, MAX_COMPUTING)
@@ -328,11 +328,11 @@ class ThreadPool:
             with self._lock:
                 if done is not None:
                     done.thread = None
-                    self._done += 1
+                    self._finished += 1
                     self._long_calls = self._long_calls + 1 if long else 0
-                if ends := done is not None and done.left:
+                if ends := done is not None and done.abandoned:
                     pass
-                elif (call := self._first()) is not None:
+                elif (call := self._pop_call()) is not None:
                     call.started = True
                     # Not `now`: this thread may have been idle since its previous call.
                     call.thread, thread.call, thread.began = thread, call, time.monotonic()
@@ -357,17 +357,17 @@ class ThreadPool:
                         return None
                 thread.wake.acquire()  # it was woken just as its wait timed out
 
-    def _first(self) -> ThreadCall | None:
+    def _pop_call(self) -> ThreadCall | None:
         """Pop the first call that is not abandoned; called under the lock."""
         while self._queue:
-            if not (call := self._queue.popleft()).left:
+            if not (call := self._queue.popleft()).abandoned:
                 return call
         return None
 
-    def _dispatch(self, mailbox: _Mailbox, seen: int) -> None:
+    def _dispatch(self, mailbox: _Mailbox, queued_before: int) -> None:
         """Wake a thread if none is at work, or one per call if calls take long; first wait for calls to stop coming."""
         waiting = len(self._queue)
-        if seen < waiting < _GATHERED:
+        if queued_before < waiting < _GATHERED_CALLS:
             mailbox.loop.call_soon(self._dispatch, mailbox, waiting)
             return
         mailbox.dispatching = False
@@ -376,12 +376,12 @@ class ThreadPool:
             long = self._long_calls > 1
             wanted = waiting if long and self._waits else 0 if self._draining else 1
             woken = self._activate(wanted, MAX_COMPUTING)
-            left = len(self._queue) - len(woken)
+            remaining = len(self._queue) - len(woken)
             if not mailbox.ticking:
-                self._done = 0
+                self._finished = 0
         self._wake(woken)
         # Of two threads woken, one may run both calls, and hold the first outcome back while it runs the second.
-        if (left > 0 or len(woken) > 1 or mailbox.items or not self._draining) and not mailbox.ticking:
+        if (remaining > 0 or len(woken) > 1 or mailbox.items or not self._draining) and not mailbox.ticking:
             self._tick_later(mailbox, _QUICK_TICK_S if self._quick and not long else _TICK_S)
 
     def _activate(self, wanted: int, limit: int) -> list[_Thread]:
@@ -406,33 +406,33 @@ class ThreadPool:
                 continue
             try:
                 thread.start()
-                self._refused = False
+                self._start_failed = False
             except RuntimeError as error:
                 with self._lock:
                     self._threads -= 1
                     self._draining.discard(thread)
-                if not self._refused:  # logged once; each check tries again
-                    self._refused = True
+                if not self._start_failed:  # logged once; each check tries again
+                    self._start_failed = True
                     logger.error("the system gives no thread beside %d: %s; calls wait", self._threads, error)
 
     def _tick_later(self, mailbox: _Mailbox, pause_s: float) -> None:
         mailbox.ticking = True
-        mailbox.since = (time.monotonic(), time.process_time())
+        mailbox.scheduled = (time.monotonic(), time.process_time())
         mailbox.loop.call_later(pause_s, self._tick, mailbox, pause_s)
 
     def _tick(self, mailbox: _Mailbox, pause_s: float) -> None:
         """Wake more threads for calls that wait behind long ones, twice as many each time while that helps."""
         mailbox.ticking = False
         mailbox.empty()  # deliver outcomes held back by a thread that is now in a long call
-        now, (began, cpu) = time.monotonic(), mailbox.since
+        now, (began, cpu) = time.monotonic(), mailbox.scheduled
         cores = (time.process_time() - cpu) / max(now - began, 1e-9)
         more = 0
         woken: list[_Thread] = []
         with self._lock:
             at_work = self._threads - len(self._idle)
-            quick = self._quick = self._done * _LONG_S > (now - began) * at_work
-            self._waits = not quick and cores < _COMPUTING
-            self._done = 0
+            quick = self._quick = self._finished * _LONG_S > (now - began) * at_work
+            self._waits = not quick and cores < _COMPUTING_CORES
+            self._finished = 0
             if not self._queue:
                 mailbox.loop.call_soon(mailbox.empty)  # deliver outcomes posted since
                 return
@@ -443,7 +443,7 @@ class ThreadPool:
             }
             if not self._draining and not quick:  # if quick, a thread only lacked a core for a moment
                 # One at a time if computing threads already share the cores.
-                more = max(1, at_work) if self._waits or cores > _COMPUTING * at_work else 1
+                more = max(1, at_work) if self._waits or cores > _COMPUTING_CORES * at_work else 1
                 woken = self._activate(more, self.size if self._waits else MAX_COMPUTING)
         self._tick_later(mailbox, _TICK_S if woken and more > 1 else min(2 * pause_s, _MAX_TICK_S))
         self._wake(woken)
