@@ -7,7 +7,7 @@ and is read: timers run only while a request's head is incomplete or a reply is 
 Nearly every frame of the OpenEnv wire is unfragmented and arrives in one piece while the application waits for it.
 uvicorn passes such a frame through a generator-based parser, two events, a queue and, before and after, a system call
 that pauses and resumes reading. The fast path decodes it directly from the buffer, and has the application answer it
-there if that waits for nothing, or only for a thread. Every other frame takes the general path, as if there were no
+there if that waits for nothing, or only for a thread. Every other frame takes the slow path, as if there were no
 fast one.
 """
 
@@ -96,47 +96,47 @@ def _tune(transport: asyncio.Transport) -> None:
             )
 
 
-class _Watched(asyncio.Protocol):
+class _UnreadTimeoutProtocol(asyncio.Protocol):
     """A protocol that drops clients that do not read: a timer runs while data is unsent."""
 
-    unread_s: float = 30.0
+    unread_timeout_s: float = 30.0
     """Seconds without progress after which a client that does not read is dropped."""
 
     transport: Any
-    _unread: asyncio.TimerHandle | None = None
+    _unread_timer: asyncio.TimerHandle | None = None
 
     def pause_writing(self) -> None:
         """Start the timer."""
         super().pause_writing()
-        if self._unread is None:
-            self._watch_unread(self.transport.get_write_buffer_size())
+        if self._unread_timer is None:
+            self._start_unread_timer(self.transport.get_write_buffer_size())
 
     def resume_writing(self) -> None:
         """Stop the timer: all data is sent."""
         super().resume_writing()
-        self._stop_watching()
+        self._stop_unread_timer()
 
-    def _watch_unread(self, unsent: int) -> None:
+    def _start_unread_timer(self, unsent: int) -> None:
         loop = asyncio.get_running_loop()
-        self._unread = loop.call_later(self.unread_s, self._check_unread, unsent)
+        self._unread_timer = loop.call_later(self.unread_timeout_s, self._check_unread, unsent)
 
-    def _check_unread(self, before: int) -> None:
+    def _check_unread(self, last_unsent: int) -> None:
         unsent = self.transport.get_write_buffer_size()
-        if unsent and unsent >= before:
+        if unsent and unsent >= last_unsent:
             self.transport.abort()
         elif unsent:  # slow, but reading
-            self._watch_unread(unsent)
+            self._start_unread_timer(unsent)
 
-    def _stop_watching(self) -> None:
-        if self._unread is not None:
-            self._unread.cancel()
-            self._unread = None
+    def _stop_unread_timer(self) -> None:
+        if self._unread_timer is not None:
+            self._unread_timer.cancel()
+            self._unread_timer = None
 
 
-class HttpProtocol(_Watched, H11Protocol):
+class HttpProtocol(_UnreadTimeoutProtocol, H11Protocol):
     """HTTP/1.1 with timeouts for slow requests and unread responses, and a limit on connections."""
 
-    head_s: float = 10.0
+    head_timeout_s: float = 10.0
     """Seconds from the start of a connection, or the first byte of a later request, to the end of its headers."""
 
     _head_timer: asyncio.TimerHandle | None = None
@@ -152,12 +152,12 @@ class HttpProtocol(_Watched, H11Protocol):
         transport.set_write_buffer_limits(high=0)
         _tune(transport)
         super().connection_made(transport)
-        self._await_head()
+        self._start_head_timer()
 
     def connection_lost(self, exc: Exception | None) -> None:
         """Stop all timers."""
-        self._head_came()
-        self._stop_watching()
+        self._stop_head_timer()
+        self._stop_unread_timer()
         super().connection_lost(exc)
         self._unset_keepalive_if_required()
 
@@ -166,18 +166,18 @@ class HttpProtocol(_Watched, H11Protocol):
         if self.conn.their_state is h11.IDLE:
             self._unset_keepalive_if_required()
             if self._head_timer is None:
-                self._await_head()
+                self._start_head_timer()
         # In any other state the keep-alive timer may run, after a response that was sent before its request ended. A
         # body that still trickles in must not stop it.
         self.conn.receive_data(data)
         self.handle_events()
         if self.conn.their_state is not h11.IDLE:
-            self._head_came()
+            self._stop_head_timer()
 
     def handle_websocket_upgrade(self, event: Any) -> None:
         """Switch to the WebSocket protocol."""
-        self._head_came()
-        self._stop_watching()  # for the response to an earlier request; the next protocol has its own timer
+        self._stop_head_timer()
+        self._stop_unread_timer()  # for the response to an earlier request; the next protocol has its own timer
         if any(
             name == b"transfer-encoding" or (name == b"content-length" and value != b"0")
             for name, value in self.headers
@@ -186,10 +186,10 @@ class HttpProtocol(_Watched, H11Protocol):
             return
         super().handle_websocket_upgrade(event)
 
-    def _await_head(self) -> None:
-        self._head_timer = self.loop.call_later(self.head_s, self.transport.abort)
+    def _start_head_timer(self) -> None:
+        self._head_timer = self.loop.call_later(self.head_timeout_s, self.transport.abort)
 
-    def _head_came(self) -> None:
+    def _stop_head_timer(self) -> None:
         if self._head_timer is not None:
             self._head_timer.cancel()
             self._head_timer = None
@@ -203,7 +203,7 @@ _MASKED: Final = 0x80
 _SHORT: Final = 126
 _MASK_BYTES: Final = 4
 
-_OF_UVICORN: Final = (
+_UVICORN_NAMES: Final = (
     "queue",
     "conn",
     "frames",
@@ -212,7 +212,7 @@ _OF_UVICORN: Final = (
     "close_sent",
     "disconnected",
 )
-_OVERRIDDEN: Final = (
+_UVICORN_METHODS: Final = (
     "handle_connect",
     "handle_cont",
     "handle_ping",
@@ -220,18 +220,18 @@ _OVERRIDDEN: Final = (
     "send_receive_event_to_app",
     "resume_writing",
 )
-_OF_WEBSOCKETS: Final = ("reader.buffer", "parser.gi_yieldfrom", "extensions", "state")
+_WEBSOCKETS_ATTRIBUTES: Final = ("reader.buffer", "parser.gi_yieldfrom", "extensions", "state")
 
 
-def missing() -> list[str]:
+def missing_internals() -> list[str]:
     """Return the non-public parts of uvicorn and websockets that this module needs and the installed releases lack."""
     base = WebSocketsSansIOProtocol
-    names = [f"uvicorn's {name}" for name in _OF_UVICORN if name not in base.__init__.__code__.co_names]
-    names += [f"uvicorn's {name}()" for name in _OVERRIDDEN if not hasattr(base, name)]
+    names = [f"uvicorn's {name}" for name in _UVICORN_NAMES if name not in base.__init__.__code__.co_names]
+    names += [f"uvicorn's {name}()" for name in _UVICORN_METHODS if not hasattr(base, name)]
     if not hasattr(StreamReader, "at_eof"):
         names.append("websockets' at_eof()")
     connection = ServerProtocol()
-    for name in _OF_WEBSOCKETS:
+    for name in _WEBSOCKETS_ATTRIBUTES:
         try:
             attrgetter(name)(connection)
         except AttributeError:
@@ -239,12 +239,12 @@ def missing() -> list[str]:
     return names
 
 
-def _is_safe() -> bool:
+def _supports_fast_path() -> bool:
     """Whether the fast path works with the installed releases; log a warning if not."""
-    if names := missing():
+    if names := missing_internals():
         logging.getLogger("servers").warning(
-            "this release of uvicorn (%s) or websockets (%s) has no %s: frames go the general way, slower, and "
-            "not every bound on strangers may hold; pip install 'ropewalk[server]' brings releases that fit",
+            "this release of uvicorn (%s) or websockets (%s) has no %s: frames take the slow path, and "
+            "not every limit on clients may hold; pip install 'ropewalk[server]' brings releases that fit",
             version("uvicorn"),
             version("websockets"),
             ", ".join(names),
@@ -252,11 +252,11 @@ def _is_safe() -> bool:
     return not names
 
 
-SAFE: Final = _is_safe()
+FAST_PATH: Final = _supports_fast_path()
 """Whether the fast path is used at all."""
 
 
-_SPELL: Final = 16
+_EVENTS_PER_YIELD: Final = 16
 """Events of one connection that the application receives before the event loop is yielded to others."""
 
 
@@ -267,11 +267,11 @@ class _ReceiveQueue:
     which an application that waits for nothing else would receive without yielding to other tasks; so `get` yields.
     """
 
-    __slots__ = ("_events", "_taken", "waiter")
+    __slots__ = ("_events", "_received", "waiter")
 
     def __init__(self) -> None:
         self._events: list[Any] = []
-        self._taken = 0  # events since the last yield
+        self._received = 0  # events since the last yield
         self.waiter: asyncio.Future[None] | None = None
 
     def put_nowait(self, event: Any) -> None:
@@ -281,12 +281,12 @@ class _ReceiveQueue:
 
     async def get(self) -> Any:
         """Wait for the next event; for one caller at a time."""
-        self._taken += 1
-        if self._taken > _SPELL:
-            self._taken = 1
+        self._received += 1
+        if self._received > _EVENTS_PER_YIELD:
+            self._received = 1
             await asyncio.sleep(0)
         while not self._events:
-            self._taken = 1
+            self._received = 1
             self.waiter = asyncio.get_running_loop().create_future()
             await self.waiter
         return self._events.pop(0)
@@ -299,7 +299,7 @@ MAX_CONTROL_FRAMES: Final = 256
 """Pings and pongs that one read may bring before the connection is dropped as a flood."""
 
 
-_GATHERED_BYTES: Final = 16 * 1024
+_MAX_BUFFERED_BYTES: Final = 16 * 1024
 """Bytes of one connection that may be buffered until the end of the event loop's iteration."""
 
 
@@ -329,7 +329,7 @@ class _Writer:
                 self._loop.call_soon(_flush_all, self._outbox)
             self._outbox.append(self)
         self._data += data
-        if len(self._data) > _GATHERED_BYTES:
+        if len(self._data) > _MAX_BUFFERED_BYTES:
             self.flush()
 
     def flush(self) -> None:
@@ -349,7 +349,7 @@ def _flush_all(outbox: list[_Writer]) -> None:
         writer.flush()
 
 
-class SocketProtocol(_Watched, WebSocketsSansIOProtocol):
+class SocketProtocol(_UnreadTimeoutProtocol, WebSocketsSansIOProtocol):
     """WebSockets with limits on memory and time, and the fast path; the application can `abort` one.
 
     Attributes:
@@ -360,14 +360,14 @@ class SocketProtocol(_Watched, WebSocketsSansIOProtocol):
     on_frame: Callable[[str | bytes], bool] | None = None
     _pong: bytes = b""
     _message: bytearray | None = None
-    _plain: bool = False
+    _fast_path: bool = False
     _between_frames: bool = False
     _control_frames: int = 0
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         self.conn.debug = False  # would log headers, including tokens
-        if SAFE:
+        if FAST_PATH:
             self.queue = _ReceiveQueue()  # type: ignore[assignment]
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
@@ -378,12 +378,12 @@ class SocketProtocol(_Watched, WebSocketsSansIOProtocol):
 
     def connection_lost(self, exc: Exception | None) -> None:
         """Stop all timers."""
-        self._stop_watching()
+        self._stop_unread_timer()
         super().connection_lost(exc)
 
     def data_received(self, data: bytes) -> None:
         """Pass a whole frame to the application by the fast path; parse all other data."""
-        if self._plain and (frame := self._read_whole_frame(data)) is not None:
+        if self._fast_path and (frame := self._read_whole_frame(data)) is not None:
             # The application waits for the frame, so reading need not be paused.
             if self.on_frame is None or not self.writable.is_set() or not self.on_frame(frame):
                 kind = "text" if isinstance(frame, str) else "bytes"
@@ -424,7 +424,7 @@ class SocketProtocol(_Watched, WebSocketsSansIOProtocol):
             return None
 
     def _is_between_frames(self) -> bool:
-        """Whether `data` would start a new message; cached until data takes the general path."""
+        """Whether `data` would start a new message; cached until data takes the slow path."""
         if self.conn.reader.buffer or self.frames or self._message is not None or not self.handshake_complete:
             return False
         # The buffer may be empty although a frame's head has been parsed. Where the parser is suspended tells whether
@@ -436,9 +436,9 @@ class SocketProtocol(_Watched, WebSocketsSansIOProtocol):
         return self._between_frames
 
     def send_frame(self, frame: str | bytes) -> bool:
-        """Write a frame directly; return False if it has to take the general path, by `send`."""
+        """Write a frame directly; return False if it has to take the slow path, by `send`."""
         if (
-            not self._plain
+            not self._fast_path
             or not self.writable.is_set()
             or not self.handshake_complete
             or self.disconnected
@@ -454,7 +454,7 @@ class SocketProtocol(_Watched, WebSocketsSansIOProtocol):
             head = struct.pack("!BBH", kind, _SHORT, size)
         else:
             head = struct.pack("!BBQ", kind, _SHORT + 1, size)
-        if kind == _WHOLE_TEXT and size < _GATHERED_BYTES:
+        if kind == _WHOLE_TEXT and size < _MAX_BUFFERED_BYTES:
             self.transport.write(head + payload)
         else:  # arrays of many sessions, perhaps megabytes: not worth a copy, and nothing follows in this iteration
             self.transport.flush()
@@ -482,7 +482,7 @@ class SocketProtocol(_Watched, WebSocketsSansIOProtocol):
         """Start the application after a handshake."""
         super().handle_connect(event)
         if self.response.status_code == 101:
-            self._plain = SAFE and not self.conn.extensions
+            self._fast_path = FAST_PATH and not self.conn.extensions
             # The application's task has been created but has not run yet, so it finds this in its scope.
             extensions: Any = self.scope["extensions"]
             extensions[LANE] = self
