@@ -332,27 +332,27 @@ class ServerMetrics:
             return list(zip(bounds, accumulate(calls.buckets), strict=True)), calls.seconds
 
         counter, gauge = CounterMetricFamily, GaugeMetricFamily
-        text = "From the frame of a call to its reply: time in the server and in the environment."
+        text = "Time from the frame of a call to its reply, in the server and the environment."
         yield family(HistogramMetricFamily, "call_seconds", text, of_calls(seconds), "call")
-        text = "Time of these calls in the environment's own methods."
+        text = "Time of these calls in the environment's methods."
         by_label = of_calls(lambda calls: calls.environment_s)
         yield family(counter, "environment_seconds", text, by_label, "call")
-        text = "Time of their requests outside of them: reading, validating, waiting for a turn or a thread, writing."
+        text = "Time of their requests in the server: reading, validating, waiting for a session or thread, writing."
         yield family(counter, "server_seconds", text, of_calls(lambda calls: calls.server_s), "call")
         by_label = {(code,): count for code, count in zip(CODES, total.errors, strict=True)}
-        yield family(counter, "errors", "Errors that callers were told.", by_label, "code")
-        text = "Of requests to sessions: frames, and bodies over HTTP."
+        yield family(counter, "errors", "Errors sent to clients.", by_label, "code")
+        text = "Bytes of requests to sessions: frames, and bodies over HTTP."
         yield family(counter, "received_bytes", text, {(): total.received})
-        yield family(counter, "sent_bytes", "Of what answers them.", {(): total.sent})
-        yield family(counter, "sessions_opened", "Sessions that were opened.", {(): total.opened})
-        text = "Steps that each worker process has answered."
+        yield family(counter, "sent_bytes", "Bytes of the replies to them.", {(): total.sent})
+        yield family(counter, "sessions_opened", "Sessions opened.", {(): total.opened})
+        text = "Steps answered by each worker process."
         by_label = of_workers(row.calls[STEP].count for row in rows)
         yield family(counter, "worker_steps", text, by_label, "worker")
-        yield family(gauge, "slots", "Sessions that there may be at once.", {(): slots.total})
-        text = "Slots taken, in each worker process."
+        yield family(gauge, "slots", "Greatest number of concurrent sessions.", {(): slots.total})
+        text = "Slots in use in each worker process."
         yield family(gauge, "slots_in_use", text, of_workers(slots.by_worker), "worker")
-        yield family(gauge, "queue_waiting", "Newcomers that wait for a slot.", {(): slots.waiting})
-        text = "Time that newcomers waited for the slots that they got."
+        yield family(gauge, "queue_waiting", "Requests that wait for a slot.", {(): slots.waiting})
+        text = "Time that requests waited for the slots they were granted."
         yield family(SummaryMetricFamily, "queue_wait_seconds", text, {(): (total.admitted, total.waited_s)})
 
 
