@@ -212,9 +212,7 @@ class Executor:
 
         self.abandoned += 1
         if self.abandoned == self.limit:
-            logger.error(
-                "%d calls that nobody waits for hold a thread each; no new session is taken", self.abandoned
-            )
+            logger.error("%d abandoned calls hold a thread each; new sessions are refused", self.abandoned)
         call.then = on_outcome
         return True
 
@@ -549,6 +547,6 @@ async def end(task: asyncio.Task[Any]) -> None:
     await asyncio.wait([task], timeout=CLOSE_TIMEOUT_S)
     if not task.done():
         logger.error(
-            "%s did not heed its cancellation within %g s; its session stays taken", task, CLOSE_TIMEOUT_S
+            "%s ignored its cancellation for %g s; its session keeps its slot", task, CLOSE_TIMEOUT_S
         )
         keep(task)

@@ -174,7 +174,7 @@ class End:
             if self._sooner.wait(left_s):
                 self._sooner.clear()
         with suppress(Exception):
-            print("ropewalk: ended while something still hung", file=sys.stderr, flush=True)  # noqa: T201
+            print("ropewalk: process ended while something still hung", file=sys.stderr, flush=True)  # noqa: T201
         if self._on_cut is not None:
             with suppress(Exception):
                 self._on_cut()

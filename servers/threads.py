@@ -413,7 +413,9 @@ class ThreadPool:
                     self._draining.discard(thread)
                 if not self._start_failed:  # logged once; each check tries again
                     self._start_failed = True
-                    logger.error("the system gives no thread beside %d: %s; calls wait", self._threads, error)
+                    logger.error(
+                        "cannot start a thread beside %d others: %s; calls wait", self._threads, error
+                    )
 
     def _tick_later(self, mailbox: _Mailbox, pause_s: float) -> None:
         mailbox.ticking = True

@@ -164,7 +164,7 @@ class SessionBusyError(RefusalError):
     """Too many calls wait for one session. The session itself is unaffected."""
 
     def __init__(self, waiting: int) -> None:
-        text = f"expected one call at a time in a session, got {waiting} that wait already; try again later"
+        text = f"the session is busy (calls ahead: {waiting}); make one call at a time, or try again later"
         super().__init__(EXECUTION_ERROR, text)
 
 
@@ -172,5 +172,5 @@ class DeadlineExceededError(RefusalError):
     """A call exceeded its deadline, and its session has been ended."""
 
     def __init__(self, limit_s: float | None) -> None:
-        text = f"expected the environment to answer within {limit_s:g} s, and it did not; its session has been ended"
+        text = f"the environment did not answer within {limit_s:g} s; its session has been ended"
         super().__init__(SESSION_ERROR, text)

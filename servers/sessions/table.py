@@ -40,9 +40,7 @@ _Key: TypeAlias = tuple[str, str]
 
 
 def _stopping_error() -> RefusalError:
-    return RefusalError(
-        CAPACITY_REACHED, "expected a server that stays, got one that is stopping; connect to another"
-    )
+    return RefusalError(CAPACITY_REACHED, "the server is stopping; connect to another")
 
 
 class SessionTable:
@@ -280,7 +278,7 @@ class SessionTable:
                 limit = self._idle_s if session.used else shortest
                 in_use = session.attached or session.listeners or session.busy or session.over
                 if not in_use and now - session.last_use > limit:
-                    logger.info("session %s went unused for too long; it is ended", session.id)
+                    logger.info("session %s was idle for too long and is ended", session.id)
                     try:
                         self.drop(session)
                     except Exception:
@@ -373,8 +371,8 @@ class SessionTable:
         if self.executor.exhausted:
             return RefusalError(
                 CAPACITY_REACHED,
-                f"expected a free thread, got {self.executor.abandoned} held by calls whose clients have left or "
-                "whose time was over; try again later, or restart the server if the environment hangs",
+                f"no free thread: {self.executor.abandoned} are held by abandoned calls; try again later, or "
+                "restart the server if the environment hangs",
                 {"active_sessions": self.active, "max_sessions": self.slots.cap},
             )
         return None
