@@ -52,12 +52,8 @@ class AppSettings:
     """What an app serves: the arguments of `create_app`.
 
     Attributes:
-        factory: Makes an environment.
-        action: The action model.
         models: The models to describe, by their keys in /schema.
-        name: Name of the environment; None for that of the factory.
         cap: Greatest number of sessions, if the settings give none.
-        lifespan: Makes what the environments share.
         page: Options of the page to play on; None for no page, whatever the settings.
     """
 

@@ -45,14 +45,7 @@ class Assembled(NamedTuple):
 def assemble(app: Any, name: str, settings: ServerSettings, options: Sequence[str]) -> Assembled:
     """Apply the settings to an application, and return it with its hooks.
 
-    Args:
-        app: One of `create_app`, or any ASGI application, which gets a `Guard` only.
-        name: Where it was found, for the error message.
-        settings: The server's settings.
-        options: Command-line options given that only an app of `create_app` supports.
-
-    Raises:
-        ConfigurationError: The app supports none of these options.
+    An application that is not of `create_app` gets a guard only. ConfigurationError: it does not support `options`.
     """
     if isinstance(app, EnvironmentApp):
         app.configure(settings)

@@ -34,12 +34,7 @@ _NO_ADDRESS_OF_OURS: Final = (errno.EADDRNOTAVAIL, errno.EAFNOSUPPORT)
 
 
 def listen(host: str, port: int, *, shared: bool = False) -> socket.socket:
-    """Return a listening socket; with host `::`, for IPv4 too.
-
-    Args:
-        host: Address to listen on.
-        port: Port to listen on; 0 for any free one.
-        shared: Set SO_REUSEPORT, so that several sockets can listen on the address.
+    """Return a listening socket; `::` accepts IPv4 as well. With `shared`, several can listen on one address.
 
     Raises:
         ConfigurationError: The address is invalid, not of this machine, or in use.
