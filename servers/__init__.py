@@ -14,7 +14,7 @@ __all__ = ["create_app", "create_fastapi_app"]
 
 
 def __getattr__(name: str) -> Any:
-    # The web framework loads when it is needed: `ropewalk --help` loads this package too.
+    # The web framework is imported on first use: `ropewalk --help` imports this package too.
     if name in __all__:
         from servers import app
 

@@ -1,4 +1,4 @@
-"""create_app: assembles routes, sessions and safety into one ASGI application, and nothing else."""
+"""`create_app`: assembles routes, sessions and security into one ASGI application."""
 
 import asyncio
 import logging
@@ -37,21 +37,24 @@ from servers.tooling import Tooling
 logger = logging.getLogger("servers")
 
 _API_VERSION: Final = "1.0.0"
-"""Version of the HTTP interface. Released validators choose their profile by its first number."""
+"""Version of the HTTP interface. Released validators choose their profile by its major number."""
 
 
 _OF_SESSIONS: Final = ("/reset", "/step", "/state", MCP_PATH)
-"""Paths of HTTP whose bytes are counted."""
+"""Prefixes of the HTTP paths whose bytes the metrics count."""
 
 Lifespan: TypeAlias = Callable[["EnvironmentApp"], AbstractAsyncContextManager[None]]
-"""What is entered when a server process starts, and left when it ends, after the last session has."""
+"""Returns a context that is entered when a server process starts, and exited when it ends, after its last session."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class AppSettings:
-    """What an app serves, as `create_app` was told; `models` are those to describe, under the keys of /schema.
+    """What an app serves: the arguments of `create_app`.
 
-    `page` is what it was told of a page to play on; None: it has none, whatever the settings say.
+    Attributes:
+        models: The models to describe, by their keys in /schema.
+        cap: Greatest number of sessions, if the settings give none.
+        page: Options of the page to play on; None for no page, whatever the settings.
     """
 
     factory: Factory
@@ -64,13 +67,13 @@ class AppSettings:
 
 
 class EnvironmentApp(FastAPI):
-    """A FastAPI app whose sockets go around the framework.
+    """A FastAPI app that serves WebSockets without the framework.
 
-    The framework wraps every send of a socket, which would be a quarter of the time of a trivial step.
+    The framework wraps every send of a WebSocket, which would take a quarter of the time of a trivial step.
 
     Attributes:
-        served: What it serves; a checker looks into it.
-        settings: The settings of this server.
+        served: What the app serves; the checker reads it.
+        settings: The server's settings.
     """
 
     def __init__(self, served: AppSettings, settings: ServerSettings) -> None:
@@ -91,17 +94,17 @@ class EnvironmentApp(FastAPI):
 
     @property
     def sessions(self) -> SessionTable:
-        """The table of its sessions."""
+        """The app's sessions."""
         return self._built().sessions
 
     @property
     def tooling(self) -> Tooling:
-        """How the tools of its environments are listed and called."""
+        """Lists and calls the environments' tools."""
         return self._built().tooling
 
     @property
     def cap(self) -> int:
-        """The greatest number of sessions."""
+        """Greatest number of sessions."""
         return self.settings.max_sessions or self.served.cap
 
     def configure(
@@ -112,27 +115,27 @@ class EnvironmentApp(FastAPI):
         new_id: Callable[[], str] | None = None,
         counts: SharedCounts | None = None,
     ) -> None:
-        """Take other settings; before the server starts.
+        """Replace the settings, before the server starts.
 
         Args:
-            settings: They go before the environment's variables and what `create_app` was told.
-            slots: Counts sessions; by default those of this process alone.
-            new_id: Draws the ids of sessions; by default a uuid4.
-            counts: Where several processes share what they count; by default this one counts for itself.
+            settings: Settings that override environment variables and the arguments of `create_app`.
+            slots: Counts sessions; by default those of this process only.
+            new_id: Generates session ids; by default uuid4.
+            counts: Counters shared by several processes; by default this process counts alone.
 
         Raises:
-            ConfigurationError: The server runs already, or the class does not allow so many sessions.
+            ConfigurationError: The server is running, or the class does not allow so many sessions.
         """
         if self._started:
             raise ConfigurationError("the server runs already; give it other settings before it starts")
-        if self._parts is not None:  # somebody has looked into it
+        if self._parts is not None:  # already built, since a property was read
             del self.router.routes[self._routes_at : self._routes_at + self._parts.routes]
             self._parts = None
         _check_cap(self.served.factory, settings.max_sessions or self.served.cap)
         self.settings, self._slots, self._new_id, self._counts = settings, slots, new_id, counts
 
     def _built(self) -> "_Parts":
-        """Return the parts of the app; they are made on first use, which is at the start of its server."""
+        """Return the app's parts, built on first use, which is usually when its server starts."""
         if self._parts is None:
             self._parts = self._build()
         return self._parts
@@ -164,10 +167,10 @@ class EnvironmentApp(FastAPI):
             production=production,
             send_timeout_s=settings.send_timeout_s,
         )
-        # Routes that the author adds to the app come after ours, whenever they were added.
+        # Routes that the environment's author adds come after ours, whenever they were added.
         added = self.router.routes[self._routes_at :]
         del self.router.routes[self._routes_at :]
-        # The framework would read nothing of these, and cost each request as much as the rest of it.
+        # Plain Starlette routes: FastAPI would do nothing for these, and double the time of each request.
         unseen: list[BaseRoute] = [Route(MCP_PATH, rpc.serve, methods=["POST"])]
         if settings.metrics:
             unseen.append(Route(METRICS_PATH, metrics.serve, methods=["GET"]))
@@ -179,7 +182,7 @@ class EnvironmentApp(FastAPI):
         if served.page is None:
             if settings.web:
                 logger.warning("the app has no page: it is not one of create_app")
-        elif not production and (settings.web or served.page.always):  # in production nothing can be played
+        elif not production and (settings.web or served.page.always):  # production serves no reset or step
             page = Page(served.page, served.action, sessions, decoder, metadata, _title(served), settings)
             self.router.routes.extend(page.routes())
         self.include_router(about_router(sessions, served.models, metadata))
@@ -204,15 +207,15 @@ class EnvironmentApp(FastAPI):
         )
 
     def take_refusals(self) -> Callable[[], OpenEnvError | None]:
-        """Return the errors that kept the app from starting; the caller reports them, so the log does not."""
+        """Return a function that gives the error that refused the start, if any; the caller reports it, not the log."""
         self._refusals_taken = True
         return lambda: self._refusal
 
     async def drain(self, deadline_s: float) -> None:
-        """Accept no new sessions and end the open ones, after the calls in progress.
+        """Refuse new sessions and end the open ones, after the calls in progress.
 
         Args:
-            deadline_s: Seconds after which it returns in any case.
+            deadline_s: Seconds to wait for the calls in progress.
         """
         deadline = asyncio.get_running_loop().time() + deadline_s
         parts = self._built()
@@ -238,7 +241,7 @@ class EnvironmentApp(FastAPI):
             await self._built().guard(scope, receive, send)
 
     async def serve_admitted(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Serve a connection that the guard has let in, or the application's lifespan."""
+        """Serve a connection that the guard has admitted, or the application's lifespan."""
         if scope["type"] == "lifespan":
             await super().__call__(scope, receive, self._without_traceback(send))
             return
@@ -256,9 +259,11 @@ class EnvironmentApp(FastAPI):
 
     @asynccontextmanager
     async def running(self) -> AsyncIterator[None]:
-        """Be served; for the application's lifespan. An app may be served again after its server has stopped.
+        """Start the app and stop it afterwards, as its lifespan. It may be served again after its server has stopped.
 
-        ConfigurationError: the settings cannot be heeded; Exception: whatever the author's lifespan raised.
+        Raises:
+            ConfigurationError: The settings are invalid for this app.
+            Exception: Whatever the author's lifespan raised.
         """
         self._refusal = None
         try:
@@ -290,7 +295,7 @@ class EnvironmentApp(FastAPI):
             self._started = False
 
     def _without_traceback(self, send: Send) -> Send:
-        """Report a start that is refused on purpose by its message alone, without a traceback."""
+        """Return a `send` that reports a start refused with an `OpenEnvError` by its message, without a traceback."""
 
         async def send_refusal(message: Message) -> None:
             if message["type"] == "lifespan.startup.failed" and self._refusal is not None:
@@ -302,7 +307,7 @@ class EnvironmentApp(FastAPI):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class _Parts:
-    """What an app is made of, once its settings are known. `routes` counts those that its author has not added."""
+    """The parts of an app, built from its settings. `routes` is the number of routes without those of its author."""
 
     routes: int
     sessions: SessionTable
@@ -356,32 +361,30 @@ def create_app(
 ) -> EnvironmentApp:
     """Build the server of one environment.
 
-    The environment's variables say the rest (`ServerSettings.from_environment`); ROPEWALK_MAX_SESSIONS goes before
-    the cap that is given here, since it belongs to the machine and this belongs to the code.
+    All other settings come from environment variables (`ServerSettings.from_environment`). ROPEWALK_MAX_SESSIONS
+    overrides the cap given here: it describes the machine, and this the code.
 
     Args:
         env: The environment class, or a callable without arguments that returns an environment.
         action_cls: The action model.
         observation_cls: The observation model.
-        env_name: What the environment is called; by default the name of its class.
-        max_concurrent_envs: The greatest number of sessions at once; 1 by default.
-        concurrency_config: The same, with the time after which a session without a socket has gone unused for
-            too long.
-        gradio_builder: Makes a page with Gradio (the extra `gradio`), which is shown at /web where the page is on:
+        env_name: Name of the environment; by default that of its class.
+        max_concurrent_envs: Greatest number of concurrent sessions; 1 by default.
+        concurrency_config: The same, with the idle timeout of sessions without a WebSocket.
+        gradio_builder: Makes a page with Gradio (the extra `gradio`), shown at /web if the page is enabled. It is
             called with what resets and steps, the action's fields, the metadata, whether it is a chat, a title, and
-            how to connect, it returns a `gradio.Blocks`.
-        custom_tab_name: What its tab is called, beside that of the usual page; by default "Custom".
-        custom_tab_primary: Its tab is the first.
-        show_default_tab: False: it stands alone.
-        title_override: What stands above the page; by default the environment's name.
+            how to connect, and returns a `gradio.Blocks`.
+        custom_tab_name: Title of that page's tab, beside the standard one; by default "Custom".
+        custom_tab_primary: Whether its tab is the first.
+        show_default_tab: Whether the standard page is shown beside it; by default True.
+        title_override: Heading of the page; by default the environment's name.
         state_cls: The state model, for the schema.
-        mode: `production` serves no reset, step or state; by default what OPENENV_MODE says.
-        reset_observation_cls: What a reset returns where that is another model, for the schema.
-        lifespan: Makes what the environments share: called with the app, it returns a context that is entered
-            when a server process starts, before it takes connections, and left when that ends, after its last
-            session. An `OpenEnvError` from it refuses the start, and its message is what is shown. Below another
-            application it is that application's to run, by `app.router.lifespan_context(app)`. Several workers
-            have one each.
+        mode: `production` serves no reset, step or state; by default the value of OPENENV_MODE.
+        reset_observation_cls: Model of what a reset returns, for the schema, if it is not `observation_cls`.
+        lifespan: Makes what the environments share. Called with the app, it returns a context that is entered
+            when a server process starts, before it accepts connections, and exited when that ends, after its last
+            session. An `OpenEnvError` from it refuses the start with its message. If the app is mounted in another
+            application, that one has to run it, by `app.router.lifespan_context(app)`. Each worker has its own.
 
     Raises:
         ConfigurationError: The settings contradict each other, or the class does not allow several sessions.
@@ -436,7 +439,7 @@ def create_fastapi_app(
     mode: Mode | None = None,
     reset_observation_cls: Any = None,
 ) -> EnvironmentApp:
-    """Build the same server under the name, and with the order of parameters, of one that has no page to play on."""
+    """Build the same server without a page, under the released name and with its order of parameters."""
     app = create_app(
         env,
         action_cls,

@@ -1,4 +1,4 @@
-"""Which environments there are, and where their source is. None of their code is run."""
+"""Lists environments and finds their source folders, without running any of their code."""
 
 import ast
 import pkgutil
@@ -25,20 +25,20 @@ from servers.target import APP, FORMS
 
 _SUFFIX: Final = "_env"
 _DISTRIBUTION: Final = re.compile(r"openenv[-_.](?P<name>.+)", re.IGNORECASE)
-"""What scaffolds call their distributions."""
+"""Names of distributions, as the scaffold chooses them."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ListedEnvironment:
-    """One environment.
+    """One environment of a listing.
 
     Attributes:
-        name: What it calls itself.
-        version: As it says; None where it does not.
-        description: One line; empty where it has none.
-        where: Its folder, or the server's URL.
-        target: What `ropewalk serve` and its neighbours take for it.
-        error: Why it cannot be served, as far as that shows without running it; None where nothing shows.
+        name: Its own name.
+        version: Its version; None if it declares none.
+        description: One line; empty if it has none.
+        where: Its folder, or the URL of its server.
+        target: The argument by which `ropewalk serve` and related commands find it.
+        error: Why it cannot be served, as far as can be told without running it; None if no reason is found.
     """
 
     name: str
@@ -50,10 +50,10 @@ class ListedEnvironment:
 
 
 def environments_below(folder: Path) -> list[ListedEnvironment]:
-    """Return the environments in a folder: itself, or those one or two levels below.
+    """Return the environments in a folder: the folder itself, and those one or two levels below.
 
     Raises:
-        ConfigurationError: It is no folder.
+        ConfigurationError: The folder does not exist.
     """
     if not folder.is_dir():
         raise ConfigurationError(f"expected a folder to look into, got {folder}")
@@ -61,7 +61,7 @@ def environments_below(folder: Path) -> list[ListedEnvironment]:
 
 
 def environments() -> list[ListedEnvironment]:
-    """Return the environments that can be served from here: by their names, and those of the working directory."""
+    """Return the environments that can be served by name, and those in the working directory."""
     listed: dict[Path, ListedEnvironment] = {}
     for package in _packages():
         folder = find_module(package)
@@ -77,7 +77,7 @@ def _sort(listed: Iterable[ListedEnvironment]) -> list[ListedEnvironment]:
 
 
 def _as_path(folder: Path) -> str:
-    """Return a path that cannot be taken for a name."""
+    """Return a path in a form that cannot be mistaken for a name."""
     return str(folder) if folder.is_absolute() or str(folder).startswith(".") else f"./{folder}"
 
 
@@ -89,7 +89,7 @@ def _folders(top: Path) -> Iterator[Path]:
 
 
 def _packages() -> Iterator[str]:
-    """Yield the packages that may be environments, those of this tree first."""
+    """Yield the names of packages that may be environments, those of this tree first."""
     envs = find_module("envs")
     if envs is not None:
         yield from (f"envs.{module.name}" for module in pkgutil.iter_modules([str(envs)]) if module.ispkg)
@@ -101,14 +101,14 @@ def _packages() -> Iterator[str]:
 
 
 def _modules(distribution: Distribution, name: str) -> list[str]:
-    """Return the packages of a distribution. Those of an installed source tree are not among its files."""
+    """Return candidates for a distribution's packages, by name: an editable install does not list their files."""
     text = distribution.read_text("top_level.txt") or ""
     names = {line.strip() for line in text.splitlines()}
     return [candidate for candidate in sorted(names | {name, f"{name}{_SUFFIX}"}) if candidate.isidentifier()]
 
 
 def _target(package: str, folder: Path) -> str:
-    """Return a name where that leads to the package, else the module of its app."""
+    """Return the environment's short name if that resolves to the package, else the module of its app."""
     short = package.rpartition(".")[2].removesuffix(_SUFFIX)
     return short if package_of(short) == package else f"{package}.{APP}"
 
@@ -123,7 +123,7 @@ def _list_one(folder: Path, target: str) -> ListedEnvironment:
         flaw = _flaw(folder, str(keys.get("app") or APP))
     except ManifestError as error:
         flaw = f"{MANIFEST}: {error}"
-    except Exception as error:  # a listing is the place to see what is broken, whatever that is
+    except Exception as error:  # a listing reports whatever is broken
         keys, flaw = {}, f"{type(error).__name__}: {error}"
     project = _project(folder)
     about = keys.get("description") or project.get("description") or _docstring(folder)
@@ -151,12 +151,12 @@ def _docstring(folder: Path) -> str:
         text = ast.get_docstring(ast.parse((folder / "__init__.py").read_text(encoding="utf-8")))
     except (OSError, ValueError, SyntaxError):
         return ""
-    # Its first sentence: what follows is about the package.
+    # The first sentence only: the rest is about the package.
     return re.split(r"(?<=[.!?])\s|\n\s*\n", text or "", maxsplit=1)[0]
 
 
 def _flaw(folder: Path, app: str) -> str | None:
-    """Return what is wrong with an environment's code, as far as that can be read."""
+    """Return what is wrong with an environment's code, as far as can be told without running it."""
     module, _, _ = app.partition(":")
     parts = module.split(".")
     if folder.name.replace("-", "_") in parts:
@@ -178,14 +178,14 @@ def _flaw(folder: Path, app: str) -> str | None:
 
 
 _FOLDERS_UP: Final = 2
-"""How far above an app its manifest may be: `server/app.py` is one below."""
+"""How many folders above its app a manifest may be; for `server/app.py` it is one."""
 
 
 def source_of(target: str) -> Path:
-    """Return the folder that an environment's source is in; for the forms see `servers.target.load_app`.
+    """Return the folder of an environment's source, by a target as of `servers.target.load_app`.
 
     Raises:
-        ConfigurationError: There is no such thing.
+        ConfigurationError: The target does not exist.
     """
     kind = importable_kind(target)
     if kind is TargetKind.MODULE:
@@ -209,7 +209,7 @@ def _of_module(module: str, target: str) -> Path:
 
 
 def _around(path: Path) -> Path:
-    """Return the environment's folder that a file or folder belongs to, else its outermost package, else its folder."""
+    """Return the environment's folder around a path, else the outermost package around it, else its own folder."""
     folder = path if path.is_dir() else path.parent
     for candidate in (folder, *folder.parents[:_FOLDERS_UP]):
         if (candidate / MANIFEST).is_file():

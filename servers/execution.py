@@ -1,12 +1,12 @@
-"""How the methods of an environment are called, and where: on the event loop, or in a thread of a bounded pool.
+"""Runs the methods of environments, on the event loop or in threads of a bounded pool.
 
-- async methods run on the loop;
-- plain methods of a class with `BLOCKING = False` run on the loop too, without a hop;
-- everything else, constructors included, runs in a thread.
+- Async methods run on the event loop.
+- Plain methods of a class with `BLOCKING = False` run on the event loop too, called directly.
+- Everything else, constructors included, runs in a thread.
 
-A method in a thread cannot be stopped. When its caller goes away, or its time is over, the call is abandoned:
-another thread takes the place of the one that it holds, the environment is closed once it returns, and
-`Executor.abandoned` counts it until then.
+A method in a thread cannot be stopped. When its caller disconnects or its deadline passes, the call is abandoned:
+another thread replaces the one it occupies, the environment is closed once it returns, and `Executor.abandoned`
+counts it until then.
 """
 
 import asyncio
@@ -30,46 +30,51 @@ Factory: TypeAlias = Callable[[], Environment[Any, Any, Any]]
 T = TypeVar("T")
 
 _MIN_THREADS: Final = 4
-"""Even one session's server needs a second thread, for the calls of plain HTTP and of closing."""
+"""Even a server of one session needs a second thread, for calls over plain HTTP and for closing."""
 
 _MAX_ABANDONED: Final = 64
-"""Threads that abandoned calls may hold. Beyond them a server takes no further sessions."""
+"""Threads that abandoned calls may occupy before the server refuses new sessions."""
 
 CLOSE_TIMEOUT_S: Final = 5.0
-"""Seconds that an environment gets to close, or an async method to heed its cancellation."""
+"""Seconds that an environment has to close, or an async method to end once cancelled."""
 
 FATAL: Final = (Exception, SystemExit)
-"""What an environment may raise without ending its server."""
+"""What an environment may raise without stopping the server."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Options:
-    """Which options a method takes: their names, or None for any; and parameters that are none (itself, the action)."""
+    """The options that a method accepts.
+
+    Attributes:
+        names: Their names; None for any.
+        excluded: Parameters that are not options (self, the action).
+    """
 
     names: frozenset[str] | None
-    barred: frozenset[str]
+    excluded: frozenset[str]
 
-    def accept(self, given: Mapping[str, Any]) -> Mapping[str, Any]:
-        """Return the options that the method takes."""
+    def accept(self, options: Mapping[str, Any]) -> Mapping[str, Any]:
+        """Return those of `options` that the method accepts."""
         if self.names is None:
-            return {name: value for name, value in given.items() if name not in self.barred}
-        return {name: value for name, value in given.items() if name in self.names}
+            return {name: value for name, value in options.items() if name not in self.excluded}
+        return {name: value for name, value in options.items() if name in self.names}
 
 
 @dataclass(frozen=True, slots=True)
 class _EnvironmentMethods:
-    """What there is to know of an environment class, worked out once.
+    """The methods of an environment class and how to run them, determined once per class.
 
     Attributes:
-        inline: Every method runs on the loop and returns without waiting.
-        on_loop: Plain methods run on the loop.
-        reset: Name of the method that resets, which may be `reset_async`.
+        inline: Whether every method runs on the event loop and returns without waiting.
+        on_loop: Whether plain methods run on the event loop.
+        reset: Name of the method that resets: `reset` or `reset_async`.
         step: Likewise.
         close: Likewise.
-        reset_async: `reset` is a coroutine function.
+        reset_async: Whether `reset` is a coroutine function.
         step_async: Likewise.
-        reset_options: What the method takes.
-        step_options: What the method takes beside the action.
+        reset_options: Options that `reset` accepts.
+        step_options: Options that `step` accepts beside the action.
     """
 
     inline: bool
@@ -85,14 +90,14 @@ class _EnvironmentMethods:
 
 @lru_cache(maxsize=256)
 def plan_of(cls: type) -> _EnvironmentMethods:
-    """Work out how the methods of an environment class are run."""
+    """Determine how to run the methods of an environment class."""
     reset, step, close = (
         f"{name}_async" if hasattr(cls, f"{name}_async") else name for name in ("reset", "step", "close")
     )
     reset_async, step_async = (inspect.iscoroutinefunction(getattr(cls, name)) for name in (reset, step))
     on_loop = not getattr(cls, "BLOCKING", True)
-    # Environments of declared tools say whether one of these is asynchronous; of others a call may wait, and with it
-    # all that share the session.
+    # Environments with declared tools say whether any of these is asynchronous. For others, an async `call_tool` means
+    # that a step may wait.
     may_wait = getattr(cls, "STEPS_MAY_WAIT", inspect.iscoroutinefunction(getattr(cls, "call_tool", None)))
     return _EnvironmentMethods(
         inline=on_loop and not reset_async and not step_async and not may_wait,
@@ -110,15 +115,15 @@ def plan_of(cls: type) -> _EnvironmentMethods:
 def _options_of(method: Callable[..., Any], skip: int) -> _Options:
     parameters = list(inspect.signature(method).parameters.values())
     variadic = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
-    barred = frozenset(p.name for p in parameters[:skip] if p.kind not in variadic)
+    excluded = frozenset(p.name for p in parameters[:skip] if p.kind not in variadic)
     if any(p.kind is p.VAR_KEYWORD for p in parameters):
-        return _Options(None, barred)
+        return _Options(None, excluded)
     by_name = (inspect.Parameter.KEYWORD_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
-    return _Options(frozenset(p.name for p in parameters[skip:] if p.kind in by_name), barred)
+    return _Options(frozenset(p.name for p in parameters[skip:] if p.kind in by_name), excluded)
 
 
 def _is_environment(value: object) -> bool:
-    """Whether a factory has returned what can be served; the class need not be ours, but has to have the methods."""
+    """Whether a value can be served: it needs `reset` and `step`, but not our base class."""
     return hasattr(type(value), "reset") and hasattr(type(value), "step")
 
 
@@ -128,14 +133,15 @@ def name_of(factory: Callable[..., Any]) -> str:
 
 
 class Executor:
-    """The threads that all sessions of one app share.
+    """The threads that all sessions of an app share.
 
     Args:
-        sessions: The cap on sessions, which bounds how many threads are of use.
+        sessions: The cap on sessions, which bounds how many threads are useful.
 
     Attributes:
-        abandoned: Calls that nobody waits for any more and which still hold a thread.
-        limit: With this many abandoned calls no new session is taken.
+        pool: The threads.
+        abandoned: Abandoned calls that still occupy a thread.
+        limit: Number of abandoned calls at which new sessions are refused.
     """
 
     def __init__(self, sessions: int) -> None:
@@ -145,15 +151,15 @@ class Executor:
 
     @property
     def exhausted(self) -> bool:
-        """Whether abandoned calls hold all the threads that may be given up."""
+        """Whether abandoned calls have reached their limit."""
         return self.abandoned >= self.limit
 
     def close(self) -> None:
-        """Let the threads end."""
+        """Let the threads end after the calls already queued."""
         self.pool.close()
 
     async def construct(self, factory: Factory) -> "EnvironmentRunner":
-        """Build an environment where its class asks for it. Exception: Whatever the factory raised."""
+        """Construct an environment, on the event loop or in a thread. Exception: Whatever the factory raised."""
         pool = self.pool
         if isinstance(factory, type) and not getattr(factory, "BLOCKING", True):
             succeeded, value = outcome_of(factory)
@@ -180,32 +186,38 @@ class Executor:
         raise value
 
     def end(self, pool: ThreadPool) -> None:
-        """Let the threads of a pool end, unless it is the one that all share."""
+        """Let the threads of a pool end, unless it is the shared one."""
         if pool is not self.pool:
             pool.close()
 
     def abort(self, call: ThreadCall, pool: ThreadPool, then: Callable[[Outcome], None]) -> bool:
-        """Stop waiting for a call without an outcome; return whether it holds a thread, until `then` is called.
+        """Abandon a call that has no outcome yet.
 
-        The one thread of an environment that asked for one is not replaced: closing has to follow in it.
+        An environment's own single thread is not replaced, since the environment has to be closed in it.
+
+        Args:
+            call: The call.
+            pool: Its pool.
+            then: Called with the outcome once the call ends, if it occupies a thread.
+
+        Returns:
+            Whether the call occupies a thread.
         """
         if not pool.abort(call, replace=pool is self.pool):
             return False
 
-        def late(outcome: Outcome) -> None:
+        def on_outcome(outcome: Outcome) -> None:
             self.abandoned -= 1
             then(outcome)
 
         self.abandoned += 1
         if self.abandoned == self.limit:
-            logger.error(
-                "%d calls that nobody waits for hold a thread each; no new session is taken", self.abandoned
-            )
-        call.then = late
+            logger.error("%d abandoned calls hold a thread each; new sessions are refused", self.abandoned)
+        call.then = on_outcome
         return True
 
     def _reject(self, outcome: Outcome, pool: ThreadPool) -> None:
-        """Close what a constructor has brought, if it has, after its caller had left."""
+        """Close the environment, if any, of a constructor whose caller was cancelled."""
         succeeded, value = outcome
         if succeeded and _is_environment(value):
             EnvironmentRunner(value, self, pool).discard()
@@ -214,17 +226,17 @@ class Executor:
 
 
 class EnvironmentRunner:
-    """One environment and the place where its methods run. One call at a time.
+    """Runs the methods of one environment, one call at a time.
 
-    What an environment raises comes out of every method here that awaits one of its own.
+    Methods that call the environment raise whatever it raises.
 
     Attributes:
-        environment: The environment itself, for whoever has the session's turn.
-        plan: How its methods are run.
-        name: What its class is called.
+        environment: The environment itself, for the holder of the session's lock.
+        plan: How to run its methods.
+        name: Name of its class.
         in_thread: Whether reset and step are plain methods that run in a thread.
-        concurrent: Whether its class promises to share a process with other instances.
-        spent_s: Seconds that the last one was in the environment, and in no queue for a thread.
+        concurrent: Whether its class allows several instances in one process.
+        spent_s: Seconds that the last call spent in the environment, without the wait for a thread.
     """
 
     def __init__(self, environment: Environment[Any, Any, Any], executor: Executor, pool: ThreadPool) -> None:
@@ -238,7 +250,7 @@ class EnvironmentRunner:
         self._pool = pool
         self._reset: Callable[..., Any] = getattr(environment, plan.reset)
         self._step: Callable[..., Any] = getattr(environment, plan.step)
-        self._late: ThreadCall | None = None
+        self._abandoned: ThreadCall | None = None
         self._closing: asyncio.Task[None] | None = None
 
     async def reset(
@@ -248,20 +260,20 @@ class EnvironmentRunner:
         here: bool = False,
         resume: Callable[[Outcome], None] | None = None,
     ) -> Observation:
-        """Start an episode with the options that the environment takes; `here` and `resume`: as of `_run`."""
+        """Start an episode, with those options that the environment accepts. `here` and `resume`: see `_run`."""
         return await self._run(  # type: ignore[no-any-return]
             self._reset, options=self.plan.reset_options.accept(options), here=here, resume=resume
         )
 
     def reset_here(self, options: Mapping[str, Any]) -> Observation | Coroutine[Any, Any, Observation]:
-        """Start an episode where this is called; return what is to be awaited where the environment waits."""
+        """Start an episode in the calling thread; return a coroutine to await if the environment's method is async."""
         observation = self._call(self._reset, **self.plan.reset_options.accept(options))
-        return observation if isinstance(observation, Observation) else self._settled(observation, here=True)
+        return observation if isinstance(observation, Observation) else self._finish(observation, here=True)
 
     def step_here(self, action: Action) -> Observation | Coroutine[Any, Any, Observation]:
-        """Apply an action where this is called; return what is to be awaited where the environment waits."""
+        """Apply an action in the calling thread; return a coroutine to await if the environment's method is async."""
         observation = self._call(self._step, action)
-        return observation if isinstance(observation, Observation) else self._settled(observation, here=True)
+        return observation if isinstance(observation, Observation) else self._finish(observation, here=True)
 
     async def step(
         self,
@@ -271,7 +283,7 @@ class EnvironmentRunner:
         here: bool = False,
         resume: Callable[[Outcome], None] | None = None,
     ) -> Observation:
-        """Apply an action; `here`: where this is called. `resume`: as of `_run`."""
+        """Apply an action. With `here`, in the calling thread and without options; `resume`: see `_run`."""
         plan = self.plan
         if here or (plan.inline and not options):
             observation = self.step_here(action)
@@ -285,51 +297,51 @@ class EnvironmentRunner:
         )
 
     async def state(self, *, here: bool = False, resume: Callable[[Outcome], None] | None = None) -> State:
-        """Read the environment's state; `here` and `resume`: as of `_run`."""
+        """Read the environment's state. `here` and `resume`: see `_run`."""
         return await self._run(  # type: ignore[no-any-return]
             lambda: self.environment.state, here=here, resume=resume
         )
 
     async def call(self, name: str, *args: Any, unclaimed: Callable[[Any], None] | None = None) -> Any:
-        """Run another method of the environment's.
+        """Run another method of the environment.
 
         Args:
-            name: Of the method.
-            *args: For it.
-            unclaimed: Given, on the loop, what a thread returns after whoever asked has left.
+            name: Name of the method.
+            *args: Its arguments.
+            unclaimed: Called on the event loop with the result of a method in a thread whose caller was cancelled.
 
         Raises:
-            AttributeError: It has none of that name.
+            AttributeError: The environment has no such method.
         """
         return await self._run(getattr(self.environment, name), args, unclaimed=unclaimed)
 
     async def begin(self, name: str, *args: Any) -> Any:
-        """Run another method of the environment's up to its first wait.
+        """Call another method of the environment without awaiting its result.
 
         Returns:
-            What the method returned. Where that is awaitable, it is for the caller to await on the loop, and to
-            cancel: a method that has not returned cannot be.
+            What the method returned. If that is awaitable, the caller awaits it on the event loop, and may cancel it;
+            the method itself cannot be cancelled before it has returned.
 
         Raises:
-            AttributeError: It has none of that name.
+            AttributeError: The environment has no such method.
         """
-        return await self._run(getattr(self.environment, name), args, whole=False)
+        return await self._run(getattr(self.environment, name), args, finish=False)
 
     def submit(self, fn: Callable[[], Any], then: Callable[[Outcome], None]) -> ThreadCall:
-        """Run a function where the environment's plain methods run; `then` is called on the loop, unless abandoned."""
+        """Run a function in the environment's threads; `then` gets the outcome on the event loop, unless abandoned."""
         return self._pool.submit(fn, then=then, together=True)
 
     def drop(self, call: ThreadCall) -> bool:
-        """Give up a call that no thread has taken up yet; return whether that is so."""
+        """Cancel a call if no thread has started it yet; return whether that was so."""
         return not self._pool.abort(call, started=False)
 
     def abandon(self, call: ThreadCall) -> None:
-        """Give up a call that nobody waits for any more; the environment is closed, once that returns."""
+        """Abandon a call; the environment is closed once it returns."""
         self._abandon(call, self.discard)
 
     @property
     def is_tool_host(self) -> bool:
-        """Whether the environment has tools to list and to call."""
+        """Whether the environment has tools to list and call."""
         return is_tool_host(self.environment)
 
     def has(self, name: str) -> bool:
@@ -338,26 +350,26 @@ class EnvironmentRunner:
 
     @property
     def forkable(self) -> bool:
-        """Whether the environment promises that others can go on from its snapshots."""
+        """Whether the environment declares that its snapshots can be restored in others."""
         return getattr(self.environment, "FORKABLE", False) is True
 
     async def close(self) -> None:
-        """Close the environment; where an abandoned call still runs in it, as soon as that returns.
+        """Close the environment; if an abandoned call still runs in it, return at once, and close when that ends.
 
-        Whoever waits may be cancelled: the closing goes on.
+        Closing continues even if the caller is cancelled.
         """
-        if self._late is None:
+        if self._abandoned is None:
             self.discard()
             assert self._closing is not None
-            # Twice the time that it has: one that does not heed its end is left to itself, and so is one that
-            # waits for a thread.
+            # Twice its own time limit: a `close` that ignores its cancellation, or still waits for a thread, continues
+            # in the background.
             await asyncio.wait([self._closing], timeout=2 * CLOSE_TIMEOUT_S)
 
     async def _close(self) -> None:
         loop = asyncio.get_running_loop()
         end_own_pool = partial(self._executor.end, self._pool)
         try:
-            # Its time does not pass while it waits for a thread: others hold them all then, and it hangs in nothing.
+            # The time limit starts once `close` runs: while it waits for a thread, it does not hang itself.
             async with asyncio.timeout(None) as deadline:
                 await self._run(
                     getattr(self.environment, self.plan.close),
@@ -366,28 +378,28 @@ class EnvironmentRunner:
                 )
         except FATAL:
             logger.exception("closing %s failed", self.name)
-        if self._late is None:
+        if self._abandoned is None:
             end_own_pool()
-        # Whoever keeps a session that is over, for its number for instance, keeps no environment.
-        self.environment = self._reset = self._step = None  # type: ignore[assignment]  # nobody asks it any more
+        # References to a session that is over, to its number for instance, must not keep its environment alive.
+        self.environment = self._reset = self._step = None  # type: ignore[assignment]  # never called again
 
     def discard(self) -> None:
-        """Close the environment, once, without waiting for it; where an abandoned call runs in it, that does it."""
-        if self._closing is None and self._late is None:
+        """Close the environment once, in the background; if an abandoned call runs in it, that closes it at its end."""
+        if self._closing is None and self._abandoned is None:
             self._closing = keep(asyncio.create_task(self._close()))
 
     def on_free(self, then: Callable[[], None]) -> None:
-        """Call `then` when no abandoned call runs any more and what followed it is over; maybe at once."""
-        late, closing = self._late, self._closing
-        if late is not None:
-            follow = late.then
+        """Call `then` when no abandoned call runs and the environment is not closing; possibly at once."""
+        abandoned, closing = self._abandoned, self._closing
+        if abandoned is not None:
+            previous = abandoned.then
 
-            def both(outcome: Outcome) -> None:
-                if follow is not None:
-                    follow(outcome)
+            def on_outcome(outcome: Outcome) -> None:
+                if previous is not None:
+                    previous(outcome)
                 self.on_free(then)
 
-            late.then = both
+            abandoned.then = on_outcome
         elif closing is not None and not closing.done():
             closing.add_done_callback(lambda _: self.on_free(then))
         else:
@@ -400,19 +412,27 @@ class EnvironmentRunner:
         options: Mapping[str, Any] = MappingProxyType({}),
         *,
         on_loop: bool | None = None,
-        whole: bool = True,
+        finish: bool = True,
         here: bool = False,
         resume: Callable[[Outcome], None] | None = None,
         then: Callable[[], None] | None = None,
         on_begin: Callable[[], None] | None = None,
         unclaimed: Callable[[Any], None] | None = None,
     ) -> Any:
-        """Run a method, and await what it returns where that is awaitable and the `whole` is wanted.
+        """Run a method, on the event loop or in a thread, and await its result if that is awaitable.
 
-        `here`: where this is called, as far as `_settled` says. `resume` is given where this runs outside of a task: it
-        is called on the loop once the call in a thread has ended, which is the first wait. `then` follows an abandoned
-        call, which by default closes the environment. `on_begin` is called on the loop once the method begins, which is
-        later where it has to wait for a thread.
+        Args:
+            fn: The method.
+            args: Its positional arguments.
+            options: Its keyword arguments.
+            on_loop: Whether to call it on the event loop; by default as its kind and class require.
+            finish: Await an awaitable result; otherwise return it.
+            here: Call the method in the calling thread; see `_finish`.
+            resume: Resumes this coroutine where it runs outside of a task: called on the event loop with the outcome
+                of the call in a thread, which is the first wait.
+            then: Called when an abandoned call has ended; by default `discard`.
+            on_begin: Called on the event loop when the method starts, which may be after a wait for a thread.
+            unclaimed: See `call`.
         """
         if here:
             on_loop = True
@@ -430,18 +450,18 @@ class EnvironmentRunner:
                 if call.outcome is None:
                     self._abandon(call, then or self.discard, unclaimed)
                 else:
-                    _drop(call.outcome, unclaimed)
+                    _discard_outcome(call.outcome, unclaimed)
                 raise
             self.spent_s = call.spent_s
             if not succeeded:
                 raise result
         here = here or self.plan.inline or resume is not None
         return (
-            result if not whole or isinstance(result, Observation) else await self._settled(result, here=here)
+            result if not finish or isinstance(result, Observation) else await self._finish(result, here=here)
         )
 
     def _call(self, fn: Callable[..., Any], /, *args: Any, **options: Any) -> Any:
-        """Call a method where this is called, and note its time."""
+        """Call a method in the calling thread, and measure its time."""
         began = perf_counter()
         try:
             return fn(*args, **options)
@@ -452,10 +472,11 @@ class EnvironmentRunner:
         finally:
             self.spent_s = perf_counter() - began
 
-    async def _settled(self, result: Any, *, here: bool) -> Any:
-        """Await what a method has returned, where that is awaitable; that is a part of its time.
+    async def _finish(self, result: Any, *, here: bool) -> Any:
+        """Await a method's result if it is awaitable, and add the time to the method's.
 
-        `here`: the method was called where it was asked for, maybe in a thread; it goes on once it is resumed.
+        With `here`, which may be in a thread, this waits once first, so that the caller can resume it on the event
+        loop (`begin_here`).
         """
         if not inspect.isawaitable(result):
             return result
@@ -463,7 +484,7 @@ class EnvironmentRunner:
             try:
                 await asyncio.sleep(0)
             except BaseException:
-                _drop((True, result))  # nobody resumes it
+                _discard_outcome((True, result))  # it will not be resumed
                 raise
         before_s, began = self.spent_s, perf_counter()
         try:
@@ -478,17 +499,17 @@ class EnvironmentRunner:
     def _abandon(
         self, call: ThreadCall, then: Callable[[], None], unclaimed: Callable[[Any], None] | None = None
     ) -> None:
-        def late(outcome: Outcome) -> None:
-            self._late = None
-            _drop(outcome, unclaimed)
+        def on_outcome(outcome: Outcome) -> None:
+            self._abandoned = None
+            _discard_outcome(outcome, unclaimed)
             then()
 
-        if self._executor.abort(call, self._pool, late):
-            self._late = call
+        if self._executor.abort(call, self._pool, on_outcome):
+            self._abandoned = call
 
 
-def _drop(outcome: Outcome, unclaimed: Callable[[Any], None] | None = None) -> None:
-    """Discard the result of an abandoned call; an awaitable of an async method is closed."""
+def _discard_outcome(outcome: Outcome, unclaimed: Callable[[Any], None] | None = None) -> None:
+    """Discard the outcome of an abandoned call: close a coroutine, and pass any other result to `unclaimed`."""
     succeeded, value = outcome
     if inspect.iscoroutine(value):
         value.close()
@@ -500,32 +521,32 @@ def begin_here(coroutine: Coroutine[Any, Any, T]) -> T | Coroutine[Any, Any, T]:
     """Run a coroutine that usually does not wait; return its result, or the coroutine to continue in a task.
 
     Args:
-        coroutine: Where it waits, that is at first for another turn of the loop.
+        coroutine: Its first wait, if any, has to be `asyncio.sleep(0)`.
     """
     try:
         coroutine.send(None)
-    except StopIteration as over:
-        return over.value  # type: ignore[no-any-return]
+    except StopIteration as stop:
+        return stop.value  # type: ignore[no-any-return]
     return coroutine
 
 
-_kept: set[asyncio.Task[Any]] = set()
-"""Tasks that nobody waits for. The event loop itself holds tasks only weakly."""
+_background_tasks: set[asyncio.Task[Any]] = set()
+"""Background tasks. The event loop itself holds only weak references to tasks."""
 
 
 def keep(task: asyncio.Task[T]) -> asyncio.Task[T]:
-    """Keep a reference to a background task."""
-    _kept.add(task)
-    task.add_done_callback(_kept.discard)
+    """Hold a reference to a background task until it ends; return the task."""
+    _background_tasks.add(task)
+    task.add_done_callback(_background_tasks.discard)
     return task
 
 
 async def end(task: asyncio.Task[Any]) -> None:
-    """Cancel a task and wait for its end; one that does not heed it is logged and left to itself."""
+    """Cancel a task and wait for its end; log one that ignores the cancellation, and let it run on."""
     task.cancel()
     await asyncio.wait([task], timeout=CLOSE_TIMEOUT_S)
     if not task.done():
         logger.error(
-            "%s did not heed its cancellation within %g s; its session stays taken", task, CLOSE_TIMEOUT_S
+            "%s ignored its cancellation for %g s; its session keeps its slot", task, CLOSE_TIMEOUT_S
         )
         keep(task)

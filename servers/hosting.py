@@ -1,4 +1,4 @@
-"""One server process: uvicorn with bounds, and an end that always comes."""
+"""Runs one server process: uvicorn with limits, and a shutdown that always completes."""
 
 import asyncio
 import gc
@@ -29,12 +29,12 @@ Drain: TypeAlias = Callable[[float], Awaitable[None]]
 
 
 class Assembled(NamedTuple):
-    """An ASGI application, and what there is to know of it.
+    """An ASGI application and its hooks.
 
     Attributes:
         app: The application.
-        drain: Ends its sessions within the seconds that it is given, if it has some.
-        refusal: Tells why the application would not start, where it knows.
+        drain: Ends its sessions within the given number of seconds; None if it has no sessions.
+        refusal: Returns the error that refused the application's start, if known.
     """
 
     app: Any
@@ -43,7 +43,10 @@ class Assembled(NamedTuple):
 
 
 def assemble(app: Any, name: str, settings: ServerSettings, options: Sequence[str]) -> Assembled:
-    """Apply the settings."""
+    """Apply the settings to an application, and return it with its hooks.
+
+    An application that is not of `create_app` gets a guard only. ConfigurationError: it does not support `options`.
+    """
     if isinstance(app, EnvironmentApp):
         app.configure(settings)
         return Assembled(app, app.drain, app.take_refusals())
@@ -56,7 +59,7 @@ def assemble(app: Any, name: str, settings: ServerSettings, options: Sequence[st
 
 
 SETTINGS: Final[dict[str, Any]] = {
-    "loop": "auto",  # uvloop's, where that is installed
+    "loop": "auto",  # uvloop if installed
     "http": "servers.protocols:HttpProtocol",
     # The sans-I/O protocol takes about two thirds of the default one's CPU a message, and frames of a few
     # hundred bytes are not worth compressing; 14 kB of compressed frames can be 15 MB.
@@ -66,19 +69,19 @@ SETTINGS: Final[dict[str, Any]] = {
     "ws_ping_interval": PING_INTERVAL_S,
     "ws_ping_timeout": PONG_TIMEOUT_S,
     "h11_max_incomplete_event_size": 64 * 1024,
-    # Longer than what usual proxies keep a connection for, so that it is theirs to close.
+    # Longer than the keep-alive of common proxies, so that the proxy closes idle connections.
     "timeout_keep_alive": 75,
     "backlog": BACKLOG,
     "access_log": False,
     "server_header": False,
 }
-"""What uvicorn is told, whoever starts it."""
+"""uvicorn's settings in every process that serves an app."""
 
 _SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 _KILL_AFTER_DRAIN_S: Final = 3.0
-"""Seconds beyond the drain after which the process ends, whatever still hangs."""
+"""Seconds after the drain's deadline at which the process is ended even if something hangs."""
 _COLLECT_AFTER: Final = 50_000
-"""New objects between two looks for cycles: some MB at most."""
+"""New objects between two runs of the garbage collector: a few MB at most."""
 _HURRIED_GRACE_S: Final = 0.5
 _POLL_INTERVAL_S: Final = 0.05
 
@@ -92,18 +95,18 @@ def host(
     lifeline: int | None = None,
     on_cut: Callable[[], None] | None = None,
 ) -> int:
-    """Serve until a signal says to stop, and return the exit status.
+    """Serve until a signal requests the shutdown, and return the exit status.
 
     Args:
         assembled: The ASGI application.
-        listeners: The sockets to accept connections on.
-        drain_s: Seconds that its sessions get to end.
+        listeners: Sockets to accept connections on.
+        drain_s: Seconds that sessions have to end.
         on_started: Called once connections are accepted.
-        lifeline: A descriptor whose end of file says to stop as a signal does.
-        on_cut: Called where the process is ended because something hangs, in another thread.
+        lifeline: A descriptor whose end of file requests the shutdown as a signal does.
+        on_cut: Called in another thread before the process is ended because something hangs.
 
     Raises:
-        OpenEnvError: The application would not start, and says why.
+        OpenEnvError: The application refused to start, for this reason.
     """
     raise_descriptor_limit()
     _calm_collector()
@@ -111,25 +114,25 @@ def host(
     server = _Server(config, assembled.drain, drain_s, on_started, lifeline, End(on_cut))
     try:
         server.run(sockets=list(listeners))
-    except SystemExit:  # how uvicorn says that the application would not start
+    except SystemExit:  # uvicorn exits if the application does not start
         _raise(server, assembled)
         raise
-    server.end.within(_KILL_AFTER_DRAIN_S)  # the interpreter waits for threads too
+    server.end.within(_KILL_AFTER_DRAIN_S)  # the interpreter also waits for threads
     _raise(server, assembled)
     return 0 if server.started else 1
 
 
 def _raise(server: uvicorn.Server, assembled: Assembled) -> None:
-    """Raise why the application would not start, if it would not and says so."""
+    """Raise the error that refused the application's start, if any."""
     if not server.started and (refusal := assembled.refusal()) is not None:
         raise refusal from None
 
 
 def _calm_collector() -> None:
-    """Collect garbage less often, and never again among the objects that were loaded at start.
+    """Make garbage collection rarer, and exclude the objects loaded at start from it.
 
-    By default the garbage collector goes through the young objects after every 700 new ones. With thousands of
-    sessions each look finds nothing but sessions, and all looks together take as long as the steps.
+    By default the young generation is collected after every 700 new objects. With thousands of sessions, that finds
+    only live objects, and takes as much time in all as the steps themselves.
     """
     gc.collect()
     gc.freeze()
@@ -137,9 +140,9 @@ def _calm_collector() -> None:
 
 
 class End:
-    """Ends the process after a time, whatever its threads do.
+    """Ends the process at a deadline, whatever its threads do.
 
-    A step that hangs would keep the event loop from closing, or the interpreter from ending.
+    A hanging step would otherwise keep the event loop from closing, or the interpreter from exiting.
 
     Args:
         on_cut: Called before the process is ended.
@@ -152,7 +155,7 @@ class End:
         self._thread: threading.Thread | None = None
 
     def within(self, seconds: float) -> None:
-        """End the process in so many seconds, or sooner if that was said before."""
+        """End the process in this many seconds, unless an earlier deadline is set."""
         self._deadline = min(self._deadline, time.monotonic() + seconds)
         self._sooner.set()
         if self._thread is None:
@@ -164,7 +167,7 @@ class End:
             if self._sooner.wait(left_s):
                 self._sooner.clear()
         with suppress(Exception):
-            print("ropewalk: ended while something still hung", file=sys.stderr, flush=True)  # noqa: T201
+            print("ropewalk: process ended while something still hung", file=sys.stderr, flush=True)  # noqa: T201
         if self._on_cut is not None:
             with suppress(Exception):
                 self._on_cut()
@@ -172,7 +175,7 @@ class End:
 
 
 class _Server(uvicorn.Server):
-    """Stops in this order: no more connections, the sessions' end, the connections' end, the application's end."""
+    """A uvicorn server that shuts down in order: listeners, sessions, connections, application."""
 
     def __init__(
         self,
@@ -192,7 +195,7 @@ class _Server(uvicorn.Server):
         self.end = end
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
-        if (lifeline := self._lifeline) is not None:  # not before signals are heeded: it sends one
+        if (lifeline := self._lifeline) is not None:  # after the handlers are installed: it sends a signal
             watch = threading.Thread(
                 target=self._watch, args=(lifeline,), name="ropewalk-lifeline", daemon=True
             )
@@ -232,9 +235,9 @@ class _Server(uvicorn.Server):
 
     @contextmanager
     def capture_signals(self) -> Iterator[None]:
-        # uvicorn raises the signals again when it is done, which turns an orderly end into a death by signal.
-        # No bound method: the library that sends streams of events looks for one here, to cut them all at the signal,
-        # with the replies to calls that have time to end.
+        # uvicorn's own version raises the signals again at the end, so that an orderly exit becomes a death by signal.
+        # The handler must not be a bound method: sse-starlette looks for one, to cut all event streams at the signal,
+        # including replies to calls that still have time to finish.
         def handle(number: int, frame: FrameType | None) -> None:
             self.handle_exit(number, frame)
 
@@ -249,7 +252,7 @@ class _Server(uvicorn.Server):
                 signal.signal(number, handler)
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
-        # A worker in a terminal gets one SIGINT from there and one SIGTERM from its supervisor: that is no hurry.
+        # A worker in a terminal gets a SIGINT from there and a SIGTERM from its supervisor: not a hurried stop.
         self._interrupts += sig == signal.SIGINT
         if self._interrupts > 1:
             self.force_exit = True
@@ -258,7 +261,7 @@ class _Server(uvicorn.Server):
         self.end.within(self._drain_s + _KILL_AFTER_DRAIN_S)
 
     def _watch(self, lifeline: int) -> None:
-        # A thread, because the loop may hang in an environment's step when it matters.
+        # In a thread, because the event loop may hang in an environment's step.
         while os.read(lifeline, 512):
             pass
         os.kill(os.getpid(), signal.SIGTERM)

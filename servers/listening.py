@@ -1,4 +1,4 @@
-"""The socket that a server listens on, and whether strangers can reach it."""
+"""Listening sockets, and whether other machines can reach them."""
 
 import errno
 import ipaddress
@@ -12,29 +12,33 @@ Address: TypeAlias = ipaddress.IPv4Address | ipaddress.IPv6Address
 
 
 def ip_address(host: str) -> Address | None:
-    """Return the address that a host is, or None where it is a name."""
+    """Return the IP address in a host string, or None if it is a name."""
     try:
         address = ipaddress.ip_address(host.partition("%")[0])
     except ValueError:
         return None
-    # ::ffff:127.0.0.1 is how a socket of both families sees 127.0.0.1.
+    # A dual-stack socket sees 127.0.0.1 as ::ffff:127.0.0.1.
     return getattr(address, "ipv4_mapped", None) or address
 
 
 def is_loopback(host: str) -> bool:
-    """Say whether a host is an address that can only be reached from this machine."""
+    """Return whether a host is a loopback address."""
     address = ip_address(host)
     return address is not None and address.is_loopback
 
 
 BACKLOG: Final = 2048
-"""Connections that may wait to be accepted: those of a trainer come all at once."""
+"""Connections that may wait to be accepted: a trainer opens all of its own at once."""
 
 _NO_ADDRESS_OF_OURS: Final = (errno.EADDRNOTAVAIL, errno.EAFNOSUPPORT)
 
 
 def listen(host: str, port: int, *, shared: bool = False) -> socket.socket:
-    """Return a listening socket. `::` takes IPv4 as well."""
+    """Return a listening socket; `::` accepts IPv4 as well. With `shared`, several can listen on one address.
+
+    Raises:
+        ConfigurationError: The address is invalid, not of this machine, or in use.
+    """
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     both = host == "::" and socket.has_dualstack_ipv6()
     try:
@@ -42,7 +46,7 @@ def listen(host: str, port: int, *, shared: bool = False) -> socket.socket:
             (host, port), family=family, backlog=BACKLOG, dualstack_ipv6=both, reuse_port=shared
         )
     except (OSError, OverflowError) as error:
-        # What keeps a socket from an address of this machine is its port: taken, reserved, or no port at all.
+        # On an address of this machine, listening can fail only for its port: in use, reserved or out of range.
         elsewhere = isinstance(error, socket.gaierror) or getattr(error, "errno", None) in _NO_ADDRESS_OF_OURS
         raise ConfigurationError(
             f"expected to listen on {url_host(host)}:{port}, got: {error}; "
@@ -51,22 +55,22 @@ def listen(host: str, port: int, *, shared: bool = False) -> socket.socket:
 
 
 def listen_often(host: str, port: int, times: int) -> list[socket.socket]:
-    """Return several sockets that listen on one address; the system deals connections out among them.
+    """Return several sockets that listen on one address; the kernel distributes connections among them.
 
-    Of 64 connections to two processes one got 27 to 37 in this way, in a burst or one after another. Where both
-    accept from one socket, a burst of 64 goes to whichever wakes first (0 to 64), with small accept batches too.
+    Of 64 connections to two processes, one process got 27 to 37 in this way, in a burst or one after another. If both
+    accept from one socket, a burst goes to the process that wakes first (0 to 64), even with small accept batches.
 
     Raises:
-        ConfigurationError: The address cannot be had.
+        ConfigurationError: As `listen`.
     """
-    # Without SO_REUSEPORT first: with it, a second server would take a part of the first one's connections.
+    # First without SO_REUSEPORT, so that this fails on another server's port instead of sharing its connections.
     with listen(host, port) as probe:
         port = probe.getsockname()[1]
     return [listen(host, port, shared=True) for _ in range(times)]
 
 
 def inherit_socket(fd: int) -> socket.socket:
-    """Return the socket behind an inherited descriptor. ConfigurationError: there is none."""
+    """Return the socket of an inherited descriptor. ConfigurationError: It is not an open socket."""
     try:
         listener = socket.socket(fileno=fd)
     except OSError as error:
@@ -76,17 +80,17 @@ def inherit_socket(fd: int) -> socket.socket:
 
 
 def is_exposed(listener: socket.socket) -> bool:
-    """Say whether callers beyond this machine reach a listening socket, as far as its address tells."""
+    """Return whether other machines may reach a listening socket, by its address."""
     return listener.family != socket.AF_UNIX and not is_loopback(listener.getsockname()[0])
 
 
 def refuse_strangers_without_token(
     listener: socket.socket, settings: ServerSettings, *, insecure: bool
 ) -> None:
-    """Let a server without tokens be reached from this machine only, unless it was said otherwise.
+    """Refuse to listen beyond loopback without a token, unless `insecure`.
 
     Raises:
-        ConfigurationError: It can be reached from elsewhere.
+        ConfigurationError: Other machines may reach the socket, and there is no token.
     """
     if settings.tokens or insecure or not is_exposed(listener):
         return
@@ -99,5 +103,5 @@ def refuse_strangers_without_token(
 
 
 def url_host(host: str) -> str:
-    """Return a host as it stands in a URL."""
+    """Return a host as written in a URL, with brackets if it is an IPv6 address."""
     return f"[{host}]" if ":" in host else host

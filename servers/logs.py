@@ -1,4 +1,4 @@
-"""What a server prints: what its operator needs, nothing that a stranger can make it print, and no token."""
+"""Logging of a server: for its operator, without tokens, and without messages that strangers can provoke."""
 
 import asyncio
 import logging
@@ -10,18 +10,18 @@ _OF_STRANGERS = (
     "Invalid HTTP request",
     "Invalid UTF-8 sequence",
     "Unsupported upgrade request",
-    # It has not: the handshake was refused in a response of its own, which uvicorn does not count.
+    # Wrong: the handshake was refused with an HTTP response, which uvicorn does not take into account.
     "ASGI callable returned without completing handshake",
 )
-"""Beginnings of what uvicorn logs, some of it with a traceback, of a caller's mistake."""
+"""Prefixes of messages, some with a traceback, that uvicorn logs for a client's mistake."""
 
 
 def configure_logging(level: str, secrets: Iterable[str] = ()) -> None:
-    """Print this process's log on standard error.
+    """Log this process's messages to standard error.
 
     Args:
-        level: One of LEVELS. At `debug` callers' mistakes and the life of each connection show.
-        secrets: Are replaced wherever they would appear.
+        level: One of LEVELS. At `debug`, clients' mistakes and the events of each connection are logged too.
+        secrets: Strings that are replaced wherever they would appear.
     """
     number = logging.getLevelNamesMapping()[level.upper()]
     debug = number <= logging.DEBUG
@@ -31,7 +31,7 @@ def configure_logging(level: str, secrets: Iterable[str] = ()) -> None:
     root.handlers[:] = [handler]
     root.setLevel(max(number, logging.WARNING))
     logging.getLogger("servers").setLevel(number)
-    # Two lines for each session at `info`, and the figures are in the metrics.
+    # At `info` it logs two lines for each session, and the metrics have their numbers.
     uvicorn = logging.getLogger("uvicorn.error")
     uvicorn.setLevel(number if debug else max(number, logging.WARNING))
     if not debug:
@@ -40,7 +40,7 @@ def configure_logging(level: str, secrets: Iterable[str] = ()) -> None:
 
 def _ours(record: logging.LogRecord) -> bool:
     if record.exc_info and isinstance(record.exc_info[1], asyncio.CancelledError):
-        return False  # a connection that was ended with the server
+        return False  # of a connection ended by the server's shutdown
     return not str(record.msg).startswith(_OF_STRANGERS)
 
 

@@ -1,7 +1,7 @@
-"""What a server counts of itself, and `GET /metrics`, which tells it in Prometheus's format (docs/observing.md).
+"""A server's counters, and `GET /metrics`, which exposes them in Prometheus's format (docs/observing.md).
 
-A step costs a few additions to plain numbers in one list. The workers of a fleet copy their lists into a file that all
-of them map, so that any of them answers for all, and a worker that is started again counts on.
+A step costs a few additions to plain numbers. The workers of a fleet copy their numbers into a file that all of them
+map, so that any worker answers for all, and a restarted worker continues counting where its predecessor stopped.
 """
 
 import asyncio
@@ -29,7 +29,7 @@ BUCKETS_S: Final = (
     *(0.0001, 0.00025, 0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05),
     *(0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 300.0),
 )
-"""Upper bounds of the histogram's buckets, but the last, which has none."""
+"""Upper bounds of the histogram's buckets in seconds, without the last bucket, which has none."""
 
 CODES: Final = (
     errors.INVALID_JSON,
@@ -53,27 +53,27 @@ CODES: Final = (
     ),
     "OTHER",
 )
-"""Of errors that callers are told: codes of frames and of plain HTTP, then those of JSON-RPC."""
+"""Codes of errors sent to clients: in frames and over plain HTTP, then those of JSON-RPC."""
 
 CALLS: Final = ("reset", "step", "tool")
 RESET, STEP, TOOL = range(len(CALLS))
 _CALL_SIZE: Final = len(BUCKETS_S) + 4
 SIZE: Final = len(CALLS) * _CALL_SIZE + 5 + len(CODES)
-"""Numbers of one worker."""
+"""Length of one worker's row of numbers."""
 
 PUBLISH_INTERVAL_S: Final = 0.5
-"""Between two copies that a worker makes for the others of its fleet."""
+"""Interval in seconds at which a worker publishes its numbers to the others of its fleet."""
 
 _NUMBER_BYTES: Final = 8
 
 
 class SharedCounts:
-    """The numbers of every worker, in a file that all map; each writes its own row.
+    """The numbers of all workers, in a file that all of them map; each writes its own row.
 
     Args:
-        fd: The file.
-        worker: Whose row is this process's.
-        workers: How many there are.
+        fd: Descriptor of the file.
+        worker: Index of this process's row.
+        workers: Number of workers.
     """
 
     def __init__(self, fd: int, worker: int, workers: int) -> None:
@@ -83,28 +83,28 @@ class SharedCounts:
 
     @staticmethod
     def create(workers: int) -> int:
-        """Return a descriptor of a new file without a name, of zeros."""
+        """Return a descriptor of a new unnamed file filled with zeros."""
         with tempfile.TemporaryFile() as file:
             file.truncate(workers * SIZE * _NUMBER_BYTES)
             return os.dup(file.fileno())
 
     def own(self) -> list[float]:
-        """Return this worker's row: what the process before it has counted, where that died."""
+        """Return this worker's row, as published by its predecessor if that died."""
         return self._rows()[self._worker]
 
     def _rows(self) -> list[list[float]]:
-        numbers: list[float] = self._memory.tolist()  # type: ignore[assignment]  # of doubles, whatever the stubs say
+        numbers: list[float] = self._memory.tolist()  # type: ignore[assignment]  # doubles, despite the stubs
         return [numbers[at : at + SIZE] for at in range(0, self._workers * SIZE, SIZE)]
 
     def publish(self, values: list[float]) -> list[list[float]]:
-        """Write this worker's row; return those of all."""
+        """Write this worker's row; return all rows."""
         at = self._worker * SIZE
         self._memory[at : at + SIZE] = memoryview(array("d", values))
         return self._rows()
 
 
 class _Slots(Protocol):
-    """The slots of a server."""
+    """The part of `SessionSlots` that the metrics use."""
 
     @property
     def total(self) -> int: ...
@@ -115,7 +115,7 @@ class _Slots(Protocol):
 
 
 class _Call(Protocol):
-    """One call of many in a request."""
+    """One call of a batched request."""
 
     spent_s: float
 
@@ -128,13 +128,13 @@ class _Call(Protocol):
 
 
 class CallCounts:
-    """Calls of one kind that have been answered.
+    """Answered calls of one kind.
 
     Attributes:
-        buckets: How many took how long, one a bucket.
-        seconds: From their frames to their replies.
-        environment_s: Of these, in the environment.
-        together_s: Of calls in one request: seconds that each waited for the others.
+        buckets: Number of calls in each bucket of duration.
+        seconds: Total time from their frames to their replies.
+        environment_s: The part of it spent in the environment.
+        together_s: The part of it that calls of one request waited for each other.
     """
 
     __slots__ = ("buckets", "environment_s", "seconds", "together_s")
@@ -144,19 +144,19 @@ class CallCounts:
         self.buckets = list(map(int, buckets))
 
     def observe(self, seconds: float, environment_s: float) -> None:
-        """Count one."""
+        """Count one call."""
         self.buckets[bisect_left(BUCKETS_S, seconds) if seconds > BUCKETS_S[0] else 0] += 1
         self.seconds += seconds
         self.environment_s += environment_s
 
     @property
     def count(self) -> int:
-        """How many there were."""
+        """Number of calls."""
         return sum(self.buckets)
 
     @property
     def server_s(self) -> float:
-        """Seconds of their requests outside of the environment."""
+        """Seconds that their requests spent outside of the environment."""
         return self.seconds - self.environment_s - self.together_s
 
     def numbers(self) -> list[float]:
@@ -165,19 +165,19 @@ class CallCounts:
 
 
 class Counts:
-    """The numbers of one worker, or the sum of several.
+    """The counters of one worker, or the sums over several.
 
     Args:
-        numbers: What `numbers` has returned.
+        numbers: A row of numbers as `numbers` returns it.
 
     Attributes:
-        calls: By their kind: RESET, STEP, TOOL.
+        calls: Counts by kind of call: RESET, STEP, TOOL.
         received: Bytes of requests.
-        sent: Bytes of what answers them.
-        opened: Sessions.
-        admitted: Slots that newcomers have got.
-        waited_s: Seconds that they waited for them.
-        errors: By the number of their code.
+        sent: Bytes of replies.
+        opened: Sessions opened.
+        admitted: Slots granted.
+        waited_s: Seconds waited for these slots, over all of them.
+        errors: Errors sent, by the index of their code in CODES.
     """
 
     __slots__ = ("admitted", "calls", "errors", "opened", "received", "sent", "waited_s")
@@ -198,12 +198,15 @@ class Counts:
 
 
 class ServerMetrics:
-    """What one worker process counts; `shared` is where the workers of a fleet have theirs.
+    """Counts events in one worker process, and serves the counters of all workers.
+
+    Args:
+        shared: The numbers of all workers, if there are several.
 
     Attributes:
-        environment: What it serves, for the label.
-        enabled: Whether calls are timed, bytes counted and /metrics served; who is in a step looks at it first.
-        counts: The numbers.
+        environment: Name of the environment, for the label.
+        enabled: Whether calls are timed, bytes counted and /metrics served; callers check it before they count.
+        counts: The counters of this process.
         slots: The slots of the whole server.
     """
 
@@ -216,18 +219,18 @@ class ServerMetrics:
         self.counts = Counts([0.0] * SIZE if shared is None else shared.own())
         self._timer: asyncio.TimerHandle | None = None
 
-    # What happens
+    # Counting
 
     def observe_together(self, calls: Sequence[_Call], seconds: float, in_turn: bool) -> None:
-        """Count calls that one frame has answered.
+        """Count the calls that one frame answers.
 
         Args:
-            calls: They; those that have failed are none.
-            seconds: From the request to that frame.
-            in_turn: The environments ran one after the other; else at once, and the longest counts for the request.
+            calls: The calls; failed ones are not counted.
+            seconds: Time from the request to that frame.
+            in_turn: Whether the environments ran one after the other, rather than concurrently.
         """
         done = [call.spent_s for call in calls if not isinstance(call.outcome, BaseException)]
-        if done and not calls[0].reads:  # one frame asks all of them the same
+        if done and not calls[0].reads:  # all calls of a frame are of one kind
             counts = self.counts.calls[STEP if calls[0].options is None else RESET]
             count, spent_s = len(done), sum(done)
             counts.buckets[bisect_left(BUCKETS_S, seconds)] += count
@@ -241,21 +244,21 @@ class ServerMetrics:
         self.counts.received += len(frame) if frame.isascii() else size_of(frame)
 
     def count_sent(self, frame: str | bytes) -> None:
-        """Count the bytes of what answers one."""
+        """Count the bytes of a reply."""
         self.counts.sent += len(frame) if frame.isascii() else size_of(frame)
 
     def count_error(self, code: str | int) -> None:
-        """Count an error that is sent to a caller."""
+        """Count an error sent to a client."""
         code = str(code)
         self.counts.errors[CODES.index(code if code in CODES else "OTHER")] += 1
 
     def count_admitted(self, slots: int, waited_s: float) -> None:
-        """Count slots that a newcomer gets, after how long."""
+        """Count slots granted to a request after a wait of `waited_s` seconds."""
         self.counts.admitted += slots
         self.counts.waited_s += slots * waited_s
 
     def http(self, receive: Receive, send: Send) -> tuple[Receive, Send]:
-        """Return the same, of a request over HTTP whose bytes are counted."""
+        """Wrap an HTTP request's `receive` and `send` to count its bytes."""
 
         async def received() -> Message:
             message = await receive()
@@ -268,16 +271,16 @@ class ServerMetrics:
 
         return received, sent
 
-    # Who asks
+    # Publishing and serving
 
     def start(self) -> None:
-        """Begin to publish for the other workers, where there are any."""
+        """Publish the counters to the other workers, if any, now and at regular intervals."""
         if self.enabled and self._shared is not None:
             self._shared.publish(self.counts.numbers())
             self._timer = asyncio.get_running_loop().call_later(PUBLISH_INTERVAL_S, self.start)
 
     def stop(self) -> None:
-        """Publish for the last time."""
+        """Publish the counters a last time."""
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
@@ -285,15 +288,15 @@ class ServerMetrics:
             self._shared.publish(self.counts.numbers())
 
     async def serve(self, request: Request) -> Response:
-        """Answer GET /metrics, for all workers."""
+        """Answer GET /metrics with the counters of all workers."""
         from prometheus_client.exposition import choose_encoder
 
-        registry: Any = self  # of a registry no more than `collect` is asked for
+        registry: Any = self  # the encoder calls only `collect`
         encode, kind = choose_encoder(request.headers.get("accept", ""))
         return Response(encode(registry), headers={"content-type": kind})
 
     def collect(self) -> "Iterator[Metric]":
-        """Yield every metric, as collectors of prometheus_client do."""
+        """Yield every metric; the interface of prometheus_client's collectors."""
         from prometheus_client.core import (
             CounterMetricFamily,
             GaugeMetricFamily,
@@ -329,30 +332,30 @@ class ServerMetrics:
             return list(zip(bounds, accumulate(calls.buckets), strict=True)), calls.seconds
 
         counter, gauge = CounterMetricFamily, GaugeMetricFamily
-        text = "From the frame of a call to its reply: time in the server and in the environment."
+        text = "Time from the frame of a call to its reply, in the server and the environment."
         yield family(HistogramMetricFamily, "call_seconds", text, of_calls(seconds), "call")
-        text = "Time of these calls in the environment's own methods."
+        text = "Time of these calls in the environment's methods."
         by_label = of_calls(lambda calls: calls.environment_s)
         yield family(counter, "environment_seconds", text, by_label, "call")
-        text = "Time of their requests outside of them: reading, validating, waiting for a turn or a thread, writing."
+        text = "Time of their requests in the server: reading, validating, waiting for a session or thread, writing."
         yield family(counter, "server_seconds", text, of_calls(lambda calls: calls.server_s), "call")
         by_label = {(code,): count for code, count in zip(CODES, total.errors, strict=True)}
-        yield family(counter, "errors", "Errors that callers were told.", by_label, "code")
-        text = "Of requests to sessions: frames, and bodies over HTTP."
+        yield family(counter, "errors", "Errors sent to clients.", by_label, "code")
+        text = "Bytes of requests to sessions: frames, and bodies over HTTP."
         yield family(counter, "received_bytes", text, {(): total.received})
-        yield family(counter, "sent_bytes", "Of what answers them.", {(): total.sent})
-        yield family(counter, "sessions_opened", "Sessions that were opened.", {(): total.opened})
-        text = "Steps that each worker process has answered."
+        yield family(counter, "sent_bytes", "Bytes of the replies to them.", {(): total.sent})
+        yield family(counter, "sessions_opened", "Sessions opened.", {(): total.opened})
+        text = "Steps answered by each worker process."
         by_label = of_workers(row.calls[STEP].count for row in rows)
         yield family(counter, "worker_steps", text, by_label, "worker")
-        yield family(gauge, "slots", "Sessions that there may be at once.", {(): slots.total})
-        text = "Slots taken, in each worker process."
+        yield family(gauge, "slots", "Greatest number of concurrent sessions.", {(): slots.total})
+        text = "Slots in use in each worker process."
         yield family(gauge, "slots_in_use", text, of_workers(slots.by_worker), "worker")
-        yield family(gauge, "queue_waiting", "Newcomers that wait for a slot.", {(): slots.waiting})
-        text = "Time that newcomers waited for the slots that they got."
+        yield family(gauge, "queue_waiting", "Requests that wait for a slot.", {(): slots.waiting})
+        text = "Time that requests waited for the slots they were granted."
         yield family(SummaryMetricFamily, "queue_wait_seconds", text, {(): (total.admitted, total.waited_s)})
 
 
 def size_of(text: str | bytes) -> int:
-    """Return the bytes of a frame, as it is sent."""
+    """Return the size of a frame in bytes, as sent."""
     return len(text.encode() if isinstance(text, str) else text)

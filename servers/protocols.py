@@ -1,14 +1,14 @@
-"""uvicorn's two protocols, with the bounds that a server needs which strangers can reach, and a fast lane.
+"""uvicorn's HTTP and WebSocket protocols, with the limits that a server open to strangers needs, and a fast path.
 
-uvicorn waits for ever for a request that never ends and for a client that never reads, answers pings without
-limit, and keeps one object for every fragment of a message. Nothing here is done for a message that comes
-whole and is read: timers run while a request's head is incomplete or a reply lies unread.
+uvicorn waits forever for a request that never ends and for a client that never reads, answers pings without
+limit, and keeps an object for every fragment of a message. The limits cost nothing for a message that arrives whole
+and is read: timers run only while a request's head is incomplete or a reply is unread.
 
-Nearly every frame of the OpenEnv wire is one unfragmented frame that arrives in one piece while the
-application waits for it. The general way takes such a frame through a generator-based parser, two events, a queue
-and, before and after, a system call that stops and starts reading. The lane reads it where it lies, and has the
-application answer it there where nothing, or a thread alone, has to be waited for. Whatever is not that simple goes the
-general way, as if there were no lane.
+Nearly every frame of the OpenEnv wire is unfragmented and arrives in one piece while the application waits for it.
+uvicorn passes such a frame through a generator-based parser, two events, a queue and, before and after, a system call
+that pauses and resumes reading. The fast path decodes it directly from the buffer, and has the application answer it
+there if that waits for nothing, or only for a thread. Every other frame takes the slow path, as if there were no
+fast one.
 """
 
 import asyncio
@@ -43,13 +43,13 @@ except ImportError:  # a build without compiled parts
     from websockets.utils import apply_mask
 
 PING_INTERVAL_S: Final = 20.0
-"""Seconds between pings on a WebSocket. They keep proxies from taking a long thought for the end."""
+"""Seconds between pings on a WebSocket. They keep proxies from closing it as idle during long computations."""
 
 PEER_GONE_AFTER_S: Final = 40.0
-"""Seconds after which a machine that acknowledges nothing counts as gone."""
+"""Seconds without a TCP acknowledgement after which the connection is dropped."""
 
 PONG_TIMEOUT_S: Final = 300.0
-"""Seconds that a client whose machine is there may leave a ping unanswered: its event loop may be busy."""
+"""Seconds that a reachable client may leave a ping unanswered: its event loop may be busy."""
 
 _BUSY = (
     b"HTTP/1.1 503 Service Unavailable\r\nRetry-After: 1\r\nConnection: close\r\n"
@@ -59,12 +59,12 @@ _BUSY = (
 
 
 _log = logging.getLogger("uvicorn.error")
-# It would write a traceback for each frame that a stranger sends; the connection is closed for it with status 1007.
+# Otherwise each invalid frame from a client logs a traceback; the connection is closed with status 1007 in any case.
 _log.addFilter(lambda record: record.msg != "Invalid UTF-8 sequence received from client.")
 
 
 def raise_descriptor_limit() -> None:
-    """Let this process hold as many connections as the system allows it: the usual limit is 1,024 files."""
+    """Raise the limit on open files to the hard limit: the usual soft limit allows only 1,024 connections."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     if soft != hard:
         resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
@@ -72,20 +72,20 @@ def raise_descriptor_limit() -> None:
 
 @functools.cache
 def connection_limit() -> int:
-    """Return how many connections one process takes; a sixteenth of its descriptors stays for other uses."""
+    """Return how many connections a process accepts; a sixteenth of its descriptors is reserved for other uses."""
     soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
     return soft - max(64, soft // 16)
 
 
 def _tune(transport: asyncio.Transport) -> None:
-    """Set what a connection needs of the system.
+    """Set a connection's TCP options.
 
-    No write waits for the acknowledgement of the one before: a response's head and body are two writes. asyncio sees
-    to that only for sockets that name TCP as their protocol, which those of a listener made elsewhere do not.
+    TCP_NODELAY: a response's head and body are two writes, and the second must not wait for the acknowledgement of the
+    first. asyncio sets it only for sockets whose protocol is TCP by name, which inherited listeners' are not.
 
-    What is sent and not acknowledged for a while breaks the connection. The other side's system acknowledges also for
-    a process that is busy, so this tells a machine that has gone from a trainer that is long at its sums, and lets
-    pings wait for the latter.
+    TCP_USER_TIMEOUT: data that stays unacknowledged breaks the connection. The client's kernel acknowledges even if
+    its process is busy, so this detects an unreachable machine, while `PONG_TIMEOUT_S` can allow for a trainer that
+    computes for minutes.
     """
     connection: socket.socket | None = transport.get_extra_info("socket")
     if connection is not None and connection.family in (socket.AF_INET, socket.AF_INET6):
@@ -96,88 +96,88 @@ def _tune(transport: asyncio.Transport) -> None:
             )
 
 
-class _Watched(asyncio.Protocol):
-    """A protocol that drops a client that does not read: a timer runs while data is unsent."""
+class _UnreadTimeoutProtocol(asyncio.Protocol):
+    """A protocol that drops clients that do not read: a timer runs while data is unsent."""
 
-    unread_s: float = 30.0
+    unread_timeout_s: float = 30.0
     """Seconds without progress after which a client that does not read is dropped."""
 
     transport: Any
-    _unread: asyncio.TimerHandle | None = None
+    _unread_timer: asyncio.TimerHandle | None = None
 
     def pause_writing(self) -> None:
-        """Watch from now on."""
+        """Start the timer."""
         super().pause_writing()
-        if self._unread is None:
-            self._watch_unread(self.transport.get_write_buffer_size())
+        if self._unread_timer is None:
+            self._start_unread_timer(self.transport.get_write_buffer_size())
 
     def resume_writing(self) -> None:
-        """All is sent."""
+        """Stop the timer: all data is sent."""
         super().resume_writing()
-        self._stop_watching()
+        self._stop_unread_timer()
 
-    def _watch_unread(self, unsent: int) -> None:
+    def _start_unread_timer(self, unsent: int) -> None:
         loop = asyncio.get_running_loop()
-        self._unread = loop.call_later(self.unread_s, self._check_unread, unsent)
+        self._unread_timer = loop.call_later(self.unread_timeout_s, self._check_unread, unsent)
 
-    def _check_unread(self, before: int) -> None:
+    def _check_unread(self, last_unsent: int) -> None:
         unsent = self.transport.get_write_buffer_size()
-        if unsent and unsent >= before:
+        if unsent and unsent >= last_unsent:
             self.transport.abort()
-        elif unsent:  # it is slow, but it reads
-            self._watch_unread(unsent)
+        elif unsent:  # slow, but reading
+            self._start_unread_timer(unsent)
 
-    def _stop_watching(self) -> None:
-        if self._unread is not None:
-            self._unread.cancel()
-            self._unread = None
+    def _stop_unread_timer(self) -> None:
+        if self._unread_timer is not None:
+            self._unread_timer.cancel()
+            self._unread_timer = None
 
 
-class HttpProtocol(_Watched, H11Protocol):
-    """HTTP/1.1 that does not wait for ever."""
+class HttpProtocol(_UnreadTimeoutProtocol, H11Protocol):
+    """HTTP/1.1 with timeouts for slow requests and unread responses, and a limit on connections."""
 
-    head_s: float = 10.0
-    """Seconds from the first byte of a request, or from the connection, to the end of its headers."""
+    head_timeout_s: float = 10.0
+    """Seconds from the start of a connection, or the first byte of a later request, to the end of its headers."""
 
     _head_timer: asyncio.TimerHandle | None = None
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
-        """Begin, or turn away a connection that is one too many."""
+        """Set the connection up, or refuse it if there are too many."""
         if len(self.connections) >= connection_limit():
             self.transport = transport
             transport.write(_BUSY)
             transport.close()
             return
-        # Whatever lies unsent is told to pause_writing, however little it is.
+        # With 0, `pause_writing` is called for any amount of unsent data.
         transport.set_write_buffer_limits(high=0)
         _tune(transport)
         super().connection_made(transport)
-        self._await_head()
+        self._start_head_timer()
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """End, with every timer."""
-        self._head_came()
-        self._stop_watching()
+        """Stop all timers."""
+        self._stop_head_timer()
+        self._stop_unread_timer()
         super().connection_lost(exc)
         self._unset_keepalive_if_required()
 
     def data_received(self, data: bytes) -> None:
-        """Take what came."""
+        """Parse received data, with a timer until the request's head is complete."""
         if self.conn.their_state is h11.IDLE:
             self._unset_keepalive_if_required()
             if self._head_timer is None:
-                self._await_head()
-        # In any other state the timer that may run is the one of a response that was sent before the request
-        # had ended, and a body that trickles on must not stop it.
+                self._start_head_timer()
+        # In any other state the keep-alive timer may run, after a response that was sent before its request ended. A
+        # body that still trickles in must not stop it.
         self.conn.receive_data(data)
         self.handle_events()
         if self.conn.their_state is not h11.IDLE:
-            self._head_came()
+            self._stop_head_timer()
 
     def handle_websocket_upgrade(self, event: Any) -> None:
-        """Hand the connection over."""
-        self._head_came()
-        self._stop_watching()  # the response to an earlier request; the next protocol watches from here
+        """Switch to the WebSocket protocol."""
+        self._stop_head_timer()
+        self._stop_unread_timer()  # for the response to an earlier request; the next protocol has its own timer
         if any(
             name == b"transfer-encoding" or (name == b"content-length" and value != b"0")
             for name, value in self.headers
@@ -186,24 +186,24 @@ class HttpProtocol(_Watched, H11Protocol):
             return
         super().handle_websocket_upgrade(event)
 
-    def _await_head(self) -> None:
-        self._head_timer = self.loop.call_later(self.head_s, self.transport.abort)
+    def _start_head_timer(self) -> None:
+        self._head_timer = self.loop.call_later(self.head_timeout_s, self.transport.abort)
 
-    def _head_came(self) -> None:
+    def _stop_head_timer(self) -> None:
         if self._head_timer is not None:
             self._head_timer.cancel()
             self._head_timer = None
 
 
 _WHOLE_TEXT: Final = 0x81
-"""First byte of a frame: the last of its message, no extension, text."""
+"""First byte of a frame: final fragment, no extension bits, text."""
 _WHOLE_BINARY: Final = 0x82
 _WHOLE: Final = (_WHOLE_TEXT, _WHOLE_BINARY)
 _MASKED: Final = 0x80
 _SHORT: Final = 126
 _MASK_BYTES: Final = 4
 
-_OF_UVICORN: Final = (
+_UVICORN_NAMES: Final = (
     "queue",
     "conn",
     "frames",
@@ -212,7 +212,7 @@ _OF_UVICORN: Final = (
     "close_sent",
     "disconnected",
 )
-_OVERRIDDEN: Final = (
+_UVICORN_METHODS: Final = (
     "handle_connect",
     "handle_cont",
     "handle_ping",
@@ -220,18 +220,18 @@ _OVERRIDDEN: Final = (
     "send_receive_event_to_app",
     "resume_writing",
 )
-_OF_WEBSOCKETS: Final = ("reader.buffer", "parser.gi_yieldfrom", "extensions", "state")
+_WEBSOCKETS_ATTRIBUTES: Final = ("reader.buffer", "parser.gi_yieldfrom", "extensions", "state")
 
 
-def missing() -> list[str]:
-    """Return what this file relies on of uvicorn and websockets beyond what these promise, and does not find."""
+def missing_internals() -> list[str]:
+    """Return the non-public parts of uvicorn and websockets that this module needs and the installed releases lack."""
     base = WebSocketsSansIOProtocol
-    names = [f"uvicorn's {name}" for name in _OF_UVICORN if name not in base.__init__.__code__.co_names]
-    names += [f"uvicorn's {name}()" for name in _OVERRIDDEN if not hasattr(base, name)]
+    names = [f"uvicorn's {name}" for name in _UVICORN_NAMES if name not in base.__init__.__code__.co_names]
+    names += [f"uvicorn's {name}()" for name in _UVICORN_METHODS if not hasattr(base, name)]
     if not hasattr(StreamReader, "at_eof"):
         names.append("websockets' at_eof()")
     connection = ServerProtocol()
-    for name in _OF_WEBSOCKETS:
+    for name in _WEBSOCKETS_ATTRIBUTES:
         try:
             attrgetter(name)(connection)
         except AttributeError:
@@ -239,12 +239,12 @@ def missing() -> list[str]:
     return names
 
 
-def _is_safe() -> bool:
-    """Whether the lane can be taken; say so where it cannot."""
-    if names := missing():
+def _supports_fast_path() -> bool:
+    """Whether the fast path works with the installed releases; log a warning if not."""
+    if names := missing_internals():
         logging.getLogger("servers").warning(
-            "this release of uvicorn (%s) or websockets (%s) has no %s: frames go the general way, slower, and "
-            "not every bound on strangers may hold; pip install 'ropewalk[server]' brings releases that fit",
+            "this release of uvicorn (%s) or websockets (%s) has no %s: frames take the slow path, and "
+            "not every limit on clients may hold; pip install 'ropewalk[server]' brings releases that fit",
             version("uvicorn"),
             version("websockets"),
             ", ".join(names),
@@ -252,26 +252,26 @@ def _is_safe() -> bool:
     return not names
 
 
-SAFE: Final = _is_safe()
-"""Whether the lane is taken at all."""
+FAST_PATH: Final = _supports_fast_path()
+"""Whether the fast path is used at all."""
 
 
-_SPELL: Final = 16
-"""Events of one connection that the application takes before others have their turn."""
+_EVENTS_PER_YIELD: Final = 16
+"""Events of one connection that the application receives before the event loop is yielded to others."""
 
 
 class _ReceiveQueue:
-    """What the application has yet to receive: a few hundred bytes where asyncio's queue takes some thousand.
+    """Events for the application, in a few hundred bytes; `asyncio.Queue` takes thousands.
 
-    How many events there can be is bounded by the protocol, which stops reading. One read may bring thousands of small
-    frames; an application that waits for nothing else would take them all in one turn of the loop.
+    The protocol bounds the number of events, since it pauses reading. One read may bring thousands of small frames,
+    which an application that waits for nothing else would receive without yielding to other tasks; so `get` yields.
     """
 
-    __slots__ = ("_events", "_taken", "waiter")
+    __slots__ = ("_events", "_received", "waiter")
 
     def __init__(self) -> None:
         self._events: list[Any] = []
-        self._taken = 0  # since others have had their turn
+        self._received = 0  # events since the last yield
         self.waiter: asyncio.Future[None] | None = None
 
     def put_nowait(self, event: Any) -> None:
@@ -281,12 +281,12 @@ class _ReceiveQueue:
 
     async def get(self) -> Any:
         """Wait for the next event; for one caller at a time."""
-        self._taken += 1
-        if self._taken > _SPELL:
-            self._taken = 1
+        self._received += 1
+        if self._received > _EVENTS_PER_YIELD:
+            self._received = 1
             await asyncio.sleep(0)
         while not self._events:
-            self._taken = 1
+            self._received = 1
             self.waiter = asyncio.get_running_loop().create_future()
             await self.waiter
         return self._events.pop(0)
@@ -296,21 +296,21 @@ class _ReceiveQueue:
 
 
 MAX_CONTROL_FRAMES: Final = 256
-"""Pings and pongs that one read may bring; whoever sends more only keeps the server busy."""
+"""Pings and pongs that one read may bring before the connection is dropped as a flood."""
 
 
-_GATHERED_BYTES: Final = 16 * 1024
-"""How much of one connection waits for the end of a turn."""
+_MAX_BUFFERED_BYTES: Final = 16 * 1024
+"""Bytes of one connection that may be buffered until the end of the event loop's iteration."""
 
 
 _outboxes: WeakKeyDictionary[asyncio.AbstractEventLoop, list["_Writer"]] = WeakKeyDictionary()
 
 
 class _Writer:
-    """A transport whose writes wait for the end of the turn; all else is the transport's own.
+    """A transport that buffers writes until the end of the event loop's iteration, and otherwise delegates.
 
-    A write wakes whoever waits at the other end. Between two writes that some work lies between, it falls asleep again;
-    that wake-up is the dearer half of a short reply. So what is written in one turn of an event loop goes out together.
+    A write wakes the client's process, which falls asleep again if some work passes before the next write; that wake-up
+    is the larger half of a short reply's cost. So all connections' writes of one iteration are sent together.
     """
 
     def __init__(self, transport: asyncio.Transport) -> None:
@@ -323,13 +323,13 @@ class _Writer:
         return getattr(self._transport, name)
 
     def write(self, data: bytes) -> None:
-        """Write at the end of the turn; at once what is large, so that it shows whether it is read."""
+        """Write at the end of the iteration; write large data at once, so that unread data is noticed."""
         if not self._data:
             if not self._outbox:
                 self._loop.call_soon(_flush_all, self._outbox)
             self._outbox.append(self)
         self._data += data
-        if len(self._data) > _GATHERED_BYTES:
+        if len(self._data) > _MAX_BUFFERED_BYTES:
             self.flush()
 
     def flush(self) -> None:
@@ -349,42 +349,42 @@ def _flush_all(outbox: list[_Writer]) -> None:
         writer.flush()
 
 
-class SocketProtocol(_Watched, WebSocketsSansIOProtocol):
-    """WebSockets whose memory and patience are bounded, with the lane; the application can drop one at once.
+class SocketProtocol(_UnreadTimeoutProtocol, WebSocketsSansIOProtocol):
+    """WebSockets with limits on memory and time, and the fast path; the application can `abort` one.
 
     Attributes:
-        on_frame: Set by the application: takes a frame to answer where it has been read, where that can be, and returns
-            whether it has.
+        on_frame: Set by the application: called with a frame of the fast path, which it may answer directly; returns
+            whether it has handled the frame.
     """
 
     on_frame: Callable[[str | bytes], bool] | None = None
     _pong: bytes = b""
     _message: bytearray | None = None
-    _plain: bool = False
+    _fast_path: bool = False
     _between_frames: bool = False
     _control_frames: int = 0
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
-        self.conn.debug = False  # it would log headers, and with them tokens
-        if SAFE:
+        self.conn.debug = False  # would log headers, including tokens
+        if FAST_PATH:
             self.queue = _ReceiveQueue()  # type: ignore[assignment]
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        """Begin."""
+        """Wrap the transport in a `_Writer`."""
         super().connection_made(transport)
         self.transport.set_write_buffer_limits(high=0)
         self.transport = _Writer(self.transport)
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """End, with every timer."""
-        self._stop_watching()
+        """Stop all timers."""
+        self._stop_unread_timer()
         super().connection_lost(exc)
 
     def data_received(self, data: bytes) -> None:
-        """Take what came."""
-        if self._plain and (frame := self._read_whole_frame(data)) is not None:
-            # The application waits for it, so reading goes on.
+        """Pass a whole frame to the application by the fast path; parse all other data."""
+        if self._fast_path and (frame := self._read_whole_frame(data)) is not None:
+            # The application waits for the frame, so reading need not be paused.
             if self.on_frame is None or not self.writable.is_set() or not self.on_frame(frame):
                 kind = "text" if isinstance(frame, str) else "bytes"
                 self.queue.put_nowait({"type": "websocket.receive", kind: frame})  # type: ignore[arg-type]
@@ -393,13 +393,13 @@ class SocketProtocol(_Watched, WebSocketsSansIOProtocol):
         self._control_frames = 0
         super().data_received(data)
         if not self.handshake_initiated:
-            # The whole head was there, and the WebSocket library did not like it; its answer waits to be sent.
+            # The head was complete and the WebSocket library refused it; its response is still unsent.
             self.transport.write(b"".join(self.conn.data_to_send()))
             self.transport.close()
 
     def _read_whole_frame(self, data: bytes) -> str | bytes | None:
-        """Return the payload of a buffer that is exactly one whole frame that the application waits for; else None."""
-        waiter = self.queue.waiter  # type: ignore[attr-defined]  # it is ours
+        """Return the payload if `data` is exactly one whole frame and the application waits for it; otherwise None."""
+        waiter = self.queue.waiter  # type: ignore[attr-defined]  # a `_ReceiveQueue`
         length = len(data)
         if waiter is None or waiter.done() or length < 2 + _MASK_BYTES or data[0] not in _WHOLE:
             return None
@@ -424,11 +424,11 @@ class SocketProtocol(_Watched, WebSocketsSansIOProtocol):
             return None
 
     def _is_between_frames(self) -> bool:
-        """Whether nothing is under way that a frame could belong to; noted until something goes the general way."""
+        """Whether `data` would start a new message; cached until data takes the slow path."""
         if self.conn.reader.buffer or self.frames or self._message is not None or not self.handshake_complete:
             return False
-        # Of one whose head has been read nothing may be left in the buffer: where the parser stands tells whether what
-        # comes is its payload.
+        # The buffer may be empty although a frame's head has been parsed. Where the parser is suspended tells whether
+        # the next bytes are that frame's payload.
         parser: Any = self.conn.parser
         while (inner := parser.gi_yieldfrom) is not None:
             parser = inner
@@ -436,9 +436,9 @@ class SocketProtocol(_Watched, WebSocketsSansIOProtocol):
         return self._between_frames
 
     def send_frame(self, frame: str | bytes) -> bool:
-        """Send a frame at once; False where it has to go the general way, by `send`."""
+        """Write a frame directly; return False if it has to take the slow path, by `send`."""
         if (
-            not self._plain
+            not self._fast_path
             or not self.writable.is_set()
             or not self.handshake_complete
             or self.disconnected
@@ -454,9 +454,9 @@ class SocketProtocol(_Watched, WebSocketsSansIOProtocol):
             head = struct.pack("!BBH", kind, _SHORT, size)
         else:
             head = struct.pack("!BBQ", kind, _SHORT + 1, size)
-        if kind == _WHOLE_TEXT and size < _GATHERED_BYTES:
+        if kind == _WHOLE_TEXT and size < _MAX_BUFFERED_BYTES:
             self.transport.write(head + payload)
-        else:  # arrays of many sessions, which nothing follows in this turn: perhaps megabytes, not copied again
+        else:  # arrays of many sessions, perhaps megabytes: not worth a copy, and nothing follows in this iteration
             self.transport.flush()
             self.transport.writelines((head, payload))
         return True
@@ -466,29 +466,29 @@ class SocketProtocol(_Watched, WebSocketsSansIOProtocol):
         self.transport.abort()
 
     async def send(self, message: Any) -> None:
-        """Send a frame, or accept, refuse or close."""
+        """Send a frame, or accept, refuse or close the WebSocket."""
         kind = message["type"]
         if kind == "websocket.send":
             text = message.get("text")
             if self.send_frame(message["bytes"] if text is None else text):
                 return
         if self.close_sent and self.handshake_complete and kind in ("websocket.send", "websocket.close"):
-            # A broken frame, or a client that answers no ping, has made the protocol close by itself, which the
-            # application cannot know; to uvicorn that is a fault of the application.
+            # An invalid frame or an unanswered ping has made the protocol close the connection. The application cannot
+            # know that, but uvicorn would treat its message as an error of the application.
             raise ClientDisconnected
         await super().send(message)
 
     def handle_connect(self, event: Request) -> None:
-        """Start the application on a handshake."""
+        """Start the application after a handshake."""
         super().handle_connect(event)
         if self.response.status_code == 101:
-            self._plain = SAFE and not self.conn.extensions
-            # The task that was made has not run yet.
+            self._fast_path = FAST_PATH and not self.conn.extensions
+            # The application's task has been created but has not run yet, so it finds this in its scope.
             extensions: Any = self.scope["extensions"]
             extensions[LANE] = self
 
     def handle_cont(self, event: Frame) -> None:
-        """Join a fragment to those before it, so that many small ones take no more room than one large one."""
+        """Append a fragment to the message, so that many small ones take no more memory than one large one."""
         if self._message is None:
             self._message = bytearray(b"".join(self.frames))
             self.frames = []
@@ -499,12 +499,12 @@ class SocketProtocol(_Watched, WebSocketsSansIOProtocol):
             self.send_receive_event_to_app()
 
     def send_receive_event_to_app(self) -> None:
-        """Hand over a message that is complete."""
-        with suppress(InvalidState):  # it is no text, and the connection is closing already
+        """Pass a complete message to the application."""
+        with suppress(InvalidState):  # invalid UTF-8, and the connection is closing already
             super().send_receive_event_to_app()
 
     def handle_ping(self) -> None:
-        """Answer, or, where the client does not read, keep the last answer only, as the standard allows."""
+        """Answer a ping; if the client does not read, keep only the latest pong, as the standard allows."""
         if self._is_flooded():
             return
         if self.writable.is_set():
@@ -513,19 +513,19 @@ class SocketProtocol(_Watched, WebSocketsSansIOProtocol):
             self._pong = b"".join(self.conn.data_to_send())
 
     def handle_pong(self, event: Frame) -> None:
-        """Note that the client is there."""
+        """Handle a pong, unless there are too many."""
         if not self._is_flooded():
             super().handle_pong(event)
 
     def _is_flooded(self) -> bool:
-        """Count a ping or a pong; drop the connection that brings too many at once."""
+        """Count a ping or pong; drop the connection if one read brings too many."""
         self._control_frames += 1
         if self._control_frames == MAX_CONTROL_FRAMES + 1:
             self.transport.abort()
         return self._control_frames > MAX_CONTROL_FRAMES
 
     def resume_writing(self) -> None:
-        """All is sent."""
+        """Send the pong that was kept, if any."""
         super().resume_writing()
         if self._pong:
             pong, self._pong = self._pong, b""

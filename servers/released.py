@@ -1,4 +1,4 @@
-"""What the released package's modules of the server's side hold here; `openenv_core.compat` asks for it."""
+"""The server's part of the released package's import paths, which `openenv_core.compat` installs."""
 
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Final
@@ -26,7 +26,7 @@ NAMES: Final[Extra] = {
 
 
 def create_web_interface_app(*args: Any, **options: Any) -> "EnvironmentApp":
-    """Build the same server as `create_app`, of which it takes the parameters, with the page on."""
+    """Build a server as `create_app` does, with the same parameters, and with the page enabled."""
     from servers.app import EnvironmentApp, create_app
 
     app = create_app(*args, **options)
@@ -36,7 +36,7 @@ def create_web_interface_app(*args: Any, **options: Any) -> "EnvironmentApp":
 
 
 class HTTPEnvServer:
-    """An environment that is served below somebody's own application, with all that `create_app` checks.
+    """An environment served within another application, with all the checks of `create_app`.
 
     Raises:
         TypeError: `env` is an instance.
@@ -57,17 +57,17 @@ class HTTPEnvServer:
             "max_concurrent_envs": max_concurrent_envs,
             "concurrency_config": concurrency_config,
         }
-        create_app(*self._given, **self._cap)  # what is wrong with it is told here
+        create_app(*self._given, **self._cap)  # raises now if the arguments are invalid
 
     def register_routes(self, app: "FastAPI", mode: Any = None) -> None:
-        """Serve the environment's routes for all that the application has none for.
+        """Serve the environment on all paths for which the application has no route.
 
         Args:
-            app: Where to.
+            app: The application.
             mode: `production` serves no reset, step or state.
 
         Raises:
-            ConfigurationError: There is no such mode.
+            ConfigurationError: The mode is unknown.
         """
         from servers.app import create_fastapi_app
 

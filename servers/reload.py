@@ -1,7 +1,7 @@
-"""`ropewalk serve --reload`: one server process, started anew whenever its source changes.
+"""`ropewalk serve --reload`: a server process that is restarted whenever its source changes.
 
-The supervisor has the listening socket and watches; it loads nothing of the author's. What serves is a process
-below a guard (`python -m servers.reload`), so that neither it nor what it starts outlives the supervisor.
+The supervisor holds the listening socket and watches the files; it loads none of the author's code. The server is a
+process under a guard (`python -m servers.reload`), so that neither it nor what it starts outlives the supervisor.
 """
 
 import os
@@ -23,19 +23,19 @@ from openenv_core.tracebacks import authors_part, show
 from servers.settings import ServePlan
 
 _VARIABLE: Final = "ROPEWALK_RELOAD"
-"""By which the plan travels, as tokens from outside do: the guard gives its child no descriptor but the socket."""
+"""Variable that passes the plan, tokens included, to the server: the guard passes no descriptor but the socket."""
 
 _FAILED: Final = 2
-"""The exit status of a server that could not be loaded; it has said why."""
+"""Exit status of a server that could not be loaded and has printed why."""
 
 _LOOK_MS: Final = 100
-"""How often the server is looked at while nothing changes."""
+"""Interval in ms at which the server is checked while nothing changes."""
 
 _SETTLE_MS: Final = 50
-"""A change is acted upon once so long no other has come: programs write several files at once."""
+"""Time in ms without further changes after which the server is restarted: programs write several files at once."""
 
 _KILL_AFTER_DRAIN_S: Final = 4.0
-"""Seconds beyond the drain after which a server is killed; it ends itself sooner."""
+"""Seconds after the drain's deadline at which a server is killed; it ends itself earlier."""
 
 _DEADLINE_MARGIN_S: Final = 5.0
 _NAMES_SHOWN: Final = 5
@@ -58,11 +58,11 @@ _IGNORED: Final = frozenset(
         "venv",
     }
 )
-"""Folders inside an environment's that nothing is served from; so are those whose names begin with a dot."""
+"""Subfolders that hold no source of the server; those whose names begin with a dot are ignored too."""
 
 
 _AGAIN: Final = "again"
-"""The argument of a server that something was served before."""
+"""Argument of a server process that is not the first."""
 
 
 def _is_source(file: Path, root: Path) -> bool:
@@ -75,14 +75,14 @@ def _is_source(file: Path, root: Path) -> bool:
 
 
 class Reloader:
-    """Keeps one server running that has the current source.
+    """Keeps one server running with the current source.
 
     Args:
-        plan: What the server is told.
-        listener: The socket that it listens on. It stays open here, so connections that come while there is no
-            server wait for the next one.
-        folders: What to watch.
-        say: Prints a line for whoever sits before it.
+        plan: The plan for the server.
+        listener: The listening socket. It stays open here, so that connections made while no server runs wait for the
+            next one.
+        folders: Folders to watch.
+        say: Prints a line for the user.
     """
 
     def __init__(
@@ -99,7 +99,7 @@ class Reloader:
         self._grace_s = plan.settings.drain_s + _KILL_AFTER_DRAIN_S
 
     def run(self) -> int:
-        """Serve until a signal says to stop. ConfigurationError: the source cannot be watched."""
+        """Serve until a signal requests the end. ConfigurationError: The source cannot be watched."""
         watch = watcher()
         with self._signals():
             try:
@@ -128,7 +128,7 @@ class Reloader:
             if changed:
                 self._reload(sorted({Path(path) for _, path in changed}))
             elif self._guard is None and not self._waiting:
-                self._start()  # not before the watch stands: it would miss what changes in between
+                self._start()  # only once the watch is set up, so that no change is missed
             else:
                 self._check_server()
 
@@ -180,7 +180,7 @@ class Reloader:
                 guard.wait(_LOOK_MS / 1000)
             deadline_s -= _LOOK_MS / 1000
         if guard.poll() is None:
-            guard.kill()  # and the kernel the server with it
+            guard.kill()  # the kernel then kills the server
         guard.wait()
 
     @contextmanager
@@ -201,14 +201,14 @@ class Reloader:
 
 
 def watcher() -> Callable[..., Any]:
-    """Return what watches folders. ConfigurationError: it is not installed."""
+    """Return `watchfiles.watch`. ConfigurationError: It is not installed."""
     with installed_with("author", "the package watchfiles for --reload"):
         from watchfiles import watch
     return watch
 
 
 def _forget(files: Iterable[Path]) -> None:
-    """Remove the bytecode of files: Python sees no change within a second and at the same length."""
+    """Remove the bytecode of files: Python misses changes within a second that leave the length as it was."""
     for file in files:
         if file.suffix == ".py":
             with suppress(OSError, NotImplementedError):
@@ -216,8 +216,8 @@ def _forget(files: Iterable[Path]) -> None:
 
 
 def main() -> int:
-    """Load and serve; where that cannot be, say why, here and to everybody who asks."""
-    plan = ServePlan.from_json(os.environ.pop(_VARIABLE))  # what the application starts should not have it
+    """Load the app and serve it; if that fails, print why, and answer all requests with the reason."""
+    plan = ServePlan.from_json(os.environ.pop(_VARIABLE))  # not for processes that the app starts
     os.set_inheritable(plan.listener, False)
     try:
         return _serve_source(plan)

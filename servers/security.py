@@ -1,10 +1,9 @@
-"""The first thing that a connection meets: who may come in, and how much they may bring.
+"""The guard in front of an application: checks Host, Origin and token, and limits request bodies.
 
-Host and Origin keep a page in somebody's browser from driving a server that the browser can reach. A page may send
-its visitor's browser to any address, this server's included. Where the page's own name has been pointed at that
-address (DNS rebinding) the browser takes the server for the page's own, and only the name in Host tells. Where it
-has not, Origin tells. Bodies of HTTP requests are read whole before anything works on them: bounded in size and in
-time.
+The checks of Host and Origin keep a web page from using its visitor's browser to drive a server that the browser can
+reach. A page may send requests to any address. If the page's own host name resolves to the server's address (DNS
+rebinding), the browser treats the server as same-origin, and only Host reveals it; otherwise Origin does. Bodies of
+HTTP requests are read completely, limited in size and time, before the application sees them.
 """
 
 import asyncio
@@ -24,15 +23,15 @@ from servers.listening import ip_address, is_loopback
 from servers.settings import ServerSettings
 
 _PRINCIPAL: Final = "ropewalk.principal"
-"""The key of the scope under which the name of the caller's token stands."""
+"""Scope key of the name of the client's token."""
 
 _REFUSAL_READ_TIMEOUT_S: Final = 2.0
-"""Seconds that a caller gets to read its refusal while the rest of its body is thrown away. A connection that is
-closed while data is on its way is reset, and the refusal is lost with it."""
+"""Seconds that a refused request's body is still read and discarded. A connection closed while data is in flight is
+reset, and the client would lose the response."""
 
 TOKEN_SUBPROTOCOL: Final = "ropewalk.token."
-"""What stands before a token, in base64 for URLs, among the subprotocols of a WebSocket. A page in a browser has no
-other place for it that is not written down somewhere, as an address is."""
+"""Prefix of a WebSocket subprotocol that carries a token in URL-safe base64. A browser cannot set headers on a
+WebSocket, and a URL would end up in logs."""
 
 _ANY: Final = "*"
 _NETLOC: Final = re.compile(r"(?P<host>\[[0-9a-fA-F:.]+\]|[A-Za-z0-9._-]+)(?::(?P<port>[0-9]{1,5}))?")
@@ -44,12 +43,12 @@ _Headers: TypeAlias = Mapping[bytes, Sequence[bytes]]
 
 
 class TurnedAwayError(Exception):
-    """The caller is turned away.
+    """The request is refused.
 
     Args:
         status: The HTTP status.
-        detail: What was expected, what came, what to do. Never a secret.
-        headers: What else the response carries.
+        detail: The message for the client; never contains a secret.
+        headers: Additional response headers.
     """
 
     def __init__(self, status: int, detail: str, headers: Iterable[tuple[bytes, bytes]] = ()) -> None:
@@ -59,13 +58,13 @@ class TurnedAwayError(Exception):
 
 
 async def turn_away(refusal: TurnedAwayError, scope: Scope, send: Send, *, closing: bool = False) -> None:
-    """Send the refusal; a WebSocket is never accepted for it.
+    """Send a refusal as an HTTP response; a WebSocket is refused without being accepted.
 
     Args:
-        refusal: What to say.
-        scope: The connection's.
-        send: Where to.
-        closing: Say that the connection closes, and leave the response open: the caller ends it.
+        refusal: The refusal.
+        scope: The connection's scope.
+        send: The connection's `send`.
+        closing: Announce that the connection closes, and leave the response open for the caller to complete.
     """
     body = json.dumps({"detail": str(refusal)}).encode()
     headers = [
@@ -84,28 +83,27 @@ async def turn_away(refusal: TurnedAwayError, scope: Scope, send: Send, *, closi
         await send({**start, "type": "websocket.http.response.start"})
         await send({"type": "websocket.http.response.body", "body": body})
     else:
-        await send({"type": "websocket.close", "code": 1008})  # the server makes a 403 of it
+        await send({"type": "websocket.close", "code": 1008})  # the server responds with 403
 
 
 def owner_of(scope: Mapping[str, Any]) -> str:
-    """Return the name of the caller's token; an empty one where there are no tokens, or no guard."""
+    """Return the name of the client's token; empty if the server has no tokens or no guard."""
     return str(scope.get(_PRINCIPAL, ""))
 
 
 class Guard:
-    """An ASGI application that checks Host, Origin and token of every connection, and bounds bodies.
+    """An ASGI application that checks Host, Origin and token of every connection, and limits bodies.
 
-    A WebSocket is refused before it is accepted, and costs nothing here once it is: the application gets the
-    server's own `receive` and `send`.
+    A WebSocket is checked at its handshake only: afterwards the application uses the server's own `receive` and `send`.
 
     Args:
-        app: What is guarded. It finds the name of the caller's token, or an empty one, in the scope.
+        app: The application to guard. `owner_of` gives it the name of the client's token.
         settings: The server's settings.
-        streamed: Tells the requests whose bodies the application reads and bounds by itself.
-        is_open: Whether a request, by its scope, needs no token.
+        streamed: Returns whether the application itself reads and limits a request's body, given the scope.
+        is_open: Returns whether a request needs no token, given the scope.
 
     Raises:
-        ConfigurationError: A host or an origin that the settings allow is none.
+        ConfigurationError: An allowed host or origin in the settings is malformed.
     """
 
     def __init__(
@@ -134,7 +132,7 @@ class Guard:
         elif scope["type"] != "websocket":
             await self._app(scope, receive, send)
         elif (refusal := self._refuse_socket(scope)) is None:
-            # Nothing of the checks is kept for as long as the socket lives.
+            # The checks have returned: none of their state stays in memory while the WebSocket is open.
             await self._app(scope, receive, send)
         else:
             await turn_away(refusal, scope, send)
@@ -147,7 +145,7 @@ class Guard:
         return None
 
     async def _let_in(self, scope: Scope, receive: Receive, send: Send) -> Receive | None:
-        """Return what gives the body of a request, or None where the request has been dealt with."""
+        """Admit a request; return the `receive` of its body, or None if it was refused or the client disconnected."""
         headers = _headers(scope)
         try:
             self._admit(scope, headers)
@@ -171,7 +169,7 @@ class Guard:
         scope[_PRINCIPAL] = self._tokens.principal(given)
 
     def _body_comes(self, headers: _Headers) -> bool:
-        """Return whether a body comes; refuse one that cannot be taken, as the headers say already."""
+        """Return whether a request has a body; refuse one whose headers already show that it is unacceptable."""
         encodings = [value.strip().lower() for value in headers.get(b"content-encoding", ())]
         if any(value not in (b"", b"identity") for value in encodings):
             raise TurnedAwayError(
@@ -187,13 +185,13 @@ class Guard:
         length = lengths.pop()
         if lengths or not length.isdigit():
             raise TurnedAwayError(400, "expected one whole number in Content-Length")
-        # int() of a long run of digits is slow, and past twenty the length is too great in any case.
+        # int() of many digits is slow, and a length of more than twenty digits is too large in any case.
         if len(length) > 20 or int(length) > self._max_body_bytes:
             raise self._too_large()
         return int(length) > 0
 
     async def _read_body(self, receive: Receive) -> bytes | None:
-        """Read the whole body; None where the caller left before it had come."""
+        """Read the whole body; return None if the client disconnected before its end."""
         parts: list[bytes] = []
         size = 0
         try:
@@ -230,8 +228,8 @@ async def _refuse(
     if not body_comes:
         await turn_away(refusal, scope, send)
         return
-    # The response is whole for the caller, who knows its length; the connection closes after a moment, in which what
-    # still comes is thrown away.
+    # For the client the response is complete, by its Content-Length. The connection closes a little later, after the
+    # rest of the body has been received and discarded.
     await turn_away(refusal, scope, send, closing=True)
     try:
         async with asyncio.timeout(_REFUSAL_READ_TIMEOUT_S):
@@ -252,7 +250,7 @@ def _headers(scope: Scope) -> dict[bytes, list[bytes]]:
 
 
 def replay(body: bytes, receive: Receive) -> Receive:
-    """Return a `receive` that gives a body that has been read, then what the connection gives."""
+    """Return a `receive` that returns a body already read, and then the connection's further messages."""
     given = False
 
     async def again() -> Message:
@@ -266,18 +264,19 @@ def replay(body: bytes, receive: Receive) -> Receive:
 
 
 class _Netloc(NamedTuple):
-    """A host in lower case, an IPv6 address without its brackets, and the port where one is named."""
+    """A host in lower case (an IPv6 address without brackets) and its port, if given."""
 
     host: str
     port: int | None
 
 
 class _AllowedHosts:
-    """Which hosts a server answers to.
+    """The hosts that a server accepts in Host.
 
-    On a connection to a loopback address a name other than localhost is somebody's name for this machine, and
-    most likely a trap. On other addresses a name without a dot passes as well (containers and neighbours are
-    called so, and nobody can own one in the public DNS). IP addresses always pass: rebinding needs a name.
+    On a connection to a loopback address, any name but localhost is refused, since it most likely comes from DNS
+    rebinding. On other addresses, names without a dot are accepted too: containers and machines of a local network
+    have such names, and they cannot be registered in public DNS. IP addresses are always accepted, since rebinding
+    needs a name.
     """
 
     def __init__(self, allowed: Sequence[str]) -> None:
@@ -292,7 +291,7 @@ class _AllowedHosts:
         self._suffixes = tuple(name[1:] for name in names if name.startswith("*."))
 
     def check(self, values: Sequence[bytes], local: object) -> _Netloc:
-        """Return what Host names."""
+        """Return the host and port of a request's Host header, or refuse the request."""
         if len(values) != 1:
             raise TurnedAwayError(400, f"expected one header Host, got {len(values)}")
         match = _NETLOC.fullmatch(values[0].decode("latin-1").strip())
@@ -316,7 +315,7 @@ class _AllowedHosts:
 
 
 class _Origins:
-    """Which pages may use a server: those that it serves itself, and those that are allowed."""
+    """The origins of pages that may use a server: its own, and those that the settings allow."""
 
     def __init__(self, allowed: Sequence[str]) -> None:
         self._any = _ANY in allowed
@@ -328,14 +327,14 @@ class _Origins:
                 )
 
     def check(self, values: Sequence[bytes], host: _Netloc) -> None:
-        """Let pass a request without Origin, and those whose Origin is the host's own or allowed."""
+        """Refuse a request whose Origin is neither absent, nor the host's own, nor allowed."""
         if not values or self._any:
             return
         text = values[0].decode("latin-1").strip()
         origin = _parse_origin(text)
         if len(values) == 1 and origin is not None:
             scheme, name, port = origin
-            # A proxy may have taken the TLS away, so a port that Host does not name is the Origin's default.
+            # A proxy may have terminated TLS, so a missing port in Host means the default port of the Origin's scheme.
             if name == host.host and port == (host.port or _DEFAULT_PORTS[scheme]):
                 return
         if len(values) == 1 and (origin or text) in self._allowed:
@@ -370,16 +369,16 @@ def _parse_origin(origin: str) -> tuple[str, str, int] | None:
 
 
 class Tokens:
-    """The tokens of a server, kept as digests."""
+    """The tokens of a server, stored as digests."""
 
     def __init__(self, tokens: Sequence[str]) -> None:
         digests = [hashlib.sha256(token.encode()).digest() for token in tokens]
         self._principals = list(zip(digests, principals(tokens), strict=True))
 
     def principal(self, authorizations: Sequence[bytes]) -> str:
-        """Return the name of the caller's token; empty where no token is asked for.
+        """Return the name of the client's token; empty if the server has no tokens.
 
-        Every digest is compared, whole, whichever fits: the time tells nothing.
+        Every digest is compared in full, even after a match, so that timing reveals nothing.
         """
         if not self._principals:
             return ""
@@ -399,7 +398,7 @@ class Tokens:
 
 
 def _named_in(subprotocols: Iterable[str]) -> list[bytes]:
-    """Return the token among subprotocols, as a header would have it."""
+    """Return the token among a WebSocket's subprotocols, in the form of Authorization headers."""
     for name in subprotocols:
         if name.startswith(TOKEN_SUBPROTOCOL):
             text = name.removeprefix(TOKEN_SUBPROTOCOL)
@@ -409,9 +408,9 @@ def _named_in(subprotocols: Iterable[str]) -> list[bytes]:
 
 
 def principals(tokens: Sequence[str]) -> list[str]:
-    """Return the names of the callers that there can be where tokens are asked for.
+    """Return the names of tokens, one for each.
 
-    They are keyed apart from the digests that are compared: a name travels through the server.
+    They are hashed differently from the digests that are compared, since names are passed around in the server.
     """
     return [
         hashlib.blake2b(token.encode(), digest_size=16, person=b"rw-principal").hexdigest()

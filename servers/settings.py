@@ -17,7 +17,7 @@ MODES = ("simulation", "production")
 MIN_TOKEN_CHARS = 16
 
 MAKE_TOKEN = "python -c 'import secrets; print(secrets.token_urlsafe(32))'"
-"""What makes a token that nobody guesses."""
+"""A command that prints a new random token."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -25,26 +25,26 @@ class ServerSettings:
     """The settings of one server.
 
     Attributes:
-        tokens: Bearer tokens, any of which lets a caller in; none: no token is asked for.
-        allowed_hosts: Values of Host that are served; `*` is any.
-        allowed_origins: Values of Origin that are served; `*` is any.
-        max_body_bytes: The greatest body of an HTTP request.
+        tokens: Bearer tokens, each of which admits a client; if empty, no token is required.
+        allowed_hosts: Additional values of Host to accept; `*` for any.
+        allowed_origins: Additional values of Origin to accept; `*` for any.
+        max_body_bytes: Greatest body of an HTTP request.
         body_timeout_s: Seconds within which the whole body has to arrive.
-        max_sessions: The cap on sessions; None leaves it to `create_app`.
-        max_sessions_per_token: The cap on the sessions of one token; None: only the cap of all.
-        max_waiting: How many newcomers may wait for a session at once.
-        max_wait_s: The longest that one waits; 0 refuses it at once. Those that cannot be told that they wait, over
-            plain HTTP and in the released dialect, are refused sooner, before they would give up by themselves.
+        max_sessions: The cap on sessions; None for that of `create_app`.
+        max_sessions_per_token: The cap on sessions of one token; None for no other limit than the cap on all.
+        max_waiting: Greatest number of requests that wait for a session.
+        max_wait_s: Longest wait for a session in seconds; with 0, requests are refused at once. Clients that cannot be
+            sent their place, over plain HTTP and in the released dialect, are refused before they would time out.
         step_timeout_s: Seconds that a reset, a step, a read of the state or a constructor may take before its
-            session is ended; None: no bound.
-        idle_timeout_s: Seconds that a session without a socket may go unused.
+            session is ended; None for no limit.
+        idle_timeout_s: Seconds after which an unused session without a WebSocket is ended.
         send_timeout_s: Seconds that a client may leave its replies unread.
-        drain_s: Seconds that sessions get to end when the server is asked to stop.
+        drain_s: Seconds that sessions have to end when the server shuts down.
         mode: `production` serves no reset, step or state.
-        web: There is a page to play on, at /web.
-        metrics: Whether the server counts what it does and tells it at /metrics.
-        exposed: Whether callers beyond this machine reach the listening socket; None: not known. What opens the
-            socket says so, no variable does.
+        web: Whether there is a page to play on at /web.
+        metrics: Whether the server counts events and serves /metrics.
+        exposed: Whether other machines may reach the listening socket; None if unknown. Set by what opens the socket,
+            not by a variable.
     """
 
     tokens: tuple[str, ...] = field(default=(), repr=False)
@@ -66,10 +66,10 @@ class ServerSettings:
     exposed: bool | None = None
 
     def __post_init__(self) -> None:
-        """Refuse tokens that can be guessed, or that a header cannot carry.
+        """Refuse tokens that are too short, or that a header cannot carry.
 
         Raises:
-            ConfigurationError: A token is such; the message does not say which.
+            ConfigurationError: A token is invalid; the message does not contain it.
         """
         for token in self.tokens:
             if len(token) < MIN_TOKEN_CHARS or not is_bearer_token(token):
@@ -80,10 +80,10 @@ class ServerSettings:
 
     @classmethod
     def from_environment(cls, environ: Mapping[str, str]) -> "ServerSettings":
-        """Read the settings from environment variables; those that are absent or empty keep their defaults.
+        """Read the settings from environment variables; missing or empty ones keep their defaults.
 
         Raises:
-            ConfigurationError: A value cannot be read.
+            ConfigurationError: A value is invalid.
         """
         values: dict[str, Any] = {}
         for variable, (name, read) in _VARIABLES.items():
@@ -97,14 +97,14 @@ class ServerSettings:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ServePlan:
-    """The plan that a serving process gets from the process that starts it.
+    """What a server process gets from the process that starts it.
 
     Attributes:
-        app: What to load.
-        options: Options that were given and that only an application of create_app can heed.
-        log_level: How much to print.
+        app: The target to load the app from.
+        options: Command-line options given that only an app of `create_app` supports.
+        log_level: Level of the log.
         settings: The server's settings.
-        listener: The descriptor of the socket that callers connect to.
+        listener: Descriptor of the listening socket.
     """
 
     app: str
@@ -114,12 +114,12 @@ class ServePlan:
     listener: int = -1
 
     def to_json(self) -> bytes:
-        """Return the plan as one line, without its end."""
+        """Return the plan as one line of JSON, without a newline."""
         return TypeAdapter(type(self)).dump_json(self)
 
     @classmethod
     def from_json(cls, text: str | bytes) -> Self:
-        """Return the plan that a line holds."""
+        """Parse a plan from a line of JSON."""
         return TypeAdapter(cls).validate_json(text)
 
 
@@ -128,7 +128,7 @@ def _split_words(_: str, value: str) -> tuple[str, ...]:
 
 
 def token_lines(variable: str, path: str) -> tuple[str, ...]:
-    """Read the tokens in a file: one a line, lines that begin with # are comments.
+    """Read tokens from a file: one per line; lines that begin with # are comments.
 
     Raises:
         ConfigurationError: The file cannot be read.
@@ -141,10 +141,10 @@ def token_lines(variable: str, path: str) -> tuple[str, ...]:
 
 
 def count(variable: str, value: str) -> int:
-    """Read a whole number of at least 1.
+    """Parse a whole number of at least 1.
 
     Raises:
-        ConfigurationError: It is none.
+        ConfigurationError: The value is not one.
     """
     if not value.isascii() or not value.isdigit() or int(value) < 1:
         raise ConfigurationError(f"expected {variable} to be a whole number of at least 1, got {value!r}")
@@ -152,10 +152,10 @@ def count(variable: str, value: str) -> int:
 
 
 def seconds(variable: str, value: str) -> float:
-    """Read a number of seconds.
+    """Parse a number of seconds.
 
     Raises:
-        ConfigurationError: It is none.
+        ConfigurationError: The value is not one.
     """
     try:
         number = float(value)
@@ -167,19 +167,19 @@ def seconds(variable: str, value: str) -> float:
 
 
 def seconds_or_none(variable: str, value: str) -> float | None:
-    """Read a number of seconds where 0 means no bound.
+    """Parse a number of seconds; return None, for no limit, if it is 0.
 
     Raises:
-        ConfigurationError: It is none.
+        ConfigurationError: The value is not one.
     """
     return seconds(variable, value) or None
 
 
 def switch(variable: str, value: str) -> bool:
-    """Read a setting that is on or off.
+    """Parse a setting that is on or off.
 
     Raises:
-        ConfigurationError: It is neither.
+        ConfigurationError: The value is neither.
     """
     on, off = ("1", "true", "yes", "on"), ("0", "false", "no", "off")
     if value.lower() not in on + off:
@@ -195,7 +195,7 @@ def _mode(variable: str, value: str) -> Mode:
 
 
 def _is_on(_: str, value: str) -> bool:
-    """Read a switch of the released server, which takes any other word for off."""
+    """Parse a switch as the released server does: any other word means off."""
     return value.lower() in ("1", "true", "yes")
 
 
@@ -212,6 +212,6 @@ _VARIABLES: Mapping[str, tuple[str, Callable[[str, str], Any]]] = {
     "ROPEWALK_DRAIN": ("drain_s", seconds),
     "ROPEWALK_METRICS": ("metrics", switch),
     "OPENENV_MODE": ("mode", _mode),
-    "ENABLE_WEB_INTERFACE": ("web", _is_on),  # as the released server calls it; the next one goes before it
+    "ENABLE_WEB_INTERFACE": ("web", _is_on),  # the released server's name; the next one overrides it
     "OPENENV_WEB": ("web", switch),
 }

@@ -24,10 +24,10 @@ from openenv_core.targets import TargetKind, importable_kind, package_of, split_
 from servers.released import NAMES
 
 APP: Final = "server.app:app"
-"""Where the app of a folder is, unless its manifest says otherwise."""
+"""Module and attribute of a folder's app, unless its manifest names others."""
 
 _EXTRAS: Final = {"fastapi": "server", "gymnasium": "gymnasium", "starlette": "server", "uvicorn": "server"}
-"""Which extra of ours brings a package."""
+"""Our extra that installs each package."""
 
 FORMS: Final = "Give module:attribute, a folder such as '.', or the name of an environment"
 
@@ -36,23 +36,23 @@ _SUFFIX = "_env"
 
 
 def load_app(target: str) -> Any:
-    """Import the application that a target stands for.
+    """Import the application that a target names.
 
     Targets, in the order in which they are tried:
 
     - `MODULE:ATTRIBUTE`, importable from the working directory or installed;
     - a path: a folder (its manifest's `app`, else `server/app.py`), a manifest, or a Python file with an `app`
       (`FILE:ATTRIBUTE` for another name). A folder with an `__init__.py` is imported as a package, so that its
-      relative imports work; any other has itself on the module path;
+      relative imports work; any other is added to `sys.path`;
     - the name of an environment, in this tree or installed: `blackjack`, `blackjack_env`.
 
     Returns:
-        An ASGI application: what `create_app` returned, or somebody's own.
+        An ASGI application, of `create_app` or any other.
 
     Raises:
-        ConfigurationError: There is no such thing, or it is no ASGI application, or the released package is
+        ConfigurationError: The target does not exist, it is not an ASGI application, or the released package is
             installed too.
-        Exception: Whatever the author's own code raised while it was imported.
+        Exception: Whatever the environment's own code raised on import.
     """
     compat.install(NAMES)
     importlib.invalidate_caches()
@@ -104,7 +104,7 @@ def _load(target: str) -> Any:
 
 
 def _app_of(folder: Path) -> str | None:
-    """Return where a folder says that its app is."""
+    """Return `module:attribute` of a folder's app; None if the folder has neither a manifest nor `server/app.py`."""
     if (folder / MANIFEST).is_file():
         return _app_key(folder) or APP
     return APP if (folder / "server" / "app.py").is_file() else None
@@ -123,7 +123,7 @@ def _app_key(folder: Path) -> str | None:
 def _from_folder(folder: Path, module: str, target: str) -> ModuleType:
     parts = module.split(".")
     if not _holds(folder, parts):
-        # The manifest names it as others import it: below the folder's own name, or somewhere else altogether.
+        # The manifest has the absolute import path: below the folder's own name, or somewhere else altogether.
         name = _package_name(folder)
         parts = parts[parts.index(name) + 1 :] if name in parts else []
         if not _holds(folder, parts):
@@ -131,7 +131,7 @@ def _from_folder(folder: Path, module: str, target: str) -> ModuleType:
         module = ".".join(parts)
     if (folder / "__init__.py").is_file() and (name := _package_name(folder)):
         _package(folder, name)
-        # Folders that try absolute imports where relative ones fail find them, last of all.
+        # For folders that fall back to absolute imports where relative ones fail; last in the path.
         _on_path(folder, len(sys.path))
         return _import(f"{name}.{module}", target)
     _on_path(folder, 0)
@@ -163,16 +163,16 @@ def _from_file(file: Path, target: str) -> ModuleType:
 
 
 def _package_name(folder: Path) -> str | None:
-    """Return what a folder is imported as; None where it cannot be.
+    """Return the package name of a folder; None if it cannot be imported.
 
-    A clone is often called after its repository, `my-env`, where the folder's own imports say `my_env`.
+    A clone is often named after its repository, `my-env`, while its own imports say `my_env`.
     """
     name = re.sub(r"\W", "_", folder.name)
     return name if _is_module_name(name) else None
 
 
 def _package(folder: Path, name: str) -> None:
-    """Make a folder importable as a package, whatever else its parent folder contains."""
+    """Import a folder as a package, without adding its parent folder to `sys.path`."""
     if (loaded := sys.modules.get(name)) is not None:
         _check_place(loaded, folder)
         return
@@ -208,7 +208,7 @@ def _is_module_name(name: str) -> bool:
 
 
 def _import(module: str, target: str) -> ModuleType:
-    """Import a module; an exception of its own, which is for its author to read, passes with its traceback."""
+    """Import a module; exceptions of its own code propagate with their traceback, for its author."""
     if not _DOTTED.fullmatch(module):
         raise ConfigurationError(f"expected an app at {target!r}, got no module {module!r}; {FORMS}")
     try:
@@ -219,10 +219,10 @@ def _import(module: str, target: str) -> ModuleType:
 
 
 def _explain(error: BaseException, target: str, module: str) -> None:
-    """Raise what a reader without the source understands; return where that is the traceback."""
+    """Raise a ConfigurationError that explains an import error to its user; return if the traceback does so better."""
     cause: BaseException | None = error
     while cause is not None:
-        # Folders try one import after another, so what is wrong may stand behind the last of them.
+        # Folders try one import after another, so the relevant error may be the context of the last one.
         if isinstance(cause, compat.NotProvidedError):
             raise ConfigurationError(f"expected to import the app {target!r}, got: {cause}") from error
         cause = cause.__context__
@@ -254,7 +254,7 @@ def _attribute(module: ModuleType, name: str, target: str) -> Any:
 
 
 def _by_name(target: str) -> Any:
-    """Find an environment by its name, among those of this tree first."""
+    """Import an environment's app by the environment's name, in this tree first."""
     if (package := package_of(target)) is not None:
         return _attribute(_import(f"{package}.server.app", target), "app", target)
     names = _names()

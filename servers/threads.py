@@ -1,9 +1,9 @@
-"""Threads for calls that may wait: one drains the queue of calls, and others help where calls take long.
+"""A pool of threads for blocking calls: one thread drains the queue, and others help if calls take long.
 
-To wake a thread for each call, and the event loop after it, costs several times as much as a short call. So calls that
-come together wake one thread, which takes one after the other, and their outcomes come back together too. Where a call
-takes long, those behind it get other threads: at once where the last ones took long too, otherwise within a few
-milliseconds.
+Waking a thread for each call, and the event loop after it, costs several times as much as a short call. So calls
+submitted together wake one thread, which runs them one after the other, and their outcomes are delivered together too.
+If a call takes long, those behind it get other threads: at once if the previous calls took long too, otherwise within
+a few milliseconds.
 """
 
 import asyncio
@@ -21,40 +21,40 @@ from openenv_core.protocol.errors import text_of
 logger = logging.getLogger("servers")
 
 MAX_THREADS: Final = 1024
-"""Threads of one pool, while their calls wait for something."""
+"""Greatest number of threads of one pool while their calls wait for something."""
 
 MAX_COMPUTING: Final = 64
-"""The same while the process computes: more would only take turns."""
+"""Greatest number of threads of one pool while the process computes: more would only share the cores."""
 
-_GATHERED: Final = 64
-"""Calls that are enough to wake a thread for, whether or not further ones come."""
+_GATHERED_CALLS: Final = 64
+"""Queued calls at which a thread is woken at once, instead of when no further calls are submitted."""
 
 _LONG_S: Final = 0.0002
-"""A call that takes longer is worth the wake-up of another thread for the next one."""
+"""Duration in seconds above which a call justifies waking another thread for the next one."""
 
 _TICK_S: Final = 0.001
 _QUICK_TICK_S: Final = 0.004
 _MAX_TICK_S: Final = 0.016
-"""Between two looks at the calls under way, while others wait; twice as long each time that nothing came of it."""
+"""Seconds between two checks of the running calls while others wait; doubled after each check without effect."""
 
-_COMPUTING: Final = 0.5
-"""Cores: a process that keeps more busy computes, one that keeps fewer waits for something."""
+_COMPUTING_CORES: Final = 0.5
+"""Busy cores above which the process counts as computing, and below which as waiting for something."""
 
 _HELD_S: Final = 0.0005
 _HELD_TOGETHER_S: Final = 0.01
-"""How long outcomes are held back while their thread goes on with short calls, or with calls that came together."""
+"""Seconds that outcomes are held back while their thread runs further short calls, or calls submitted together."""
 
 _IDLE_S: Final = 10.0
-"""After which a thread without a call ends."""
+"""Seconds without a call after which a thread ends."""
 
 _PIDS_LIMITS: Final = ("/sys/fs/cgroup/pids.max", "/sys/fs/cgroup/pids/pids.max")
 
 Outcome: TypeAlias = tuple[bool, Any]
-"""(True, what was returned) or (False, what was raised)."""
+"""(True, the result) or (False, the exception)."""
 
 
 def max_threads() -> int:
-    """Return how many threads a pool may have here: a quarter of what a container may, and no more than MAX_THREADS."""
+    """Return how many threads a pool may have: a quarter of the container's limit, at most MAX_THREADS."""
     for path in _PIDS_LIMITS:
         with suppress(OSError, ValueError):
             return max(1, min(MAX_THREADS, int(Path(path).read_text(encoding="ascii")) // 4))
@@ -62,9 +62,9 @@ def max_threads() -> int:
 
 
 def contain(error: BaseException) -> Exception:
-    """Return an ordinary exception in place of one that would end more than the call that raised it.
+    """Return an `Exception` in place of a `BaseException` that would end more than the call that raised it.
 
-    Panics of compiled libraries are such, and the interrupts and cancellations that an environment makes up.
+    Examples are panics of compiled libraries, and interrupts and cancellations that an environment itself raises.
     """
     contained = RuntimeError(f"{type(error).__name__}: {text_of(error)}")
     contained.__cause__ = error
@@ -82,42 +82,40 @@ def outcome_of(fn: Callable[[], Any]) -> Outcome:
 
 
 class _Mailbox:
-    """What threads hand to one event loop: all that is there when it looks, in one wake-up.
+    """Callbacks from threads to one event loop, which runs all that are pending with one wake-up.
 
     Attributes:
         loop: The event loop.
-        dispatching: Calls are about to be given to threads.
-        items: What there is: functions, and with what each is to be called.
-        alone: The last call that was given to one had none behind it.
-        ticking: A look at the calls under way is due.
-        since: The wall clock and the process's CPU time when it was ordered.
+        dispatching: Whether `ThreadPool._dispatch` is scheduled.
+        items: Pending callbacks, each with its argument.
+        alone: Whether at most one call was queued at the last dispatch.
+        ticking: Whether a check of the running calls is scheduled.
+        scheduled: The wall clock and the process's CPU time when it was scheduled.
     """
 
-    __slots__ = ("_called", "alone", "dispatching", "items", "loop", "since", "ticking")
+    __slots__ = ("_called", "alone", "dispatching", "items", "loop", "scheduled", "ticking")
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
         self.loop = loop
         self.dispatching = self.ticking = False
         self.alone = True
-        self.since = (0.0, 0.0)
+        self.scheduled = (0.0, 0.0)
         self.items: deque[tuple[Callable[[Any], None], Any]] = deque()
         self._called = False
 
     def post(self, fn: Callable[[Any], None], value: Any) -> None:
-        """Have a function called on the loop once it is notified, or looks by itself; from any thread."""
+        """Add a callback, to run after `notify` or at the next check; from any thread."""
         self.items.append((fn, value))
 
     def notify(self) -> None:
-        """Have the loop look, if there is something; from any thread."""
-        if (
-            self.items and not self._called
-        ):  # else whoever has called it was not heard yet, and it finds this too
+        """Wake the event loop if callbacks are pending; from any thread."""
+        if self.items and not self._called:  # an earlier wake-up still to come runs these too
             self._called = True
-            with suppress(RuntimeError):  # a closed loop: nobody waits any more
+            with suppress(RuntimeError):  # a closed loop: nothing waits for the outcomes any more
                 self.loop.call_soon_threadsafe(self.empty)
 
     def empty(self) -> None:
-        """Call what there is; on the loop."""
+        """Run the pending callbacks; on the event loop."""
         self._called = False
         items = self.items
         try:
@@ -125,26 +123,26 @@ class _Mailbox:
                 fn, value = items.popleft()
                 fn(value)
         finally:
-            self.notify()  # one has failed, which the loop reports; the others come all the same
+            self.notify()  # run the rest even if one has raised, which the event loop reports
 
 
 class ThreadCall:
-    """One call that waits for a thread, or runs in one.
+    """One call that waits for a thread or runs in one.
 
     Attributes:
-        mailbox: Where its outcome is put.
-        outcome: The outcome once it is in, whether or not anybody waits; changes on the loop alone.
-        then: Called on the loop with the outcome, in the waiter's place. To be set only while there is no outcome:
-            whoever is cancelled wakes up a little later, and the outcome may come in between.
-        together: It is one of many that came together, so that its outcome may wait for theirs.
-        spent_s: Seconds that it ran, where there is an outcome.
-        started: Whether a thread runs it; under the pool's lock, like the next two.
+        mailbox: Delivers its outcome.
+        outcome: The outcome, once delivered; set on the event loop only.
+        then: Called on the event loop with the outcome, instead of setting `waiter`. Set it only while there is no
+            outcome: a cancelled awaiter resumes a little later, and the outcome may be delivered in between.
+        together: Whether it is one of many submitted together, so that its outcome may wait for theirs.
+        spent_s: Seconds that it ran; set before the outcome.
+        started: Whether a thread has started it; guarded by the pool's lock, like the next two.
         thread: The thread that runs it.
-        left: It was given up: no thread takes it up any more, or the one that had has been replaced.
+        abandoned: Whether no thread is to start it, or the thread that runs it has been replaced.
     """
 
     __slots__ = (
-        *("_fn", "_on_begin", "_result", "started", "left", "mailbox", "outcome", "spent_s"),
+        *("_fn", "_on_begin", "_result", "started", "abandoned", "mailbox", "outcome", "spent_s"),
         *("then", "thread", "together", "waiter"),
     )
 
@@ -165,16 +163,16 @@ class ThreadCall:
         self.outcome: Outcome | None = None
         self.then = then
         self.thread: _Thread | None = None
-        self.started = self.left = False
+        self.started = self.abandoned = False
 
     def __await__(self) -> Generator[None, None, Outcome]:
-        """Wait for the outcome outside of a task: `then` resumes whoever waits."""
+        """Wait for the outcome outside of a task: `then` has to resume the awaiting coroutine."""
         yield
         assert self.outcome is not None
         return self.outcome
 
     def run(self) -> None:
-        """Run the call; for the pool's threads."""
+        """Run the call; called by the pool's threads."""
         if self._on_begin is not None:
             self.mailbox.post(self._begin, self._on_begin)
             self.mailbox.notify()
@@ -201,10 +199,10 @@ class _Thread(threading.Thread):
     """A thread of a pool.
 
     Attributes:
-        call: What it runs.
-        began: When that began.
-        notified: When it last had the loop look at outcomes.
-        wake: Held while it has nothing to do.
+        call: The call that it runs, if any.
+        began: When that call started.
+        notified: When it last woke the event loop to deliver outcomes.
+        wake: Lock that is held while the thread is idle.
     """
 
     def __init__(self, pool: "ThreadPool", name: str) -> None:
@@ -218,18 +216,17 @@ class _Thread(threading.Thread):
     def run(self) -> None:
         while (call := self._pool.next_call(self)) is not None:
             call.run()
-            del call  # what it holds is not this thread's while it waits
+            del call  # an idle thread must not keep what the call refers to alive
 
 
 class ThreadPool:
-    """At most `size` daemon threads, started when they are of use; one that has nothing to do for a while ends.
+    """At most `size` daemon threads, started as needed and ended when idle for `_IDLE_S`.
 
-    The standard pool joins its threads when the interpreter ends, so one hung step would keep a server from
-    ever stopping; it makes two futures of every call, and wakes a thread and the loop for it.
+    The standard pool joins its threads when the interpreter exits, so one hung step would keep a server from
+    ever stopping; it creates two futures for every call, and wakes a thread and the event loop for it.
 
-    Calls begin in the order in which they came. Their queue is bounded by the callers: a session has one call at a
-    time, and sessions are capped. The thread of a pool of one never ends before the pool: who asks for one relies on
-    what is local to it.
+    Calls start in the order of submission. The callers bound the queue: a session has one call at a time, and sessions
+    are capped. The thread of a pool of one lives as long as the pool, since its users rely on thread-local state.
     """
 
     def __init__(self, size: int, name: str = "environment") -> None:
@@ -239,17 +236,17 @@ class ThreadPool:
         self._mailbox: _Mailbox | None = None
         self._queue: deque[ThreadCall] = deque()
         self._lock = threading.Lock()
-        # Under the lock:
+        # Guarded by the lock:
         self._threads = 0
         self._started = 0
         self._idle: list[_Thread] = []
-        self._draining: set[_Thread] = set()  # those whose call, if they have one, is not known to take long
-        self._done = 0  # since the last look
-        self._long_calls = 0  # the last ones, in a row
-        self._quick = False  # at the last look most calls were short
-        self._waits = True  # at the last look those that take long waited for something
+        self._draining: set[_Thread] = set()  # at work, and not known to be in a long call
+        self._finished = 0  # calls since the last check
+        self._long_calls = 0  # length of the current run of long calls
+        self._quick = False  # at the last check, most calls were short
+        self._waits = True  # at the last check, long calls waited for something
         self._closed = False
-        self._refused = False
+        self._start_failed = False
 
     def submit(
         self,
@@ -258,10 +255,13 @@ class ThreadPool:
         then: Callable[[Outcome], None] | None = None,
         together: bool = False,
     ) -> ThreadCall:
-        """Queue a call from a running event loop.
+        """Queue a call, from a running event loop.
 
-        On the loop `on_begin` is called once a thread has taken it up, and `then`, where no task awaits it, with its
-        outcome, which may wait for those of other calls where they come `together`.
+        Args:
+            fn: The function to call.
+            on_begin: Called on the event loop once a thread has started the call.
+            then: Called on the event loop with the outcome; if None, await the call's `waiter`.
+            together: Whether other calls are submitted with it, whose outcomes its own may wait for.
         """
         loop = asyncio.get_running_loop()
         mailbox = self._mailbox
@@ -278,20 +278,23 @@ class ThreadPool:
         return call
 
     def abort(self, call: ThreadCall, replace: bool = True, *, started: bool = True) -> bool:
-        """Stop waiting for a call; return whether it holds a thread, or did until just now: its outcome is to come.
+        """Abandon a call, or dequeue it if it has not started.
 
         Args:
-            call: A call that nobody waits for any more.
-            replace: Another thread takes the place of the one that it holds, which ends with it.
-            started: One that has begun too; else that goes on.
+            call: The call.
+            replace: Whether another thread replaces the one that the call occupies, which then ends with the call.
+            started: Whether to abandon the call even if it has started.
+
+        Returns:
+            Whether the call has started, so that its outcome is still delivered.
         """
         with self._lock:
             if not call.started:
-                call.left = True
+                call.abandoned = True
                 return False
             if call.thread is None or not replace or not started:
                 return True
-            call.left = True
+            call.abandoned = True
             self._threads -= 1
             self._draining.discard(call.thread)
             woken = [] if self._draining else self._activate(1, MAX_COMPUTING)
@@ -299,9 +302,9 @@ class ThreadPool:
         return True
 
     def close(self) -> None:
-        """Let every thread end after the calls that are already queued, without waiting for them.
+        """Let every thread end after the calls already queued, without waiting for them.
 
-        A later call starts threads anew: an app may be served again after its server has stopped.
+        A later call starts new threads: an app may be served again after its server has stopped.
         """
         with self._lock:
             self._closed = True
@@ -310,7 +313,7 @@ class ThreadPool:
             thread.wake.release()
 
     def next_call(self, thread: _Thread) -> ThreadCall | None:
-        """Return what a thread does after the call that it has done; None: it ends. For the pool's threads."""
+        """Finish a thread's call and return its next one, or None if the thread is to end; called by the threads."""
         done, thread.call = thread.call, None
         now = time.monotonic()
         spent_s = now - thread.began
@@ -325,13 +328,13 @@ class ThreadPool:
             with self._lock:
                 if done is not None:
                     done.thread = None
-                    self._done += 1
+                    self._finished += 1
                     self._long_calls = self._long_calls + 1 if long else 0
-                if ends := done is not None and done.left:
+                if ends := done is not None and done.abandoned:
                     pass
-                elif (call := self._first()) is not None:
+                elif (call := self._pop_call()) is not None:
                     call.started = True
-                    # Stamped anew: the call may have come since this thread has done the one before.
+                    # Not `now`: this thread may have been idle since its previous call.
                     call.thread, thread.call, thread.began = thread, call, time.monotonic()
                     self._draining.add(thread)
                     return call
@@ -352,19 +355,19 @@ class ThreadPool:
                         self._idle.remove(thread)
                         self._threads -= 1
                         return None
-                thread.wake.acquire()  # it has just been given something to do
+                thread.wake.acquire()  # it was woken just as its wait timed out
 
-    def _first(self) -> ThreadCall | None:
+    def _pop_call(self) -> ThreadCall | None:
         """Pop the first call that is not abandoned; called under the lock."""
         while self._queue:
-            if not (call := self._queue.popleft()).left:
+            if not (call := self._queue.popleft()).abandoned:
                 return call
         return None
 
-    def _dispatch(self, mailbox: _Mailbox, seen: int) -> None:
-        """Wake a thread, once no further calls come, where none is at work; one a call where these take long."""
+    def _dispatch(self, mailbox: _Mailbox, queued_before: int) -> None:
+        """Wake a thread if none is at work, or one per call if calls take long; first wait for calls to stop coming."""
         waiting = len(self._queue)
-        if seen < waiting < _GATHERED:
+        if queued_before < waiting < _GATHERED_CALLS:
             mailbox.loop.call_soon(self._dispatch, mailbox, waiting)
             return
         mailbox.dispatching = False
@@ -373,16 +376,16 @@ class ThreadPool:
             long = self._long_calls > 1
             wanted = waiting if long and self._waits else 0 if self._draining else 1
             woken = self._activate(wanted, MAX_COMPUTING)
-            left = len(self._queue) - len(woken)
+            remaining = len(self._queue) - len(woken)
             if not mailbox.ticking:
-                self._done = 0
+                self._finished = 0
         self._wake(woken)
-        # Of two that are woken one may take both calls, and say nothing of the first while it is at the second.
-        if (left > 0 or len(woken) > 1 or mailbox.items or not self._draining) and not mailbox.ticking:
+        # Of two threads woken, one may run both calls, and hold the first outcome back while it runs the second.
+        if (remaining > 0 or len(woken) > 1 or mailbox.items or not self._draining) and not mailbox.ticking:
             self._tick_later(mailbox, _QUICK_TICK_S if self._quick and not long else _TICK_S)
 
     def _activate(self, wanted: int, limit: int) -> list[_Thread]:
-        """Return threads to wake, no more than there are calls; `limit` is for all at work. Under the lock."""
+        """Return up to `wanted` threads to wake, one per queued call, with at most `limit` at work; under the lock."""
         room = min(limit, self.size) - (self._threads - len(self._idle))
         woken = []
         for _ in range(min(wanted, room, len(self._queue))):
@@ -403,44 +406,46 @@ class ThreadPool:
                 continue
             try:
                 thread.start()
-                self._refused = False
+                self._start_failed = False
             except RuntimeError as error:
                 with self._lock:
                     self._threads -= 1
                     self._draining.discard(thread)
-                if not self._refused:  # the next look tries again, and again
-                    self._refused = True
-                    logger.error("the system gives no thread beside %d: %s; calls wait", self._threads, error)
+                if not self._start_failed:  # logged once; each check tries again
+                    self._start_failed = True
+                    logger.error(
+                        "cannot start a thread beside %d others: %s; calls wait", self._threads, error
+                    )
 
     def _tick_later(self, mailbox: _Mailbox, pause_s: float) -> None:
         mailbox.ticking = True
-        mailbox.since = (time.monotonic(), time.process_time())
+        mailbox.scheduled = (time.monotonic(), time.process_time())
         mailbox.loop.call_later(pause_s, self._tick, mailbox, pause_s)
 
     def _tick(self, mailbox: _Mailbox, pause_s: float) -> None:
-        """Give calls that wait behind long ones more threads: twice as many each time, while these are of use."""
+        """Wake more threads for calls that wait behind long ones, twice as many each time while that helps."""
         mailbox.ticking = False
-        mailbox.empty()  # what a thread holds back that is in a long call now
-        now, (began, cpu) = time.monotonic(), mailbox.since
+        mailbox.empty()  # deliver outcomes held back by a thread that is now in a long call
+        now, (began, cpu) = time.monotonic(), mailbox.scheduled
         cores = (time.process_time() - cpu) / max(now - began, 1e-9)
         more = 0
         woken: list[_Thread] = []
         with self._lock:
             at_work = self._threads - len(self._idle)
-            quick = self._quick = self._done * _LONG_S > (now - began) * at_work
-            self._waits = not quick and cores < _COMPUTING
-            self._done = 0
+            quick = self._quick = self._finished * _LONG_S > (now - began) * at_work
+            self._waits = not quick and cores < _COMPUTING_CORES
+            self._finished = 0
             if not self._queue:
-                mailbox.loop.call_soon(mailbox.empty)  # what came since, of a thread that has gone on
+                mailbox.loop.call_soon(mailbox.empty)  # deliver outcomes posted since
                 return
             self._draining -= {
                 thread
                 for thread in self._draining
                 if thread.call is not None and now - thread.began > _LONG_S
             }
-            if not self._draining and not quick:  # or it was only for a moment without a core
-                # Where cores are free for no more, they take turns.
-                more = max(1, at_work) if self._waits or cores > _COMPUTING * at_work else 1
+            if not self._draining and not quick:  # if quick, a thread only lacked a core for a moment
+                # One at a time if computing threads already share the cores.
+                more = max(1, at_work) if self._waits or cores > _COMPUTING_CORES * at_work else 1
                 woken = self._activate(more, self.size if self._waits else MAX_COMPUTING)
         self._tick_later(mailbox, _TICK_S if woken and more > 1 else min(2 * pause_s, _MAX_TICK_S))
         self._wake(woken)

@@ -1,4 +1,4 @@
-"""The tools of an environment, however it has them: as methods of its own, or as actions of its step."""
+"""Lists and calls the tools of an environment, which are methods of its own or actions of its `step`."""
 
 from collections.abc import Awaitable, Mapping, Sequence
 from typing import Any, get_args
@@ -26,14 +26,14 @@ METHODS: Mapping[str, str] = {
     "prompts": "list_prompts",
     "completions": "complete",
 }
-"""By which method a host shows that it has more than tools."""
+"""The method by which a tool host shows that it supports each further feature."""
 
 
 class Tooling:
-    """How the tools of an environment are listed and called.
+    """Lists and calls the tools of an app's environments.
 
     Attributes:
-        toolset: What there is to list, where the class says so and no instance says otherwise.
+        toolset: The tools that the class declares, if its instances cannot list others.
     """
 
     def __init__(self, factory: Factory, action: Any) -> None:
@@ -43,11 +43,11 @@ class Tooling:
 
     @property
     def possible(self) -> bool:
-        """Whether there may be tools; where the environment is made by a function, only an instance shows."""
+        """Whether there may be tools; True if the environment is made by a function, so that only an instance tells."""
         return self._owner is None or self._steps or is_tool_host(self._owner)
 
     def offers(self, feature: str) -> bool:
-        """Whether there may be resources, prompts or completions too."""
+        """Whether there may be resources, prompts or completions, as named by `feature`."""
         if (toolset := self.toolset) is not None:
             return bool(
                 {
@@ -61,15 +61,15 @@ class Tooling:
         )
 
     def has_tools(self, runner: EnvironmentRunner) -> bool:
-        """Whether this environment has tools to list and to call."""
+        """Whether this environment has tools to list and call."""
         return runner.is_tool_host or self._steps
 
     def declared_tools(self) -> Sequence[ToolSpec] | None:
-        """Return the tools, where the class alone tells them."""
+        """Return the declared tools, or None if an instance has to list them."""
         return None if self.toolset is None else [tool.spec for tool in self.toolset.tools.values()]
 
     def list_declared(self, method: str) -> Sequence[Any] | None:
-        """Return what another of the listing methods returns, where the class alone tells it."""
+        """Return what another listing method would return, or None if an instance has to be called."""
         if (toolset := self.toolset) is None:
             return None
         declared: Mapping[str, Mapping[str, Any]] = {
@@ -80,7 +80,7 @@ class Tooling:
         return [each.spec for each in declared[method].values()]
 
     async def list(self, runner: EnvironmentRunner) -> Sequence[ToolSpec]:
-        """Return the tools. NoToolsError: there are none; Exception: whatever the environment raised."""
+        """Return an environment's tools. NoToolsError: It has none; Exception: Whatever the environment raised."""
         if runner.is_tool_host:
             return await runner.call("list_tools")  # type: ignore[no-any-return]
         self._check(runner)
@@ -92,11 +92,11 @@ class Tooling:
     async def begin(
         self, runner: EnvironmentRunner, name: str, arguments: Mapping[str, Any], context: ToolContext
     ) -> ToolResult | Awaitable[ToolResult]:
-        """Call a tool, up to its first wait: what is returned may be awaitable, as with `EnvironmentRunner.begin`.
+        """Call a tool; the result may be an awaitable, as of `EnvironmentRunner.begin`.
 
         Raises:
-            NoToolsError: There are none.
-            Exception: Whatever the environment raised, beside what is in the result.
+            NoToolsError: The environment has no tools.
+            Exception: Whatever the environment raised, apart from errors in the result.
         """
         if runner.is_tool_host:
             return await runner.begin("call_tool", name, arguments, context)  # type: ignore[no-any-return]
@@ -114,7 +114,7 @@ class NoToolsError(Exception):
 
 
 def _takes_tools(action: Any) -> bool:
-    """Whether an action model, or one of a union, is the call of a tool."""
+    """Whether an action model, or a member of a union, is `CallToolAction`."""
     if isinstance(action, type):
         return issubclass(action, CallToolAction)
     return any(_takes_tools(argument) for argument in get_args(action))
@@ -147,7 +147,7 @@ async def _step(runner: EnvironmentRunner, action: CallToolAction) -> ToolResult
 
 
 def _read(value: Any) -> ToolResult:
-    """Return what a released environment's tool returned: a plain value, or what its MCP client made of one."""
+    """Convert what a tool of a released environment returned: a plain value, or its MCP client's result as a dict."""
     if isinstance(value, dict) and isinstance(value.get("content"), list) and "data" in value:
         structured = value.get("structured_content")
         return ToolResult(

@@ -1,4 +1,4 @@
-"""Sessions: who may come in, whose a session is, how long it lives, and when its slot comes back."""
+"""Sessions: admission, ownership, lifetime, and the slots that bound their number."""
 
 from servers.sessions.queue import REQUEST_WAIT_S, SlotQueue, Ticket
 from servers.sessions.session import EnvironmentSession

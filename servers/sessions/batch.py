@@ -1,4 +1,4 @@
-"""Many sessions of one caller, asked together: each keeps its turn, its deadline and its slot, and fails by itself."""
+"""Batches: many sessions of one connection called together, each with its own lock, deadline, slot and errors."""
 
 import asyncio
 import math
@@ -18,8 +18,8 @@ from servers.sessions.snapshots import SessionState, state_of
 from servers.sessions.table import SessionTable
 from servers.threads import Outcome, ThreadCall, outcome_of
 
-_SPELL: Final = 64
-"""Members that are stepped on the loop before others have their turn."""
+_STEPS_PER_YIELD: Final = 64
+"""Members stepped on the event loop before it is yielded to other tasks."""
 
 
 @dataclass(slots=True, eq=False)
@@ -27,11 +27,11 @@ class Member:
     """One session of a batch.
 
     Attributes:
-        number: By which the connection knows it.
+        number: Its number on the connection.
         session: The session.
-        ended: Its episode is over, and no other has begun.
-        busy: A call of a batch is under way.
-        turn: Who asks it alone has this: one request at a time, in their order.
+        ended: Whether its episode is over and no new one has begun.
+        busy: Whether a call of a batch is running.
+        turn: Held by a request for this member alone; such requests run one at a time, in order.
     """
 
     number: int
@@ -42,11 +42,11 @@ class Member:
 
     @property
     def in_use(self) -> bool:
-        """Whether a request is under way."""
+        """Whether a request is running."""
         return self.busy or self.turn.locked()
 
     def refusal(self) -> RefusalError | None:
-        """Return why it cannot be asked now; None where it can."""
+        """Return why it cannot be called now; None if it can."""
         if self.in_use:
             return SessionBusyError(1)
         if self.session.over:
@@ -56,16 +56,16 @@ class Member:
 
 @dataclass(slots=True, eq=False)
 class MemberCall:
-    """What one member is asked, and what came of it.
+    """One member's part of a batched request, and its outcome.
 
     Attributes:
-        member: Whom.
-        options: Of a reset.
-        action: Of a step. With neither, the state is read.
-        autoreset: What becomes of an episode that is over.
-        outcome: What it returned, or what was raised.
-        last: The last observation of the episode before, if that ended here.
-        spent_s: Seconds in the environment.
+        member: The member to call.
+        options: The options of a reset.
+        action: The action of a step. Without options and action, the call reads the state.
+        autoreset: Which step resets a finished episode: `same_step`, `next_step`, or None for neither.
+        outcome: What the call returned or raised.
+        last: The last observation of the previous episode, if that ended in this call.
+        spent_s: Seconds spent in the environment.
     """
 
     member: Member
@@ -78,60 +78,65 @@ class MemberCall:
 
     @property
     def reads(self) -> bool:
-        """Whether it reads the state."""
+        """Whether the call reads the state."""
         return self.options is None and self.action is None
 
     @property
     def resets(self) -> bool:
-        """Whether a step is to be a reset, because the episode before it is over."""
+        """Whether a step resets instead, since the previous episode is over."""
         return self.member.ended and self.autoreset is not None
 
-    async def play(self, runner: EnvironmentRunner, *, here: bool = False, begun: Any = None) -> Any:
-        """Ask an environment: read its state, reset it, or step it and do what the autoreset says.
+    async def play(self, runner: EnvironmentRunner, *, here: bool = False, result: Any = None) -> Any:
+        """Read an environment's state, reset it, or step it and apply the autoreset mode.
 
-        `begun` is what `EnvironmentRunner.reset_here` or `step_here` has returned, where that was called already.
+        Args:
+            runner: Runs the environment.
+            here: Run methods in the calling thread, as of `EnvironmentRunner`.
+            result: The result of `EnvironmentRunner.reset_here` or `step_here`, if already called.
         """
         if self.reads:
             return await runner.state(here=here)
         resets = self.options is not None or self.resets
-        if begun is None:
-            begun = runner.reset(self.options or {}) if resets else runner.step(self.action)
-        seen = begun if isinstance(begun, Observation) else await begun
+        if result is None:
+            result = runner.reset(self.options or {}) if resets else runner.step(self.action)
+        observation = result if isinstance(result, Observation) else await result
         self.spent_s = runner.spent_s
-        if not resets and self.autoreset == "same_step" and getattr(seen, "done", False) is True:
-            self.last, seen = seen, await runner.reset({}, here=here)
+        if not resets and self.autoreset == "same_step" and getattr(observation, "done", False) is True:
+            self.last, observation = observation, await runner.reset({}, here=here)
             self.spent_s += runner.spent_s
-        self.member.ended = getattr(seen, "done", False) is True
-        return seen
+        self.member.ended = getattr(observation, "done", False) is True
+        return observation
 
     def play_here(self) -> Any:
-        """Do the same where this is called; return a coroutine to go on with on the loop where a method waits."""
+        """Do the same in the calling thread; return a coroutine to continue on the event loop if a method waits."""
         member = self.member
         runner = member.session.runner
         if self.reads:
             return begin_here(self.play(runner, here=True))
         resets = self.options is not None or self.resets
-        begun = runner.reset_here(self.options or {}) if resets else runner.step_here(self.action)
-        if isinstance(begun, Observation):
-            ended = begun.done is True
-            if resets or not ended or self.autoreset != "same_step":  # mostly: no coroutine is made then
+        result = runner.reset_here(self.options or {}) if resets else runner.step_here(self.action)
+        if isinstance(result, Observation):
+            ended = result.done is True
+            if (
+                resets or not ended or self.autoreset != "same_step"
+            ):  # the usual case, which creates no coroutine
                 self.spent_s = runner.spent_s
                 member.ended = ended
-                return begun
-        return begin_here(self.play(runner, here=True, begun=begun))
+                return result
+        return begin_here(self.play(runner, here=True, result=result))
 
 
 class SessionBatch:
     """The sessions of one connection.
 
     Args:
-        table: Where they come from.
-        owner: Whose they are.
+        table: Opens the sessions.
+        owner: Their owner.
 
     Attributes:
-        members: Those that the caller has not ended, by number.
-        opened: How many there were in all; the number of the next.
-        forking: How many are being forked.
+        members: Members that the client has not ended, by number.
+        opened: Members opened so far; the number of the next one.
+        forking: Members being forked.
     """
 
     def __init__(self, table: SessionTable, owner: str) -> None:
@@ -143,13 +148,13 @@ class SessionBatch:
     async def open(
         self, count: int, snapshot: str | None = None, tell: Tell | None = None, wait_s: float = math.inf
     ) -> list[Member]:
-        """Open sessions, all or none; in the state of a snapshot, where there is to be one.
+        """Open sessions, all or none, in the state of a snapshot if one is given.
 
         Args:
-            count: How many.
-            snapshot: Its id.
-            tell: Told the place in the queue, while there are not as many slots.
-            wait_s: Seconds to wait for them.
+            count: Number of sessions.
+            snapshot: Id of the snapshot.
+            tell: Called with the place in the queue while there are too few slots.
+            wait_s: Seconds to wait for the slots.
 
         Raises:
             RefusalError: CAPACITY_REACHED, FACTORY_ERROR, `UnknownSnapshotError`, or `DeadlineExceededError`.
@@ -176,18 +181,18 @@ class SessionBatch:
             self.forking -= count
 
     async def snapshot(self, member: Member) -> str:
-        """Keep the state of a member; return its id.
+        """Store the state of a member as a snapshot; return its id.
 
         Raises:
-            RefusalError: The environment cannot be forked, or the server keeps as many as it may.
+            RefusalError: The environment cannot be forked, or the server stores no more snapshots.
         """
         return self._table.snapshots.keep(self._owner, await self._state_of(member))
 
     async def end(self, members: Sequence[Member], snapshots: Sequence[str]) -> None:
-        """End some sessions, and drop snapshots.
+        """End sessions and drop snapshots, all or none.
 
         Raises:
-            RefusalError: A member is busy, or there is no such snapshot; nothing is ended then.
+            RefusalError: A member is busy, or there is no such snapshot.
         """
         if any(member.in_use for member in members):
             raise SessionBusyError(1)
@@ -215,14 +220,14 @@ class SessionBatch:
         return self._table.queue.enter(self._owner, count, wait_s)
 
     def hold(self, sessions: Sequence[EnvironmentSession]) -> list[Member]:
-        """Number sessions on."""
+        """Add sessions as members, with the next numbers."""
         members = [Member(number, session) for number, session in enumerate(sessions, self.opened)]
         self.opened += len(members)
         self.members.update((member.number, member) for member in members)
         return members
 
     def find(self, numbers: Sequence[int] | None) -> list[Member]:
-        """Return members by their numbers, or all; RefusalError: there are none, or not all of these."""
+        """Return members by number, or all for None. RefusalError: There are none, or not all of these."""
         members, opened = self.members, self.opened
         if not opened:
             raise RefusalError(SESSION_ERROR, "expected sessions, got none; send a request `open` first")
@@ -239,39 +244,39 @@ class SessionBatch:
         return [members[number] for number in numbers]
 
     def alone(self, number: int) -> Member | None:
-        """Return a member whose session has not ended and is asked by nobody else; None where that is not so."""
+        """Return a member if its session is open and not shared with other clients; otherwise None."""
         member = self.members.get(number)
         return None if member is None or member.session.shared or member.session.over else member
 
     async def close(self) -> None:
-        """End them all. Whoever waits may be cancelled: it goes on.
+        """End all sessions that belong to this connection only. This continues even if the caller is cancelled.
 
-        One that is over already ends when the call that has outlasted its time does.
+        A session whose deadline has expired is closed when its call ends.
         """
         sessions = [member.session for member in self.members.values()]
         await self._table.release([one for one in sessions if not one.standing and not one.over])
 
 
 class BatchRound:
-    """Calls of many members, under way at once.
+    """Concurrent calls of many members.
 
     Args:
-        table: Of their sessions.
-        calls: One a member.
+        table: The table of their sessions.
+        calls: One call per member.
     """
 
     def __init__(self, table: SessionTable, calls: Sequence[MemberCall]) -> None:
         self._table = table
         self._calls = calls
         self._finished: list[MemberCall] = []
-        self._left = self._wanted = len(calls)
+        self._remaining = self._awaited = len(calls)
         self._waiter: asyncio.Future[None] | None = None
         self._tasks: list[asyncio.Task[None]] = []
-        self._in_threads: dict[MemberCall, ThreadCall] = {}
+        self._thread_calls: dict[MemberCall, ThreadCall] = {}
         self._timer: asyncio.TimerHandle | None = None
 
     async def start(self) -> None:
-        """Begin; calls that never wait are over when it returns."""
+        """Start the calls; those that never wait are done when this returns."""
         finished = self._finished
         for number, call in enumerate(self._calls, 1):
             member, session = call.member, call.member.session
@@ -284,33 +289,33 @@ class BatchRound:
                 outcome = outcome_of(call.play_here)
                 if type(outcome[1]) is CoroutineType:
                     member.busy = True
-                    self._take(call, outcome)
-                else:  # as `_take` does: nobody waits yet
+                    self._finish(call, outcome)
+                else:  # as in `_finish`, but without a waiter
                     call.outcome = outcome[1]
                     finished.append(call)
-                if number % _SPELL == 0 and number < len(self._calls):
+                if number % _STEPS_PER_YIELD == 0 and number < len(self._calls):
                     await asyncio.sleep(0)
                 continue
             member.busy = True
-            if session.shared:  # others may ask it: it takes its turn
-                self._go_on(call, call.play)
+            if session.shared:  # other clients may call it, so the call needs its lock
+                self._run_in_task(call, call.play)
             elif session.runner.in_thread:
-                self._in_threads[call] = session.runner.submit(call.play_here, partial(self._take, call))
+                self._thread_calls[call] = session.runner.submit(call.play_here, partial(self._finish, call))
             else:
-                self._go_on(call, call.play)
-        if self._in_threads and self._table.step_timeout_s is not None:
+                self._run_in_task(call, call.play)
+        if self._thread_calls and self._table.step_timeout_s is not None:
             self._timer = asyncio.get_running_loop().call_later(self._table.step_timeout_s, self._expire)
 
     async def next(self, at_least: int) -> list[MemberCall]:
-        """Wait until so many calls are over, or all that are left; return them."""
-        self._wanted = min(at_least, self._left)
-        if len(self._finished) < self._wanted:
-            await asyncio.sleep(0)  # first, as `begin_here` needs it
-        if len(self._finished) < self._wanted:
+        """Wait until at least this many calls, or all that remain, are done; return them."""
+        self._awaited = min(at_least, self._remaining)
+        if len(self._finished) < self._awaited:
+            await asyncio.sleep(0)  # first of all, as `begin_here` requires
+        if len(self._finished) < self._awaited:
             self._waiter = asyncio.get_running_loop().create_future()
             await self._waiter
         finished, self._finished = self._finished, []
-        self._left -= len(finished)
+        self._remaining -= len(finished)
         return (
             finished if len(finished) < len(self._calls) else list(self._calls)
         )  # in the order of the request
@@ -318,47 +323,47 @@ class BatchRound:
     @property
     def over(self) -> bool:
         """Whether every call has been returned."""
-        return not self._left
+        return not self._remaining
 
     def cancel(self, refusal: RefusalError) -> None:
-        """Do not begin what still waits for a thread; the others go on."""
-        for call, in_thread in list(self._in_threads.items()):
-            if call.member.session.runner.drop(in_thread):
-                self._take(call, (False, refusal))
+        """End calls that still wait for a thread with an error; the others continue."""
+        for call, thread_call in list(self._thread_calls.items()):
+            if call.member.session.runner.drop(thread_call):
+                self._finish(call, (False, refusal))
 
     def close(self) -> None:
-        """Give up what is still under way; its sessions are to be ended."""
+        """Abandon the calls that are still running; the caller has to end their sessions."""
         if self._timer is not None:
             self._timer.cancel()
         for task in self._tasks:
             task.cancel()
-        # The last first: they would get the threads that those before them leave.
-        for call, in_thread in reversed(self._in_threads.items()):
-            call.member.session.runner.abandon(in_thread)
+        # In reverse, since later calls would otherwise get the threads that earlier ones leave.
+        for call, thread_call in reversed(self._thread_calls.items()):
+            call.member.session.runner.abandon(thread_call)
 
-    def _go_on(self, call: MemberCall, work: Callable[[EnvironmentRunner], Awaitable[Any]]) -> None:
+    def _run_in_task(self, call: MemberCall, work: Callable[[EnvironmentRunner], Awaitable[Any]]) -> None:
         async def run() -> None:
-            self._take(call, await outcome_of_work(call.member.session.run_waiting(work)))
+            self._finish(call, await outcome_of_work(call.member.session.run_waiting(work)))
 
         self._tasks.append(keep(asyncio.create_task(run())))
 
-    def _take(self, call: MemberCall, outcome: Outcome) -> None:
-        """Take what came of a call, on the loop; where a plain method has returned an awaitable, go on."""
-        if self._in_threads:
-            self._in_threads.pop(call, None)
+    def _finish(self, call: MemberCall, outcome: Outcome) -> None:
+        """Store a call's outcome, on the event loop; if that is an awaitable, continue with it."""
+        if self._thread_calls:
+            self._thread_calls.pop(call, None)
         _, value = outcome
         if isinstance(value, CoroutineType):
-            self._go_on(call, lambda _: asyncio.create_task(value))
+            self._run_in_task(call, lambda _: asyncio.create_task(value))
             return
         call.outcome = value
         call.member.busy = False
         self._finished.append(call)
-        if self._waiter is not None and len(self._finished) >= self._wanted and not self._waiter.done():
+        if self._waiter is not None and len(self._finished) >= self._awaited and not self._waiter.done():
             self._waiter.set_result(None)
 
     def _expire(self) -> None:
-        for call, in_thread in reversed(list(self._in_threads.items())):
+        for call, thread_call in reversed(list(self._thread_calls.items())):
             session = call.member.session
-            session.runner.abandon(in_thread)
-            self._take(call, (False, self._table.expire(session)))
+            session.runner.abandon(thread_call)
+            self._finish(call, (False, self._table.expire(session)))
             self._table.drop(session)

@@ -1,4 +1,4 @@
-"""The queue of newcomers: first come, first served, as slots come back."""
+"""The queue of requests for slots: first come, first served, as slots are returned."""
 
 import asyncio
 import time
@@ -11,29 +11,30 @@ from servers.execution import CLOSE_TIMEOUT_S
 from servers.sessions.slots import FullError, SessionSlots
 
 REQUEST_WAIT_S: Final = 4.0
-"""Seconds that an HTTP request waits for a slot: clients of HTTP give up on a silent server after 5 by default."""
+"""Seconds that an HTTP request waits for a slot: HTTP clients time out after 5 s by default."""
 
 DISCONNECT_NOTICE_S: Final = 0.1
-"""Seconds that it takes at most to hear of a client that has left. Every newcomer waits for so long."""
+"""Seconds within which the disconnect of a client is noticed. Every request waits at least this long for a slot."""
 
 TELL_INTERVAL_S: Final = 1.0
-"""Between two frames that tell a newcomer its place."""
+"""Shortest interval between two frames that report the place in the queue, in seconds."""
 
-_HOLDS: Final = 64
-"""Sessions that have ended from which the next ones' length is estimated."""
+_HOLD_SAMPLES: Final = 64
+"""Number of ended sessions from whose length that of the next ones is estimated."""
 
 Tell = Callable[[dict[str, Any]], Awaitable[None]]
-"""Tells a newcomer its place, how many wait, and in about how many seconds its turn comes; None: nobody knows."""
+"""Reports to a client the place, the length of the queue, and the estimated wait in seconds (None if unknown)."""
 
 
 class Ticket:
-    """A newcomer's place in the queue, and then its slots. `SlotQueue.enter` gives it; whoever has it leaves at last.
+    """A request's place in the queue, and then its slots. `SlotQueue.enter` creates it; call `leave` at the end.
 
     Attributes:
-        owner: The caller.
-        count: How many slots it wants, all at once.
-        arrival: When it came, in ns.
-        holds: The slots are its own, and nobody's session has them yet.
+        owner: Owner of the slots.
+        count: Number of slots requested, all at once.
+        arrival: When the request arrived, in ns.
+        granted: Done once the slots are granted or the request is refused.
+        holds: Whether the slots are granted and no session has them yet.
     """
 
     __slots__ = ("_queue", "arrival", "count", "granted", "holds", "owner", "timer")
@@ -49,7 +50,7 @@ class Ticket:
 
     @property
     def waits(self) -> bool:
-        """Whether it is neither granted nor refused yet."""
+        """Whether it is not yet granted or refused."""
         return not self.granted.done()
 
     async def settled(self) -> bool:
@@ -58,20 +59,20 @@ class Ticket:
         return True
 
     async def take(self, tell: Tell | None = None) -> None:
-        """Wait for the slots, which are the caller's to give back from then on; cancelled, leave.
+        """Wait for the slots, which the caller then has to return. If cancelled, leave the queue.
 
         Args:
-            tell: Called after a moment, and then whenever the place has changed, at most once a second.
+            tell: Called after a short wait, and then when the place has changed, at most once a second.
 
         Raises:
-            RefusalError: None came free in time, or the server takes nobody any more.
+            RefusalError: No slots were returned in time, or the server refuses all new sessions.
         """
         try:
-            told, pause_s = 0, None if tell is None else 2 * DISCONNECT_NOTICE_S
+            last_place, pause_s = 0, None if tell is None else 2 * DISCONNECT_NOTICE_S
             while not (await asyncio.wait([self.granted], timeout=pause_s))[0]:
                 assert tell is not None
-                if (status := self._queue.status_of(self))["place"] != told:
-                    told = status["place"]
+                if (status := self._queue.status_of(self))["place"] != last_place:
+                    last_place = status["place"]
                     await tell(status)
                 pause_s = TELL_INTERVAL_S
             self.granted.result()
@@ -80,46 +81,47 @@ class Ticket:
             self.leave()
 
     def leave(self) -> None:
-        """Leave the queue, or give back slots that no session has got. Idempotent."""
+        """Leave the queue, or return slots that no session has. Idempotent."""
         self._queue.leave(self)
 
 
 class SlotQueue:
-    """Hands slots to newcomers in the order in which they came.
+    """Grants slots to requests in the order of arrival.
 
-    Whoever waits for a slot under his own cap holds nobody up. Whoever wants several at once is not overtaken by those
-    that want one, so he gets them as soon as there are as many.
+    A request that waits under its owner's own limit does not block others. A request for several slots is not
+    overtaken by requests for one, so it is granted as soon as there are enough.
 
     Args:
-        slots: Counts.
-        max_waiting: The greatest number of newcomers that wait at once.
-        max_wait_s: The longest wait; with 0 a newcomer waits only for clients that are about to be gone.
+        slots: Counts the slots.
+        max_waiting: Greatest number of waiting requests.
+        max_wait_s: Longest wait in seconds; with 0, requests wait only `DISCONNECT_NOTICE_S`, for the slots of
+            clients that are just disconnecting.
 
     Attributes:
-        refusal: Returns why nobody is taken at all, if that is so.
-        on_grant: Told how many slots a newcomer gets, and after how many seconds.
+        refusal: Returns the error that refuses all requests, or None.
+        on_grant: Called with the number of slots granted and the seconds waited.
     """
 
     def __init__(self, slots: SessionSlots, max_waiting: int, max_wait_s: float) -> None:
         self._slots = slots
         self._max_waiting = max_waiting
         self._max_wait_s = max_wait_s
-        self._lines: dict[str, deque[Ticket]] = {}  # one a caller, none empty
-        self._wanted = 0  # slots, by all of them
+        self._tickets: dict[str, deque[Ticket]] = {}  # by owner; no empty ones
+        self._requested = 0  # slots, over all tickets
         self._last_arrival = 0
-        self._held_s: deque[float] = deque(maxlen=_HOLDS)
+        self._held_s: deque[float] = deque(maxlen=_HOLD_SAMPLES)
         self._last_return = 0.0
         self.refusal: Callable[[], RefusalError | None] = lambda: None
         self.on_grant: Callable[[int, float], None] = lambda slots, waited_s: None
         slots.listen(self.wake)
 
     def enter(self, owner: str, count: int = 1, wait_s: float = REQUEST_WAIT_S) -> Ticket:
-        """Ask for slots. The ticket that is returned may be granted or refused already.
+        """Request slots. The ticket returned may already be granted or refused.
 
         Args:
-            owner: The caller.
-            count: How many slots, all or none.
-            wait_s: Seconds to wait for them; the setting bounds it.
+            owner: Owner of the slots.
+            count: Number of slots, all or none.
+            wait_s: Seconds to wait for them, at most the setting's.
         """
         self._last_arrival = max(self._last_arrival + 1, time.monotonic_ns())
         ticket = Ticket(self, owner, count, self._last_arrival)
@@ -131,23 +133,23 @@ class SlotQueue:
             assert refusal is not None
             _refuse(ticket, refusal)
             return ticket
-        self._lines.setdefault(owner, deque()).append(ticket)
-        self._wanted += count
+        self._tickets.setdefault(owner, deque()).append(ticket)
+        self._requested += count
         self._slots.enqueue(ticket.arrival)
         self.wake()
         if ticket.waits and self._slots.waiting > self._max_waiting:
             self._expire(ticket)
         elif ticket.waits:
-            patience_s = max(self.clamp_wait(wait_s), DISCONNECT_NOTICE_S)
-            ticket.timer = asyncio.get_running_loop().call_later(patience_s, self._look_again, ticket)
+            timeout_s = max(self.clamp_wait(wait_s), DISCONNECT_NOTICE_S)
+            ticket.timer = asyncio.get_running_loop().call_later(timeout_s, self._check_timeout, ticket)
         return ticket
 
     def clamp_wait(self, wait_s: float) -> float:
-        """Return how long one may wait that asks for so many seconds."""
+        """Return the wait that a request may have, in seconds, given the one it asks for."""
         return min(wait_s, self._max_wait_s)
 
     def leave(self, ticket: Ticket) -> None:
-        """Take a ticket back, with the slots that it holds."""
+        """Remove a ticket from the queue, or return the slots that it holds."""
         if ticket.waits:
             self._remove(ticket)
             ticket.granted.cancel()
@@ -159,10 +161,10 @@ class SlotQueue:
             self.wake()
 
     def wake(self) -> None:
-        """Hand out what is free to those whose turn it is. To be called when slots have come back."""
-        passed: set[str] = set()
+        """Grant the free slots to the next requests; call it when slots have been returned."""
+        skipped: set[str] = set()
         head: int | None = None
-        while heads := [line[0] for owner, line in self._lines.items() if owner not in passed]:
+        while heads := [line[0] for owner, line in self._tickets.items() if owner not in skipped]:
             first = min(heads, key=lambda ticket: ticket.arrival)
             try:
                 self._slots.take(first.owner, first.count, first.arrival)
@@ -170,7 +172,7 @@ class SlotQueue:
                 if not full.own:
                     head = first.arrival
                     break
-                passed.add(first.owner)
+                skipped.add(first.owner)
             else:
                 self._remove(first)
                 first.holds = True
@@ -178,25 +180,25 @@ class SlotQueue:
                 self.on_grant(first.count, max(0.0, time.monotonic() - first.arrival / 1e9))
         self._slots.set_head(head)
 
-    def returned(self, held_s: float) -> None:
-        """Hand out a slot that a session has given back, which had it for so many seconds."""
+    def record_return(self, held_s: float) -> None:
+        """Note how long a session held the slot that it has returned, and grant the slot to the next request."""
         self._held_s.append(held_s)
         self._last_return = time.monotonic()
         self.wake()
 
     def refuse_all(self, refusal: Callable[[], RefusalError]) -> None:
-        """Refuse everybody that waits."""
-        for ticket in [ticket for line in self._lines.values() for ticket in line]:
+        """Refuse every waiting request."""
+        for ticket in [ticket for line in self._tickets.values() for ticket in line]:
             self._remove(ticket)
             _refuse(ticket, refusal())
 
     def status_of(self, ticket: Ticket) -> dict[str, Any]:
-        """Return what a newcomer is told of its place."""
+        """Return what a waiting client is sent: its place, the length of the queue, and the estimated wait."""
         place = self._slots.place(ticket.arrival)
         return {"place": place, "waiting": self._slots.waiting, "estimate_s": self.estimate_s(place)}
 
     def capacity(self) -> dict[str, Any]:
-        """Return what a server tells of its slots; the estimate is that of a newcomer of now."""
+        """Return the server's slots and queue, with the estimated wait of a request that arrives now."""
         slots = self._slots
         place = slots.waiting + 1 if slots.waiting or slots.active >= slots.total else 0
         return {
@@ -207,34 +209,34 @@ class SlotQueue:
         }
 
     def estimate_s(self, place: int) -> float | None:
-        """Return in about how many seconds the turn of a place comes; None where nobody knows.
+        """Estimate the wait at a place in the queue, in seconds; None if no session has ended yet.
 
-        By Little's law: `total` slots, each held for so long on average, come back at the rate of total / length. Those
-        that hold one now have done so for as long as none came back, at least.
+        By Little's law, `total` slots, each held for `held_s` on average, are returned at the rate `total / held_s`.
+        The sessions that hold one now have held it at least since the last return.
         """
         if not place:
             return 0.0
         if not self._held_s:
             return None
         held_s = max(sum(self._held_s) / len(self._held_s), time.monotonic() - self._last_return)
-        tickets = sum(map(len, self._lines.values()))
-        each = self._wanted / tickets if tickets else 1
-        return round(place * each * held_s / self._slots.total, 3)
+        tickets = sum(map(len, self._tickets.values()))
+        slots_per_ticket = self._requested / tickets if tickets else 1
+        return round(place * slots_per_ticket * held_s / self._slots.total, 3)
 
-    def _look_again(self, ticket: Ticket) -> None:
-        """Refuse a newcomer whose time is over, unless slots are about to come back."""
+    def _check_timeout(self, ticket: Ticket) -> None:
+        """Refuse a request that has waited too long, unless ending sessions are about to return slots."""
         left_s = ticket.arrival / 1e9 + CLOSE_TIMEOUT_S - time.monotonic()
         if self._slots.ending and left_s > 0:
             loop = asyncio.get_running_loop()
-            ticket.timer = loop.call_later(min(left_s, DISCONNECT_NOTICE_S), self._look_again, ticket)
+            ticket.timer = loop.call_later(min(left_s, DISCONNECT_NOTICE_S), self._check_timeout, ticket)
         else:
             self._expire(ticket)
 
     def refusal_of(self, ticket: Ticket, waited_s: float) -> RefusalError:
-        """Return what is said to who has waited for so many seconds, at a place of the queue that is still there."""
+        """Return the error for a request still in the queue that has waited this many seconds."""
         slots = self._slots
         refusal = slots.lack(ticket.owner, ticket.count)
-        if refusal is None:  # there would be room, but for those that came before
+        if refusal is None:  # the free slots belong to earlier requests
             refusal = FullError("session", slots.active, slots.total, ticket.count)
         place = slots.place(ticket.arrival)
         if waited_s > DISCONNECT_NOTICE_S * 2 or slots.waiting > self._max_waiting:
@@ -248,11 +250,11 @@ class SlotQueue:
         self.wake()
 
     def _remove(self, ticket: Ticket) -> None:
-        line = self._lines[ticket.owner]
+        line = self._tickets[ticket.owner]
         line.remove(ticket)
         if not line:
-            del self._lines[ticket.owner]
-        self._wanted -= ticket.count
+            del self._tickets[ticket.owner]
+        self._requested -= ticket.count
         self._slots.dequeue(ticket.arrival)
         if ticket.timer is not None:
             ticket.timer.cancel()
@@ -260,4 +262,4 @@ class SlotQueue:
 
 def _refuse(ticket: Ticket, refusal: RefusalError) -> None:
     ticket.granted.set_exception(refusal)
-    ticket.granted.exception()  # seen: its owner may have left
+    ticket.granted.exception()  # mark it retrieved: the client may have disconnected

@@ -1,4 +1,4 @@
-"""One session: an environment, whose it is, and the calls that are made of it in order."""
+"""One session: an environment, its owner, and the calls made on it, one at a time."""
 
 import asyncio
 from collections.abc import Awaitable, Callable
@@ -9,47 +9,48 @@ from servers.execution import FATAL, EnvironmentRunner, end, keep
 from servers.sessions.slots import DeadlineExceededError, SessionBusyError, UnknownSessionError
 
 MAX_WAITING: Final = 32
-"""Calls that may wait for one session while another is under way."""
+"""Calls that may wait for one session while another runs."""
 
 T = TypeVar("T")
 P = ParamSpec("P")
 
 
 class _Table(Protocol):
-    """What a session asks of the table that it is in."""
+    """The part of `SessionTable` that a session uses."""
 
     step_timeout_s: float | None
 
     def expire(self, session: "EnvironmentSession") -> DeadlineExceededError:
-        """Take the session away and give its slot back, at once."""
+        """Remove the session from the table and free its slot immediately."""
 
     def drop(self, session: "EnvironmentSession") -> asyncio.Task[None]:
-        """End the session: close its environment, after the call has ended at last."""
+        """End the session and close its environment."""
 
 
 class EnvironmentSession:
-    """One environment under an identity of its own. It knows no socket.
+    """One environment with an id and an owner, independent of the connection that it is used over.
 
     Attributes:
         runner: The environment and where it runs.
-        owner: Fingerprint of the token that opened it; empty where there are no tokens.
-        standing: It lives until it is closed or goes unused; otherwise as long as the block that opened it.
-        id: By what it is found; empty until it has been handed out.
-        attached: A socket speaks for it.
-        closing: It ends when its socket leaves.
-        ending: Its environment is being closed.
-        shared: Others than the socket that opened it may ask it.
-        over: It has ended, or is about to; nobody finds it any more.
-        holds_slot: Its slot has not been given back yet.
-        began: When it was opened, by the loop's clock.
-        used: It has been asked for something.
-        last_use: When that was, or when it was opened, by the loop's clock.
-        listeners: Requests under way beside its calls, streams that stay open among them; they keep it in use.
+        owner: Fingerprint of the token that opened it; empty if the server has no tokens.
+        standing: Whether it lives until it is closed or idle for too long, rather than until the `with` block that
+            opened it ends.
+        id: Its id in the table; empty until `SessionTable.hand_out`.
+        attached: Whether a WebSocket is attached to it.
+        closing: Whether it ends when its WebSocket disconnects.
+        ending: Whether its environment is being closed.
+        shared: Whether clients other than the WebSocket that opened it may call it.
+        over: Whether it has ended or is about to; the table no longer finds it.
+        holds_slot: Whether its slot is still taken.
+        began: When it was opened, by the event loop's clock.
+        used: Whether it has been called.
+        last_use: When it was last called, or else opened, by the event loop's clock.
+        listeners: Open requests beside its calls, such as streams; they keep it in use.
         on_over: Called once when it has ended.
-        let_go: Ends the hold of a socket that has broken, and that its client may not come back for.
-        call: The call that is under way in a task of its own.
-        watch: Where one caller alone asks, one thing after the other: looks at the time of its calls.
-        on_expiry: Called when a call of that caller outlasts its time.
+        let_go: Releases it from a broken WebSocket whose client may not reconnect.
+        call: The call that runs in its own task, if any.
+        watch: Enforces the deadline of calls if a single caller makes them one after the other.
+        on_expiry: Called when a call of that caller exceeds its deadline.
     """
 
     def __init__(self, table: _Table, runner: EnvironmentRunner, owner: str, session_id: str) -> None:
@@ -69,18 +70,18 @@ class EnvironmentSession:
         self.watch: Watchdog | None = None
         self.on_expiry: Callable[[], None] | None = None
         self._table = table
-        self._turn: asyncio.Lock | None = None
+        self._lock: asyncio.Lock | None = None
         self._waiting = 0
 
     @property
     def alone(self) -> bool:
-        """Whether one caller alone asks, one thing after the other, so that it takes no turns."""
+        """Whether a single caller makes its calls one after the other, so that it needs no lock."""
         return self.watch is not None and not self.shared
 
     @property
     def busy(self) -> bool:
-        """Whether a call is under way or waits."""
-        return self._turn is not None and self._turn.locked()
+        """Whether a call is running or waiting."""
+        return self._lock is not None and self._lock.locked()
 
     async def run(
         self,
@@ -88,12 +89,13 @@ class EnvironmentSession:
         *args: P.args,
         **options: P.kwargs,
     ) -> T:
-        """Do something in the session: one call at a time, each with a deadline.
+        """Run `work(runner, ...)` on the session: one call at a time, each with a deadline.
 
-        The call of a session that stands by itself goes on when whoever asked has left.
+        On a shared session, the call continues after its caller has disconnected.
 
         Raises:
-            RefusalError: `SessionBusyError`, `UnknownSessionError` (it has ended), or `DeadlineExceededError`.
+            RefusalError: `SessionBusyError`, `UnknownSessionError` (the session has ended), or
+                `DeadlineExceededError`.
             Exception: Whatever the environment raised.
         """
         if self.watch is not None and not self.shared:
@@ -109,39 +111,39 @@ class EnvironmentSession:
         return await self.run_waiting(lambda runner: work(runner, *args, **options))
 
     async def run_waiting(self, work: Callable[[EnvironmentRunner], Awaitable[T]]) -> T:
-        """Do something in a task of its own, whoever asks; otherwise as `run`."""
-        await self._take_turn()
+        """Run a coroutine as `run` does, but always in its own task."""
+        await self._acquire()
         return await _SessionCall(self._table, self, work(self.runner)).result()
 
-    async def _take_turn(self) -> None:
-        """Wait until no other call is under way."""
-        if self._turn is None:
-            self._turn = asyncio.Lock()
+    async def _acquire(self) -> None:
+        """Wait until no other call is running."""
+        if self._lock is None:
+            self._lock = asyncio.Lock()
         if self._waiting >= MAX_WAITING:
             raise SessionBusyError(self._waiting)
         self._waiting += 1
         try:
-            await self._turn.acquire()
+            await self._lock.acquire()
         finally:
             self._waiting -= 1
         if self.over:
-            self._turn.release()
+            self._lock.release()
             raise UnknownSessionError(self.id)
         self.used = True
 
-    def _turn_over(self) -> None:
-        """Let the next call come."""
-        assert self._turn is not None
-        self._turn.release()
+    def _release_lock(self) -> None:
+        """Let the next call start."""
+        assert self._lock is not None
+        self._lock.release()
         self.last_use = asyncio.get_running_loop().time()
 
 
 class _SessionCall(Generic[T]):
-    """Runs in a task of its own, since neither its caller nor its deadline can be made to wait for it.
+    """A call that runs in its own task, so that its caller and its deadline need not wait for it to end.
 
     Attributes:
-        task: What is under way.
-        expired: The deadline has passed. The session is over, and is closed once the task ends.
+        task: Runs the call.
+        expired: Whether the deadline has passed. The session is then over, and closed once the task ends.
     """
 
     def __init__(self, table: _Table, session: EnvironmentSession, work: Awaitable[T]) -> None:
@@ -157,7 +159,7 @@ class _SessionCall(Generic[T]):
         session.call = self
 
     async def result(self) -> T:
-        """Wait for the outcome; raise whatever the environment raised."""
+        """Return the call's result, or raise whatever the environment raised."""
         try:
             return await self._reply
         except asyncio.CancelledError:
@@ -172,7 +174,7 @@ class _SessionCall(Generic[T]):
         refusal = self._table.expire(self._session)
         if not self._reply.done():
             self._reply.set_exception(refusal)
-        self._session._turn_over()  # those who wait learn that it is over
+        self._session._release_lock()  # waiting calls learn that the session is over
         self.task.cancel()
 
     def _finish(self, task: asyncio.Task[tuple[bool, Any]]) -> None:
@@ -183,9 +185,9 @@ class _SessionCall(Generic[T]):
         if self.expired:
             self._table.drop(session)
             return
-        session._turn_over()
+        session._release_lock()
         if self._reply.done():
-            return  # whoever asked has left
+            return  # the caller has gone
         if task.cancelled():
             own = RuntimeError("the environment cancelled its own call")
             self._reply.set_exception(UnknownSessionError(session.id) if session.over else own)
@@ -198,9 +200,9 @@ class _SessionCall(Generic[T]):
 
 
 async def outcome_of_work(work: Awaitable[T]) -> tuple[bool, T | BaseException]:
-    """Await something and return what came of it."""
+    """Await `work` and return whether it succeeded, with its result or its exception."""
     try:
         return True, await work
     except FATAL as error:
-        # SystemExit out of a task would end the loop.
+        # A SystemExit raised in a task would stop the event loop.
         return False, error

@@ -1,4 +1,4 @@
-"""Slots: how many sessions there may be, of all callers and of one; who waits; and what is said when there is none."""
+"""Slots: the caps on sessions, overall and per owner; and the errors that refuse a session or a call."""
 
 from bisect import bisect_left
 from collections import Counter
@@ -9,13 +9,13 @@ from openenv_core.protocol.errors import CAPACITY_REACHED, EXECUTION_ERROR, SESS
 
 
 class SessionSlots:
-    """Counts sessions against a cap, and newcomers that wait, by when they came (`time.monotonic_ns`): of one process.
+    """Counts the sessions of one process against a cap, and its waiting requests by arrival (`time.monotonic_ns`).
 
-    `servers.fleet.slots` counts those of several together.
+    `servers.fleet.slots` does so for several processes together.
 
     Args:
-        cap: The greatest number of sessions.
-        per_owner: The greatest number of sessions of one caller; None: only the cap.
+        cap: Greatest number of sessions.
+        per_owner: Greatest number of sessions of one owner; None for no other limit than the cap.
     """
 
     def __init__(self, cap: int, per_owner: int | None = None) -> None:
@@ -33,26 +33,26 @@ class SessionSlots:
 
     @property
     def cap(self) -> int:
-        """The greatest number of slots in use at once."""
+        """Greatest number of slots in use at once."""
         return self._cap
 
     @property
     def total(self) -> int:
-        """The same over all processes of the server."""
+        """The cap over all processes of the server."""
         return self._cap
 
     @property
     def by_worker(self) -> list[int]:
-        """Slots in use, of the one process."""
+        """Slots in use in each process; here there is one."""
         return [self._active]
 
     @property
     def most(self) -> int:
-        """The greatest number of slots that one caller may have at once."""
+        """Greatest number of slots that one owner may have at once."""
         return self.cap if self._per_owner is None else min(self.cap, self._per_owner)
 
     def lack(self, owner: str, count: int) -> "FullError | None":
-        """Return why a caller cannot have so many slots now; None where it can."""
+        """Return why an owner cannot take this many slots now; None if it can."""
         if self._per_owner is not None and self._taken[owner] + count > self._per_owner:
             return FullError("session of this token", self._taken[owner], self._per_owner, count, own=True)
         if self._active + count > self._cap:
@@ -60,15 +60,15 @@ class SessionSlots:
         return None
 
     def take(self, owner: str, count: int = 1, arrival: int | None = None) -> None:
-        """Take slots for a caller, all of them or none.
+        """Take slots for an owner, all of them or none.
 
         Args:
-            owner: The caller.
-            count: How many.
-            arrival: When it came; whoever came before in another process and could be served goes first.
+            owner: The owner.
+            count: Number of slots.
+            arrival: When the request arrived, in ns; earlier requests of other processes are served first.
 
         Raises:
-            FullError: There are not as many.
+            FullError: There are too few.
         """
         if (lack := self.lack(owner, count)) is not None:
             raise lack
@@ -76,7 +76,7 @@ class SessionSlots:
         self._taken[owner] += count
 
     def give(self, owner: str) -> None:
-        """Give a slot back that this caller has taken."""
+        """Return one slot of an owner."""
         self._active -= 1
         self._taken[owner] -= 1
         if not self._taken[owner]:
@@ -84,50 +84,50 @@ class SessionSlots:
 
     @property
     def ending(self) -> int:
-        """Sessions that hold a slot and are about to give it back."""
+        """Sessions that are ending and still hold their slot."""
         return self._ending
 
     def end(self, change: int) -> None:
-        """Count one more of these, or one less."""
+        """Change the number of ending sessions, by 1 or -1."""
         self._ending += change
 
     @property
     def waiting(self) -> int:
-        """Newcomers that wait."""
+        """Number of waiting requests."""
         return len(self._arrivals)
 
     def listen(self, wake: Callable[[], None]) -> None:
-        """Call this when something may have come free that another process had, as long as anybody waits here."""
+        """Call `wake` when another process may have returned slots while requests wait here."""
 
     def enqueue(self, arrival: int) -> None:
-        """Count a newcomer that waits from now on; it came after all others of this process."""
+        """Add a waiting request that arrived after all others of this process."""
         self._arrivals.append(arrival)
 
     def dequeue(self, arrival: int) -> None:
-        """Count it no more."""
+        """Remove a waiting request."""
         del self._arrivals[bisect_left(self._arrivals, arrival)]
 
     def place(self, arrival: int) -> int:
-        """Return the place of a newcomer in the order of arrival, from 1."""
+        """Return a request's place in the order of arrival, from 1."""
         return bisect_left(self._arrivals, arrival) + 1
 
     def set_head(self, arrival: int | None) -> None:
-        """Say who of this process is served next; None where nobody could be, whatever comes free."""
+        """Set which request of this process is served next; None if a returned slot would serve none of them."""
 
 
 class FullError(RefusalError):
-    """There is no slot, or not as many as a caller wants.
+    """There are fewer free slots than requested.
 
     Args:
-        what: Of what there are too few.
-        taken: How many are in use.
-        cap: Of how many.
-        count: How many the caller wants.
-        own: The cap of the caller, or of this process, is reached, which holds up nobody else.
+        what: What there is too little of.
+        taken: Number in use.
+        cap: Greatest number.
+        count: Number requested.
+        own: Whether the limit reached is that of the owner or of this process only, so that others need not wait.
 
     Attributes:
-        queue: What plain HTTP and our own dialect tell beside the released keys: `place`, `waited_s` and, where there
-            is an estimate, `retry_after_s`.
+        queue: Keys that plain HTTP and our own dialect send beside the released ones: `place`, `waited_s` and, if
+            there is an estimate, `retry_after_s`.
     """
 
     def __init__(self, what: str, taken: int, cap: int, count: int = 1, *, own: bool = False) -> None:
@@ -142,7 +142,7 @@ class FullError(RefusalError):
         self.queue: dict[str, Any] = {}
 
     def after(self, waited_s: float, place: int, estimate_s: float | None) -> "FullError":
-        """Return it with what its caller has waited for in vain."""
+        """Add how long the request has waited, its place and the estimated wait; return the error itself."""
         within = f" within {waited_s:.3g} s" if waited_s >= 0.1 else ""
         got = f"{self._got}, and place {place} in the queue"
         self.message = f"expected {self._wanted}{within}, got {got}; try again later"
@@ -154,23 +154,23 @@ class FullError(RefusalError):
 
 
 class UnknownSessionError(RefusalError):
-    """There is no such session, or it is somebody else's: the answer is the same."""
+    """There is no such session, or another owner has it; the error is the same for both."""
 
     def __init__(self, session_id: str) -> None:
         super().__init__(SESSION_ERROR, f"Unknown session_id: {short(session_id)}")
 
 
 class SessionBusyError(RefusalError):
-    """Too many calls wait for one session, which lives."""
+    """Too many calls wait for one session. The session itself is unaffected."""
 
     def __init__(self, waiting: int) -> None:
-        text = f"expected one call at a time in a session, got {waiting} that wait already; try again later"
+        text = f"the session is busy (calls ahead: {waiting}); make one call at a time, or try again later"
         super().__init__(EXECUTION_ERROR, text)
 
 
 class DeadlineExceededError(RefusalError):
-    """The environment took too long, and its session has been ended for that."""
+    """A call exceeded its deadline, and its session has been ended."""
 
     def __init__(self, limit_s: float | None) -> None:
-        text = f"expected the environment to answer within {limit_s:g} s, and it did not; its session has been ended"
+        text = f"the environment did not answer within {limit_s:g} s; its session has been ended"
         super().__init__(SESSION_ERROR, text)

@@ -1,4 +1,4 @@
-"""States of environments: taken from one session, kept for their owner, and given to others."""
+"""Snapshots: states of environments, taken from one session, stored for its owner, and restored in others."""
 
 import asyncio
 import inspect
@@ -22,20 +22,20 @@ from servers.sessions.session import EnvironmentSession
 logger = logging.getLogger("servers")
 
 MAX_SNAPSHOTS: Final = 256
-"""Snapshots that a process keeps; of several workers each has as many."""
+"""Greatest number of snapshots stored in one process; each worker has this limit."""
 
 MAX_SNAPSHOT_BYTES: Final = 1 << 30
-"""Bytes of all of them together, as far as the states tell."""
+"""Greatest total size of the snapshots of one process, in bytes, as far as the states report theirs."""
 
 
 @dataclass(slots=True)
 class SessionState:
-    """What an environment's `snapshot` has returned.
+    """A state of an environment.
 
     Attributes:
-        state: The same.
-        ended: The episode was over.
-        users: Who must not see it closed: those that hold it to restore from, and restores.
+        state: What the environment's `snapshot` returned.
+        ended: Whether the episode was over.
+        users: References to it: by holders that may restore it, and by running restores. `close` waits for zero.
     """
 
     state: Any
@@ -45,12 +45,12 @@ class SessionState:
 
     @property
     def nbytes(self) -> int:
-        """How much memory it takes; 0 where that is not known."""
+        """Size in bytes; 0 if unknown."""
         size = len(self.state) if isinstance(self.state, bytes) else getattr(self.state, "nbytes", 0)
         return size if isinstance(size, int) else 0
 
     async def restore(self, runner: EnvironmentRunner) -> None:
-        """Have a fresh environment go on from here; where it cannot, it is closed.
+        """Restore a new environment to this state; close the environment on failure.
 
         Raises:
             Exception: Whatever the environment raised.
@@ -58,7 +58,7 @@ class SessionState:
         if self._closed:
             runner.discard()
             raise RuntimeError(
-                "expected a state that is kept, got one that was closed; whoever asked has left"
+                "the state was closed before it could be restored: the client has disconnected"
             )
         self.users += 1
         try:
@@ -67,16 +67,16 @@ class SessionState:
             runner.discard()
             raise
         finally:
-            runner.on_free(self.leave)  # a thread may be at it still
+            runner.on_free(self.leave)  # an abandoned call may still use the state in a thread
 
     def leave(self) -> None:
-        """Count a user less."""
+        """Remove one reference."""
         self.users -= 1
         if self._closed:
             keep(asyncio.create_task(self.close()))
 
     async def close(self) -> None:
-        """Give back what it holds, once nobody uses it. Whoever waits may be cancelled: it goes on."""
+        """Close the state, once it has no users. This continues even if the caller is cancelled."""
         self._closed = True
         if not self.users and callable(close := getattr(self.state, "close", None)):
             await asyncio.wait([keep(asyncio.create_task(_close(close)))])
@@ -93,22 +93,26 @@ async def _close(close: Callable[[], Any]) -> None:
 
 
 async def state_of(session: EnvironmentSession, *, ended: bool) -> SessionState:
-    """Return where a session's environment stands.
+    """Return a snapshot of a session's environment.
+
+    Args:
+        session: The session.
+        ended: Whether its episode is over.
 
     Raises:
-        RefusalError: It cannot tell, or did not within the time of a step; or as `EnvironmentSession.run`.
+        RefusalError: The environment cannot be forked, or its `snapshot` failed; or as `EnvironmentSession.run`.
     """
-    taken: list[SessionState] = []
-    left = False
+    states: list[SessionState] = []
+    abandoned = False
 
     def drop(state: SessionState) -> None:
         keep(asyncio.create_task(state.close()))
 
     async def take(runner: EnvironmentRunner) -> None:
         state = await runner.call("snapshot", unclaimed=lambda late: drop(SessionState(late)))
-        taken.append(SessionState(state, ended))
-        if left:  # the call went on without whoever asked
-            drop(taken[-1])
+        states.append(SessionState(state, ended))
+        if abandoned:  # the call continued after its caller had gone
+            drop(states[-1])
 
     if not session.runner.forkable:
         raise RefusalError(
@@ -119,17 +123,17 @@ async def state_of(session: EnvironmentSession, *, ended: bool) -> SessionState:
     try:
         await session.run_waiting(take)
     except BaseException as error:
-        left = True
-        for one in taken:  # whoever asked left as it came
-            drop(one)
+        abandoned = True
+        for state in states:  # the caller left just as the snapshot was taken
+            drop(state)
         if isinstance(error, FATAL) and not isinstance(error, RefusalError):
             raise RefusalError(EXECUTION_ERROR, text_of(error)) from error
         raise
-    return taken[0]
+    return states[0]
 
 
 class UnknownSnapshotError(RefusalError):
-    """There is no such snapshot, or it is somebody else's: the answer is the same."""
+    """There is no such snapshot, or another owner has it; the error is the same for both."""
 
     def __init__(self, snapshot: str) -> None:
         text = f"expected the id of a snapshot that is kept for you, got {short(snapshot)}; take another"
@@ -137,7 +141,7 @@ class UnknownSnapshotError(RefusalError):
 
 
 @dataclass(slots=True)
-class _Kept:
+class _StoredState:
     owner: str
     state: SessionState
     lease: asyncio.TimerHandle | None = None
@@ -149,35 +153,35 @@ class _Kept:
 
 
 class SnapshotTable:
-    """Keeps states for their owners, a bounded number, each until it goes unused for the time of its lease.
+    """Stores a bounded number of states for their owners, each until its lease expires.
 
     Args:
-        lease_s: Seconds of it.
-        per_owner: The greatest number of one caller's; None: only the bound of all.
-        new_id: Draws ids.
+        lease_s: Seconds that a state is stored after its last use.
+        per_owner: Greatest number of states of one owner; None for no other limit than the total.
+        new_id: Generates ids.
     """
 
     def __init__(self, lease_s: float, per_owner: int | None, new_id: Callable[[], str]) -> None:
         self._lease_s = lease_s
         self._per_owner = per_owner
         self._new_id = new_id
-        self._kept: dict[str, _Kept] = {}
+        self._snapshots: dict[str, _StoredState] = {}
 
     def __len__(self) -> int:
-        return len(self._kept)
+        return len(self._snapshots)
 
     def keep(self, owner: str, state: SessionState) -> str:
-        """Keep a state; return its id. One that cannot be kept is closed.
+        """Store a state and return its id.
 
         Raises:
-            RefusalError: CAPACITY_REACHED.
+            RefusalError: CAPACITY_REACHED. The state is closed.
         """
-        held = list(self._kept.values())
-        own = sum(one.owner == owner for one in held)
-        size = sum(one.state.nbytes for one in held) + state.nbytes
+        snapshots = list(self._snapshots.values())
+        own = sum(one.owner == owner for one in snapshots)
+        size = sum(one.state.nbytes for one in snapshots) + state.nbytes
         refusal = None
-        if len(held) >= MAX_SNAPSHOTS:
-            refusal = f"{len(held)} snapshots are kept, and a process keeps no more"
+        if len(snapshots) >= MAX_SNAPSHOTS:
+            refusal = f"{len(snapshots)} snapshots are kept, and a process keeps no more"
         elif self._per_owner is not None and own >= self._per_owner:
             refusal = f"{own} snapshots of this token are kept, and a process keeps no more"
         elif size > MAX_SNAPSHOT_BYTES:
@@ -186,55 +190,55 @@ class SnapshotTable:
             keep(asyncio.create_task(state.close()))
             raise RefusalError(CAPACITY_REACHED, f"{refusal}; drop one, or try again later")
         snapshot = self._new_id()
-        self._kept[snapshot] = kept = _Kept(owner, state)
-        self._renew(snapshot, kept)
+        self._snapshots[snapshot] = stored = _StoredState(owner, state)
+        self._renew(snapshot, stored)
         return snapshot
 
     @contextmanager
     def use(self, owner: str, snapshot: str) -> Iterator[SessionState]:
-        """Hold a state for as long as the block runs; its lease begins anew after it.
+        """Hold a state for the duration of a `with` block; its lease is renewed afterwards.
 
         Raises:
             RefusalError: `UnknownSnapshotError`.
         """
-        kept = self._find(owner, snapshot)
-        kept.state.users += 1
+        stored = self._find(owner, snapshot)
+        stored.state.users += 1
         try:
-            yield kept.state
+            yield stored.state
         finally:
-            kept.state.leave()
-            if snapshot in self._kept:
-                self._renew(snapshot, kept)
+            stored.state.leave()
+            if snapshot in self._snapshots:
+                self._renew(snapshot, stored)
 
     def drop(self, owner: str, snapshots: Sequence[str]) -> None:
-        """Keep states no longer.
+        """Drop states, all or none.
 
         Raises:
-            RefusalError: `UnknownSnapshotError`; none is dropped then.
+            RefusalError: `UnknownSnapshotError`.
         """
-        for snapshot, kept in {one: self._find(owner, one) for one in snapshots}.items():
-            del self._kept[snapshot]
-            kept.close()
+        for snapshot, stored in {one: self._find(owner, one) for one in snapshots}.items():
+            del self._snapshots[snapshot]
+            stored.close()
 
     async def close(self) -> None:
-        """Drop all of them, and wait until they are closed."""
-        held, self._kept = self._kept, {}
-        await asyncio.gather(*(kept.close() for kept in held.values()))
+        """Drop all states and wait until they are closed."""
+        snapshots, self._snapshots = self._snapshots, {}
+        await asyncio.gather(*(stored.close() for stored in snapshots.values()))
 
-    def _find(self, owner: str, snapshot: str) -> _Kept:
-        kept = self._kept.get(snapshot)
-        if kept is None or kept.owner != owner:
+    def _find(self, owner: str, snapshot: str) -> _StoredState:
+        stored = self._snapshots.get(snapshot)
+        if stored is None or stored.owner != owner:
             raise UnknownSnapshotError(snapshot)
-        return kept
+        return stored
 
-    def _renew(self, snapshot: str, kept: _Kept) -> None:
-        if kept.lease is not None:
-            kept.lease.cancel()
-        kept.lease = asyncio.get_running_loop().call_later(self._lease_s, self._expire, snapshot, kept)
+    def _renew(self, snapshot: str, stored: _StoredState) -> None:
+        if stored.lease is not None:
+            stored.lease.cancel()
+        stored.lease = asyncio.get_running_loop().call_later(self._lease_s, self._expire, snapshot, stored)
 
-    def _expire(self, snapshot: str, kept: _Kept) -> None:
-        if kept.state.users:
-            self._renew(snapshot, kept)
+    def _expire(self, snapshot: str, stored: _StoredState) -> None:
+        if stored.state.users:
+            self._renew(snapshot, stored)
         else:
-            del self._kept[snapshot]
-            kept.close()
+            del self._snapshots[snapshot]
+            stored.close()

@@ -1,4 +1,4 @@
-"""The table of sessions: who may come in, when a slot comes back, and the end of those that nobody uses."""
+"""The table of sessions: opens them while slots last, finds them, and ends idle ones."""
 
 import asyncio
 import logging
@@ -27,37 +27,34 @@ from servers.settings import ServerSettings
 logger = logging.getLogger("servers")
 
 UNUSED_SESSION_TTL_S: Final = 60.0
-"""Seconds that a session is kept which was opened and then never asked for anything."""
+"""Idle timeout of a session that was opened and never called, in seconds."""
 
 MAX_INTERVAL_S: Final = 5.0
-"""Between two looks for sessions that nobody uses."""
+"""Longest interval between two checks for idle sessions, in seconds."""
 
-
-_WAVE: Final = 16
-"""Environments of one caller that are built at once: others have their turn on the loop and in the threads."""
+_MAX_BUILDS: Final = 16
+"""Environments that one request constructs at once, so that other callers get the event loop and threads too."""
 
 _Key: TypeAlias = tuple[str, str]
-"""Owner and id: ids may be chosen by callers, and one caller's choice must tell nothing of another's."""
+"""Owner and id: clients may choose ids, and one client's choice must reveal nothing about another's."""
 
 
-def _stopping() -> RefusalError:
-    return RefusalError(
-        CAPACITY_REACHED, "expected a server that stays, got one that is stopping; connect to another"
-    )
+def _stopping_error() -> RefusalError:
+    return RefusalError(CAPACITY_REACHED, "the server is stopping; connect to another")
 
 
 class SessionTable:
-    """Hands out sessions, up to a cap.
+    """Opens sessions up to a cap, and finds and ends them.
 
     Args:
-        slots: Counts sessions; by default those of this process alone.
-        new_id: Draws the ids that callers do not choose themselves.
-        metrics: Counts what happens; by default apart, for nobody.
+        slots: Counts sessions; by default those of this process only.
+        new_id: Generates ids for sessions whose client chooses none.
+        metrics: Counts events; disabled by default.
 
     Attributes:
-        queue: Who waits for a slot.
-        snapshots: States that are kept.
-        new_id: Draws an id that leads to this process.
+        queue: Requests that wait for a slot.
+        snapshots: Stored states of environments.
+        new_id: Generates an id that routes to this process.
     """
 
     def __init__(
@@ -90,44 +87,47 @@ class SessionTable:
 
     @property
     def inline(self) -> bool:
-        """Whether every method of the environment runs on the loop without waiting."""
+        """Whether every method of the environment runs on the event loop without waiting."""
         return isinstance(self.factory, type) and plan_of(self.factory).inline
 
     @property
     def deterministic(self) -> bool:
-        """Whether the environment says that the seed and the actions decide everything."""
+        """Whether the environment declares that the seed and the actions determine its episodes."""
         return getattr(self.factory, "DETERMINISTIC", False) is True
 
     @property
     def active(self) -> int:
-        """Slots in use: sessions, those under construction, and those whose class cannot be left yet."""
+        """Slots in use: by sessions open, under construction, or ended but still holding their slot."""
         return self.slots.active
 
     @property
     def draining(self) -> bool:
-        """Whether no further session is taken; those who wait for one are told as it begins."""
+        """Whether new sessions are refused. Setting it also refuses every request in the queue."""
         return self._draining
 
     @draining.setter
     def draining(self, draining: bool) -> None:
         self._draining = draining
         if draining:
-            self.queue.refuse_all(_stopping)
+            self.queue.refuse_all(_stopping_error)
 
     @property
     def standing(self) -> list[EnvironmentSession]:
-        """The sessions that stand by themselves."""
+        """The sessions that live until they are closed or idle for too long."""
         return [session for session in self._sessions.values() if session.standing]
 
-    # Coming
+    # Opening and finding
 
     @asynccontextmanager
     async def session(
         self, owner: str = "", *, wait_s: float = REQUEST_WAIT_S, ticket: Ticket | None = None
     ) -> AsyncIterator[EnvironmentSession]:
-        """Take a slot and an environment for as long as the block runs.
+        """Open a session for the duration of a `with` block, and end it afterwards.
 
-        It waits for a slot, unless the caller has a place in the queue already.
+        Args:
+            owner: The session's owner.
+            wait_s: Seconds to wait for a slot.
+            ticket: A place in the queue that the caller already has, in place of `owner` and `wait_s`.
 
         Raises:
             RefusalError: CAPACITY_REACHED, FACTORY_ERROR, or `DeadlineExceededError`.
@@ -141,11 +141,11 @@ class SessionTable:
     async def open(
         self, owner: str, session_id: str | None = None, *, wait_s: float = REQUEST_WAIT_S
     ) -> EnvironmentSession:
-        """Open a session that stands by itself.
+        """Open a session that lives until it is closed or idle for too long.
 
         Args:
-            owner: Whose it is.
-            session_id: An id of the caller's choice, which none of the caller's sessions has.
+            owner: The session's owner.
+            session_id: An id chosen by the client, which none of its sessions has; by default a new one.
             wait_s: Seconds to wait for a slot.
 
         Raises:
@@ -168,7 +168,7 @@ class SessionTable:
     async def find_or_open(
         self, owner: str, session_id: str, *, wait_s: float = REQUEST_WAIT_S
     ) -> EnvironmentSession:
-        """Return the caller's session of this id, opened now where there was none, by one of those who ask at once.
+        """Return the owner's session of this id, or open it; concurrent calls open it once.
 
         Raises:
             RefusalError: As `open`.
@@ -177,7 +177,7 @@ class SessionTable:
         began, wait_s = clock(), self.queue.clamp_wait(wait_s)
         while (opening := self._opening.get((owner, session_id))) is not None:
             ticket, opened = opening
-            # Who has a slot has another deadline to make its environment.
+            # Once its slot is granted, the construction of the environment has a deadline of its own.
             await asyncio.wait([ticket.granted], timeout=max(0.0, began + wait_s - clock()))
             if ticket.waits:
                 raise self.queue.refusal_of(ticket, clock() - began)
@@ -186,7 +186,7 @@ class SessionTable:
         return self._sessions.get((owner, session_id)) or await self.open(owner, session_id, wait_s=left_s)
 
     def find(self, owner: str, session_id: object) -> EnvironmentSession:
-        """Return the caller's session of this id.
+        """Return the owner's session of this id.
 
         Raises:
             RefusalError: `UnknownSessionError`.
@@ -197,7 +197,7 @@ class SessionTable:
         return session
 
     def hand_out(self, session: EnvironmentSession) -> str:
-        """Return the id of a session, under which its owner finds it from now on."""
+        """Return a session's id, after giving it one and making it findable by its owner if it had none."""
         if not session.id and not session.over:
             session.id = self.new_id()
             session.shared = True
@@ -206,10 +206,10 @@ class SessionTable:
 
     @asynccontextmanager
     async def attach(self, owner: str, session_id: str) -> AsyncIterator[EnvironmentSession]:
-        """Speak for a session that stands by itself for as long as the block runs; it outlives the block.
+        """Attach a WebSocket to a standing session for the duration of a `with` block; the session outlives it.
 
         Raises:
-            RefusalError: It is unknown, not ready, or somebody speaks for it already.
+            RefusalError: The session is unknown, still being opened, or has another WebSocket attached.
         """
         if (owner, session_id) in self._opening:
             raise RefusalError(SESSION_ERROR, f"Session {session_id} is still initializing; retry shortly")
@@ -229,19 +229,27 @@ class SessionTable:
             if session.closing and not session.over:
                 self.drop(session)
 
-    # Going
+    # Ending
 
     def expire(self, session: EnvironmentSession) -> DeadlineExceededError:
-        """End a session whose environment takes too long; its slot is free at once, whatever its class asks for."""
+        """End a session whose call exceeded its deadline, and free its slot at once, even if its class allows only one.
+
+        Returns:
+            The error for the call's caller.
+        """
         logger.error(
             "%s took longer than %g s; its session is ended", session.runner.name, self.step_timeout_s
         )
-        self._forget(session)
-        self._release(session)
+        self._remove(session)
+        self._release_slot(session)
         return DeadlineExceededError(self.step_timeout_s)
 
     async def close(self, session: EnvironmentSession) -> bool:
-        """End a session, and with it the call that is under way; return False where its socket has to leave first."""
+        """End a session and cancel its call.
+
+        Returns:
+            False if a WebSocket is attached: the session then ends when that disconnects.
+        """
         if session.attached:
             session.closing = True
             return False
@@ -249,18 +257,18 @@ class SessionTable:
         return True
 
     def drop(self, session: EnvironmentSession) -> asyncio.Task[None]:
-        """End a session: nobody finds it from now on.
+        """End a session; the table no longer finds it.
 
         Returns:
-            What closes its environment and gives its slot back. It goes on when whoever waits for it is cancelled.
+            The task that closes its environment and frees its slot; await it shielded, so that it runs to its end.
         """
-        self._forget(session)
+        self._remove(session)
         return keep(asyncio.create_task(self._finish(session)))
 
     async def _reap(self) -> None:
-        """End standing sessions that go unused, for as long as there are any.
+        """End standing sessions that are idle for too long, until none is left.
 
-        One that has a socket or another open connection, or whose call is under way, is in use.
+        A session with a WebSocket, another open connection or a call in progress is not idle.
         """
         while standing := self.standing:
             shortest = min(self._idle_s, UNUSED_SESSION_TTL_S)
@@ -270,29 +278,29 @@ class SessionTable:
                 limit = self._idle_s if session.used else shortest
                 in_use = session.attached or session.listeners or session.busy or session.over
                 if not in_use and now - session.last_use > limit:
-                    logger.info("session %s went unused for too long; it is ended", session.id)
+                    logger.info("session %s was idle for too long and is ended", session.id)
                     try:
                         self.drop(session)
                     except Exception:
                         logger.exception("session %s could not be ended", session.id)
 
     async def end_standing(self, deadline: float) -> None:
-        """End every session that stands by itself, after its call where that comes to an end in time.
+        """End every standing session, after the call in progress if that ends before the deadline.
 
         Args:
-            deadline: On the loop's clock.
+            deadline: By the event loop's clock.
         """
         await asyncio.gather(*(self._end_after_call(session, deadline) for session in self.standing))
 
     async def shut_down(self) -> None:
-        """End what is left when the server stops."""
+        """End all standing sessions and drop all snapshots; for when the server stops."""
         if self._reaper is not None:
             self._reaper.cancel()
         await self.snapshots.close()
         await self.end_standing(0.0)
 
     async def _end_after_call(self, session: EnvironmentSession, deadline: float) -> None:
-        self._forget(session)
+        self._remove(session)
         if session.call is not None:
             remaining = deadline - asyncio.get_running_loop().time()
             await asyncio.wait([session.call.task], timeout=max(0.0, remaining))
@@ -301,12 +309,12 @@ class SessionTable:
     async def admit(
         self, ticket: Ticket, tell: Tell | None = None, state: SessionState | None = None
     ) -> list[EnvironmentSession]:
-        """Take slots and environments, all of them or none; `release` gives them back.
+        """Open as many sessions as a ticket asks for, all of them or none; `release` ends them.
 
         Args:
-            ticket: Of the queue.
-            tell: Told the place in it, while that has to be waited for.
-            state: What the environments are restored to.
+            ticket: A place in the queue.
+            tell: Called with the place and its changes while the ticket waits.
+            state: The state to restore the environments to, if any.
 
         Raises:
             RefusalError: As `session`.
@@ -316,25 +324,25 @@ class SessionTable:
         building: list[asyncio.Task[EnvironmentSession]] = []
         try:
             while len(building) < count:
-                # One at first: a class that cannot be made says so once. One with a state has been made before.
-                size = min(_WAVE, count - len(building)) if building or state is not None else 1
-                wave = [keep(asyncio.create_task(self._build(owner, "", state))) for _ in range(size)]
-                building += wave
-                await asyncio.wait(wave)
-                for one in wave:
-                    one.result()
+                # Build one alone first, so that a failing constructor fails once. With a state, it has worked before.
+                size = min(_MAX_BUILDS, count - len(building)) if building or state is not None else 1
+                tasks = [keep(asyncio.create_task(self._build(owner, "", state))) for _ in range(size)]
+                building += tasks
+                await asyncio.wait(tasks)
+                for task in tasks:
+                    task.result()
         except BaseException:
             for _ in range(count - len(building)):
-                self._give(owner)
-            for one in building:
+                self._return_slot(owner)
+            for task in building:
                 if self._shares_process:
-                    one.cancel()
-                one.add_done_callback(self._drop_built)
+                    task.cancel()
+                task.add_done_callback(self._drop_built)
             raise
-        return [one.result() for one in building]
+        return [task.result() for task in building]
 
     async def release(self, sessions: Sequence[EnvironmentSession]) -> None:
-        """End sessions that `admit` has returned. Whoever waits may be cancelled: it goes on."""
+        """End sessions that `admit` returned. This continues even if the caller is cancelled."""
         if sessions:
             await asyncio.wait([self.drop(session) for session in sessions])
 
@@ -347,8 +355,8 @@ class SessionTable:
         await ticket.take()
         if self._shares_process:
             return await self._build(owner, session_id)
-        # Its class does not promise to share a process with a second instance: the constructor keeps its slot to its
-        # end, or its deadline, when its caller has left.
+        # The class does not promise that two instances can share a process, so the constructor keeps its slot until
+        # it returns or its deadline passes, even if its caller has disconnected.
         building = keep(asyncio.create_task(self._build(owner, session_id)))
         try:
             return await asyncio.shield(building)
@@ -357,19 +365,19 @@ class SessionTable:
             raise
 
     def _refusal(self) -> RefusalError | None:
-        """Return why no newcomer is taken, however long it waits; None where that is not so."""
+        """Return why all new sessions are refused, however long they wait; None if they are not."""
         if self._draining:
-            return _stopping()
+            return _stopping_error()
         if self.executor.exhausted:
             return RefusalError(
                 CAPACITY_REACHED,
-                f"expected a free thread, got {self.executor.abandoned} held by calls whose clients have left or "
-                "whose time was over; try again later, or restart the server if the environment hangs",
+                f"no free thread: {self.executor.abandoned} are held by abandoned calls; try again later, or "
+                "restart the server if the environment hangs",
                 {"active_sessions": self.active, "max_sessions": self.slots.cap},
             )
         return None
 
-    def _give(self, owner: str) -> None:
+    def _return_slot(self, owner: str) -> None:
         self.slots.give(owner)
         self.queue.wake()
 
@@ -380,7 +388,7 @@ class SessionTable:
     async def _build(
         self, owner: str, session_id: str, state: SessionState | None = None
     ) -> EnvironmentSession:
-        """Construct the environment of a session whose slot has been taken; give the slot back where that fails."""
+        """Construct the environment of a session whose slot is taken; free the slot on failure."""
         name = name_of(self.factory)
         deadline = asyncio.timeout(self.step_timeout_s)
         session: EnvironmentSession | None = None
@@ -389,7 +397,7 @@ class SessionTable:
                 runner = await self.executor.construct(self.factory)
                 session = EnvironmentSession(self, runner, owner, session_id)
                 if self.slots.cap > 1 and not runner.concurrent:
-                    # Known only now: the factory is a function, whose class could not be asked beforehand.
+                    # The factory is a function, so the class is known only now.
                     text = (
                         f"expected a class with SUPPORTS_CONCURRENT_SESSIONS = True for {self.slots.cap} sessions, "
                         "got one without"
@@ -401,7 +409,7 @@ class SessionTable:
             return session
         except BaseException as error:
             if session is None:
-                self._give(owner)
+                self._return_slot(owner)
             else:
                 await asyncio.shield(self.drop(session))
             if not isinstance(error, FATAL) or isinstance(error, RefusalError):
@@ -411,14 +419,14 @@ class SessionTable:
             logger.exception("constructing an environment with %s failed", name)
             raise RefusalError(FACTORY_ERROR, text_of(error), {"factory_name": name}) from error
 
-    def _forget(self, session: EnvironmentSession) -> None:
+    def _remove(self, session: EnvironmentSession) -> None:
         session.over = True
         key = (session.owner, session.id)
-        if self._sessions.get(key) is session:  # or somebody has opened another under its id meanwhile
+        if self._sessions.get(key) is session:  # another may have been opened under its id
             del self._sessions[key]
-        told, session.on_over = session.on_over, None
-        if told is not None:
-            told()
+        on_over, session.on_over = session.on_over, None
+        if on_over is not None:
+            on_over()
 
     async def _finish(self, session: EnvironmentSession) -> None:
         if session.holds_slot and not session.ending:
@@ -427,25 +435,25 @@ class SessionTable:
         runner, call = session.runner, session.call
         if call is not None:
             if call.expired:
-                return  # it has this done when it ends at last
+                return  # `_SessionCall._finish` drops the session again when the call ends
             call.task.cancel()
             await asyncio.wait([call.task], timeout=CLOSE_TIMEOUT_S)
         try:
             await runner.close()
         finally:
             if runner.concurrent:
-                self._release(session)
+                self._release_slot(session)
             elif session.holds_slot:
-                # Its class does not promise to share a process with a second instance, so the slot stays taken
-                # until an abandoned call, and the closing, are over; but no longer than a call may take.
-                runner.on_free(lambda: self._release(session))
+                # The class does not promise that two instances can share a process, so the slot stays taken until
+                # an abandoned call and `close` have ended, but no longer than the time limit of a call.
+                runner.on_free(lambda: self._release_slot(session))
                 if session.holds_slot and self.step_timeout_s is not None:
-                    asyncio.get_running_loop().call_later(self.step_timeout_s, self._release, session)
+                    asyncio.get_running_loop().call_later(self.step_timeout_s, self._release_slot, session)
 
-    def _release(self, session: EnvironmentSession) -> None:
+    def _release_slot(self, session: EnvironmentSession) -> None:
         if session.holds_slot:
             session.holds_slot = False
             self.slots.give(session.owner)
             if session.ending:
                 self.slots.end(-1)
-            self.queue.returned(asyncio.get_running_loop().time() - session.began)
+            self.queue.record_return(asyncio.get_running_loop().time() - session.began)

@@ -102,7 +102,7 @@ async def test_steps_of_many_that_come_one_behind_the_other_are_taken_in_their_o
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """The first is begun where it is read, and lets others have their turn before it is through."""
-    monkeypatch.setattr("servers.sessions.batch._SPELL", 1)
+    monkeypatch.setattr("servers.sessions.batch._STEPS_PER_YIELD", 1)
     size = 200
     async with serving(app_of(Counter, size)) as address, batch_of(address, size) as connection:
         await request(connection, op="reset", seeds=[0] * size)

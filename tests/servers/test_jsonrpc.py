@@ -122,7 +122,7 @@ async def test_who_creates_a_session_waits_as_it_prefers() -> None:
         assert reply["error"]["data"]["active_sessions"] == 1
         creating = asyncio.create_task(rpc(address, "openenv/session/create", prefer="wait=20"))
         await eventually(lambda: app.sessions.queue.capacity()["waiting"] == 1)
-        (ticket,) = app.sessions.queue._lines[""]
+        (ticket,) = app.sessions.queue._tickets[""]
         assert ticket.timer is not None
         assert ticket.timer.when() - asyncio.get_running_loop().time() > 10
         await rpc(address, "openenv/session/close", {"session_id": session})

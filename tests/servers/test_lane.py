@@ -118,7 +118,7 @@ async def test_many_frames_that_come_in_one_piece_leave_others_their_turn() -> N
         writer.write(frame(TEXT, b"all at once") * 1000)
         for _ in range(1000):
             assert await read_frame(reader) == (TEXT, b"all at once")
-    assert heard_before[0] <= lane._SPELL
+    assert heard_before[0] <= lane._EVENTS_PER_YIELD
 
 
 @pytest.mark.parametrize("kind", [PING, PONG])
@@ -296,13 +296,13 @@ async def test_what_only_looks_like_a_frame_is_part_of_one() -> None:
 async def test_without_what_the_lane_relies_on_frames_go_the_general_way(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    assert lane.missing() == []
-    monkeypatch.setattr(lane, "_OF_WEBSOCKETS", ("reader.buffer", "reader.no_more"))
-    monkeypatch.setattr(lane, "_OVERRIDDEN", ("handle_elsewhere",))
-    monkeypatch.setattr(lane, "SAFE", lane._is_safe())
+    assert lane.missing_internals() == []
+    monkeypatch.setattr(lane, "_WEBSOCKETS_ATTRIBUTES", ("reader.buffer", "reader.no_more"))
+    monkeypatch.setattr(lane, "_UVICORN_METHODS", ("handle_elsewhere",))
+    monkeypatch.setattr(lane, "FAST_PATH", lane._supports_fast_path())
     (line,) = caplog.messages
     assert (
-        "has no uvicorn's handle_elsewhere(), websockets' reader.no_more: frames go the general way" in line
+        "has no uvicorn's handle_elsewhere(), websockets' reader.no_more: frames take the slow path" in line
     )
     monkeypatch.setattr(SocketProtocol, "_read_whole_frame", lambda *_: pytest.fail("the lane is taken"))
     async with serving(app()) as address, opened(address) as (reader, writer):

@@ -114,12 +114,12 @@ async def test_a_body_has_to_come_in_time() -> None:
 
 
 class Hasty(HttpProtocol):
-    head_s = 0.2
-    unread_s = 0.2
+    head_timeout_s = 0.2
+    unread_timeout_s = 0.2
 
 
 class HastySocket(SocketProtocol):
-    unread_s = 0.2
+    unread_timeout_s = 0.2
 
 
 async def test_headers_that_are_half_sent_or_trickle_are_dropped() -> None:

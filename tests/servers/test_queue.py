@@ -120,7 +120,7 @@ async def test_an_estimate_is_known_once_a_session_has_ended() -> None:
     tickets = [queue.enter("a") for _ in range(4)]
     assert queue.capacity() == {"slots": 2, "in_use": 2, "waiting": 2, "estimate_s": None}
     tickets[3].leave()
-    queue.returned(60.0)  # each slot is held for a minute: one of two comes back every half a minute
+    queue.record_return(60.0)  # each slot is held for a minute: one of two comes back every half a minute
     assert queue.estimate_s(1) == pytest.approx(30, rel=0.1)
     assert queue.capacity()["estimate_s"] == pytest.approx(60, rel=0.1)
     pair = queue.enter("b", 2)
@@ -167,7 +167,7 @@ async def test_whatever_happens_in_whichever_order_slots_add_up_and_order_holds(
         for ticket in (*waiting, *held):
             ticket.leave()
         assert (queue.capacity()["in_use"], queue.capacity()["waiting"]) == (0, 0)
-        assert not queue._lines
+        assert not queue._tickets
 
 
 # Behind a server
@@ -253,7 +253,7 @@ async def test_requests_that_open_sessions_wait_and_are_told_when_to_come_again(
             await eventually(lambda: app.sessions.queue.capacity()["waiting"] == 4)
         assert [(await one).status_code for one in waiting] == [200] * 4
         app.sessions.queue._held_s.clear()
-        app.sessions.queue.returned(17.2)
+        app.sessions.queue.record_return(17.2)
         app.sessions.queue._max_wait_s = 0.3
         refused = await request(address, "POST", "/reset", None, {HEADER: "other"})
         detail = refused.json()["detail"]

@@ -126,7 +126,7 @@ async def test_newcomers_that_wait_are_bounded_over_all_workers() -> None:
     held = [queues[number % 2].enter(owner) for number, owner in enumerate("aabb")]
     waiting = [queues[0].enter("a") for _ in range(4)]
     late = [queue.enter("b") for queue in queues for _ in range(2)]
-    queues[1].returned(60.0)  # one of four comes back every quarter of a minute, wherever it is
+    queues[1].record_return(60.0)  # one of four comes back every quarter of a minute, wherever it is
     assert queues[1].estimate_s(2) == pytest.approx(30, rel=0.1)
     assert [ticket.waits for ticket in (*waiting, *late)] == [True] * 4 + [False] * 4
     for ticket in (*waiting, *held):

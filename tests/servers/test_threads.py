@@ -228,7 +228,7 @@ async def test_calls_wait_for_a_thread_where_the_system_gives_none(
     with caplog.at_level(logging.ERROR, "servers"):
         assert await asyncio.wait_for(results(pool, lambda: 1), 60) == [1]
     assert [record.getMessage() for record in caplog.records] == [
-        "the system gives no thread beside 0: can't start new thread; calls wait"
+        "cannot start a thread beside 0 others: can't start new thread; calls wait"
     ]
     pool.close()
 

@@ -275,7 +275,7 @@ async def test_abandoned_steps_take_threads_of_their_own_up_to_a_bound() -> None
         async with socket_to(address) as ws:
             data = await first_of(ws)
             assert data["code"] == "CAPACITY_REACHED"
-            assert "held by calls whose clients have left" in data["message"]
+            assert "held by abandoned calls" in data["message"]
         health = await request(address, "GET", "/health")
         assert (health.status_code, health.json()) == (503, {"status": "unhealthy"})
         assert (await request(address, "POST", "/reset")).status_code == 503
