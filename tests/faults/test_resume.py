@@ -315,6 +315,7 @@ async def test_only_who_knows_the_secret_and_owns_the_session_resumes_it() -> No
         for headers, said in (
             (other, {}),
             (mine, {"secret": "guessed"}),
+            (mine, {"secret": told["secret"][:-1]}),
             (mine, {"session": "guessed"}),
             (mine, {"read": 0}),  # which the server has been told to forget
             (mine, {"read": 3}),
@@ -322,7 +323,7 @@ async def test_only_who_knows_the_secret_and_owns_the_session_resumes_it() -> No
             async with socket_to(address, additional_headers=headers, **options) as second:
                 asked = {"read": 1, **known, **said}
                 refusals.append((await ask(second, id=0, op="resume", **asked))["error"])
-        assert [refusal["code"] for refusal in refusals] == ["SESSION_ERROR"] * 5
+        assert [refusal["code"] for refusal in refusals] == ["SESSION_ERROR"] * 6
         assert len({refusal["message"] for refusal in refusals}) == 1
         async with socket_to(address, additional_headers=mine, **options) as third:
             told = await ask(third, id=0, op="resume", read=1, **known)
