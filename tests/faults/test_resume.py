@@ -239,6 +239,13 @@ async def test_an_ingress_that_is_started_again_is_waited_for(monkeypatch: pytes
             await client.close()
 
 
+async def test_a_lease_is_no_longer_than_a_server_allows() -> None:
+    options: Any = {"subprotocols": ["ropewalk.v1"]}
+    async with serving(app_of(Tally)) as address, socket_to(address, **options) as connection:
+        told = await ask(connection, id=1, op="open", lease_s=1e9)
+        assert told["lease_s"] == server_link.MAX_LEASE_S
+
+
 async def test_a_lease_that_is_over_resumes_nobody() -> None:
     app = app_of(Tally)
     async with serving(app) as address, faulty_proxy(address) as proxy, CounterEnv(proxy.url) as client:
