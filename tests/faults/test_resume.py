@@ -239,6 +239,13 @@ async def test_an_ingress_that_is_started_again_is_waited_for(monkeypatch: pytes
             await client.close()
 
 
+async def test_a_lease_is_no_longer_than_a_server_allows() -> None:
+    options: Any = {"subprotocols": ["ropewalk.v1"]}
+    async with serving(app_of(Tally)) as address, socket_to(address, **options) as connection:
+        told = await ask(connection, id=1, op="open", lease_s=1e9)
+        assert told["lease_s"] == server_link.MAX_LEASE_S
+
+
 async def test_a_lease_that_is_over_resumes_nobody() -> None:
     app = app_of(Tally)
     async with serving(app) as address, faulty_proxy(address) as proxy, CounterEnv(proxy.url) as client:
@@ -315,6 +322,7 @@ async def test_only_who_knows_the_secret_and_owns_the_session_resumes_it() -> No
         for headers, said in (
             (other, {}),
             (mine, {"secret": "guessed"}),
+            (mine, {"secret": told["secret"][:-1]}),
             (mine, {"session": "guessed"}),
             (mine, {"read": 0}),  # which the server has been told to forget
             (mine, {"read": 3}),
@@ -322,7 +330,7 @@ async def test_only_who_knows_the_secret_and_owns_the_session_resumes_it() -> No
             async with socket_to(address, additional_headers=headers, **options) as second:
                 asked = {"read": 1, **known, **said}
                 refusals.append((await ask(second, id=0, op="resume", **asked))["error"])
-        assert [refusal["code"] for refusal in refusals] == ["SESSION_ERROR"] * 5
+        assert [refusal["code"] for refusal in refusals] == ["SESSION_ERROR"] * 6
         assert len({refusal["message"] for refusal in refusals}) == 1
         async with socket_to(address, additional_headers=mine, **options) as third:
             told = await ask(third, id=0, op="resume", read=1, **known)

@@ -53,14 +53,13 @@ def test_what_is_written_is_read(values: list[Any], text: str) -> None:
     assert isinstance(frame, bytes) == bool(values)
 
 
-VALID = encode_frame(
+VALID: Any = encode_frame(
     {"id": b"1"}, [array_of(np.arange(6, dtype=np.int16).reshape(2, 3)), array_of(np.ones(3))]
 )
 
 
 @given(st.data())
 def test_a_frame_that_is_broken_is_refused_or_read_and_takes_no_room(data: st.DataObject) -> None:
-    assert isinstance(VALID, bytes)
     broken = bytearray(VALID)
     for _ in range(data.draw(st.integers(1, 6))):
         at = data.draw(st.integers(0, len(broken) - 1))
@@ -72,6 +71,14 @@ def test_a_frame_that_is_broken_is_refused_or_read_and_takes_no_room(data: st.Da
             case "insert":
                 broken[at:at] = data.draw(st.binary(max_size=9))
     refused_or_small(bytes(broken))
+
+
+@pytest.mark.parametrize(
+    "frame", [VALID + bytes(8), VALID + b"1", '{"id": 1, "x": NaN}', '{"id": 1, "x": -Infinity}']
+)
+def test_what_is_behind_the_last_array_and_what_json_lacks_is_refused(frame: str | bytes) -> None:
+    with pytest.raises(FrameError):
+        decode_frame(frame)
 
 
 SIZES = st.one_of(st.integers(-2, 9), st.integers(1 << 30, 1 << 70), st.just(True), st.just(1.5), st.none())

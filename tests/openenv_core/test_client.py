@@ -350,6 +350,26 @@ async def test_closing_ends_a_request_that_waits(how: str) -> None:
         await eventually(lambda: app.state.sessions.active == 0)
 
 
+async def test_who_waits_for_answers_of_a_vector_hears_of_each_deadline_and_of_the_end() -> None:
+    env_class = SlowAsync.fresh()
+    async with (
+        serving(create_app(env_class, Add, Count, max_concurrent_envs=4)) as address,
+        CounterEnv(f"http://{address}", message_timeout_s=None) as env,
+    ):
+        vector = await env.vector(3)
+        for member, timeout_s in enumerate((0.1, 0.2, 600.0)):
+            vector._conversation._timeout_s = timeout_s
+            await vector.send("step", members=[member], actions=[{"amount": 1}])
+        for _ in range(2):
+            with pytest.raises(RequestTimeoutError):
+                await asyncio.wait_for(vector.recv(), 30)
+        last = asyncio.create_task(vector.recv())
+        await asyncio.sleep(0)
+        await vector.close()
+        with pytest.raises(ClientClosedError):
+            await asyncio.wait_for(last, 30)
+
+
 # Event loops
 
 

@@ -147,6 +147,24 @@ async def test_a_vector_waits_until_all_its_sessions_are_to_be_had() -> None:
         await eventually(lambda: app.sessions.active == 0)
 
 
+async def test_the_wait_for_a_slot_is_none_of_a_requests_time() -> None:
+    app = app_of(1)
+    async with (
+        serving(app) as address,
+        CounterEnv(f"http://{address}") as first,
+        CounterEnv(f"http://{address}", message_timeout_s=1.0) as second,
+        CounterEnv(f"http://{address}", queue_timeout_s=1.3) as third,
+    ):
+        await first.reset()
+        waits = asyncio.create_task(second.reset(seed=3))
+        await eventually(lambda: app.sessions.queue.capacity()["waiting"] == 1)
+        with pytest.raises(CapacityError):
+            await third.reset()
+        second._conversation._timeout_s = 60  # type: ignore[union-attr]  # of what comes now
+        await first.disconnect()
+        assert (await waits).observation.total == 3
+
+
 @pytest.mark.parametrize("how", ["cancel", "close"])
 async def test_who_gives_up_in_the_queue_leaves_it_at_once(how: str) -> None:
     app = app_of(1)

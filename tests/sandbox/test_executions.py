@@ -92,6 +92,13 @@ async def test_a_time_out_interrupts_and_keeps_what_can_be_kept(sandbox: Sandbox
         assert not done.state_lost
 
 
+async def test_nobody_gets_more_time_than_the_session_has(sandbox: Sandbox) -> None:
+    session = await sandbox.open(Limits(timeout_s=0.2))
+    done = await asyncio.wait_for(session.execute("import time; time.sleep(60)", timeout_s=60.0), 30)
+    await session.close()
+    assert (done.status, done.reason) == ("timeout", "it ran longer than 0.2 s")
+
+
 async def test_whoever_swallows_the_interrupt_is_killed(sandbox: Sandbox) -> None:
     session = await sandbox.open(Limits(grace_s=0.1))
     code = "x = 1\nwhile True:\n  try:\n    import time; time.sleep(60)\n  except BaseException: pass"

@@ -23,12 +23,13 @@ from openenv_core.sandbox import (
     SandboxUnavailableError,
     SyncSandbox,
 )
-from openenv_core.sandbox.answers import AnswerReader, ForgedAnswerError
+from openenv_core.sandbox.answers import AnswerReader, Exit, ForgedAnswerError, fit, judge
 from openenv_core.sandbox.inside import runner as interrupts
 from openenv_core.sandbox.inside.frames import ANSWER, pack_answer
 from openenv_core.sandbox.inside.walls import ease_copying
 from openenv_core.sandbox.probes import prove
 from openenv_core.sandbox.readable import find_readable, without_hidden
+from openenv_core.sandbox.results import Execution, Output
 from openenv_core.sandbox.workspace import PREFIX, Scratch, Workspace, sweep
 
 HEADER: dict[str, Any] = {
@@ -78,6 +79,29 @@ def test_a_minimum_above_the_strongest_is_refused() -> None:
         SandboxConfig(preload=("os; print()",))
 
 
+@pytest.mark.parametrize(
+    ("how", "status", "code"),
+    [
+        (Exit(code=3), "killed", 3),
+        (Exit(signal=signal.SIGKILL), "killed", 137),
+        (Exit(signal=signal.SIGKILL, memory=True), "memory", 137),
+        (Exit(signal=signal.SIGKILL, memory=True, zygote=True), "sandbox_error", -1),
+    ],
+)
+def test_an_execution_is_judged_by_how_its_process_ended(how: Exit, status: str, code: int) -> None:
+    judged = judge(Execution(status="ok"), None, how, Limits())
+    assert (judged.status, judged.exit_code, judged.state_lost) == (status, code, True)
+
+
+def test_the_result_and_what_is_shown_share_one_bound() -> None:
+    shown = Output(output_type="display_data", data={"text/plain": "x" * 1500})
+    execution = Execution(status="ok", outputs=(shown,))
+    for length, kept in ((500, (shown,)), (1500, ())):
+        done = fit((execution, b"y" * length), ("", False), ("", False), Limits(outputs_bytes=1024))
+        assert (done.result, done.outputs) == ("y" * length, kept)
+        assert done.cut.outputs == (not kept)
+
+
 def test_an_answer_is_read_however_it_is_cut() -> None:
     data = pack_answer(HEADER, TEXTS)
     for size in (1, 7, len(data)):
@@ -90,6 +114,7 @@ def test_an_answer_is_read_however_it_is_cut() -> None:
 
 
 LIES: list[dict[str, Any]] = [
+    {"id": 0},
     {"id": 2},
     {"id": "1"},
     {"status": "timeout"},

@@ -603,6 +603,7 @@ WRONG: list[tuple[Any, str]] = [
     ({"op": "state"}, "VALIDATION_ERROR"),
     ({"id": -1, "op": "state"}, "VALIDATION_ERROR"),
     ({"id": True, "op": "state"}, "VALIDATION_ERROR"),
+    ({"id": 2**53, "op": "state"}, "VALIDATION_ERROR"),
     ({"id": 1, "op": "state", "deadline_s": 0}, "VALIDATION_ERROR"),
     ({"id": 1, "op": "open", "count": 0}, "VALIDATION_ERROR"),
     ({"id": 1, "op": "open", "count": MAX_MEMBERS}, "VALIDATION_ERROR"),  # two are there

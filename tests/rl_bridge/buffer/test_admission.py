@@ -254,6 +254,22 @@ def test_a_group_without_a_lease_is_admitted_when_one_may_start() -> None:
     simulate(scenario())
 
 
+def test_a_step_takes_the_oldest_weights_and_not_the_lowest_numbers() -> None:
+    async def scenario() -> None:
+        buffer = plain_buffer(max_staleness=1)
+        leases = [await buffer.lease() for _ in range(4)]
+        for lost in leases[:2]:
+            buffer.lose(lost)
+        buffer.served(1)
+        leases[:2] = [await buffer.lease() for _ in range(2)]  # begun anew, under newer weights
+        for lease in leases:
+            assert await buffer.add(aged_group(lease.floor, number=lease.group), lease)
+        taken = [await buffer.sample(version, 2) for version in (1, 2)]
+        assert [[group.id for group in step] for step in taken] == [[2, 3], [0, 1]]
+
+    simulate(scenario())
+
+
 def test_a_failure_reaches_whoever_waits_now_or_later() -> None:
     async def scenario() -> None:
         buffer = plain_buffer()

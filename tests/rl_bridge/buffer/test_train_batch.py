@@ -50,6 +50,15 @@ def test_layout() -> None:
     assert len(batch) == 3
 
 
+def test_a_reward_is_earned_at_the_end_of_the_last_row() -> None:
+    rows = [
+        sample([1, 2, 3], [0, 1, 1], trajectory=1, reward=2.0),
+        sample([5, 6], [0, 1], trajectory=1, reward=2.0),
+        sample([1, 4], [0, 1], trajectory=2, reward=-1.0),
+    ]
+    assert TrainBatch.from_samples(rows).rewards.tolist() == [0.0, 0.0, 2.0, -1.0]
+
+
 def test_siblings_that_saw_the_same_share_a_context() -> None:
     batch = TrainBatch.from_samples(
         [sample([1, 2, answer], [0, 0, 1], trajectory=number) for number, answer in enumerate([3, 4, 3])]

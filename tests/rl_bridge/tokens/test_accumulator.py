@@ -58,10 +58,14 @@ def test_rows_and_masks_of_turns(
     assert ["".join(str(int(is_loss)) for is_loss in row.loss_mask) for row in rows] == masks
 
 
-def test_prefix_that_breaks_begins_a_row() -> None:
+@pytest.mark.parametrize("shared", [False, True])
+def test_prefix_that_breaks_begins_a_row(shared: bool) -> None:
+    chat = [1, 2]
+    prompt = Prefix(chat) if shared else [1, 2]
+    chat += [9, 4]
     rows = training_rows(
         # The second prompt spells the first answer otherwise (9 for 3): the tokens sampled stay as they were.
-        trajectory(turn([1, 2], [3], version=1), turn([1, 2, 9, 4], [5], version=2)),
+        trajectory(turn(prompt, [3], version=1), turn(Prefix(chat) if shared else chat, [5], version=2)),
         advantage=-1.0,
         index=0,
     )

@@ -15,7 +15,7 @@ from store_stage import Directory, assert_same, sibling, snapshot_of, state_of
 from rl_bridge.errors import WeightsError
 from rl_bridge.weights import WeightStore
 from rl_bridge.weights.local import SegmentReader
-from rl_bridge.weights.segments import SegmentAddress, _start_ticks, own_machine
+from rl_bridge.weights.segments import SegmentAddress, _start_ticks, own_machine, own_origin
 from rl_bridge.weights.snapshot import Origin, Publication
 
 
@@ -82,6 +82,15 @@ async def test_a_publisher_that_is_killed_while_it_writes_is_told_to_who_waits(
         await waiting
     await store.put(2, state_of(2.0))
     assert_same(await store.get(2), state_of(2.0))
+
+
+async def test_a_process_that_got_the_number_of_a_dead_publisher_is_not_taken_for_it(
+    store: WeightStore, directory: Directory
+) -> None:
+    dead = replace(own_origin(0), started=0)
+    await directory.announce(1, Publication(group="trainer", number=1), dead, 1, None)
+    with pytest.raises(WeightsError, match="died while it published"):
+        await store.get(1)
 
 
 async def test_what_a_killed_publisher_had_published_is_gone_with_it_and_the_error_says_so(
