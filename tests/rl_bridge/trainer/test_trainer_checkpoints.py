@@ -1,6 +1,7 @@
 """Checkpoints are whole or not there, whatever happens to who writes them; what resumes is what was stopped."""
 
 import contextlib
+import errno
 import os
 import random
 import shutil
@@ -64,6 +65,26 @@ def test_two_are_kept_and_the_same_version_is_replaced(trainer: Any, policy: Pat
     trainer.save(4, {"number": "again"})
     assert whole(tmp_path) == ["step-3", "step-4"]
     assert alone(policy, tmp_path, **OPTIONS).resume().run_state == {"number": "again"}
+
+
+def test_an_old_one_that_somebody_still_reads_does_not_end_the_run(
+    trainer: Any, policy: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def unlink(path: Any, **options: Any) -> None:
+        if path == "run.json":  # as NFS says of a folder with a file that is open elsewhere
+            raise OSError(errno.ENOTEMPTY, "Directory not empty")
+        original(path, **options)
+
+    original = os.unlink
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "unlink", unlink)
+        for number in range(3):
+            trainer.step(batch(number))
+            trainer.save(number + 1)
+        trainer.save(3)
+    assert newest_checkpoint(tmp_path) == 3
+    assert alone(policy, tmp_path, **OPTIONS).resume().version == 3
+    assert whole(tmp_path) == ["step-2", "step-3"]
 
 
 def test_what_was_being_replaced_is_there_until_its_successor_is(
