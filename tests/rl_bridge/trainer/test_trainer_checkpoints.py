@@ -16,7 +16,7 @@ import pytest
 import torch
 from trainer_ranks import WAIT_S, RankDiedError, Ranks, alone, assert_close, batch, copied, ranks, settings
 
-from rl_bridge.errors import CheckpointError, ModelError, RankLostError, TrainingError
+from rl_bridge.errors import CheckpointError, ModelError, NonFiniteLossError, RankLostError, TrainingError
 from rl_bridge.trainer.checkpoints import newest_checkpoint
 from rl_bridge.trainer.settings import ResumeState
 
@@ -155,6 +155,20 @@ def test_the_end_waits_for_the_last_checkpoint(
     trainer.save(1, wait=False)
     threading.Timer(0.2, slow_disk.set).start()
     trainer.export(tmp_path) if end == "export" else trainer.close()
+    assert whole(tmp_path) == ["step-1"]
+
+
+def test_a_loss_that_is_no_number_waits_for_the_checkpoint_that_the_run_goes_on_from(
+    trainer: Any, tmp_path: Path, slow_disk: threading.Event
+) -> None:
+    trainer.step(batch(0))
+    trainer.save(1, wait=False)
+    bad = batch(1)
+    bad.advantages[5] = float("nan")
+    threading.Timer(0.2, slow_disk.set).start()
+    with pytest.raises(NonFiniteLossError):
+        trainer.step(bad)
+    # By now: the process that hears of it is given seconds to end, and a large checkpoint takes minutes.
     assert whole(tmp_path) == ["step-1"]
 
 
