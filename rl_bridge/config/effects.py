@@ -76,6 +76,18 @@ def without_effect(config: Config) -> list[str]:
         lines += [
             line for section in OF_EPISODES for line in _idle_with_data(section, getattr(config, section))
         ]
+    rollout = config.rollout
+    usual = type(rollout).model_fields["straggler_timeout_s"].default
+    if rollout.straggler_timeout_s >= rollout.timeout_s and rollout.straggler_timeout_s != usual:
+        lines.append(
+            f"rollout.straggler_timeout_s={rollout.straggler_timeout_s:g} has no effect: after "
+            f"rollout.timeout_s={rollout.timeout_s:g} the run has ended, which waited for the straggler"
+        )
+    if rollout.checkpoint_on_preemption and not config.trainer.checkpoint_interval:
+        lines.append(
+            "rollout.checkpoint_on_preemption=True has no effect on the run: trainer.checkpoint_interval=0 keeps no "
+            "checkpoint"
+        )
     if config.model.lora is not None and "reference" in config.monarch.roles.model_fields_set:
         lines.append(
             "monarch.roles.reference has no effect: with model.lora the reference is the trainer's model, adapters off"

@@ -8,7 +8,7 @@ from typing import Annotated, Literal, Self
 
 from pydantic import BeforeValidator, Field, model_validator
 
-from rl_bridge.config.sections import Count, NonNegative, Port, Positive, Section
+from rl_bridge.config.sections import Count, NonNegative, Port, Seconds, Section
 
 
 class RoleConfig(Section):
@@ -92,7 +92,7 @@ class RestartPolicy(Section):
 
     budget: Annotated[int, Field(ge=0)] = 3
     """Restarts of one replica within `window_s`; one more loss ends the run."""
-    window_s: Positive = 600.0
+    window_s: Seconds = 600.0
     backoff_s: NonNegative = 0.5
     """Before the first restart; doubles with each further one in the window."""
     max_backoff_s: NonNegative = 30.0
@@ -110,9 +110,9 @@ class RestartPolicy(Section):
 class MonarchConfig(Section):
     """`monarch.*`: the mesh."""
 
-    heartbeat_interval: Positive = 1.0
+    heartbeat_interval: Seconds = 1.0
     """Seconds between two looks at whether a process is alive: about how late a death is noticed."""
-    start_timeout_s: Positive = 600.0
+    start_timeout_s: Seconds = 600.0
     """How long a replica may take from its process to its first call: it loads the model, and a generator that joins
     later fetches the weights. With `colocate` `trainer.timeout_s` more, for another's turn may come first."""
     roles: RolesConfig = RolesConfig()

@@ -15,6 +15,7 @@ from rl_bridge.config.sections import (
     RecordsConfig,
     RewardConfig,
     Sampling,
+    Seconds,
     Section,
     TrainerConfig,
 )
@@ -83,11 +84,11 @@ class EnvConfig(Section):
     one; over all environments, where there are several."""
     reset: dict[str, Any] = Field(default_factory=dict)
     """Options sent with every reset, beside the seed."""
-    connect_timeout_s: Positive = 30.0
+    connect_timeout_s: Seconds = 30.0
     """How long the beginning of a session may take."""
-    reset_timeout_s: Positive = 30.0
+    reset_timeout_s: Seconds = 30.0
     """How long one reset may take."""
-    message_timeout_s: Positive = 30.0
+    message_timeout_s: Seconds = 30.0
     """How long one step may take."""
     restarts: Annotated[int, Field(ge=0)] = 10
     """How often a server that we started is started again before the run ends, or goes on without the environment."""
@@ -182,7 +183,7 @@ class RolloutConfig(Section):
     """After how many turns of one episode the siblings of a group part, each from a fork of its session: a number, or
     the least and the most, between which each group draws. What they share is context. None has each begin with a
     reset. The environment has to say that it can be forked (`FORKABLE`)."""
-    episode_timeout_s: Positive | None = None
+    episode_timeout_s: Seconds | None = None
     """After how long since its reset an episode begins no exchange any more, and is truncated."""
     max_new_tokens: Count = 16
     """Tokens an answer at most."""
@@ -190,15 +191,15 @@ class RolloutConfig(Section):
     """Prompt and answer together at most, in tokens."""
     temperature: Annotated[float, Field(ge=0.01)] = 1.0
     """Of the sampling; the trainer divides its logits by the same number. vLLM raises lower ones to 0.01."""
-    max_staleness: Annotated[int, Field(ge=0)] = 0
+    max_staleness: Annotated[int, Field(ge=0, le=1000)] = 0
     """How many updates old the weights behind a training sample may be. 0 is the synchronous loop: collect, train,
-    synchronise. Above 0 episodes go on being played while the trainer works."""
+    synchronise. Above 0 episodes go on being played while the trainer works, as many steps ahead."""
     weight_update: Literal["drain", "continue", "keep_cache"] = "drain"
     """How generators take new weights: finish what they have been asked first (drain), or go on with it under the new
     ones: with keys and values computed anew (continue), or with those of the old weights (keep_cache)."""
     min_group_size: Annotated[int, Field(ge=2)] = 2
     """Siblings with which a group is trained where others were lost or late. With fewer it is dropped."""
-    straggler_timeout_s: Positive = 600.0
+    straggler_timeout_s: Seconds = 600.0
     """How long a batch waits for a group that would be too stale for the next one. After that the group goes with the
     siblings that are there, or is dropped."""
     max_attempts: Count = 3
@@ -212,9 +213,9 @@ class RolloutConfig(Section):
     checkpoint_on_preemption: bool = False
     """A worker that is told to go (SIGTERM) hands back the episodes that it has finished; and a run that is told to
     go writes a checkpoint before it ends."""
-    generate_timeout_s: Positive = 300.0
+    generate_timeout_s: Seconds = 300.0
     """How long a generator may sample no token at all before what it was asked for is given up."""
-    timeout_s: Positive = 1200.0
+    timeout_s: Seconds = 1200.0
     """How long the collection of one batch may take, all told; a straggler has to have been waited for by then."""
     max_num_seqs: Count = 256
     """Prompts the engine works on at once."""

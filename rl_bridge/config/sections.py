@@ -9,6 +9,8 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, field_valida
 Fraction = Annotated[float, Field(ge=0.0, le=1.0)]
 Positive = Annotated[float, Field(gt=0.0)]
 NonNegative = Annotated[float, Field(ge=0.0)]
+Seconds = Annotated[float, Field(gt=0.0, le=1e9)]
+"""31 years at most: with more than nine times that, Python's own waits raise an OverflowError when they begin."""
 Count = Annotated[int, Field(ge=1)]
 Port = Annotated[int, Field(ge=0, le=65535)]
 Sampling = Literal["uniform", "sequential", "signal"]
@@ -138,7 +140,7 @@ class TrainerConfig(Section):
     """Ranks that share each layer; the other ranks of monarch.roles.trainer share the data (FSDP2)."""
     pipeline_parallel: Literal[1] = 1
     """A model's layers stay together: spread it by `tensor_parallel`, and over more ranks of monarch.roles.trainer."""
-    collective_timeout_s: Positive = 300.0
+    collective_timeout_s: Seconds = 300.0
     """How long ranks wait for each other."""
     learning_rate: Positive = 1e-6
     warmup_updates: Annotated[int, Field(ge=0)] = 0
@@ -153,7 +155,7 @@ class TrainerConfig(Section):
     """Gradients are scaled down to this norm."""
     checkpoint_interval: Annotated[int, Field(ge=0)] = 50
     """Iterations between checkpoints; 0 keeps none."""
-    timeout_s: Positive = 1800.0
+    timeout_s: Seconds = 1800.0
     """How long one step, one checkpoint or the way of new weights to the generators may take; one generator's transfer
     of them a quarter of it."""
     num_threads: Count = 1
@@ -195,9 +197,9 @@ class RewardConfig(Section):
     """How votes become a reward."""
     quorum: Fraction = 0.5
     """The share of the weight that has to have voted; with less the answer has no reward, and is left out."""
-    timeout_seconds: Positive = 10.0
+    timeout_seconds: Seconds = 10.0
     """How long a function may take. One that takes longer is killed with all that it started, and votes None."""
-    start_timeout_seconds: Positive = 60.0
+    start_timeout_seconds: Seconds = 60.0
     """How long the import of the functions may take, in each of their processes."""
     workers: Count = 2
     """Processes in which functions are called, in each replica of monarch.roles.reward."""

@@ -80,7 +80,9 @@ class TaskSampler:
                 self._signal[task] = before + LATEST * (signal - before)
                 (self._dull.discard if signal else self._dull.add)(task)
             self._drawn[group] = task = self._next()
+            self._times[self._draws[task]] -= 1
             self._draws[task] += 1
+            self._times[self._draws[task]] += 1
         return self._drawn[group]
 
     def _next(self) -> int:
@@ -113,10 +115,10 @@ class TaskSampler:
 
     def metrics(self) -> dict[str, float]:
         """How often tasks were drawn since the beginning, and how many had no variance the last time."""
-        draws = [self._draws[task] for task in range(self._tasks)]
+        draws = [draws for draws, tasks in self._times.items() if tasks]
         return {
             "tasks/draws_min": float(min(draws)),
-            "tasks/draws_mean": sum(draws) / self._tasks,
+            "tasks/draws_mean": self._passed / self._tasks,
             "tasks/draws_max": float(max(draws)),
             "tasks/dull_share": len(self._dull) / self._tasks,
         }
@@ -138,6 +140,8 @@ class TaskSampler:
         self._passed: int = state.get("passed", 0)
         """Draws, and so places in the passes that are taken."""
         self._draws = Counter[int](dict(state.get("draws", ())))
+        self._times = Counter({0: self._tasks - len(self._draws)}) + Counter(self._draws.values())
+        """By a number of draws, how many tasks have had so many: there may be millions of tasks."""
         self._signal = np.array(state.get("signal") or [None] * self._tasks, dtype=np.float64)
         """By task, the average of its groups; NaN where none has ended."""
         self._dull = set[int](state.get("dull", ()))

@@ -120,7 +120,10 @@ class ServerRecord:
         """It could not be reached, or a session broke."""
         if now < self._retry_at:
             return  # the sessions of a server that dies fail together: one failure, not one each
-        pause = min(BACKOFF_S * 2**self._failures, MAX_BACKOFF_S)
+        doublings = min(
+            self._failures, 32
+        )  # a thousand, of a server that is down for hours, no float can hold
+        pause = min(BACKOFF_S * 2**doublings, MAX_BACKOFF_S)
         self._failures += 1
         self._retry_at = now + pause * random.uniform(0.5, 1.0)
 

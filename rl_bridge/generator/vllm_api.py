@@ -1,6 +1,7 @@
 """What we ask of vLLM, in its own words: an engine, its statistics, sampling parameters, a finished answer."""
 
 import asyncio
+import math
 import multiprocessing
 import os
 import sys
@@ -350,12 +351,20 @@ def completion_of(answer: Any, *, kept_from: PolicyVersion | None = None) -> Com
         raise GeneratorError(
             f"expected the engine to finish an answer by stop or length, it did by {answer.finish_reason}"
         )
+    logprobs = [at[token].logprob for token, at in zip(answer.token_ids, answer.logprobs, strict=True)]
+    if not all(
+        map(math.isfinite, logprobs)
+    ):  # no loss could be made of them, nor of a checkpoint that has them
+        raise GeneratorError(
+            f"expected the engine to sample tokens with a finite log-probability, got {logprobs!r:.200}; where that "
+            "goes on, its weights or its kernels are broken"
+        )
     versions = [int(span.version) for span in answer.weight_versions for _ in range(span.start, span.end)]
     if kept_from is not None:
         versions[:1] = [min(version, kept_from) for version in versions[:1]]
     return Completion(
         tokens=list(answer.token_ids),
-        logprobs=[at[token].logprob for token, at in zip(answer.token_ids, answer.logprobs, strict=True)],
+        logprobs=logprobs,
         versions=versions,
         stopped=answer.finish_reason == "stop",
     )

@@ -3,8 +3,11 @@
 import contextlib
 import json
 import logging
+import mmap
+import os
 import re
 import secrets
+import sys
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
@@ -77,22 +80,30 @@ def rewind(path: Path, iteration: int) -> Mapping[str, float]:
     """Take from a file of JSON lines what came after an iteration, or was cut off; returns the last row that stays."""
     if not path.exists():
         return {}
-    lines: list[bytes] = []
-    last: dict[str, float] = {}
-    # By bytes: text has more ends of lines than "\n", and a line that was cut off may end within a character.
-    for line in path.read_bytes().split(b"\n"):
-        try:
-            row = json.loads(line)
-            wanted = row["iteration"] <= iteration
-        except (ValueError, TypeError, KeyError):
-            continue
-        if wanted:
-            lines.append(line + b"\n")
-            last = row
-    written = path.with_suffix(".partial")
-    written.write_bytes(b"".join(lines))
-    written.replace(path)
-    return last
+    end, row = _find_row(path, iteration)
+    os.truncate(path, end)
+    return row
+
+
+def last_row(path: Path) -> Mapping[str, float]:
+    """The last row of a file of JSON lines that is whole; an empty one where there is none."""
+    return _find_row(path, sys.maxsize)[1]
+
+
+def _find_row(path: Path, iteration: int) -> tuple[int, Mapping[str, float]]:
+    """Where the last row up to an iteration ends, and that row. Looked for from the end: files grow for weeks."""
+    if not path.stat().st_size:
+        return 0, {}
+    with path.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as content:
+        end = content.rfind(b"\n") + 1
+        while end:
+            begin = content.rfind(b"\n", 0, end - 1) + 1
+            with contextlib.suppress(ValueError, TypeError, KeyError):
+                row: dict[str, float] = json.loads(content[begin:end])
+                if row["iteration"] <= iteration:
+                    return end, row
+            end = begin
+    return 0, {}
 
 
 class TensorBoardSink:

@@ -2,7 +2,8 @@
 
 import itertools
 import json
-from collections.abc import Mapping
+import math
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from types import MappingProxyType
@@ -97,33 +98,36 @@ class Throughput:
     @classmethod
     def from_log(cls, file: Path) -> Self:
         """What a run did that is over, its first iteration apart; StatusError where `metrics.jsonl` does not say."""
-        rows = _rows(file)
         merged: dict[str, SpanTotals] = {}
-        for earlier, row in itertools.pairwise(rows):
-            for process, totals in SpanTotals.from_metrics(row, row[ELAPSED] - earlier[ELAPSED]).items():
+        seconds, steps, groups = 0.0, 0, 0.0
+        for earlier, row in itertools.pairwise(
+            _rows(file)
+        ):  # one after the other: there may be a million of them
+            elapsed = row[ELAPSED] - earlier[ELAPSED]
+            for process, totals in SpanTotals.from_metrics(row, elapsed).items():
                 merged[process] = merged[process].merged(totals) if process in merged else totals
+            seconds, steps, groups = seconds + elapsed, steps + 1, groups + row.get(GROUPS, math.nan)
         if not merged:
             raise StatusError(
-                f"expected at least two iterations with spans in {str(file)!r}, got {len(rows)} with or without; "
+                f"expected at least two iterations with spans in {str(file)!r}, got none behind another; "
                 "let the run go on, or measure one that does"
             )
-        counted = all(GROUPS in row for row in rows[1:])
         return cls(
-            seconds=rows[-1][ELAPSED] - rows[0][ELAPSED],
-            steps=len(rows) - 1,
-            groups=round(sum(row[GROUPS] for row in rows[1:])) if counted else None,
+            seconds=seconds,
+            steps=steps,
+            groups=None if math.isnan(groups) else round(groups),
             roles=merged,
         )
 
 
-def _rows(file: Path) -> list[Mapping[str, float]]:
+def _rows(file: Path) -> Iterator[Mapping[str, float]]:
     try:
-        lines = file.read_text(encoding="utf-8").splitlines()
+        with file.open(encoding="utf-8") as lines:
+            yield from (row for row in map(_row, lines) if ELAPSED in row)
     except OSError as error:
         raise StatusError(
             f"expected the metrics of a run in {str(file)!r}, got: {error.strerror}; name the folder of a run"
         ) from error
-    return [row for row in map(_row, lines) if ELAPSED in row]
 
 
 def _row(line: str) -> Mapping[str, float]:

@@ -1,6 +1,7 @@
 """Reward functions in processes of their own: bounded in number, in time, and in what they leave."""
 
 import asyncio
+import itertools
 import logging
 import os
 import pickle
@@ -145,6 +146,9 @@ MAX_LOST = 2
 MAX_ATTEMPTS = 16
 """At one evaluation, those included that met with a process that had ended already."""
 START_ATTEMPTS = 3
+"""At a worker whose functions cannot be imported any more."""
+SPAWN_ATTEMPTS = 8
+"""At one for which the machine has no process: a minute of that is no reason to end a run of days."""
 BACKOFF_S = 0.5
 """After a worker could not be started; doubles."""
 
@@ -296,16 +300,16 @@ class RewardPool:
     async def _replace(self, worker: RewardWorker) -> None:
         await worker.kill()
         self._workers.discard(worker)
-        for attempt in range(START_ATTEMPTS):
+        for attempt in itertools.count(1):
             if self._broken:
                 return
             try:
                 await self._add()
                 return
             except (RewardError, OSError) as error:
-                last = error
-                await asyncio.sleep(BACKOFF_S * 2**attempt)
-        raise last
+                if attempt >= (SPAWN_ATTEMPTS if isinstance(error, OSError) else START_ATTEMPTS):
+                    raise
+            await asyncio.sleep(BACKOFF_S * 2 ** (attempt - 1))
 
     async def _add(self) -> None:
         reward = self._reward

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from rl_bridge.data.examples import Example
+from rl_bridge.metrics.sinks import last_row
 from rl_bridge.rollout.assignment import Absence, NoTrajectory, Outcome, sampling_seed
 from rl_bridge.rollout.policy import ChatPolicy
 from rl_bridge.rollout.task import REPORT_FILE, EvaluationResult, Policy
@@ -88,8 +89,7 @@ class DatasetReport:
 
     def _last_iteration(self) -> dict[str, Any]:
         """From the log: a process that resumes a run whose last iteration is trained has not seen its answers."""
-        rows = (self._folder / "metrics.jsonl").read_text(encoding="utf-8").splitlines()
-        if not rows:  # somebody has taken the log away
+        last = last_row(self._folder / "metrics.jsonl")
+        if not last:  # somebody has taken the log away
             return {}
-        last = json.loads(rows[-1])
         return {"answers": round(last["rollout/trajectories"]), "mean_reward": last["reward/mean"]}

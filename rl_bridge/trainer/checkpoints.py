@@ -46,6 +46,8 @@ SHARD_BYTES = 5_000_000_000
 INDEX = "model.safetensors.index.json"
 _REPLACED = ".replaced" + _PARTIAL
 """Of a checkpoint that is whole, until there is another of its version."""
+_OLD = ".old" + _PARTIAL
+"""Of one that is being removed."""
 
 
 class Checkpoints:
@@ -215,11 +217,13 @@ class Checkpoints:
         before = _aside(final, _REPLACED) if final.exists() else None
         partial.rename(final)
         _sync(self._folder)
+        # The checkpoint is there: what of older ones cannot be removed, since somebody reads it over NFS for one, is no
+        # reason to end the run. `sweep` looks again.
         if before is not None:  # not sooner: removing takes its time, and there has to be one that is whole
-            shutil.rmtree(before)
+            shutil.rmtree(before, ignore_errors=True)
         for version in sorted(_versions(self._folder))[:-KEEP]:
             # Under another name, so that it is never taken for a whole one, wherever this is interrupted.
-            shutil.rmtree(_aside(self._folder / f"step-{version}", ".old" + _PARTIAL))
+            shutil.rmtree(_aside(self._folder / f"step-{version}", _OLD), ignore_errors=True)
 
     def _together(self, work: Callable[[], None], *, everywhere: bool = False) -> None:
         """Run a function on rank 0, or on every rank; a failure is raised on all of them."""

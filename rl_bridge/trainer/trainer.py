@@ -2,7 +2,7 @@
 
 import os
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -15,7 +15,13 @@ from torch import Tensor
 
 from rl_bridge.buffer.batch import TrainBatch
 from rl_bridge.devices import own_device
-from rl_bridge.errors import ModelError, NonFiniteLossError, TrainerWentBackError, TrainingError
+from rl_bridge.errors import (
+    CheckpointError,
+    ModelError,
+    NonFiniteLossError,
+    TrainerWentBackError,
+    TrainingError,
+)
 from rl_bridge.titan.lora import checkpoint_identity
 from rl_bridge.titan.model import TitanModel
 from rl_bridge.titan.ranks import ALONE, Rank, join_process_group, limit_waits, siblings_needed
@@ -151,6 +157,11 @@ class Trainer:
             self._checkpoints.check()
             try:
                 return self._step(self._own(batch))
+            except NonFiniteLossError:
+                # The run ends, and gives this process seconds to; what it goes on from may take minutes to be written.
+                with suppress(CheckpointError):
+                    self._checkpoints.finish()
+                raise
             except torch.OutOfMemoryError as error:
                 if self._rank.count > 1:  # all ranks are started again: the memory may have been another's
                     raise

@@ -112,6 +112,19 @@ def test_sampling_of_tasks_that_no_group_comes_back_to_is_told() -> None:
     ]
 
 
+def test_what_never_comes_about_is_told() -> None:
+    def lines(**rollout: Any) -> list[str]:
+        world = {"env": {"url": "http://127.0.0.1:8000"}}
+        told = without_effect(config(world=world, rollout=rollout, trainer={"checkpoint_interval": 0}))
+        return [line.partition(":")[0] for line in told]
+
+    assert lines(timeout_s=60.0) == lines(straggler_timeout_s=700.0) == []
+    assert lines(straggler_timeout_s=3600.0, checkpoint_on_preemption=True) == [
+        "rollout.straggler_timeout_s=3600 has no effect",
+        "rollout.checkpoint_on_preemption=True has no effect on the run",
+    ]
+
+
 def test_an_order_of_tasks_without_tasks_is_refused() -> None:
     with pytest.raises(ValueError, match=r"expected env\.tasks.*with env\.sampling=signal, got none"):
         config(world={"env": {"url": "http://127.0.0.1:8000", "sampling": "signal"}})

@@ -143,6 +143,8 @@ def test_an_environment_without_a_task_is_a_world_of_tools(file: Path) -> None:
     [
         "trainer.learning_rate=0",
         "trainer.learning_rate=.inf",
+        "trainer.timeout_s=1e10",
+        "rollout.max_staleness=1000000",
         "rollout.group_size=1",
         "rollout.max_staleness=-1",
         "trainer.betas=[0.9, 1.0]",

@@ -9,7 +9,7 @@ import pytest
 
 from openenv_core.errors import CapacityError, ConnectionFailedError, ConnectionLostError, ExecutionError
 from rl_bridge.environments import leases
-from rl_bridge.environments.leases import SessionDeadlines, SessionLeases
+from rl_bridge.environments.leases import ServerRecord, SessionDeadlines, SessionLeases
 from rl_bridge.errors import SessionUnavailableError
 
 SESSIONS = 6
@@ -141,7 +141,7 @@ async def test_every_slot_and_session_is_returned(seed: int, monkeypatch: pytest
             if tasks:
                 world.random.choice(tasks).cancel()
             assert 0 <= held.closing <= held.taken <= SESSIONS
-            assert held.idle <= SESSIONS - held.taken
+            assert held.idle + inside <= SESSIONS  # who has a place may still wait for a server
 
     tasks: list[asyncio.Task[None]] = []
     disturbance = asyncio.create_task(disturb())
@@ -215,3 +215,13 @@ async def test_end_of_a_server_costs_one_attempt_however_many_sessions_were_idle
         await asyncio.gather(*(reset_once(held) for _ in range(SESSIONS)))
         await held.close()
     assert held.discarded == 1
+
+
+def test_a_server_may_be_down_for_hours() -> None:
+    server, now = ServerRecord(URLS[0]), 0.0
+    for _ in range(2000):
+        server.failed(now)
+        waits_until = server.usable_at()
+        assert waits_until is not None
+        assert now < waits_until <= now + leases.MAX_BACKOFF_S
+        now = waits_until

@@ -112,6 +112,19 @@ def test_answer_with_keys_and_values_that_were_kept_is_no_younger_than_they(
     assert prompt_of([1], kept_from).get("cache_salt") == (None if kept_from is None else str(kept_from))
 
 
+@pytest.mark.parametrize("broken", [float("nan"), float("-inf")])
+def test_answer_that_no_loss_could_be_made_of_is_the_engines_failure(broken: float) -> None:
+    span = SimpleNamespace(version="5", start=0, end=1)
+    answer = SimpleNamespace(
+        finish_reason="stop",
+        weight_versions=[span],
+        token_ids=(8,),
+        logprobs=[{8: SimpleNamespace(logprob=broken)}],
+    )
+    with pytest.raises(GeneratorError, match=r"finite log-probability, got .*its weights or its kernels"):
+        completion_of(answer)
+
+
 class Busy(VllmEngine):
     """One whose engine gives no sign of life while it loads weights, or makes a step that does not end."""
 

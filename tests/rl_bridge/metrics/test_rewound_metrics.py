@@ -1,12 +1,13 @@
 """A resumed run trains some iterations again; the log has each of them once."""
 
 import json
+import os
 from pathlib import Path
 
 import pytest
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
-from rl_bridge.metrics.sinks import JsonlSink, MetricsLog, TensorBoardSink, rewind
+from rl_bridge.metrics.sinks import JsonlSink, MetricsLog, TensorBoardSink, last_row, rewind
 
 
 def write(path: Path, *iterations: int) -> None:
@@ -40,6 +41,18 @@ def test_line_that_was_cut_off_by_a_kill_goes(tmp_path: Path) -> None:
     assert rewind(path, 2)["iteration"] == 1
     write(path, 2)
     assert iterations(path) == [1, 2]
+
+
+def test_a_log_of_weeks_is_looked_at_from_its_end(tmp_path: Path) -> None:
+    path = tmp_path / "metrics.jsonl"
+    row = b'{"iteration": 7, "reward/mean": 0.5}\n'
+    with path.open("wb") as file:
+        file.truncate(1 << 34)  # bytes that nobody could read through
+        file.seek(0, os.SEEK_END)
+        file.writelines([b"\n", row, b'{"iteration": 8}\n', b'{"itera'])
+    assert last_row(path)["iteration"] == 8
+    assert rewind(path, 7)["reward/mean"] == 0.5
+    assert path.stat().st_size == (1 << 34) + 1 + len(row)
 
 
 def test_sinks_forget_what_is_trained_again_and_go_on(tmp_path: Path) -> None:

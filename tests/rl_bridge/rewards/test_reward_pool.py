@@ -1,12 +1,14 @@
 """Reward functions in real processes, really killed: nothing waits, nothing stays, nothing is scored by accident."""
 
 import asyncio
+import errno
 import os
 import random
 import re
 import signal
 import subprocess
 import sys
+from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -168,6 +170,21 @@ async def test_an_import_that_takes_too_long_names_the_key_that_gives_it_longer(
             pytest.fail("it was started")
     assert re.findall(r"reward\.(\w+),", str(told.value)) == ["start_timeout_seconds"]
     assert guards() == []
+
+
+async def test_a_machine_without_room_for_a_process_is_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    def no_room(functions: Sequence[str]) -> Any:
+        if attempts.append(1) or len(attempts) <= 5:
+            raise BlockingIOError(errno.EAGAIN, "Resource temporarily unavailable")
+        return spawn(functions)
+
+    attempts, spawn = list[int](), pool_module._spawn
+    monkeypatch.setattr(pool_module, "BACKOFF_S", 0.01)
+    async with open_pool(workers=1) as pool:
+        monkeypatch.setattr(pool_module, "_spawn", no_room)
+        os.kill(pool.pids[0], signal.SIGKILL)
+        assert await ask(pool, "return", 1) == 1.0
+    assert len(attempts) == 6
 
 
 @pytest.mark.soak

@@ -1,6 +1,7 @@
 """Checkpoints are whole or not there, whatever happens to who writes them; what resumes is what was stopped."""
 
 import contextlib
+import errno
 import os
 import random
 import shutil
@@ -15,7 +16,7 @@ import pytest
 import torch
 from trainer_ranks import WAIT_S, RankDiedError, Ranks, alone, assert_close, batch, copied, ranks, settings
 
-from rl_bridge.errors import CheckpointError, ModelError, RankLostError, TrainingError
+from rl_bridge.errors import CheckpointError, ModelError, NonFiniteLossError, RankLostError, TrainingError
 from rl_bridge.trainer.checkpoints import newest_checkpoint
 from rl_bridge.trainer.settings import ResumeState
 
@@ -64,6 +65,26 @@ def test_two_are_kept_and_the_same_version_is_replaced(trainer: Any, policy: Pat
     trainer.save(4, {"number": "again"})
     assert whole(tmp_path) == ["step-3", "step-4"]
     assert alone(policy, tmp_path, **OPTIONS).resume().run_state == {"number": "again"}
+
+
+def test_an_old_one_that_somebody_still_reads_does_not_end_the_run(
+    trainer: Any, policy: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def unlink(path: Any, **options: Any) -> None:
+        if path == "run.json":  # as NFS says of a folder with a file that is open elsewhere
+            raise OSError(errno.ENOTEMPTY, "Directory not empty")
+        original(path, **options)
+
+    original = os.unlink
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "unlink", unlink)
+        for number in range(3):
+            trainer.step(batch(number))
+            trainer.save(number + 1)
+        trainer.save(3)
+    assert newest_checkpoint(tmp_path) == 3
+    assert alone(policy, tmp_path, **OPTIONS).resume().version == 3
+    assert whole(tmp_path) == ["step-2", "step-3"]
 
 
 def test_what_was_being_replaced_is_there_until_its_successor_is(
@@ -134,6 +155,20 @@ def test_the_end_waits_for_the_last_checkpoint(
     trainer.save(1, wait=False)
     threading.Timer(0.2, slow_disk.set).start()
     trainer.export(tmp_path) if end == "export" else trainer.close()
+    assert whole(tmp_path) == ["step-1"]
+
+
+def test_a_loss_that_is_no_number_waits_for_the_checkpoint_that_the_run_goes_on_from(
+    trainer: Any, tmp_path: Path, slow_disk: threading.Event
+) -> None:
+    trainer.step(batch(0))
+    trainer.save(1, wait=False)
+    bad = batch(1)
+    bad.advantages[5] = float("nan")
+    threading.Timer(0.2, slow_disk.set).start()
+    with pytest.raises(NonFiniteLossError):
+        trainer.step(bad)
+    # By now: the process that hears of it is given seconds to end, and a large checkpoint takes minutes.
     assert whole(tmp_path) == ["step-1"]
 
 
