@@ -14,7 +14,7 @@ import psutil
 
 from rl_bridge.errors import StatusError
 from rl_bridge.loops.run import HISTORY_FILE
-from rl_bridge.metrics.status import StatusSnapshot, ask_status, served_address
+from rl_bridge.metrics.status import StatusSnapshot, read_served_address, request_status
 
 CONFIG = "examples/grpo_blackjack/config.yaml"
 MARK = "ROPEWALK_FAULTS_RUN"
@@ -77,8 +77,8 @@ class Job:
     def status(self) -> StatusSnapshot | None:
         """Return the status of the run; None before its first and after its end."""
         try:
-            address = served_address(self.folder)
-            return None if address is None else asyncio.run(ask_status(address))
+            address = read_served_address(self.folder)
+            return None if address is None else asyncio.run(request_status(address))
         except (OSError, StatusError):
             return None
 

@@ -18,7 +18,7 @@ def load_function(path: str) -> RewardFunction:
     return resolve_function(reference, key="reward.function", signature=signature, args=(None, "", None))
 
 
-def checked_reward(path: str, value: object) -> float | None:
+def check_reward(path: str, value: object) -> float | None:
     """Return what a reward function returned, as a number or None; RewardError where it is neither, or not finite."""
     if value is None:
         return None

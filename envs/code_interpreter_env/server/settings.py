@@ -124,7 +124,7 @@ class InterpreterSettings:
             return ()
         return ((SHIPPED_TASKS if self.tasks == SHIPPED else Path(self.tasks)).resolve(),)
 
-    def minimum(self, exposed: bool | None) -> Isolation:
+    def required_isolation(self, exposed: bool | None) -> Isolation:
         """Return the weakest level to serve at.
 
         Args:

@@ -192,7 +192,7 @@ def test_a_reset_forgets_what_the_last_episode_changed(shop: ShopEnvironment) ->
     before = collect_facts(scenario_of(shop).records)
     solve(first.task, calls_of(shop))
     assert collect_facts(scenario_of(shop).records) != before or not any(
-        one.changes for one in shop._verdicts
+        one.changes for one in shop._expected_outcomes
     )
     assert shop.reset(index=0) == first
     assert collect_facts(scenario_of(shop).records) == before

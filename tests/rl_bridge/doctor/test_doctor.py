@@ -9,7 +9,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from rl_bridge.doctor.host import Finding, Severity, machine, packages, requirements
+from rl_bridge.doctor.host import Finding, Severity, collect_requirements, machine, packages
 
 
 def named(findings: Iterable[Finding]) -> dict[str, Finding]:
@@ -26,7 +26,7 @@ def test_requirements_of_an_extra_include_those_of_the_extras_it_names() -> None
         'ropewalk[one]; extra == "two"',
         'c; extra == "three"',
     ]
-    found = requirements(lines, "one")
+    found = collect_requirements(lines, "one")
     assert {name: set(map(str, versions)) for name, versions in found.items()} == {
         "a": {"==1", ">=0.5"},
         "b": {"<3"},
