@@ -29,7 +29,7 @@ async def test_snapshot_arrives_as_it_was_taken() -> None:
 
 
 @pytest.mark.parametrize(
-    ("host", "alone", "served_on"),
+    ("host", "is_local", "served_on"),
     [
         ("127.0.0.1", True, "127.0.0.1"),
         ("no-such-host.invalid", True, "127.0.0.1"),
