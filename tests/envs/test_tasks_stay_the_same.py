@@ -92,7 +92,7 @@ def test_tools_prompts_and_shipped_tasks_are_those_that_policies_were_trained_wi
                 for apart in (False, True)
             ]
         ),
-        "blackjack": digest(list(chat.texts())),
+        "blackjack": digest(list(chat.render_prompts())),
     } == {
         "sqlite": "4210b72e396f4473",
         "shop": "f1a2e05e14328dd9",

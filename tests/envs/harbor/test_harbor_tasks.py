@@ -8,7 +8,7 @@ from harbor_tasks import TASKS
 
 from envs.harbor_env.server.app import app
 from envs.harbor_env.server.environment import shared_tasks
-from envs.harbor_env.tasks import HarborTask, HarborTasks, InvalidTaskError, digest
+from envs.harbor_env.tasks import HarborTask, HarborTasks, InvalidTaskError, compute_digest
 from openenv_core.errors import ConfigurationError
 
 
@@ -144,9 +144,9 @@ def test_variables_are_filled_in_and_missing_ones_are_named(
 def test_an_image_is_built_anew_when_what_it_is_built_of_changes(tmp_path: Path) -> None:
     folder = tmp_path / "environment"
     shutil.copytree(TASKS / "sort-table" / "environment", folder)
-    before = digest(folder)
-    assert digest(TASKS / "sort-table" / "environment") == before
+    before = compute_digest(folder)
+    assert compute_digest(TASKS / "sort-table" / "environment") == before
     (folder / "people.csv").write_text("name,age\n")
-    changed = digest(folder)
+    changed = compute_digest(folder)
     (folder / "people.csv").chmod(0o755)
-    assert len({before, changed, digest(folder)}) == 3
+    assert len({before, changed, compute_digest(folder)}) == 3

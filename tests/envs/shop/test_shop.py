@@ -8,7 +8,7 @@ from typing import Any, get_args
 
 import pytest
 
-from envs.shop_env.server.environment import TRIES, ShopEnvironment
+from envs.shop_env.server.environment import MAX_TRIES, ShopEnvironment
 from envs.shop_env.solver import solve
 from envs.shop_env.tasks import make_task
 from envs.shop_env.world.cases import CASES, Scenario
@@ -19,7 +19,7 @@ from envs.shop_env.world.rules import (
     Score,
     collect_facts,
     determine_outcomes,
-    differences,
+    find_changes,
     judge,
 )
 from envs.shop_env.world.speech import PHRASINGS
@@ -156,7 +156,7 @@ def test_who_guesses_is_shut_out(shop: ShopEnvironment) -> None:
         {"email": "", "postcode": "", "phone": ""},
         {"postcode": f"{customer.postcode}0", "phone": customer.phone},
     ]
-    assert len(wrong) == TRIES
+    assert len(wrong) == MAX_TRIES
     for told in wrong:
         assert call("verify_identity", {"customer_id": customer.id, **told}).result == {"verified": False}
     seen = call("verify_identity", {"customer_id": customer.id, **right})
@@ -358,7 +358,11 @@ def test_a_reward_counts_replies_and_what_was_changed() -> None:
     for replies, after, score, reward in cases:
         found = judge(determine_outcomes, replies, {}, after)
         assert (found, found.reward) == (Score(score[0], 2, score[1]), reward)
-    assert differences({("a",): 1, ("b",): 2}, {("b",): 3, ("c",): 4}) == {("a",): None, ("b",): 3, ("c",): 4}
+    assert find_changes({("a",): 1, ("b",): 2}, {("b",): 3, ("c",): 4}) == {
+        ("a",): None,
+        ("b",): 3,
+        ("c",): 4,
+    }
 
 
 def test_figures_of_the_policies_matter() -> None:

@@ -9,7 +9,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from rl_bridge.doctor.host import Finding, Severity, collect_requirements, machine, packages
+from rl_bridge.doctor.host import Finding, Severity, check_machine, check_packages, collect_requirements
 
 
 def named(findings: Iterable[Finding]) -> dict[str, Finding]:
@@ -45,7 +45,7 @@ def test_packages_are_compared_with_what_the_extra_asks_for(monkeypatch: pytest.
     asked = [f'{requirement}; extra == "rl"' for requirement in wanted]
     monkeypatch.setattr(importlib.metadata, "version", version)
     monkeypatch.setattr(importlib.metadata, "requires", lambda name: asked)
-    found = named(packages())
+    found = named(check_packages())
     assert (found["torch"].level, found["torch"].told) == (Severity.GOOD, "2.13.0+cpu")
     assert found["numpy"].level is Severity.GOOD
     assert (found["vllm"].level, found["torchtitan"].level) == (Severity.ODD, Severity.BAD)
@@ -59,9 +59,9 @@ def test_what_a_small_container_lacks_is_said(
     monkeypatch.setattr(shutil, "disk_usage", lambda path: SimpleNamespace(free=64 << 20))
     monkeypatch.setattr(resource, "getrlimit", lambda what: (1024, 4096))
     monkeypatch.setattr(Path, "glob", lambda self, pattern: iter([self / "nvidia0"][:in_dev]))
-    found = named(machine(gpus=0, wanted=wanted))
+    found = named(check_machine(gpus=0, wanted=wanted))
     assert (found["/dev/shm"].level, found["descriptors"].level) == (Severity.ODD, Severity.ODD)
     assert "--shm-size" in found["/dev/shm"].told
     assert found["GPUs"].level is Severity.BAD
     assert "CUDA_VISIBLE_DEVICES" in found["GPUs"].told
-    assert named(machine(gpus=0, wanted=0))["GPUs"].level is (Severity.BAD if in_dev else Severity.GOOD)
+    assert named(check_machine(gpus=0, wanted=0))["GPUs"].level is (Severity.BAD if in_dev else Severity.GOOD)
