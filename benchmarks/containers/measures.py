@@ -5,11 +5,10 @@ import time
 from collections.abc import Callable, Sequence
 from typing import Final
 
-from openenv_core.providers.measure_pool import DockerPool
-
 from benchmarks.containers.contestants import options_of, start_ours, start_plain
 from benchmarks.containers.servers import Subject
 from benchmarks.wire.measurements import Measurements
+from openenv_core.providers.pool import DockerPool
 
 LEASE_TIMEOUT_S: Final = 120.0
 

@@ -12,9 +12,9 @@ from openenv_core.errors import ConfigurationError
 from rl_bridge.errors import BridgeError, ConfigError, MissingDependencyError
 
 if TYPE_CHECKING:
-    from rich.make_table import Table
+    from rich.table import Table
 
-NumberT = TypeVar("N", int, float)
+NumberT = TypeVar("NumberT", int, float)
 
 TOP_LEVEL: Final = ("algorithm", "deterministic", "output_dir")
 """Keys without a dot that no command has as an option of its own."""
@@ -107,7 +107,7 @@ def escape_markup(text: str) -> str:
 
 def make_table(title: str | None, headings: Iterable[str], rows: Iterable[Sequence[object]]) -> "Table":
     """A table of plain text; the column below a heading that begins with ">" is to the right."""
-    from rich.make_table import Table
+    from rich.table import Table
 
     rich_table = Table(title=title, title_justify="left")
     for heading in headings:

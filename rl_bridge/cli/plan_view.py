@@ -4,7 +4,7 @@ import math
 from collections.abc import Iterator
 
 from rich.console import Group, RenderableType
-from rich.make_table import Table
+from rich.table import Table
 from rich.text import Text
 
 from rl_bridge.cli.common import make_table

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping
 from datetime import timedelta
 
 from rich.console import Group, RenderableType
-from rich.make_table import Table
+from rich.table import Table
 from rich.text import Text
 
 from rl_bridge.cli.common import make_table, replace_unprintable

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from pathlib import Path
 
-from packaging.collect_requirements import Requirement
+from packaging.requirements import Requirement
 from packaging.specifiers import SpecifierSet
 
 SHARED_MEMORY = Path("/dev/shm")
