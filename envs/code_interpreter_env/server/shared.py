@@ -152,7 +152,7 @@ class InterpreterKeeper:
     Attributes:
         choice: How one is made; what is set here goes for the next one.
         lost: The state of the one that there is, is gone.
-        brought: The files that the reset has brought to it.
+        initial_files: The files that the reset has brought to it.
     """
 
     def __init__(self, shared: SharedBackend, choice: ResetChoice) -> None:

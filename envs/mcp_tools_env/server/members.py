@@ -59,7 +59,7 @@ class EpisodeServer:
     """One server of an episode.
 
     Attributes:
-        about: What it says of itself, fields of `ServerInfo`; empty before it was started.
+        info: What it says of itself, fields of `ServerInfo`; empty before it was started.
         policy: What its configuration allows.
         folder: The session's, where it is a process.
         calls: How many were made.

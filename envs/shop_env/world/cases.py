@@ -79,7 +79,7 @@ class CaseMaker:
     """What requests are made with.
 
     Attributes:
-        left: products that no request of this customer is about yet.
+        unused_products: products that no request of this customer is about yet.
     """
 
     maker: Maker

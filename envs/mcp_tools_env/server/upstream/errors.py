@@ -85,9 +85,9 @@ class UpstreamWire:
     Attributes:
         transport: Its streams, to be entered; those of a server at an address connect then.
         fault: Is told why an answer will not come.
-        died: Returns how it died, once it has.
+        wait_ended: Returns how it died, once it has.
         is_gone: Whether it has died by now, or as good as: nobody reads what it is sent.
-        last_words: What it said last, beside its answers.
+        stderr_tail: What it wrote last to its standard error.
         close: Gives back what beside the streams was taken. Bounded in time.
     """
 
