@@ -14,7 +14,7 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
-from bootstrap import ROOT, ended, locked
+from bootstrap import ROOT, hold_lock, terminate_on_error
 
 LOCK = ROOT / "constraints" / "node"
 INSTALLED = ROOT / ".venvs" / "node"
@@ -51,7 +51,7 @@ def prepare() -> Path:
     stamp = INSTALLED / ".ready"
     wanted = fingerprint()
     INSTALLED.mkdir(parents=True, exist_ok=True)
-    with locked(INSTALLED.parent / ".node.lock"):
+    with hold_lock(INSTALLED.parent / ".node.lock"):
         if not (stamp.is_file() and stamp.read_text(encoding="utf-8") == wanted):
             stamp.unlink(missing_ok=True)
             install()
@@ -105,7 +105,7 @@ def run_npm(command: Sequence[str]) -> None:
             text=True,
             errors="replace",
         ) as process,
-        ended(process),
+        terminate_on_error(process),
     ):
         try:
             output, _ = process.communicate(timeout=INSTALL_S)

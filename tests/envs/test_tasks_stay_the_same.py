@@ -42,7 +42,7 @@ def sqlite_task(world: SqliteEnvironment, seed: int, split: str) -> list[Any]:
 
 def shop_task(world: ShopEnvironment, seed: int, split: str) -> list[Any]:
     seen = world.reset(seed=seed, split=split, episode_id="x")
-    right = [[one.decision, one.ground, one.amount, repr(one.changes)] for one in world._verdicts]
+    right = [[one.decision, one.ground, one.amount, repr(one.changes)] for one in world._expected_outcomes]
     topics = ("name", "email", "postcode", "phone", "order", "reason", "fallback", "address")
     found = [seen.model_dump(mode="json"), world.state.model_dump(mode="json"), right]
     return [
