@@ -139,7 +139,7 @@ def prepare(name: str, profile: Profile) -> Path:
     with hold_lock(environment.parent / f".{environment.name}.lock"):
         if stamp.is_file() and stamp.read_text() == fingerprint:
             return environment
-        began = time.monotonic()
+        start_time = time.monotonic()
         if environment.exists() and not is_in_place(environment):
             print_message(f"making {environment.relative_to(ROOT)} anew: it was made for another folder")
             shutil.rmtree(environment)
@@ -148,7 +148,7 @@ def prepare(name: str, profile: Profile) -> Path:
             subprocess.run([sys.executable, "-m", "venv", str(environment)], check=True)
         install(environment / "bin" / "python", profile)
         stamp.write_text(fingerprint)
-        print_message(f"installed {environment.name} in {time.monotonic() - began:.0f} s")
+        print_message(f"installed {environment.name} in {time.monotonic() - start_time:.0f} s")
     return environment
 
 
@@ -241,7 +241,7 @@ def can_import(python: Path, package: str) -> bool:
 def run_pip(command: Sequence[str], environment: str) -> None:
     """Run pip, showing how far it is in an environment; on failure, what it said last."""
     last_lines: deque[str] = deque(maxlen=KEPT_LINES)
-    began = reported_at = time.monotonic()
+    start_time = reported_at = time.monotonic()
     packages = 0
     activity = "asking the index"
     with (
@@ -258,7 +258,7 @@ def run_pip(command: Sequence[str], environment: str) -> None:
             if time.monotonic() - reported_at > pause:
                 reported_at = time.monotonic()
                 show_progress(
-                    f"  {environment}: {reported_at - began:4.0f} s  {packages:3} packages  {activity}"
+                    f"  {environment}: {reported_at - start_time:4.0f} s  {packages:3} packages  {activity}"
                 )
     show_progress("")
     if process.returncode:

@@ -49,13 +49,13 @@ def main() -> None:
 def prepare() -> Path:
     """Bring .venvs/node up to what the lock names, and return its Node."""
     stamp = INSTALLED / ".ready"
-    wanted = fingerprint()
+    expected_stamp = fingerprint()
     INSTALLED.mkdir(parents=True, exist_ok=True)
     with hold_lock(INSTALLED.parent / ".node.lock"):
-        if not (stamp.is_file() and stamp.read_text(encoding="utf-8") == wanted):
+        if not (stamp.is_file() and stamp.read_text(encoding="utf-8") == expected_stamp):
             stamp.unlink(missing_ok=True)
             install()
-            stamp.write_text(wanted, encoding="utf-8")
+            stamp.write_text(expected_stamp, encoding="utf-8")
         return find_node()
 
 
@@ -77,7 +77,7 @@ def install() -> None:
     for name in ("package.json", "package-lock.json"):
         shutil.copyfile(LOCK / name, INSTALLED / name)
     print("[ropewalk] installing Node and the npm packages that tests use", flush=True)
-    began = time.monotonic()
+    start_time = time.monotonic()
     # The machine's own Node may be older than what packages ask for: it only unpacks them, ours runs them.
     run_npm(
         [
@@ -91,7 +91,7 @@ def install() -> None:
             "--engine-strict=false",
         ]
     )
-    print(f"[ropewalk] installed in {time.monotonic() - began:.0f} s", flush=True)
+    print(f"[ropewalk] installed in {time.monotonic() - start_time:.0f} s", flush=True)
 
 
 def run_npm(command: Sequence[str]) -> None:

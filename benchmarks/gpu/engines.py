@@ -77,17 +77,19 @@ def reload(reporter: Reporter) -> None:
             for seed in (1, 2)
         ]
         state = random_weights(shape_of("tiny"), device="cpu", dtype=dtype, seed=2)
-        began = time.perf_counter()
+        start_time = time.perf_counter()
         engine = _start_engine(paths[0], reporter, share=0.25, max_length=64, at_once=8, sleeps=True)
-        reporter.record("start", time.perf_counter() - began, "s")
+        reporter.record("start", time.perf_counter() - start_time, "s")
         before = _generate(engine, prompts, temperature=0, tokens=16)
         for version in (1, 2, 3):  # over again, as in a run
             load = engine.load(version, state).result(ANSWER_TIMEOUT_S)
         reporter.record("load", 1000 * load.load_s, "ms")
         for version in (4, 5):  # and as in one whose trainer shares the GPU
-            began, awake = time.perf_counter(), _free_gb(reporter)
+            start_time, awake = time.perf_counter(), _free_gb(reporter)
             engine.sleep().result(ANSWER_TIMEOUT_S)
-            reporter.record(f"falling asleep, time {version - 3}", 1000 * (time.perf_counter() - began), "ms")
+            reporter.record(
+                f"falling asleep, time {version - 3}", 1000 * (time.perf_counter() - start_time), "ms"
+            )
             reporter.record("memory that it leaves to others asleep", _free_gb(reporter) - awake, "GB")
             load = engine.load(version, state).result(ANSWER_TIMEOUT_S)
             reporter.record(f"waking and load, time {version - 3}", 1000 * load.load_s, "ms")
@@ -122,14 +124,14 @@ def decode(reporter: Reporter) -> None:
     with tempfile.TemporaryDirectory() as folder:
         path = write_checkpoint(Path(folder) / "policy", size, device=device, dtype=torch.bfloat16)
         torch.cuda.empty_cache()  # of which the engine counts what is free
-        began = time.perf_counter()
+        start_time = time.perf_counter()
         engine = _start_engine(path, reporter, share=0.85, max_length=before + tokens, at_once=count)
-        reporter.record("start", time.perf_counter() - began, "s")
+        reporter.record("start", time.perf_counter() - start_time, "s")
         prompts = _draw_prompts(count, before, architecture.vocabulary)
         _generate(engine, prompts[:4], temperature=1.0, tokens=8)
-        began = time.perf_counter()
+        start_time = time.perf_counter()
         answers = _generate(engine, prompts, temperature=1.0, tokens=tokens)
-        elapsed_s = time.perf_counter() - began
+        elapsed_s = time.perf_counter() - start_time
         engine.close()
     generated = sum(len(answer.tokens) for answer in answers)
     reporter.record(f"answers to {count} prompts of {before} tokens", generated / elapsed_s, "tokens/s")
@@ -166,7 +168,7 @@ def blackjack(reporter: Reporter) -> None:
             *("--name", "check", f"output_dir={folder}", f"trainer.iterations={ITERATIONS}"),
             *("trainer.checkpoint_interval=0", "evaluation.interval=0", "evaluation.episodes=64", *overrides),
         ]
-        began = time.perf_counter()
+        start_time = time.perf_counter()
         with (
             subprocess.Popen(
                 command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
@@ -176,7 +178,7 @@ def blackjack(reporter: Reporter) -> None:
             assert training.stdout is not None
             last_lines = deque[str](maxlen=KEPT_LINES)
             for line in training.stdout:  # passed on at once: a check that is ended tells how far it came
-                after = time.perf_counter() - began
+                after = time.perf_counter() - start_time
                 print(f"{after:6.1f} s  {line}", end="", flush=True)
                 last_lines.append(line)
                 if line.startswith(STARTED):

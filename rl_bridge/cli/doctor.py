@@ -73,7 +73,11 @@ def run(arguments: argparse.Namespace) -> int:
     gpus, failed, console = count_usable_gpus(), False, Console()
     expected_gpus = 0 if config is None or arguments.node_rank is None else config.monarch.gpus_per_node
     meeting = _make_meeting(arguments, config, gpus=gpus)
-    checks = (check_packages, lambda: check_machine(gpus=gpus, wanted=expected_gpus), lambda: meet(meeting))
+    checks = (
+        check_packages,
+        lambda: check_machine(gpus=gpus, expected_gpus=expected_gpus),
+        lambda: meet(meeting),
+    )
     for finding in chain.from_iterable(check() for check in checks):
         failed = failed or finding.level is Severity.BAD
         if arguments.json:

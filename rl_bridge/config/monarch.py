@@ -248,8 +248,8 @@ def derive_monarch(
         if colocate or (available and replicas_left < 1):
             replicas, colocate = max(1, num_gpus // tensor_parallel), True
         else:
-            wanted = replicas_left if num_workers is None else num_workers
-            replicas = min(wanted, replicas_left) if available else num_workers or 1
+            num_replicas = replicas_left if num_workers is None else num_workers
+            replicas = min(num_replicas, replicas_left) if available else num_workers or 1
         roles["policy"] = RoleConfig(replicas=replicas, gpus=tensor_parallel)
         monarch = monarch.model_copy(update={"colocate": colocate})
     return monarch.with_roles(configured.model_copy(update=roles), colocate=monarch.colocate)

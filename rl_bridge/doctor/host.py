@@ -93,7 +93,7 @@ def _installed_version(name: str) -> str | None:
         return None
 
 
-def check_machine(*, gpus: int, wanted: int) -> Iterator[Finding]:
+def check_machine(*, gpus: int, expected_gpus: int) -> Iterator[Finding]:
     """Shared memory, descriptors, and the GPUs that torch can use, of which so many are wanted."""
     free = shutil.disk_usage(SHARED_MEMORY).free
     message, level = f"{free / 1e9:.1f} GB free", Severity.GOOD
@@ -112,10 +112,10 @@ def check_machine(*, gpus: int, wanted: int) -> Iterator[Finding]:
     yield Finding("descriptors", message, level)
 
     devices = len(list(Path("/dev").glob("nvidia[0-9]*")))
-    if gpus < max(wanted, min(1, devices)):
+    if gpus < max(expected_gpus, min(1, devices)):
         message = (
-            f"torch can use {gpus}, {devices} are in /dev, monarch.gpus_per_node says {wanted}; where torch can use "
-            "none it is a build for CPUs or not there, its CUDA is newer than the driver, or CUDA_VISIBLE_DEVICES "
+            f"torch can use {gpus}, {devices} are in /dev, monarch.gpus_per_node says {expected_gpus}; where torch can "
+            "use none it is a build for CPUs or not there, its CUDA is newer than the driver, or CUDA_VISIBLE_DEVICES "
             "hides them"
         )
         yield Finding("GPUs", message, Severity.BAD)

@@ -40,9 +40,9 @@ async def run_synthetic(settings: SyntheticSettings) -> SyntheticRun:
             collector, window = SpanCollector(fleet), SpanWindow()
             await collector.collect()
             window.advance(collector.known)
-            began = time.perf_counter()
+            start_time = time.perf_counter()
             steps = await fleet.guard(run_job(settings, rollout, trainer, make_buffer(settings)))
-            seconds = time.perf_counter() - began
+            seconds = time.perf_counter() - start_time
             await collector.collect()
             return SyntheticRun(
                 steps=steps,

@@ -531,18 +531,18 @@ def _(_world: DatabaseContents, events: tuple[Transaction, ...], source: random.
     for event in events:
         if event.day.year == year:
             each[event.day] += event.amount
-    whole = sum(each.values())
-    if whole <= 20000:
+    year_total = sum(each.values())
+    if year_total <= 20000:
         return None
-    wanted = source.randrange(1, 1 + whole // 10000) * 10000
+    bound = source.randrange(1, 1 + year_total // 10000) * 10000
     total = 0
     for day in sorted(each):
         total += each[day]
-        if total >= wanted:
+        if total >= bound:
             break
     # A sum of floats may fall short of a bound that whole cents just reach.
-    slots = {"YEAR": str(year), "SUM": str(wanted // 100)}
-    return Draw(text(day.isoformat()), slots) if total > wanted else None
+    slots = {"YEAR": str(year), "SUM": str(bound // 100)}
+    return Draw(text(day.isoformat()), slots) if total > bound else None
 
 
 @family(

@@ -41,8 +41,8 @@ def test_packages_are_compared_with_what_the_extra_asks_for(monkeypatch: pytest.
             raise importlib.metadata.PackageNotFoundError(name)
         return there[name]
 
-    wanted = ("torch==2.13.0", "vllm==0.32.0", "torchtitan==0.3.0", "numpy>=1.26")
-    asked = [f'{requirement}; extra == "rl"' for requirement in wanted]
+    expected_gpus = ("torch==2.13.0", "vllm==0.32.0", "torchtitan==0.3.0", "numpy>=1.26")
+    asked = [f'{requirement}; extra == "rl"' for requirement in expected_gpus]
     monkeypatch.setattr(importlib.metadata, "version", version)
     monkeypatch.setattr(importlib.metadata, "requires", lambda name: asked)
     found = named(check_packages())
@@ -54,14 +54,16 @@ def test_packages_are_compared_with_what_the_extra_asks_for(monkeypatch: pytest.
 
 @pytest.mark.parametrize(("in_dev", "wanted"), [(1, 0), (0, 1)])
 def test_what_a_small_container_lacks_is_said(
-    in_dev: int, wanted: int, monkeypatch: pytest.MonkeyPatch
+    in_dev: int, expected_gpus: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(shutil, "disk_usage", lambda path: SimpleNamespace(free=64 << 20))
     monkeypatch.setattr(resource, "getrlimit", lambda what: (1024, 4096))
     monkeypatch.setattr(Path, "glob", lambda self, pattern: iter([self / "nvidia0"][:in_dev]))
-    found = named(check_machine(gpus=0, wanted=wanted))
+    found = named(check_machine(gpus=0, expected_gpus=expected_gpus))
     assert (found["/dev/shm"].level, found["descriptors"].level) == (Severity.ODD, Severity.ODD)
     assert "--shm-size" in found["/dev/shm"].told
     assert found["GPUs"].level is Severity.BAD
     assert "CUDA_VISIBLE_DEVICES" in found["GPUs"].told
-    assert named(check_machine(gpus=0, wanted=0))["GPUs"].level is (Severity.BAD if in_dev else Severity.GOOD)
+    assert named(check_machine(gpus=0, expected_gpus=0))["GPUs"].level is (
+        Severity.BAD if in_dev else Severity.GOOD
+    )

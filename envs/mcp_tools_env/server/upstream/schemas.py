@@ -144,10 +144,10 @@ def _skip_keyword(validator: Any, value: Any, instance: Any, schema: Any) -> Non
 
 
 def _check_unique(
-    validator: Any, wanted: Any, instance: Any, schema: Any
+    validator: Any, is_required: Any, instance: Any, schema: Any
 ) -> Iterator[jsonschema.ValidationError]:
     """As the standard has it, in one pass: two equal items have one text."""
-    if wanted is True and isinstance(instance, list):
+    if is_required is True and isinstance(instance, list):
         texts = [json.dumps(item, sort_keys=True) for item in instance]
         if len(set(texts)) != len(texts):
             yield jsonschema.ValidationError("has items that are equal, and may not")
