@@ -30,7 +30,7 @@ CONFIG = Config(rollout=RolloutConfig(max_length=32, max_num_seqs=8, kv_cache_mb
 async def main() -> None:
     """Walk the way once."""
     with tempfile.TemporaryDirectory() as folder:
-        policy = make_tiny_policy(Path(folder) / "policy", chat.texts(), seed=0)
+        policy = make_tiny_policy(Path(folder) / "policy", chat.render_prompts(), seed=0)
         tokenizer = ChatTokenizer(policy)
         async with Fleet(Path(folder) / "logs"), await BlackjackEnv.from_process() as env:
             store = WeightStore.create()

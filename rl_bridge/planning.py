@@ -191,25 +191,27 @@ def memory_of_roles(
             role="policy",
             replicas=roles.policy.replicas,
             processes=config.generator.tensor_parallel,
-            parts={"weights": width * size.parameters, **_cache(config, size, width)},
+            parts={"weights": width * size.parameters, **_cache_memory(config, size, width)},
             # The largest one, beside that which it replaces.
             per_process=(
                 {"a tensor of new weights": width * architecture.output_parameters} if architecture else {}
             )
-            | _on_card(config, sent_bytes(size, config)),
-            at_best=_full_cache(config, size, width),
+            | _held_on_gpu(config, sent_bytes(size, config)),
+            at_best=_full_cache_memory(config, size, width),
             host=_receive_bytes(config, sent_bytes(size, config))
             | ({ASLEEP: 2 * width * size.parameters} if config.monarch.colocate else {}),
             gpu_share=config.rollout.gpu_memory_utilization,
         ),
     ]
     if config.has_reference:
-        own = _pass(config, size, trains=False)
+        own = _pass_memory(config, size, trains=False)
         turns = config.monarch.colocate and roles.reference.gpus
         away = {"weights, in others' turns": FROZEN_BYTES * size.parameters} if turns else {}
-        roles_memory.append(replace(_frozen("reference", roles.reference.replicas, size, own), host=away))
+        roles_memory.append(
+            replace(_make_frozen_role("reference", roles.reference.replicas, size, own), host=away)
+        )
     if reward_model is not None:
-        roles_memory.append(_frozen("reward", roles.reward.replicas, reward_model, {}))
+        roles_memory.append(_make_frozen_role("reward", roles.reward.replicas, reward_model, {}))
     return roles_memory
 
 
@@ -251,7 +253,7 @@ def _trainer(config: Config, size: ModelSize) -> RoleMemory:
         replicas=1,
         processes=role.procs * role.hosts,
         parts=parts,
-        per_process=_pass(config, size, trains=True) | _on_card(config, sent),
+        per_process=_pass_memory(config, size, trains=True) | _held_on_gpu(config, sent),
         host=host_memory,
     )
 
@@ -296,7 +298,7 @@ def with_checkpointing(config: Config, kind: Checkpointing) -> Config:
     return config.model_copy(update={"trainer": trainer})
 
 
-def _on_card(config: Config, sent: int) -> dict[str, int]:
+def _held_on_gpu(config: Config, sent: int) -> dict[str, int]:
     """What a rank of the trainer leaves on its card for readers there, in everybody's turn."""
     if config.monarch.transport != "cuda_ipc":
         return {}
@@ -304,12 +306,14 @@ def _on_card(config: Config, sent: int) -> dict[str, int]:
     return {ON_THEIR_WAY: -(-KEPT_VERSIONS * sent // (role.procs * role.hosts))}
 
 
-def _frozen(role: str, replicas: int, size: ModelSize, per_process: Mapping[str, int]) -> RoleMemory:
+def _make_frozen_role(
+    role: str, replicas: int, size: ModelSize, per_process: Mapping[str, int]
+) -> RoleMemory:
     weights = {"weights": FROZEN_BYTES * size.parameters}
     return RoleMemory(role=role, replicas=replicas, processes=1, parts=weights, per_process=per_process)
 
 
-def _pass(config: Config, size: ModelSize, *, trains: bool) -> dict[str, int]:
+def _pass_memory(config: Config, size: ModelSize, *, trains: bool) -> dict[str, int]:
     """What a pass takes of each process for as long as it lasts; tensor-parallel ranks share it.
 
     A block keeps, of each token, what TorchTitan's Qwen3 saves for its backward pass. On a GPU, whose norm is one
@@ -349,10 +353,10 @@ def _pass(config: Config, size: ModelSize, *, trains: bool) -> dict[str, int]:
     memory["gathered layers"] = (width + 4 + narrow) * output + (2 * width + 4) * layer // share
     queries, keys = architecture.heads * architecture.head_dim, architecture.kv_heads * architecture.head_dim
     products = queries + 2 * keys + 2 * architecture.hidden_dim + 2 * architecture.dim
-    anew = {"full": architecture.dim, "selective": architecture.dim + queries + products // 2}
-    anew["auto"] = anew["full"]  # more is kept only where there is room
-    if (kind := trainer.activation_checkpointing) in anew:
-        saved = architecture.layers * anew[kind] * width + 2 * block
+    kept_per_token = {"full": architecture.dim, "selective": architecture.dim + queries + products // 2}
+    kept_per_token["auto"] = kept_per_token["full"]  # more is kept only where there is room
+    if (kind := trainer.activation_checkpointing) in kept_per_token:
+        saved = architecture.layers * kept_per_token[kind] * width + 2 * block
     else:
         saved = (architecture.layers + 1) * block
     return memory | {"activations": tokens * (saved + ends) // share}
@@ -361,33 +365,33 @@ def _pass(config: Config, size: ModelSize, *, trains: bool) -> dict[str, int]:
 def _receive_bytes(config: Config, sent: int) -> dict[str, int]:
     """Where a generator does not read the publisher's own memory, and where its engine has a process of its own."""
     monarch, memory = config.monarch, dict[str, int]()
-    if monarch.transport in ("rdma", "torchstore") or (monarch.transport == "auto" and not monarch.alone):
+    if monarch.transport in ("rdma", "torchstore") or (monarch.transport == "auto" and not monarch.is_local):
         memory["a version that was received"] = sent
     if config.generator.engine == "vllm_async" and monarch.transport != "cuda_ipc":
         memory["a version handed to the engine's process"] = sent
     return memory
 
 
-def _cached_per_token(architecture: Architecture, width: int) -> int:
+def _cache_bytes_per_token(architecture: Architecture, width: int) -> int:
     return 2 * architecture.layers * architecture.kv_heads * architecture.head_dim * width
 
 
-def _cache(config: Config, size: ModelSize, width: int) -> dict[str, int]:
+def _cache_memory(config: Config, size: ModelSize, width: int) -> dict[str, int]:
     """As large as the configuration says. On a GPU it is what is left, but room for the longest row has to be."""
     if not config.monarch.roles.policy.gpus:
         return {"key-value cache": config.rollout.kv_cache_mb << 20}
     if size.architecture is None:
         return {}
-    row = config.rollout.max_length * _cached_per_token(size.architecture, width)
+    row = config.rollout.max_length * _cache_bytes_per_token(size.architecture, width)
     return {"key-value cache of the longest row": row}
 
 
-def _full_cache(config: Config, size: ModelSize, width: int) -> dict[str, int]:
+def _full_cache_memory(config: Config, size: ModelSize, width: int) -> dict[str, int]:
     """So many prompts at once, all as long as they may be: with less the engine takes fewer at a time."""
     if size.architecture is None:
         return {}
     tokens = config.rollout.max_num_seqs * config.rollout.max_length
-    return {"a full key-value cache": tokens * _cached_per_token(size.architecture, width)}
+    return {"a full key-value cache": tokens * _cache_bytes_per_token(size.architecture, width)}
 
 
 @dataclass(kw_only=True, slots=True)
@@ -481,7 +485,7 @@ class RunPlan:
             roles = tuple(memory_of_roles(config, size, reward_model))
         trainer_bytes = TRAINER_BYTES * size.parameters
         if roles:
-            trainer_bytes = sum(held for name, held in roles[0].parts.items() if name != "critic")
+            trainer_bytes = sum(part_bytes for name, part_bytes in roles[0].parts.items() if name != "critic")
         lora = None if config is None else config.model.lora
         adapters = None if lora is None else size.adapter_parameters(lora)
         return replace(
@@ -501,18 +505,20 @@ class RunPlan:
         Each generator fetches a version from the trainer's hosts, each of which has its share of it; with TorchStore
         from the controller's. A host takes as many copies as it has generators.
         """
-        receivers, times = None, 1.0
+        receivers, copies = None, 1.0
         if config is not None:
             monarch = config.monarch
             receivers = monarch.roles.policy.replicas
             senders = 1 if monarch.transport == "torchstore" else monarch.roles.trainer.hosts
-            times = max(receivers / senders, _most_on_one_host(monarch))
+            copies = max(receivers / senders, _max_generators_per_host(monarch))
         broadcasts = []
         for bandwidth in gbps:
             seconds = size_bytes * 8 / (bandwidth * 1e9)
-            idle = None if rollout_s is None else times * seconds / (times * seconds + rollout_s)
-            every = None if receivers is None else times * seconds
-            broadcasts.append(BroadcastPlan(gbps=bandwidth, seconds=seconds, all_seconds=every, idle=idle))
+            idle = None if rollout_s is None else copies * seconds / (copies * seconds + rollout_s)
+            all_seconds = None if receivers is None else copies * seconds
+            broadcasts.append(
+                BroadcastPlan(gbps=bandwidth, seconds=seconds, all_seconds=all_seconds, idle=idle)
+            )
         return replace(self, sent_bytes=size_bytes, generators=receivers, broadcasts=tuple(broadcasts))
 
     def as_json(self, *, gpu_gb: float | None = None) -> dict[str, Any]:
@@ -525,24 +531,24 @@ class RunPlan:
         return document
 
 
-def gpus_of(config: Config) -> tuple[int, int]:
+def split_spot_gpus(config: Config) -> tuple[int, int]:
     """GPUs of a run that may be taken away, and those that may not.
 
     With `rollout.spot_eligible` the generators' may, and none otherwise: trainer, reference and reward model are what
     a run cannot go on without.
     """
-    everything, policy = config.monarch.gpus, config.monarch.roles.policy
-    lost_alone = config.rollout.spot_eligible and not config.monarch.colocate
-    spot = policy.replicas * policy.gpus if lost_alone else 0
-    return spot, everything - spot
+    total, policy = config.monarch.gpus, config.monarch.roles.policy
+    is_spot = config.rollout.spot_eligible and not config.monarch.colocate
+    spot = policy.replicas * policy.gpus if is_spot else 0
+    return spot, total - spot
 
 
-def _most_on_one_host(monarch: MonarchConfig) -> int:
+def _max_generators_per_host(monarch: MonarchConfig) -> int:
     """Of the generators, as the run itself would place them, beside a trainer that has its place first."""
     if not (monarch.gpus_per_node and monarch.roles.policy.gpus):
         # Any host will do, or the file does not say yet what there is.
         return math.ceil(monarch.roles.policy.replicas / monarch.num_nodes)
-    placement, on = Placement(monarch.num_nodes, monarch.gpus_per_node), Counter[int]()
+    placement, generators_by_host = Placement(monarch.num_nodes, monarch.gpus_per_node), Counter[int]()
     roles = {
         name: ServiceOptions(
             **options_of(getattr(monarch.roles, name)), gpu_pool=name if monarch.colocate else ""
@@ -553,5 +559,5 @@ def _most_on_one_host(monarch: MonarchConfig) -> int:
         for _ in range(getattr(monarch.roles, name).replicas):
             slot = placement.take(roles[name], 0.0)
             if name == "policy":
-                on[slot.first] += 1
-    return max(on.values())
+                generators_by_host[slot.first] += 1
+    return max(generators_by_host.values())

@@ -93,36 +93,36 @@ class TrajectoryRecord(RecordPart):
     turns: tuple[TurnRecord, ...]
 
 
-INCOMPLETE = "\N{REPLACEMENT CHARACTER}"
+INCOMPLETE_CHARACTER = "\N{REPLACEMENT CHARACTER}"
 """What a tokenizer makes of bytes that are not yet, or never, a character."""
-REMEMBERED_TOKENS = 65_536
-REMEMBERED_TEXTS = 64
+TOKEN_CACHE_SIZE = 65_536
+TEXT_CACHE_SIZE = 64
 """Siblings are shown the same first prompt."""
 
 
-class TokenText:
+class TokenDecoder:
     """Decodes whole stretches of tokens, and answers token by token."""
 
     def __init__(self, decode: Callable[[Sequence[int]], str]) -> None:
         self._decode = decode
-        self._alone = lru_cache(REMEMBERED_TOKENS)(lambda token: decode((token,)))
-        self._whole = lru_cache(REMEMBERED_TEXTS)(decode)
+        self._decode_token = lru_cache(TOKEN_CACHE_SIZE)(lambda token: decode((token,)))
+        self._decode_cached = lru_cache(TEXT_CACHE_SIZE)(decode)
 
-    def whole(self, tokens: Sequence[int]) -> str:
+    def decode(self, tokens: Sequence[int]) -> str:
         """The text of a stretch of tokens."""
-        return self._whole(tuple(tokens)) if tokens else ""
+        return self._decode_cached(tuple(tokens)) if tokens else ""
 
-    def pieces(self, tokens: Sequence[int]) -> list[str]:
+    def split(self, tokens: Sequence[int]) -> list[str]:
         """One text a token, shape [T]. A token that completes no character has an empty one."""
         if not tokens:
             return []
         # What a token is on its own says it for nearly all answers, and is remembered.
-        alone = [self._alone(token) for token in tokens]
-        if "".join(alone) == self._decode(tokens):
-            return alone
-        return self._in_context(tokens)
+        token_texts = [self._decode_token(token) for token in tokens]
+        if "".join(token_texts) == self._decode(tokens):
+            return token_texts
+        return self._split_in_context(tokens)
 
-    def _in_context(self, tokens: Sequence[int]) -> list[str]:
+    def _split_in_context(self, tokens: Sequence[int]) -> list[str]:
         """What each token adds to the text of those before it.
 
         Only the tokens since the last whole character but one are decoded again: enough for tokenizers that set words
@@ -133,7 +133,7 @@ class TokenText:
         before = ""
         for place in range(1, len(tokens) + 1):
             now = self._decode(tokens[begin:place])
-            if place < len(tokens) and (len(now) <= len(before) or now.endswith(INCOMPLETE)):
+            if place < len(tokens) and (len(now) <= len(before) or now.endswith(INCOMPLETE_CHARACTER)):
                 pieces.append("")
                 continue
             pieces.append(now[len(before) :])
@@ -142,19 +142,19 @@ class TokenText:
         return pieces
 
 
-MAX_CONTEXT = 60_000
+MAX_CONTEXT_CHARS = 60_000
 """Characters of a turn's context that are kept; of a longer one the middle is left out."""
-DIGITS = 4
+LOGPROB_DIGITS = 4
 """Of a log-probability: a probability to a hundredth of a percent of itself."""
 
 _T = TypeVar("_T")
 
 
-def group_records(
-    group: Group, rows: Sequence[Sequence[TrainSample]], *, iteration: int, text: TokenText
+def make_group_records(
+    group: Group, rows: Sequence[Sequence[TrainSample]], *, iteration: int, text: TokenDecoder
 ) -> Iterator[TrajectoryRecord]:
     """The records of a group's trajectories, with the samples that were made of each; none of one that was left out."""
-    for sibling, (trajectory, own) in enumerate(zip(group.trajectories, rows, strict=True)):
+    for sibling, (trajectory, trajectory_rows) in enumerate(zip(group.trajectories, rows, strict=True)):
         yield TrajectoryRecord(
             iteration=iteration,
             group=group.id,
@@ -163,38 +163,40 @@ def group_records(
             environment=group.environment,
             ending=trajectory.ending.value,
             reward=trajectory.reward,
-            advantage=next((row.advantage for row in own if any(row.loss_mask)), None),
+            advantage=next((row.advantage for row in trajectory_rows if any(row.loss_mask)), None),
             version=trajectory.version,
             tool_calls=trajectory.tool_calls,
             scores=trajectory.scores,
-            turns=tuple(_turns(trajectory, own, text)),
+            turns=tuple(_make_turn_records(trajectory, trajectory_rows, text)),
         )
 
 
-def _turns(trajectory: Trajectory, rows: Sequence[TrainSample], text: TokenText) -> Iterator[TurnRecord]:
+def _make_turn_records(
+    trajectory: Trajectory, rows: Sequence[TrainSample], text: TokenDecoder
+) -> Iterator[TurnRecord]:
     previous: list[int] = []
-    marks = trained_marks(trajectory.turns, rows)
+    marks = find_trained_tokens(trajectory.turns, rows)
     for turn, trained in zip(trajectory.turns, marks, strict=True):
         fresh = not previous or list(turn.prompt[: len(previous)]) != previous
         new = turn.prompt if fresh else turn.prompt[len(previous) :]
         previous = [*turn.prompt, *turn.completion.tokens]
-        context, left_out = shorten_text(text.whole(new))
+        context, left_out = shorten_text(text.decode(new))
         answer = turn.completion
         yield TurnRecord(
             fresh=fresh,
             context=context,
             context_tokens=len(new),
             left_out=left_out,
-            pieces=tuple(text.pieces(answer.tokens)),
+            pieces=tuple(text.split(answer.tokens)),
             tokens=tuple(answer.tokens),
-            logprobs=tuple(round(value, DIGITS) for value in answer.logprobs),
-            versions=runs(answer.versions),
-            trained=runs(trained),
+            logprobs=tuple(round(value, LOGPROB_DIGITS) for value in answer.logprobs),
+            versions=encode_runs(answer.versions),
+            trained=encode_runs(trained),
             stopped=answer.stopped,
         )
 
 
-def trained_marks(turns: Sequence[Turn], rows: Sequence[TrainSample]) -> Iterator[list[bool]]:
+def find_trained_tokens(turns: Sequence[Turn], rows: Sequence[TrainSample]) -> Iterator[list[bool]]:
     """For each turn, which tokens of its answer the loss sees, shape [T].
 
     It is read off the rows that the trainer gets: whatever masks or drops them is seen here.
@@ -202,10 +204,10 @@ def trained_marks(turns: Sequence[Turn], rows: Sequence[TrainSample]) -> Iterato
     at = read = 0
     for turn in turns:
         begin, end = len(turn.prompt), len(turn.prompt) + len(turn.completion.tokens)
-        wanted = [*turn.prompt, *turn.completion.tokens]
+        turn_tokens = [*turn.prompt, *turn.completion.tokens]
         # Behind what has been read of a row there may be more turns; one that begins before that has a row of its own.
         candidates = range(at if begin >= read else at + 1, len(rows))
-        index = next((place for place in candidates if list(rows[place].tokens[:end]) == wanted), None)
+        index = next((place for place in candidates if list(rows[place].tokens[:end]) == turn_tokens), None)
         if index is None:
             yield [False] * len(turn.completion.tokens)
         else:
@@ -213,7 +215,7 @@ def trained_marks(turns: Sequence[Turn], rows: Sequence[TrainSample]) -> Iterato
             yield list(rows[index].loss_mask[begin:end])
 
 
-def shorten_text(text: str, limit: int = MAX_CONTEXT) -> tuple[str, LeftOut | None]:
+def shorten_text(text: str, limit: int = MAX_CONTEXT_CHARS) -> tuple[str, LeftOut | None]:
     """A text without its middle where it is longer than the limit, and what was left out."""
     if len(text) <= limit:
         return text, None
@@ -221,7 +223,7 @@ def shorten_text(text: str, limit: int = MAX_CONTEXT) -> tuple[str, LeftOut | No
     return text[:head] + text[-tail:], LeftOut(at=head, characters=len(text) - limit)
 
 
-def runs(values: Iterable[_T]) -> tuple[tuple[_T, int], ...]:
+def encode_runs(values: Iterable[_T]) -> tuple[tuple[_T, int], ...]:
     """Equal neighbours as (value, how many)."""
     return tuple((value, sum(1 for _ in same)) for value, same in groupby(values))
 
@@ -232,7 +234,7 @@ SEGMENTS = 8
 """Files at most."""
 
 
-def segment_files(run: Path) -> list[Path]:
+def list_segment_files(run: Path) -> list[Path]:
     """The files in a run's folder, oldest first."""
     numbered = (path for path in (run / FOLDER).glob("*.jsonl") if path.stem.isdecimal())
     return sorted(numbered, key=lambda path: int(path.stem))
@@ -249,7 +251,7 @@ class Segments:
     def append(self, lines: Sequence[bytes]) -> None:
         """Append lines, each with its end, that belong together and are within `segment_bytes`."""
         size = sum(map(len, lines))
-        files = segment_files(self._run)
+        files = list_segment_files(self._run)
         if not files or files[-1].stat().st_size + size > self.segment_bytes:
             (self._run / FOLDER).mkdir(exist_ok=True)
             number = int(files[-1].stem) + 1 if files else 1
@@ -261,7 +263,7 @@ class Segments:
 
     def rewind(self, iteration: int) -> None:
         """Take out what came after an iteration, and a last line that was cut off."""
-        for path in reversed(segment_files(self._run)):
+        for path in reversed(list_segment_files(self._run)):
             if rewind(path, iteration):
                 return
             path.unlink()
@@ -272,7 +274,7 @@ def read_lines(run: Path) -> Iterator[bytes]:
 
     A file that is deleted meanwhile has no lines left.
     """
-    for path in segment_files(run):
+    for path in list_segment_files(run):
         try:
             with path.open("rb") as file:
                 # Not on behind a line without an end: its rest, once it is there, would pass for a line.
@@ -288,10 +290,10 @@ class RolloutRecords:
     """What a run leaves to be read of its rollouts: whole groups, drawn at random, within a bound."""
 
     def __init__(self, folder: Path, decode: Callable[[Sequence[int]], str], records: RecordsConfig) -> None:
-        self._text = TokenText(decode)
+        self._text = TokenDecoder(decode)
         self._groups = records.groups
         self._segments = Segments(folder, max_bytes=records.max_mb << 20)
-        self._warned = False
+        self._has_warned = False
 
     def write(
         self, iteration: PolicyVersion, groups: Sequence[Group], samples: Sequence[TrainSample]
@@ -300,18 +302,20 @@ class RolloutRecords:
         rows: defaultdict[int, list[TrainSample]] = defaultdict(list)
         for sample in samples:
             rows[sample.trajectory].append(sample)
-        drawn = random.Random(iteration).sample(range(len(groups)), min(self._groups, len(groups)))
+        kept_places = random.Random(iteration).sample(range(len(groups)), min(self._groups, len(groups)))
         first = 0
         for place, group in enumerate(groups):
-            if place in drawn:
-                own = [rows[first + sibling] for sibling in range(len(group.trajectories))]
-                self._keep(iteration, group, own)
+            if place in kept_places:
+                group_rows = [rows[first + sibling] for sibling in range(len(group.trajectories))]
+                self._append_group(iteration, group, group_rows)
             first += len(group.trajectories)
 
-    def _keep(self, iteration: PolicyVersion, group: Group, rows: Sequence[Sequence[TrainSample]]) -> None:
+    def _append_group(
+        self, iteration: PolicyVersion, group: Group, rows: Sequence[Sequence[TrainSample]]
+    ) -> None:
         lines: list[bytes] = []
         size = 0
-        for record in group_records(group, rows, iteration=iteration, text=self._text):
+        for record in make_group_records(group, rows, iteration=iteration, text=self._text):
             lines.append(record.model_dump_json().encode() + b"\n")
             size += len(lines[-1])
             if size > self._segments.segment_bytes:  # the run waits, and no more of it is of use
@@ -320,9 +324,9 @@ class RolloutRecords:
         self._segments.append(lines)
 
     def _warn(self, group: Group, *, trajectories: int) -> None:
-        if self._warned:
+        if self._has_warned:
             return
-        self._warned = True
+        self._has_warned = True
         logger.warning(
             "%d of the %d rollouts of group %d take more than the %.1f MB that fit; such groups are not kept; "
             "raise records.max_mb",

@@ -134,25 +134,25 @@ def prepare(name: str, profile: Profile) -> Path:
     suffix = "" if sys.version_info[:2] == OLDEST else f"-{version}"
     environment = ROOT / ".venvs" / f"{profile.folder}{suffix}"
     stamp = environment / f".ready-{name}"
-    wanted = fingerprint(name)
+    fingerprint = compute_fingerprint(name)
     environment.parent.mkdir(exist_ok=True)
-    with locked(environment.parent / f".{environment.name}.lock"):
-        if stamp.is_file() and stamp.read_text() == wanted:
+    with hold_lock(environment.parent / f".{environment.name}.lock"):
+        if stamp.is_file() and stamp.read_text() == fingerprint:
             return environment
-        began = time.monotonic()
-        if environment.exists() and not belongs(environment):
-            say(f"making {environment.relative_to(ROOT)} anew: it was made for another folder")
+        start_time = time.monotonic()
+        if environment.exists() and not is_in_place(environment):
+            print_message(f"making {environment.relative_to(ROOT)} anew: it was made for another folder")
             shutil.rmtree(environment)
         if not (environment / "bin" / "python").is_file():
-            say(f"making {environment.relative_to(ROOT)}")
+            print_message(f"making {environment.relative_to(ROOT)}")
             subprocess.run([sys.executable, "-m", "venv", str(environment)], check=True)
         install(environment / "bin" / "python", profile)
-        stamp.write_text(wanted)
-        say(f"installed {environment.name} in {time.monotonic() - began:.0f} s")
+        stamp.write_text(fingerprint)
+        print_message(f"installed {environment.name} in {time.monotonic() - start_time:.0f} s")
     return environment
 
 
-def belongs(environment: Path) -> bool:
+def is_in_place(environment: Path) -> bool:
     """Whether an environment was made where it stands: one that was copied or moved runs the old place's code."""
     try:
         return f"-m venv {environment}\n" in (environment / "pyvenv.cfg").read_text(encoding="utf-8")
@@ -160,7 +160,7 @@ def belongs(environment: Path) -> bool:
         return False
 
 
-def fingerprint(name: str) -> str:
+def compute_fingerprint(name: str) -> str:
     """Changes when anything does that an installation depends on."""
     digest = hashlib.sha256(f"{name} {sys.version} {ROOT}".encode())
     profile = PROFILES[name]
@@ -177,7 +177,7 @@ def install(python: Path, profile: Profile) -> None:
     constraints = ROOT / "constraints" / profile.constraints
     pip = [str(python), "-m", "pip", "--disable-pip-version-check", "install", "--progress-bar", "off"]
     if profile.extras is None:
-        say(f"installing {profile.folder}")
+        print_message(f"installing {profile.folder}")
         # Tests import little of it: that is compiled when it is imported, where pip would compile all.
         run_pip([*pip, "--no-compile", "-r", str(constraints)], profile.folder)
         return
@@ -187,16 +187,16 @@ def install(python: Path, profile: Profile) -> None:
     if profile.cpu_torch and sys.platform == "linux":
         build = f"{TORCH}+cpu"
         pip += cpu_index(python, build)
-        if missing(python, TORCH.partition("==")[0]):
-            say("installing PyTorch for CPUs")
+        if is_missing(python, TORCH.partition("==")[0]):
+            print_message("installing PyTorch for CPUs")
             run_pip([*pip, build], profile.folder)
-    say(f"installing the project with [{profile.extras}]")
+    print_message(f"installing the project with [{profile.extras}]")
     run_pip([*pip, "-e", target], profile.folder)
     if profile.alone:
         run_pip([*pip, "--no-deps", *profile.alone], profile.folder)
     for package in OPTIONAL_SIBLINGS:
-        if not missing(python, package) and not imports(python, package):
-            say(f"removing {package}: this build needs CUDA, and nothing here needs it")
+        if not is_missing(python, package) and not can_import(python, package):
+            print_message(f"removing {package}: this build needs CUDA, and nothing here needs it")
             subprocess.run(
                 [str(python), "-m", "pip", "-q", "--disable-pip-version-check", "uninstall", "-y", package],
                 check=True,
@@ -224,13 +224,13 @@ def cpu_index(python: Path, build: str) -> list[str]:
     return [] if process.returncode == 0 else ["--extra-index-url", PYTORCH_CPU_INDEX]
 
 
-def missing(python: Path, package: str) -> bool:
+def is_missing(python: Path, package: str) -> bool:
     """Whether a package is not installed, importable or not."""
     code = f"import importlib.util, sys; sys.exit(importlib.util.find_spec({package!r}) is not None)"
     return subprocess.run([str(python), "-c", code], check=False).returncode == 0
 
 
-def imports(python: Path, package: str) -> bool:
+def can_import(python: Path, package: str) -> bool:
     """Whether a package imports."""
     return (
         subprocess.run([str(python), "-c", f"import {package}"], capture_output=True, check=False).returncode
@@ -241,31 +241,33 @@ def imports(python: Path, package: str) -> bool:
 def run_pip(command: Sequence[str], environment: str) -> None:
     """Run pip, showing how far it is in an environment; on failure, what it said last."""
     last_lines: deque[str] = deque(maxlen=KEPT_LINES)
-    began = reported_at = time.monotonic()
+    start_time = reported_at = time.monotonic()
     packages = 0
-    doing = "asking the index"
+    activity = "asking the index"
     with (
         subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True) as process,
-        ended(process),
+        terminate_on_error(process),
     ):
         assert process.stdout is not None
         for line in process.stdout:
             last_lines.append(line)
             packages += line.startswith("Collecting ")
             if line.startswith(("Collecting ", "Building ", "Installing ")):
-                doing = line.split(" (from ")[0].strip()[:60]
+                activity = line.split(" (from ")[0].strip()[:60]
             pause = 0.2 if sys.stdout.isatty() else 15.0
             if time.monotonic() - reported_at > pause:
                 reported_at = time.monotonic()
-                progress(f"  {environment}: {reported_at - began:4.0f} s  {packages:3} packages  {doing}")
-    progress("")
+                show_progress(
+                    f"  {environment}: {reported_at - start_time:4.0f} s  {packages:3} packages  {activity}"
+                )
+    show_progress("")
     if process.returncode:
         sys.stderr.writelines(last_lines)
         sys.exit(f"pip failed with status {process.returncode}: {' '.join(command)}")
 
 
 @contextlib.contextmanager
-def ended(process: "subprocess.Popen[str]") -> Iterator[None]:
+def terminate_on_error(process: "subprocess.Popen[str]") -> Iterator[None]:
     """End a process with the block that fails: pip must not write on while the next command mends its work."""
     try:
         yield
@@ -275,7 +277,7 @@ def ended(process: "subprocess.Popen[str]") -> Iterator[None]:
         raise
 
 
-def progress(text: str) -> None:
+def show_progress(text: str) -> None:
     """Replace the line on a terminal; elsewhere print lines that say something."""
     if sys.stdout.isatty():
         print(f"\r\033[K{text}", end="", flush=True)
@@ -283,19 +285,19 @@ def progress(text: str) -> None:
         print(text, flush=True)
 
 
-def say(text: str) -> None:
+def print_message(text: str) -> None:
     """Print a line."""
     print(f"[ropewalk] {text}", flush=True)
 
 
 @contextlib.contextmanager
-def locked(path: Path) -> Iterator[None]:
+def hold_lock(path: Path) -> Iterator[None]:
     """Hold a file's lock: two commands started together must not install into one environment at once."""
     with path.open("w") as file:
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
-            say("waiting for another installation to finish")
+            print_message("waiting for another installation to finish")
             fcntl.flock(file, fcntl.LOCK_EX)
         yield
 

@@ -12,7 +12,7 @@ HOME = {"README.md": "index.md"}
 """Pages by their paths in the repository, and what they are called on the site."""
 
 
-def outside() -> dict[str, str]:
+def list_outside_pages() -> dict[str, str]:
     """Return the pages outside of docs/: paths in the repository, and what each is called on the site."""
     paths = (path.relative_to(ROOT).as_posix() for pattern in OUTSIDE for path in sorted(ROOT.glob(pattern)))
     return HOME | {path: path for path in paths}
@@ -22,18 +22,18 @@ def on_files(files: Any, config: Any) -> Any:
     """Add the pages that lie outside of docs/."""
     from mkdocs.structure.files import File
 
-    for path, name in outside().items():
+    for path, name in list_outside_pages().items():
         files.append(File.generated(config, name, abs_src_path=str(ROOT / path)))
     return files
 
 
 def on_page_markdown(markdown: str, page: Any, **_: Any) -> str:
     """Make links within the repository links within the site; what is no page of it stays as text."""
-    pages = outside()
+    pages = list_outside_pages()
     page_path = page.file.src_uri
     source = next((path for path, name in pages.items() if name == page_path), f"docs/{page_path}")
 
-    def on_site(link: re.Match[str]) -> str:
+    def rewrite_link(link: re.Match[str]) -> str:
         picture, text, target, anchor = link.groups()
         path = os.path.normpath(PurePosixPath(source).parent / target)
         if not (ROOT / path).exists():
@@ -45,4 +45,4 @@ def on_page_markdown(markdown: str, page: Any, **_: Any) -> str:
             return text
         return f"{picture}[{text}]({os.path.relpath(name, PurePosixPath(page_path).parent)}{anchor or ''})"
 
-    return LINK.sub(on_site, markdown)
+    return LINK.sub(rewrite_link, markdown)

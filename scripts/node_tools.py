@@ -14,7 +14,7 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
-from bootstrap import ROOT, ended, locked
+from bootstrap import ROOT, hold_lock, terminate_on_error
 
 LOCK = ROOT / "constraints" / "node"
 INSTALLED = ROOT / ".venvs" / "node"
@@ -49,13 +49,13 @@ def main() -> None:
 def prepare() -> Path:
     """Bring .venvs/node up to what the lock names, and return its Node."""
     stamp = INSTALLED / ".ready"
-    wanted = fingerprint()
+    expected_stamp = fingerprint()
     INSTALLED.mkdir(parents=True, exist_ok=True)
-    with locked(INSTALLED.parent / ".node.lock"):
-        if not (stamp.is_file() and stamp.read_text(encoding="utf-8") == wanted):
+    with hold_lock(INSTALLED.parent / ".node.lock"):
+        if not (stamp.is_file() and stamp.read_text(encoding="utf-8") == expected_stamp):
             stamp.unlink(missing_ok=True)
             install()
-            stamp.write_text(wanted, encoding="utf-8")
+            stamp.write_text(expected_stamp, encoding="utf-8")
         return find_node()
 
 
@@ -77,7 +77,7 @@ def install() -> None:
     for name in ("package.json", "package-lock.json"):
         shutil.copyfile(LOCK / name, INSTALLED / name)
     print("[ropewalk] installing Node and the npm packages that tests use", flush=True)
-    began = time.monotonic()
+    start_time = time.monotonic()
     # The machine's own Node may be older than what packages ask for: it only unpacks them, ours runs them.
     run_npm(
         [
@@ -91,7 +91,7 @@ def install() -> None:
             "--engine-strict=false",
         ]
     )
-    print(f"[ropewalk] installed in {time.monotonic() - began:.0f} s", flush=True)
+    print(f"[ropewalk] installed in {time.monotonic() - start_time:.0f} s", flush=True)
 
 
 def run_npm(command: Sequence[str]) -> None:
@@ -105,7 +105,7 @@ def run_npm(command: Sequence[str]) -> None:
             text=True,
             errors="replace",
         ) as process,
-        ended(process),
+        terminate_on_error(process),
     ):
         try:
             output, _ = process.communicate(timeout=INSTALL_S)

@@ -76,7 +76,9 @@ def test_ready_environment_is_not_installed_into_again(
 ) -> None:
     calls: list[str] = []
     monkeypatch.setattr(bootstrap, "ROOT", tmp_path)
-    monkeypatch.setattr(bootstrap, "fingerprint", lambda name: f"as {name} wants it at {bootstrap.ROOT}")
+    monkeypatch.setattr(
+        bootstrap, "compute_fingerprint", lambda name: f"as {name} wants it at {bootstrap.ROOT}"
+    )
     monkeypatch.setattr(bootstrap, "install", lambda python, profile: calls.append(profile.extras))
     profile = bootstrap.PROFILES["test"]
     first = bootstrap.prepare("test", profile)
@@ -90,9 +92,9 @@ def test_ready_environment_is_not_installed_into_again(
     second = bootstrap.prepare("test", profile)
     assert copy in second.parents
     assert not (second / "old").exists(), "a copied one is made anew"
-    assert bootstrap.belongs(second)
+    assert bootstrap.is_in_place(second)
     assert len(calls) == 2
-    monkeypatch.setattr(bootstrap, "fingerprint", lambda name: "something has changed")
+    monkeypatch.setattr(bootstrap, "compute_fingerprint", lambda name: "something has changed")
     bootstrap.prepare("test", profile)
     assert len(calls) == 3
 
@@ -102,7 +104,7 @@ def test_failed_installation_is_not_taken_for_a_ready_one(
     bootstrap: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(bootstrap, "ROOT", tmp_path)
-    monkeypatch.setattr(bootstrap, "fingerprint", lambda name: "x")
+    monkeypatch.setattr(bootstrap, "compute_fingerprint", lambda name: "x")
 
     def fails(python: Path, profile: object) -> None:
         bootstrap.run_pip([sys.executable, "-c", "print('no such package'); raise SystemExit(3)"], "test")
@@ -121,7 +123,7 @@ def test_place_is_part_of_what_an_installation_depends_on(bootstrap: ModuleType,
         (bootstrap.ROOT / "pyproject.toml").touch()
         (bootstrap.ROOT / "constraints").mkdir()
         (bootstrap.ROOT / "constraints" / "test.txt").touch()
-        prints.add(bootstrap.fingerprint("test"))
+        prints.add(bootstrap.compute_fingerprint("test"))
     assert len(prints) == 2
 
 

@@ -33,8 +33,8 @@ def main(argv: Sequence[str] | None = None) -> int:
 
     def measure(measurements: Measurements) -> None:
         for subject in _subjects(arguments, measurements):
-            measures.cold(subject, rounds, measurements, progress)
-            measures.pool(subject, leases, arguments.size, measurements, progress)
+            measures.measure_cold_starts(subject, rounds, measurements, progress)
+            measures.measure_pool(subject, leases, arguments.size, measurements, progress)
 
     measurements, status = run_measurement(
         measure, BenchError, OpenEnvError, interrupted="every container that was started is removed"

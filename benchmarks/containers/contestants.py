@@ -37,27 +37,27 @@ def options_of(subject: Subject) -> ContainerOptions:
     return ContainerOptions(port=subject.port, command=subject.command, stop_timeout_s=0.0)
 
 
-def plain_start(subject: Subject) -> float:
+def start_plain(subject: Subject) -> float:
     """Return the seconds from `docker run` to healthy; the container is gone afterwards."""
     name = f"ropewalk-bench-{token_hex(4)}"
     publish = f"127.0.0.1::{subject.port}"
-    begin = time.perf_counter()
+    start = time.perf_counter()
     try:
         docker("run", "-d", "--name", name, "-p", publish, subject.image, *(subject.command or ()))
         port = int(docker("port", name, str(subject.port)).splitlines()[0].rpartition(":")[2])
-        trouble = wait_healthy(lambda left_s: health_of(port, left_s), DEADLINE_S)
-        if trouble is not None:
-            raise BenchError(f"{subject.image} was not healthy within {DEADLINE_S:g} s: {trouble}")
-        return time.perf_counter() - begin
+        problem = wait_healthy(lambda left_s: health_of(port, left_s), DEADLINE_S)
+        if problem is not None:
+            raise BenchError(f"{subject.image} was not healthy within {DEADLINE_S:g} s: {problem}")
+        return time.perf_counter() - start
     finally:
         subprocess.run(["docker", "rm", "-f", name], capture_output=True, timeout=DEADLINE_S, check=False)
 
 
-def our_start(subject: Subject) -> float:
+def start_ours(subject: Subject) -> float:
     """Return the seconds that LocalDockerProvider.start() takes; the container is gone afterwards."""
     provider = LocalDockerProvider(subject.image, options=options_of(subject))
-    begin = time.perf_counter()
+    start = time.perf_counter()
     provider.start()
-    took = time.perf_counter() - begin
+    elapsed_s = time.perf_counter() - start
     provider.stop()
-    return took
+    return elapsed_s

@@ -5,41 +5,47 @@ import time
 from collections.abc import Callable, Sequence
 from typing import Final
 
-from benchmarks.containers.contestants import options_of, our_start, plain_start
+from benchmarks.containers.contestants import options_of, start_ours, start_plain
 from benchmarks.containers.servers import Subject
 from benchmarks.wire.measurements import Measurements
 from openenv_core.providers.pool import DockerPool
 
-PATIENCE_S: Final = 120.0
+LEASE_TIMEOUT_S: Final = 120.0
 
 Progress = Callable[[str], None]
 
 
-def cold(subject: Subject, rounds: int, measurements: Measurements, progress: Progress) -> None:
+def measure_cold_starts(
+    subject: Subject, rounds: int, measurements: Measurements, progress: Progress
+) -> None:
     """Start the image both ways, one after the other, with the order changed from round to round."""
-    for start in (plain_start, our_start):
+    for start in (start_plain, start_ours):
         start(subject)  # the first one pays for cold caches, and ours for its companion
     for round_ in range(rounds):
         progress(f"cold start of {subject.image}: round {round_ + 1} of {rounds}")
-        ways = [("docker run", plain_start), ("ours", our_start)]
+        ways = [("docker run", start_plain), ("ours", start_ours)]
         for runner, start in ways if round_ % 2 == 0 else reversed(ways):
             measurements.add("cold s", runner, subject.name, start(subject))
 
 
-def pool(subject: Subject, leases: int, size: int, measurements: Measurements, progress: Progress) -> None:
+def measure_pool(
+    subject: Subject, leases: int, size: int, measurements: Measurements, progress: Progress
+) -> None:
     """Take containers out of a pool one after another: while it is full, and while others start beside that."""
-    with DockerPool(subject.image, size, options=options_of(subject)) as warm:
+    with DockerPool(subject.image, size, options=options_of(subject)) as pool:
         for metric, ready in (("hand-out", size), ("while others start", 1)):
-            took: list[float] = []
+            durations_ms: list[float] = []
             for lease in range(leases):
                 progress(f"pool of {subject.image}, {metric}: {lease + 1} of {leases}")
-                warm.wait(ready, PATIENCE_S)
+                pool.wait(ready, LEASE_TIMEOUT_S)
                 begin = time.perf_counter()
-                leased = warm.lease(PATIENCE_S)
-                took.append((time.perf_counter() - begin) * 1e3)
-                leased.close()
+                container = pool.lease(LEASE_TIMEOUT_S)
+                durations_ms.append((time.perf_counter() - begin) * 1e3)
+                container.close()
             for percent in (50, 95):
-                measurements.add(f"{metric} p{percent} ms", "ours", subject.name, percentile(took, percent))
+                measurements.add(
+                    f"{metric} p{percent} ms", "ours", subject.name, percentile(durations_ms, percent)
+                )
 
 
 def percentile(values: Sequence[float], percent: float) -> float:

@@ -82,7 +82,7 @@ def _measure(job: Job, arguments: argparse.Namespace) -> int:
             wanted=arguments.kills,
             trained=job.trained(),
             groups=arguments.iterations * GROUPS_AN_ITERATION,
-            left=len(job.left_behind()),
+            left=len(job.find_leftovers()),
         )
     )
     print(f"seed {arguments.seed}, {arguments.iterations} iterations; {' '.join(SMALL)}\n")

@@ -17,15 +17,15 @@ CHECKPOINT_INTERVAL = 5
 """Iterations between checkpoints. Kills come in between."""
 RUN_TIMEOUT_S = 600.0
 POLL_INTERVAL_S = 0.1
-COMPARED = ("loss/total", "train/grad_norm", "reward/mean")
+COMPARED_METRICS = ("loss/total", "train/grad_norm", "reward/mean")
 
 
 @dataclass(frozen=True, slots=True)
-class Comeback:
+class EndState:
     """The end state of a run.
 
     Attributes:
-        metrics: The `COMPARED` metrics of each iteration.
+        metrics: The `COMPARED_METRICS` metrics of each iteration.
         weights: The trained policy's file.
         trained: Groups of the history that led to the final weights, in order.
         dropped: Groups of that history that were dropped.
@@ -40,7 +40,7 @@ class Comeback:
     pending: Sequence[int]
 
 
-def run_undisturbed(root: Path, folder: Path, iterations: int, *overrides: str) -> Comeback:
+def run_undisturbed(root: Path, folder: Path, iterations: int, *overrides: str) -> EndState:
     """Run to the end.
 
     Raises:
@@ -54,7 +54,7 @@ def run_undisturbed(root: Path, folder: Path, iterations: int, *overrides: str) 
         job.close()
 
 
-def run_killed(root: Path, folder: Path, iterations: int, seed: int, *overrides: str) -> Comeback:
+def run_killed(root: Path, folder: Path, iterations: int, seed: int, *overrides: str) -> EndState:
     """Kill the trainer, then the run; resume it, to the end.
 
     Args:
@@ -78,7 +78,7 @@ def run_killed(root: Path, folder: Path, iterations: int, seed: int, *overrides:
         status = wait_for_iteration(job, first)
         victims = [pid for replica in _trainers(status) for pid in replica.pids]
         os.kill(rng.choice(victims), signal.SIGKILL)
-        _until(
+        _wait_until(
             job,
             lambda now: any(replica.restarts for replica in _trainers(now)),
             "the trainer to be started again",
@@ -86,8 +86,8 @@ def run_killed(root: Path, folder: Path, iterations: int, seed: int, *overrides:
         wait_for_iteration(job, second)
         os.kill(job.process.pid, signal.SIGKILL)
         job.process.wait()
-        _require(not job.left_behind(), "expected nothing to outlive the run", job)
-        pending = _pending_at_the_checkpoint(folder)
+        _require(not job.find_leftovers(), "expected nothing to outlive the run", job)
+        pending = _read_pending_groups(folder)
     finally:
         job.close()
     resumed = Job(root, folder, resume=True)
@@ -109,13 +109,13 @@ def wait_for_iteration(job: Job, version: int) -> StatusSnapshot:
         RuntimeError: The run ended before, or it took too long.
     """
 
-    def caught_up(status: StatusSnapshot) -> bool:
+    def has_caught_up(status: StatusSnapshot) -> bool:
         return status.version >= version and all(replica.state == SERVING for replica in _trainers(status))
 
-    return _until(job, caught_up, f"iteration {version}")
+    return _wait_until(job, has_caught_up, f"iteration {version}")
 
 
-def _until(job: Job, condition: Any, expectation: str) -> StatusSnapshot:
+def _wait_until(job: Job, condition: Any, expectation: str) -> StatusSnapshot:
     deadline = time.monotonic() + RUN_TIMEOUT_S
     while time.monotonic() < deadline and job.process.poll() is None:
         status = job.status()
@@ -130,7 +130,7 @@ def _require(condition: bool, message: str, job: Job) -> None:
         raise RuntimeError(f"{message}:\n{job.output()[-3000:]}")
 
 
-def _pending_at_the_checkpoint(folder: Path) -> list[int]:
+def _read_pending_groups(folder: Path) -> list[int]:
     newest = max(
         (folder / "checkpoint").glob("step-*[0-9]"), key=lambda path: int(path.name.removeprefix("step-"))
     )
@@ -138,9 +138,9 @@ def _pending_at_the_checkpoint(folder: Path) -> list[int]:
     return [*ledger["finished"], *(group for group, *_ in ledger["waiting"])]
 
 
-def _collect(job: Job, pending: Sequence[int]) -> Comeback:
-    return Comeback(
-        metrics=[tuple(row[name] for name in COMPARED) for row in job.rows("metrics.jsonl")],
+def _collect(job: Job, pending: Sequence[int]) -> EndState:
+    return EndState(
+        metrics=[tuple(row[name] for name in COMPARED_METRICS) for row in job.rows("metrics.jsonl")],
         weights=(job.folder / "policy" / "model.safetensors").read_bytes(),
         trained=job.trained(),
         dropped=[int(group) for row in job.rows("groups.jsonl") for group in row["dropped"]],

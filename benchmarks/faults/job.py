@@ -14,11 +14,11 @@ import psutil
 
 from rl_bridge.errors import StatusError
 from rl_bridge.loops.run import HISTORY_FILE
-from rl_bridge.metrics.status import StatusSnapshot, ask_status, served_address
+from rl_bridge.metrics.status import StatusSnapshot, read_served_address, request_status
 
 CONFIG = "examples/grpo_blackjack/config.yaml"
-MARK = "ROPEWALK_FAULTS_RUN"
-GONE_WITHIN_S = 60.0
+RUN_MARK_VARIABLE = "ROPEWALK_FAULTS_RUN"
+EXIT_TIMEOUT_S = 60.0
 
 SMALL = (
     "rollout.batch_size=256",
@@ -59,15 +59,15 @@ class Job:
         folder.parent.mkdir(parents=True, exist_ok=True)
         self._log = (folder.parent / f"{folder.name}.log").open("ab")
         command = [sys.executable, "-m", "openenv_core.cli", "train"]
-        anew = ["--config", CONFIG, "--name", folder.name, f"output_dir={folder.parent}", *SMALL]
+        new_run_arguments = ["--config", CONFIG, "--name", folder.name, f"output_dir={folder.parent}", *SMALL]
         self.process = subprocess.Popen(
-            [*command, *(["--resume", str(folder)] if resume else anew), *overrides],
+            [*command, *(["--resume", str(folder)] if resume else new_run_arguments), *overrides],
             cwd=root,
             stdin=subprocess.DEVNULL,
             stdout=self._log,
             stderr=subprocess.STDOUT,
             start_new_session=True,
-            env={**os.environ, MARK: self._mark, "COLUMNS": "200"},
+            env={**os.environ, RUN_MARK_VARIABLE: self._mark, "COLUMNS": "200"},
         )
 
     def output(self) -> str:
@@ -77,8 +77,8 @@ class Job:
     def status(self) -> StatusSnapshot | None:
         """Return the status of the run; None before its first and after its end."""
         try:
-            address = served_address(self.folder)
-            return None if address is None else asyncio.run(ask_status(address))
+            address = read_served_address(self.folder)
+            return None if address is None else asyncio.run(request_status(address))
         except (OSError, StatusError):
             return None
 
@@ -89,23 +89,26 @@ class Job:
         except subprocess.TimeoutExpired:
             return None
 
-    def alive(self) -> list[psutil.Process]:
+    def find_processes(self) -> list[psutil.Process]:
         """Return every living process of the run, reparented ones included."""
         processes = []
         for process in psutil.process_iter():
             try:
-                if process.environ().get(MARK) == self._mark and process.status() != psutil.STATUS_ZOMBIE:
+                if (
+                    process.environ().get(RUN_MARK_VARIABLE) == self._mark
+                    and process.status() != psutil.STATUS_ZOMBIE
+                ):
                     processes.append(process)
             except psutil.Error:
                 continue
         return processes
 
-    def left_behind(self) -> list[psutil.Process]:
+    def find_leftovers(self) -> list[psutil.Process]:
         """Return the processes that are left after a grace period."""
-        deadline = time.monotonic() + GONE_WITHIN_S
-        while (left := self.alive()) and time.monotonic() < deadline:
+        deadline = time.monotonic() + EXIT_TIMEOUT_S
+        while (leftovers := self.find_processes()) and time.monotonic() < deadline:
             time.sleep(0.1)
-        return left
+        return leftovers
 
     def rows(self, file: str) -> list[dict[str, Any]]:
         """A file of JSON lines in the run's folder."""
@@ -122,7 +125,7 @@ class Job:
 
     def close(self) -> None:
         """Kill every process of the run."""
-        for process in self.alive():
+        for process in self.find_processes():
             process.kill()
         self.process.wait()
         self._log.close()

@@ -15,7 +15,7 @@ from rl_bridge.metrics.status import SERVING, ReplicaRow, StatusSnapshot
 
 KINDS = ("policy", "rollout", "reward", "environment")
 """Services of a run that are killed: a generator of two, a rollout worker of two, the reward pool, the server."""
-LOOK_S = 0.2
+POLL_INTERVAL_S = 0.2
 START_TIMEOUT_S = 300.0
 RECOVERY_TIMEOUT_S = 180.0
 
@@ -59,32 +59,32 @@ class Killer:
 
     def all(self, kinds: Sequence[str]) -> list[Kill]:
         """Kill one of each of `kinds`, in an order that the seed draws; less where the run ends before."""
-        drawn = random.Random(self.seed)
+        rng = random.Random(self.seed)
         order = list(kinds)
-        drawn.shuffle(order)
-        status = self._until(lambda now: now is not None and now.version >= 1, START_TIMEOUT_S)
+        rng.shuffle(order)
+        status = self._wait_until(lambda now: now is not None and now.version >= 1, START_TIMEOUT_S)
         if status is not None:
             self.cold_start_s = _cold_start(status)
         for number, kind in enumerate(order):
-            time.sleep(drawn.uniform(*self.pause_s))
-            status = self._until(partial(_serving, kind=kind), RECOVERY_TIMEOUT_S)
+            time.sleep(rng.uniform(*self.pause_s))
+            status = self._wait_until(partial(_serving, kind=kind), RECOVERY_TIMEOUT_S)
             if status is None:
                 if self.job.process.poll() is None:
                     raise RuntimeError(
                         f"expected a replica of {kind} to serve, none does: {self.job.status()}"
                     )
                 break
-            victim = drawn.choice(_serving(status, kind))
+            victim = rng.choice(_serving(status, kind))
             kill = Kill(kind=kind, replica=victim.id, version=status.version)
             began = time.time()
-            _kill(drawn.choice(victim.pids), kind)
+            _kill(rng.choice(victim.pids), kind)
             self.kills.append(kill)
             self._watch(kill, victim.restarts, began)
             self.progress(f"{number + 1} of {len(order)}: {kill}")
         return self.kills
 
     def _watch(self, kill: Kill, restarts: int, began: float) -> None:
-        def again(status: StatusSnapshot | None) -> bool:
+        def serves_again(status: StatusSnapshot | None) -> bool:
             if status is None:
                 return self.job.process.poll() is not None
             (now,) = [row for row in _replicas(status, kill.kind) if row.id == kill.replica]
@@ -95,9 +95,9 @@ class Killer:
                 return True
             return False
 
-        self._until(again, RECOVERY_TIMEOUT_S)
+        self._wait_until(serves_again, RECOVERY_TIMEOUT_S)
 
-    def _until(
+    def _wait_until(
         self, condition: Callable[[StatusSnapshot | None], object], timeout_s: float
     ) -> StatusSnapshot | None:
         deadline = time.monotonic() + timeout_s
@@ -105,7 +105,7 @@ class Killer:
             status = self.job.status()
             if condition(status):
                 return status
-            time.sleep(LOOK_S)
+            time.sleep(POLL_INTERVAL_S)
         return None
 
 
@@ -121,8 +121,12 @@ def _replicas(status: StatusSnapshot, kind: str) -> Sequence[ReplicaRow]:
 def _event(status: StatusSnapshot, kill: Kill, kind: str, began: float) -> float | None:
     """Seconds from the kill to the first event of a kind, as the run dates it."""
     for event in status.events:
-        ours = (event.service, event.replica, event.what.partition(":")[0]) == (kill.kind, kill.replica, kind)
-        if ours and event.at >= began:
+        is_of_kill = (event.service, event.replica, event.what.partition(":")[0]) == (
+            kill.kind,
+            kill.replica,
+            kind,
+        )
+        if is_of_kill and event.at >= began:
             return event.at - began
     return None
 

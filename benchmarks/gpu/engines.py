@@ -19,16 +19,16 @@ import torch
 from benchmarks.gpu.child import Reporter, SkipError
 from benchmarks.gpu.shapes import SHAPES, random_weights, shape_of, write_checkpoint
 
-NARROW = ["model.dtype=bfloat16"]
+BF16_OVERRIDES = ["model.dtype=bfloat16"]
 LOAD_TIMEOUT_S, ANSWER_TIMEOUT_S = 200.0, 120.0
-LINES_KEPT = 10
-LOG_LOOK_INTERVAL_S = 1.0
+KEPT_LINES = 10
+LOG_POLL_INTERVAL_S = 1.0
 ITERATIONS = 3
 STARTED = "everything has started"
 """How the line of a run begins that tells that all its roles serve."""
 
 
-def _engine(
+def _start_engine(
     path: Path, reporter: Reporter, *, share: float, max_length: int, at_once: int, sleeps: bool = False
 ) -> Any:
     """A generator's engine as a run has it, on a GPU in a process of its own; ready to answer."""
@@ -54,14 +54,14 @@ def _engine(
     return engine
 
 
-def _answers(engine: Any, prompts: list[list[int]], *, temperature: float, tokens: int) -> Any:
+def _generate(engine: Any, prompts: list[list[int]], *, temperature: float, tokens: int) -> Any:
     from rl_bridge.types import SamplingSettings
 
     sampling = SamplingSettings(temperature=temperature, max_new_tokens=tokens)
     return engine.generate(prompts, sampling).result(ANSWER_TIMEOUT_S)
 
 
-def _prompts(count: int, length: int, vocabulary: int) -> list[list[int]]:
+def _draw_prompts(count: int, length: int, vocabulary: int) -> list[list[int]]:
     draw = random.Random(1)
     return [[draw.randrange(vocabulary) for _ in range(length)] for _ in range(count)]
 
@@ -70,39 +70,45 @@ def reload(reporter: Reporter) -> None:
     """The engine of one model is given another's weights, awake and asleep; then it answers as that one's own."""
     reporter.device()
     dtype = torch.float32 if reporter.dry else torch.bfloat16
-    prompts = _prompts(4, 8, SHAPES["tiny"]["vocab_size"])
+    prompts = _draw_prompts(4, 8, SHAPES["tiny"]["vocab_size"])
     with tempfile.TemporaryDirectory() as folder:
         paths = [
             write_checkpoint(Path(folder) / str(seed), "tiny", device="cpu", dtype=dtype, seed=seed)
             for seed in (1, 2)
         ]
         state = random_weights(shape_of("tiny"), device="cpu", dtype=dtype, seed=2)
-        began = time.perf_counter()
-        engine = _engine(paths[0], reporter, share=0.25, max_length=64, at_once=8, sleeps=True)
-        reporter.record("start", time.perf_counter() - began, "s")
-        before = _answers(engine, prompts, temperature=0, tokens=16)
+        start_time = time.perf_counter()
+        engine = _start_engine(paths[0], reporter, share=0.25, max_length=64, at_once=8, sleeps=True)
+        reporter.record("start", time.perf_counter() - start_time, "s")
+        before = _generate(engine, prompts, temperature=0, tokens=16)
         for version in (1, 2, 3):  # over again, as in a run
             load = engine.load(version, state).result(ANSWER_TIMEOUT_S)
         reporter.record("load", 1000 * load.load_s, "ms")
         for version in (4, 5):  # and as in one whose trainer shares the GPU
-            began, awake = time.perf_counter(), _free_gb(reporter)
+            start_time, awake = time.perf_counter(), _free_gb(reporter)
             engine.sleep().result(ANSWER_TIMEOUT_S)
-            reporter.record(f"falling asleep, time {version - 3}", 1000 * (time.perf_counter() - began), "ms")
+            reporter.record(
+                f"falling asleep, time {version - 3}", 1000 * (time.perf_counter() - start_time), "ms"
+            )
             reporter.record("memory that it leaves to others asleep", _free_gb(reporter) - awake, "GB")
             load = engine.load(version, state).result(ANSWER_TIMEOUT_S)
             reporter.record(f"waking and load, time {version - 3}", 1000 * load.load_s, "ms")
-        after = _answers(engine, prompts, temperature=0, tokens=16)
+        after = _generate(engine, prompts, temperature=0, tokens=16)
         engine.close()
-        fresh = _engine(paths[1], reporter, share=0.25, max_length=64, at_once=8)
-        expected = _answers(fresh, prompts, temperature=0, tokens=16)
+        fresh = _start_engine(paths[1], reporter, share=0.25, max_length=64, at_once=8)
+        expected = _generate(fresh, prompts, temperature=0, tokens=16)
         fresh.close()
     same = [a.tokens == b.tokens for a, b in zip(before, after, strict=True)]
     reporter.record("answers that the new weights left alone, of 4", sum(same), at_most=0)
     same = [a.tokens == b.tokens for a, b in zip(after, expected, strict=True)]
     reporter.record("answers that a fresh engine gives otherwise, of 4", 4 - sum(same), at_most=0)
-    actual, wanted = ([at for answer in answers for at in answer.logprobs] for answers in (after, expected))
-    apart = max(abs(a - b) for a, b in zip(actual, wanted, strict=True))
-    reporter.record("log-probabilities, from a fresh engine's", apart, at_most=1e-5 if reporter.dry else 0.02)
+    actual, reference = (
+        [at for answer in answers for at in answer.logprobs] for answers in (after, expected)
+    )
+    difference = max(abs(a - b) for a, b in zip(actual, reference, strict=True))
+    reporter.record(
+        "log-probabilities, from a fresh engine's", difference, at_most=1e-5 if reporter.dry else 0.02
+    )
 
 
 def _free_gb(reporter: Reporter) -> float:
@@ -118,14 +124,14 @@ def decode(reporter: Reporter) -> None:
     with tempfile.TemporaryDirectory() as folder:
         path = write_checkpoint(Path(folder) / "policy", size, device=device, dtype=torch.bfloat16)
         torch.cuda.empty_cache()  # of which the engine counts what is free
-        began = time.perf_counter()
-        engine = _engine(path, reporter, share=0.85, max_length=before + tokens, at_once=count)
-        reporter.record("start", time.perf_counter() - began, "s")
-        prompts = _prompts(count, before, architecture.vocabulary)
-        _answers(engine, prompts[:4], temperature=1.0, tokens=8)
-        began = time.perf_counter()
-        answers = _answers(engine, prompts, temperature=1.0, tokens=tokens)
-        elapsed_s = time.perf_counter() - began
+        start_time = time.perf_counter()
+        engine = _start_engine(path, reporter, share=0.85, max_length=before + tokens, at_once=count)
+        reporter.record("start", time.perf_counter() - start_time, "s")
+        prompts = _draw_prompts(count, before, architecture.vocabulary)
+        _generate(engine, prompts[:4], temperature=1.0, tokens=8)
+        start_time = time.perf_counter()
+        answers = _generate(engine, prompts, temperature=1.0, tokens=tokens)
+        elapsed_s = time.perf_counter() - start_time
         engine.close()
     generated = sum(len(answer.tokens) for answer in answers)
     reporter.record(f"answers to {count} prompts of {before} tokens", generated / elapsed_s, "tokens/s")
@@ -141,16 +147,19 @@ def blackjack(reporter: Reporter) -> None:
     if device == "cpu":
         placement, overrides = "on the CPU", ["rollout.batch_size=64"]
     elif torch.cuda.device_count() > 1:
-        placement, overrides = "a card each for trainer and generator", ["trainer.num_gpus=1", *NARROW]
+        placement, overrides = (
+            "a card each for trainer and generator",
+            ["trainer.num_gpus=1", *BF16_OVERRIDES],
+        )
     elif "colocate" in MonarchConfig.model_fields:
         placement, overrides = (
             "trainer and generator share the card",
-            ["monarch.colocate=true", "trainer.num_gpus=1", *NARROW],
+            ["monarch.colocate=true", "trainer.num_gpus=1", *BF16_OVERRIDES],
         )
     else:
         placement, overrides = (
             "the generator has the card, the trainer the CPU",
-            ["monarch.roles.policy={gpus: 1}", *NARROW],
+            ["monarch.roles.policy={gpus: 1}", *BF16_OVERRIDES],
         )
     reporter.record("how", placement)
     with tempfile.TemporaryDirectory() as folder:
@@ -159,19 +168,19 @@ def blackjack(reporter: Reporter) -> None:
             *("--name", "check", f"output_dir={folder}", f"trainer.iterations={ITERATIONS}"),
             *("trainer.checkpoint_interval=0", "evaluation.interval=0", "evaluation.episodes=64", *overrides),
         ]
-        began = time.perf_counter()
+        start_time = time.perf_counter()
         with (
             subprocess.Popen(
                 command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
             ) as training,
-            _passing_on(Path(folder) / "check" / "logs"),
+            _print_logs(Path(folder) / "check" / "logs"),
         ):
             assert training.stdout is not None
-            printed = deque[str](maxlen=LINES_KEPT)
+            last_lines = deque[str](maxlen=KEPT_LINES)
             for line in training.stdout:  # passed on at once: a check that is ended tells how far it came
-                after = time.perf_counter() - began
+                after = time.perf_counter() - start_time
                 print(f"{after:6.1f} s  {line}", end="", flush=True)
-                printed.append(line)
+                last_lines.append(line)
                 if line.startswith(STARTED):
                     reporter.record("start, until everything serves", after, "s")
                 elif f"/{ITERATIONS}  " in line:
@@ -180,15 +189,15 @@ def blackjack(reporter: Reporter) -> None:
             logs = "\n".join(
                 log.read_text(errors="replace")[-600:] for log in Path(folder).glob("check/logs/*.log")
             )
-            raise RuntimeError(f"the run ended with {training.returncode}: {''.join(printed)}\n{logs}")
+            raise RuntimeError(f"the run ended with {training.returncode}: {''.join(last_lines)}\n{logs}")
         rows = [
             json.loads(line) for line in (Path(folder) / "check" / "metrics.jsonl").read_text().splitlines()
         ]
     if len(rows) != ITERATIONS:
         raise RuntimeError(f"expected three iterations, got {len(rows)}")
-    apart = max(row["mismatch/logprob_max"] for row in rows)
+    difference = max(row["mismatch/logprob_max"] for row in rows)
     bound = 1e-4 if device == "cpu" else 0.2
-    reporter.record("mismatch/logprob_max, most of three iterations", apart, at_most=bound)
+    reporter.record("mismatch/logprob_max, most of three iterations", difference, at_most=bound)
     last = rows[-1]
     for name in (*(f"time/{phase}_s" for phase in ("rollout", "train", "sync")), "train/tokens_per_s"):
         reporter.record(f"{name}, the last iteration", last[name])
@@ -202,28 +211,28 @@ def blackjack(reporter: Reporter) -> None:
 
 
 @contextlib.contextmanager
-def _passing_on(logs: Path) -> Iterator[None]:
+def _print_logs(logs: Path) -> Iterator[None]:
     """Print what the processes of a run write to their logs, while they do: how far one came that hangs."""
     over = threading.Event()
-    read: dict[Path, int] = {}
+    read_bytes: dict[Path, int] = {}
 
-    def pass_on() -> None:
+    def print_new_lines() -> None:
         for log in sorted(logs.glob("*.log")):
             with log.open(errors="replace") as file:
-                file.seek(read.get(log, 0))
+                file.seek(read_bytes.get(log, 0))
                 for line in filter(str.strip, file):
                     print(f"          {log.stem}: {line.rstrip()}", flush=True)
-                read[log] = file.tell()
+                read_bytes[log] = file.tell()
 
-    def go_on() -> None:
-        while not over.wait(LOG_LOOK_INTERVAL_S):
-            pass_on()
+    def print_until_over() -> None:
+        while not over.wait(LOG_POLL_INTERVAL_S):
+            print_new_lines()
 
-    reader = threading.Thread(target=go_on, daemon=True)
+    reader = threading.Thread(target=print_until_over, daemon=True)
     reader.start()
     try:
         yield
     finally:
         over.set()
         reader.join()
-        pass_on()
+        print_new_lines()

@@ -32,11 +32,11 @@ def versions(reporter: Reporter) -> None:
     reporter.record("torch", torch.__version__)
     reporter.record("torch's CUDA", str(torch.version.cuda))
     try:
-        from rl_bridge.doctor.host import packages
+        from rl_bridge.doctor.host import check_packages
     except ModuleNotFoundError as error:
         reporter.record("packages", f"not looked at: {error.name} is not installed")
     else:
-        for finding in list(packages())[1:]:
+        for finding in list(check_packages())[1:]:
             reporter.record(finding.what, finding.told)
     query = "nvidia-smi --query-gpu=driver_version --format=csv,noheader"
     try:

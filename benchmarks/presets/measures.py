@@ -10,7 +10,7 @@ from rich.console import Console
 from benchmarks.parts import Parts
 from benchmarks.presets.plan import CONFIG, Plan, part_name
 from benchmarks.wire.measurements import Measurements
-from examples.grpo_blackjack.hands import hands_played, logged
+from examples.grpo_blackjack.hands import count_hands, load_metrics
 from rl_bridge.config import AlgorithmConfig, Config, load_config
 
 ITERATION: Final = "iteration"
@@ -55,8 +55,8 @@ def _train_and_record(plan: Plan, name: str, seed: int, folder: Path, measuremen
 
 def add_run(run: Path, measurements: Measurements, name: str, load: str) -> None:
     """Add the logged metrics of each iteration of a run, and its exact returns."""
-    rows = logged(run / _METRICS)
-    for row, hands in zip(rows, hands_played(rows).tolist(), strict=True):
+    rows = load_metrics(run / _METRICS)
+    for row, hands in zip(rows, count_hands(rows).tolist(), strict=True):
         for metric in (RATIO, SECONDS):
             measurements.add(metric, name, load, row[metric])
         measurements.add(CLIPPED, name, load, row[LOW] + row[HIGH])

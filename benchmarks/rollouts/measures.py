@@ -121,9 +121,9 @@ async def _measure(game: Game, sessions: int, url: str, measurements: Measuremen
         # Sessions are opened before the clock runs: a run opens them once.
         await _play(worker, sessions)
         async with _most_in_flight(leases) as most:
-            began = time.perf_counter()
+            start_time = time.perf_counter()
             results = await _play(worker, max(sessions * game.episodes, game.least))
-            seconds = time.perf_counter() - began
+            seconds = time.perf_counter() - start_time
     finally:
         await leases.close()
     outcomes = [outcome for result in results for outcome in result.outcomes]

@@ -96,10 +96,10 @@ async def _jobs(
             for strategy in STRATEGIES:
                 progress(f"seed {seed + 1} of {plan.seeds}: {strategy}, {load}")
                 send = workers.work.route if strategy == LEAST_LOADED else _in_turns(workers)
-                makespan, took = await _spread(lengths, plan.callers, send)
+                makespan, durations = await _spread(lengths, plan.callers, send)
                 measurements.add(MAKESPAN, strategy, load, makespan)
-                measurements.add(P99, strategy, load, statistics.quantiles(took, n=100)[98])
-                measurements.add(MEAN, strategy, load, statistics.fmean(took))
+                measurements.add(P99, strategy, load, statistics.quantiles(durations, n=100)[98])
+                measurements.add(MEAN, strategy, load, statistics.fmean(durations))
 
 
 def _in_turns(workers: "Service") -> Send:
@@ -114,17 +114,17 @@ def _in_turns(workers: "Service") -> Send:
 async def _spread(lengths: list[float], callers: int, send: Send) -> tuple[float, list[float]]:
     """Send all jobs; the seconds that took, and those that each job took."""
     waiting = iter(lengths)
-    took: list[float] = []
+    durations: list[float] = []
 
     async def call() -> None:
         for length in waiting:
             begin = time.perf_counter()
             await send(length)
-            took.append(time.perf_counter() - begin)
+            durations.append(time.perf_counter() - begin)
 
     begin = time.perf_counter()
     await asyncio.gather(*(call() for _ in range(callers)))
-    return time.perf_counter() - begin, took
+    return time.perf_counter() - begin, durations
 
 
 async def _calls(plan: Plan, workers: "Service", measurements: Measurements) -> None:
@@ -132,9 +132,9 @@ async def _calls(plan: Plan, workers: "Service", measurements: Measurements) -> 
     ways: dict[str, Callable[[], Awaitable[None]]] = {ROUTED: workers.nothing.route, BARE: bare}
     for _ in range(plan.rounds):
         for name, call in ways.items():
-            took = []
+            durations = []
             for _ in range(plan.calls):
                 begin = time.perf_counter()
                 await call()
-                took.append(time.perf_counter() - begin)
-            measurements.add(CALL, name, "", statistics.median(took) * 1e6)
+                durations.append(time.perf_counter() - begin)
+            measurements.add(CALL, name, "", statistics.median(durations) * 1e6)

@@ -62,11 +62,11 @@ def abandon(level: str, count: int, wave: int, progress: Callable[[str], None]) 
         while done < count:
             progress(f"abandon: {level}, {done} of {count}")
             batch = min(wave, count - done)
-            began = time.perf_counter()
+            start_time = time.perf_counter()
             _wave(running.port, batch)
-            opened += time.perf_counter() - began
+            opened += time.perf_counter() - start_time
             done += batch
-        began = time.perf_counter()
+        start_time = time.perf_counter()
 
         def left() -> tuple[int, int, int]:
             return (
@@ -75,12 +75,12 @@ def abandon(level: str, count: int, wave: int, progress: Callable[[str], None]) 
                 descriptors(running.pid) - open_files,
             )
 
-        while max(remaining := left()) > 0 and time.perf_counter() - began < RECLAIM_TIMEOUT_S:
+        while max(remaining := left()) > 0 and time.perf_counter() - start_time < RECLAIM_TIMEOUT_S:
             time.sleep(POLL_INTERVAL_S)
         return Leftovers(
             sessions=count,
             opened_s=opened,
-            reclaimed_s=time.perf_counter() - began if max(remaining) <= 0 else None,
+            reclaimed_s=time.perf_counter() - start_time if max(remaining) <= 0 else None,
             processes=max(0, remaining[0]),
             files=max(0, remaining[1]),
             descriptors=max(0, remaining[2]),

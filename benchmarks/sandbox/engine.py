@@ -51,33 +51,33 @@ per_turn = (time.process_time() - began) / turns
 
 async def start(sandbox: Sandbox, count: int) -> dict[str, Any]:
     """Start sessions one after the other: milliseconds of each, and the CPU time of starting and ending one."""
-    took = []
+    durations = []
     for _ in range(3):
         await (await sandbox.open()).close()
     before = _cpu(sandbox)
     for _ in range(count):
-        began = time.perf_counter()
+        start_time = time.perf_counter()
         session = await sandbox.open()
-        took.append((time.perf_counter() - began) * 1e3)
+        durations.append((time.perf_counter() - start_time) * 1e3)
         await session.close()
-    return {"ms": took, "cpu": (_cpu(sandbox) - before) * 1e3 / count}
+    return {"ms": durations, "cpu": (_cpu(sandbox) - before) * 1e3 / count}
 
 
 async def burst(sandbox: Sandbox, count: int) -> dict[str, Any]:
     """Start sessions and execute in each, all at once: milliseconds from the beginning of all to each one's result."""
     await (await sandbox.open()).close()
-    before, began, sessions = _cpu(sandbox), time.perf_counter(), []
+    before, start_time, sessions = _cpu(sandbox), time.perf_counter(), []
 
     async def start_and_run() -> float:
         sessions.append(session := await sandbox.open())
         done = await session.execute(CODE)
         assert done.result == "2", done
-        return (time.perf_counter() - began) * 1e3
+        return (time.perf_counter() - start_time) * 1e3
 
-    took = await asyncio.gather(*(start_and_run() for _ in range(count)))
+    durations = await asyncio.gather(*(start_and_run() for _ in range(count)))
     cpu = _cpu(sandbox) - before
     await asyncio.gather(*(session.close() for session in sessions))
-    return {"ms": took, "cpu": cpu * 1e3 / count}
+    return {"ms": durations, "cpu": cpu * 1e3 / count}
 
 
 async def execute(sandbox: Sandbox, count: int) -> dict[str, Any]:
@@ -85,13 +85,13 @@ async def execute(sandbox: Sandbox, count: int) -> dict[str, Any]:
     session = await sandbox.open()
     for _ in range(WARM_UP):
         await session.execute(CODE)
-    before, took = _cpu(sandbox), []
+    before, durations = _cpu(sandbox), []
     for _ in range(count):
-        began = time.perf_counter()
+        start_time = time.perf_counter()
         done = await session.execute(CODE)
-        took.append((time.perf_counter() - began) * 1e3)
+        durations.append((time.perf_counter() - start_time) * 1e3)
         assert done.result == "2", done
-    return {"ms": took, "cpu": (_cpu(sandbox) - before) * 1e6 / count}
+    return {"ms": durations, "cpu": (_cpu(sandbox) - before) * 1e6 / count}
 
 
 async def memory(sandbox: Sandbox, count: int) -> dict[str, Any]:

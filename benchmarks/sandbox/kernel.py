@@ -28,26 +28,26 @@ async def measure(starts: int, executions: int) -> dict[str, Any]:
     from jupyter_client.manager import start_new_async_kernel  # type: ignore[import-not-found]
 
     started: list[float] = []
-    took: list[float] = []
+    durations: list[float] = []
     memory = cpu = 0.0
     for turn in range(starts):
-        began = time.perf_counter()
+        start_time = time.perf_counter()
         manager, client = await start_new_async_kernel(kernel_name="python3", startup_timeout=60)
-        started.append((time.perf_counter() - began) * 1e3)
+        started.append((time.perf_counter() - start_time) * 1e3)
         if turn == starts - 1:
             pid = manager.provisioner.process.pid
             for _ in range(WARM_UP):
                 await run(client)
             before = time.clock_gettime((~pid << 3) | 2)
             for _ in range(executions):
-                began = time.perf_counter()
+                start_time = time.perf_counter()
                 await run(client)
-                took.append((time.perf_counter() - began) * 1e3)
+                durations.append((time.perf_counter() - start_time) * 1e3)
             cpu = (time.clock_gettime((~pid << 3) | 2) - before) * 1e6 / max(1, executions)
             memory = _memory_mb(pid)
         client.stop_channels()
         await manager.shutdown_kernel(now=True)
-    return {"start_ms": started, "ms": took, "cpu": cpu, "mb": memory}
+    return {"start_ms": started, "ms": durations, "cpu": cpu, "mb": memory}
 
 
 def _memory_mb(pid: int) -> float:

@@ -46,9 +46,9 @@ def start(plan: Plan, measurements: Measurements, progress: Progress) -> None:
 def burst(plan: Plan, measurements: Measurements, progress: Progress) -> None:
     """Start many sessions at once and use each, beside as many containers and jails; those once, they take long."""
 
-    def add(subject: str, load: str, took: Sequence[float]) -> None:
-        measurements.add("burst p50 ms", subject, load, statistics.median(took))
-        measurements.add("burst p99 ms", subject, load, percentile(took, 99))
+    def add(subject: str, load: str, durations: Sequence[float]) -> None:
+        measurements.add("burst p50 ms", subject, load, statistics.median(durations))
+        measurements.add("burst p99 ms", subject, load, percentile(durations, 99))
         measurements.add("machine's load", subject, load, os.getloadavg()[0])
 
     for round_ in range(plan.rounds):
@@ -95,10 +95,10 @@ def execute(plan: Plan, measurements: Measurements, progress: Progress) -> None:
         if plan.image is not None:
             progress(f"execute: {EXEC}, {RUN}, {round_label}")
             with peers.container(plan.image) as name:
-                took = [peers.docker_exec(name) for _ in range(plan.peer_executions)]
-            _executions(measurements, EXEC, "python -c", took)
-            took = [peers.docker_run(plan.image) for _ in range(plan.peer_executions)]
-            _executions(measurements, RUN, "python -c", took)
+                durations = [peers.docker_exec(name) for _ in range(plan.peer_executions)]
+            _executions(measurements, EXEC, "python -c", durations)
+            durations = [peers.docker_run(plan.image) for _ in range(plan.peer_executions)]
+            _executions(measurements, RUN, "python -c", durations)
 
 
 def throughput(plan: Plan, measurements: Measurements, progress: Progress) -> None:
@@ -184,15 +184,15 @@ def _loaded(preload: str) -> str:
     return "nothing preloaded" if preload == "none" else f"{preload.replace('+', ', ')} preloaded"
 
 
-def _times(measurements: Measurements, subject: str, load: str, took: Sequence[float]) -> None:
-    measurements.add("start p50 ms", subject, load, statistics.median(took))
-    measurements.add("start p95 ms", subject, load, percentile(took, 95))
+def _times(measurements: Measurements, subject: str, load: str, durations: Sequence[float]) -> None:
+    measurements.add("start p50 ms", subject, load, statistics.median(durations))
+    measurements.add("start p95 ms", subject, load, percentile(durations, 95))
 
 
 def _executions(
-    measurements: Measurements, subject: str, load: str, took: Sequence[float], cpu: float | None = None
+    measurements: Measurements, subject: str, load: str, durations: Sequence[float], cpu: float | None = None
 ) -> None:
-    measurements.add("execute p50 ms", subject, load, statistics.median(took))
-    measurements.add("execute p95 ms", subject, load, percentile(took, 95))
+    measurements.add("execute p50 ms", subject, load, statistics.median(durations))
+    measurements.add("execute p95 ms", subject, load, percentile(durations, 95))
     if cpu is not None:
         measurements.add("CPU µs", subject, load, cpu)

@@ -76,9 +76,9 @@ def kernel(python: Path, starts: int, executions: int) -> dict[str, Any]:
 
 def docker_run(image: str) -> float:
     """Return the milliseconds of one execution in a container of its own."""
-    began = time.perf_counter()
+    start_time = time.perf_counter()
     _docker("run", "--rm", "--network", "none", image, "python", "-c", _PRINT)
-    return (time.perf_counter() - began) * 1e3
+    return (time.perf_counter() - start_time) * 1e3
 
 
 @contextmanager
@@ -118,13 +118,13 @@ def burst(command: Sequence[str], count: int) -> list[float]:
     Raises:
         StartError: One of them did not succeed.
     """
-    began = time.perf_counter()
+    start_time = time.perf_counter()
 
     def run_one(_: int) -> float:
         process = subprocess.run(command, capture_output=True, text=True, timeout=_BURST_S, check=False)
         if process.returncode != 0:
             raise StartError(f"expected {command[0]} to succeed, got: {process.stderr.strip()[-500:]}")
-        return (time.perf_counter() - began) * 1e3
+        return (time.perf_counter() - start_time) * 1e3
 
     try:
         with ThreadPoolExecutor(count) as threads:
@@ -140,9 +140,9 @@ def docker_burst(image: str, count: int) -> list[float]:
 
 def docker_exec(name: str) -> float:
     """Return the milliseconds of one execution in a container that is there."""
-    began = time.perf_counter()
+    start_time = time.perf_counter()
     _docker("exec", name, "python", "-c", _PRINT)
-    return (time.perf_counter() - began) * 1e3
+    return (time.perf_counter() - start_time) * 1e3
 
 
 def _docker(*arguments: str) -> None:

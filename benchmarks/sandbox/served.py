@@ -51,13 +51,13 @@ async def executions(running: Server, count: int) -> tuple[list[float], float]:
         await env.reset()
         for _ in range(WARM_UP):
             await env.execute(CODE)
-        before, took = cpu_s([running.pid]), []
+        before, durations = cpu_s([running.pid]), []
         for _ in range(count):
-            began = time.perf_counter()
+            start_time = time.perf_counter()
             result = await env.execute(CODE)
-            took.append((time.perf_counter() - began) * 1e3)
+            durations.append((time.perf_counter() - start_time) * 1e3)
             assert result.observation.result == "2", result
-        return took, (cpu_s([running.pid]) - before) * 1e6 / count
+        return durations, (cpu_s([running.pid]) - before) * 1e6 / count
 
 
 async def throughput(running: Server, sessions: int, seconds: float) -> tuple[float, float]:
@@ -78,12 +78,12 @@ async def throughput(running: Server, sessions: int, seconds: float) -> tuple[fl
             await env.connect()
             await env.reset()
         for length in (min(0.3, seconds), seconds):
-            before, began = cpu_s([running.pid]), time.perf_counter()
-            end = began + length
+            before, start_time = cpu_s([running.pid]), time.perf_counter()
+            end = start_time + length
             count = sum(await asyncio.gather(*map(work, environments)))
-            took = time.perf_counter() - began
+            durations = time.perf_counter() - start_time
             cpu = cpu_s([running.pid]) - before
     finally:
         for env in environments:
             await env.close()
-    return count / took, cpu * 1e6 / count
+    return count / durations, cpu * 1e6 / count

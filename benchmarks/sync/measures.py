@@ -104,11 +104,11 @@ async def _synchronise(
     working = asyncio.ensure_future(policy.generate_many.route(prompts, WORK)) if busy else None
     if working is not None:
         await asyncio.sleep(0.2)
-    began = time.monotonic()
+    start_time = time.monotonic()
     await store.put(version, weights)
-    put_s = time.monotonic() - began
+    put_s = time.monotonic() - start_time
     update = (await policy.update_weights.fanout(version)).values[0]
-    whole = time.monotonic() - began
+    whole = time.monotonic() - start_time
     if working is not None:
         await working
     reload = await policy.reload.route(version)

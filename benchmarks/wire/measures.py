@@ -38,17 +38,17 @@ def step(plan: Plan, measurements: Measurements, progress: Progress) -> None:
     """
     for number in range(plan.rounds):
         for placement in plan.placements:
-            for contestant in _steppers(plan):
+            for contestant in _step_contestants(plan):
                 progress(f"step: round {number + 1} of {plan.rounds}, {placement}, {contestant.name}")
                 core = SERVER_CORE if placement == ONE_CORE else None
                 try:
                     with _driving(placement), serving(contestant.start(core)) as server:
-                        _step_one(plan, measurements, contestant, placement, server)
+                        _measure_steps(plan, measurements, contestant, placement, server)
                 except (StartError, DriverError) as error:
                     measurements.notes.append(f"{contestant.name}, {placement}: {error}")
 
 
-def _step_one(
+def _measure_steps(
     plan: Plan, measurements: Measurements, contestant: Contestant, placement: str, server: Server
 ) -> None:
     subject = contestant.name
@@ -62,28 +62,28 @@ def _step_one(
     elif subject in ("ours, inline", "ours, blocking"):
         variants[f"{subject}, v1"] = {"v1": True}
     for sessions in plan.sessions:
-        under = f"{sessions} sessions, {placement}"
+        conditions = f"{sessions} sessions, {placement}"
         with ExitStack() as stack:
-            driven = [
+            loads = [
                 (name, server, stack.enter_context(Load(server.port, sessions, **options)))
                 for name, options in variants.items()
             ]
             if plan.echoes and subject != "floor":
                 floor = stack.enter_context(serving(contestants.floor().start(core)))
-                driven.append(("", floor, stack.enter_context(Load(floor.port, sessions))))
-            turns = _in_turn(plan, [(server, load) for _, server, load in driven], plan.turns)
+                loads.append(("", floor, stack.enter_context(Load(floor.port, sessions))))
+            turns = _drive_in_turn(plan, [(server, load) for _, server, load in loads], plan.turns)
         floor_us = turns[-1][0]
-        for (name, *_), (cpu_us, result) in zip(driven, turns, strict=True):
+        for (name, *_), (cpu_us, result) in zip(loads, turns, strict=True):
             if result.failed:
-                measurements.notes.append(f"{name or 'floor'}, {under}: {result.failed} steps failed")
+                measurements.notes.append(f"{name or 'floor'}, {conditions}: {result.failed} steps failed")
             if not name:
                 continue
-            measurements.add("steps/s", name, under, result.steps / result.seconds)
-            measurements.add("p50 ms", name, under, 1e3 * result.quantile(0.5))
-            measurements.add("p99 ms", name, under, 1e3 * result.quantile(0.99))
-            measurements.add("server µs a step", name, under, cpu_us)
+            measurements.add("steps/s", name, conditions, result.steps / result.seconds)
+            measurements.add("p50 ms", name, conditions, 1e3 * result.quantile(0.5))
+            measurements.add("p99 ms", name, conditions, 1e3 * result.quantile(0.99))
+            measurements.add("server µs a step", name, conditions, cpu_us)
             if plan.echoes:
-                measurements.add("over the floor", name, under, cpu_us / floor_us)
+                measurements.add("over the floor", name, conditions, cpu_us / floor_us)
     if placement == ONE_CORE:
         before_kb = server.memory_kb()
         with Load(server.port, plan.idle):
@@ -104,7 +104,7 @@ def metrics(plan: Plan, measurements: Measurements, progress: Progress) -> None:
                         stack.enter_context(serving(contestant.start(SERVER_CORE))) for contestant in both
                     ]
                     loads = [stack.enter_context(Load(server.port, _METRICS_SESSIONS)) for server in servers]
-                    turns = _in_turn(plan, list(zip(servers, loads, strict=True)), plan.slices)
+                    turns = _drive_in_turn(plan, list(zip(servers, loads, strict=True)), plan.slices)
             except (StartError, DriverError) as error:
                 measurements.notes.append(f"metrics, {kind}: {error}")
                 continue
@@ -114,21 +114,21 @@ def metrics(plan: Plan, measurements: Measurements, progress: Progress) -> None:
             measurements.add("metrics on / off", f"ours, {kind}", load, turns[0][0] / turns[1][0])
 
 
-def _in_turn(plan: Plan, driven: Sequence[tuple[Server, Load]], turns: int) -> list[tuple[float, Run]]:
+def _drive_in_turn(plan: Plan, driven: Sequence[tuple[Server, Load]], turns: int) -> list[tuple[float, Run]]:
     """Return of each server its CPU a step in µs, the median of its turns, and what all of them have seen."""
-    spent: list[list[float]] = [[] for _ in driven]
+    cpu_us_by_turn: list[list[float]] = [[] for _ in driven]
     runs = [Run() for _ in driven]
     for _, load in driven:
         load.steps_for(plan.warm_up_s)
     for number in range(turns):
         order = range(len(driven)) if number % 2 else reversed(range(len(driven)))
-        for which in order:
-            server, load = driven[which]
+        for index in order:
+            server, load = driven[index]
             before = server.cpu_ns()
             turn = load.steps_for(plan.seconds / turns)
-            spent[which].append((server.cpu_ns() - before) / 1e3 / max(1, turn.steps))
-            runs[which].add(turn)
-    return [(statistics.median(of_one), of_all) for of_one, of_all in zip(spent, runs, strict=True)]
+            cpu_us_by_turn[index].append((server.cpu_ns() - before) / 1e3 / max(1, turn.steps))
+            runs[index].add(turn)
+    return [(statistics.median(of_one), of_all) for of_one, of_all in zip(cpu_us_by_turn, runs, strict=True)]
 
 
 def clients(plan: Plan, measurements: Measurements, progress: Progress) -> None:
@@ -146,13 +146,13 @@ def clients(plan: Plan, measurements: Measurements, progress: Progress) -> None:
 
 
 def _client_us(plan: Plan, port: int, kind: str, sockets: int, *more: str) -> float:
-    of_ours = kind != "released"
-    python = sys.executable if of_ours else str(plan.released)
+    is_ours = kind != "released"
+    python = sys.executable if is_ours else str(plan.released)
     script = str(ROOT / "benchmarks" / "wire" / "client_load.py")
     numbers = [str(number) for number in (port, sockets, plan.seconds, plan.warm_up_s)]
     command = [python, script, kind, *numbers, *more]
-    printed = run(command, {"PYTHONPATH": str(ROOT) if of_ours else "", "PYTHONHASHSEED": "0"}, DRIVER_CORE)
-    return float(json.loads(printed.splitlines()[-1])["cpu_us"])
+    output = run(command, {"PYTHONPATH": str(ROOT) if is_ours else "", "PYTHONHASHSEED": "0"}, DRIVER_CORE)
+    return float(json.loads(output.splitlines()[-1])["cpu_us"])
 
 
 def imports(plan: Plan, measurements: Measurements, progress: Progress) -> None:
@@ -170,12 +170,12 @@ def imports(plan: Plan, measurements: Measurements, progress: Progress) -> None:
 
 def _import_s(subject: str, python: Path) -> float:
     env = {"PYTHONPATH": str(ROOT) if subject == "ours" else ""}
-    took = []
+    durations_s = []
     for code in (_BARE, _IMPORTS[subject]):
-        began = time.perf_counter()
+        start = time.perf_counter()
         run([str(python), "-c", code], env, DRIVER_CORE)
-        took.append(time.perf_counter() - began)
-    return took[1] - took[0]
+        durations_s.append(time.perf_counter() - start)
+    return durations_s[1] - durations_s[0]
 
 
 def concurrency(plan: Plan, measurements: Measurements, progress: Progress) -> None:
@@ -194,31 +194,33 @@ def concurrency(plan: Plan, measurements: Measurements, progress: Progress) -> N
                 )
                 try:
                     with _driving(BOTH_CORES), serving(contestant.start(None)) as server:
-                        _wait_one(plan, measurements, contestant, server, sessions)
+                        _measure_waiting(plan, measurements, contestant, server, sessions)
                 except (StartError, DriverError) as error:
                     measurements.notes.append(f"{contestant.name}, {sessions} waiting: {error}")
 
 
-def _wait_one(
+def _measure_waiting(
     plan: Plan, measurements: Measurements, contestant: Contestant, server: Server, sessions: int
 ) -> None:
-    subject, under = contestant.name, f"{sessions} waiting"
+    subject, conditions = contestant.name, f"{sessions} waiting"
     before_kb = server.memory_kb()
     with Load(server.port, sessions, partial=True) as load:
         measurements.add(
-            "kB a connection", subject, under, (server.memory_kb() - before_kb) / max(1, load.open)
+            "kB a connection", subject, conditions, (server.memory_kb() - before_kb) / max(1, load.open)
         )
         for name, spread_s in (("", plan.spread_s), (" at once", 0.0)):
             before = server.cpu_ns()
             result = load.steps_each(plan.waits, spread_s, deadline_s=60.0)
             cpu_us = (server.cpu_ns() - before) / 1e3 / max(1, result.steps)
-            measurements.add(f"% succeed{name}", subject, under, 100 * result.steps / (sessions * plan.waits))
-            measurements.add(f"p50 s{name}", subject, under, result.quantile(0.5))
-            measurements.add(f"p99 s{name}", subject, under, result.quantile(0.99))
-            measurements.add(f"server µs a waiting step{name}", subject, under, cpu_us)
+            measurements.add(
+                f"% succeed{name}", subject, conditions, 100 * result.steps / (sessions * plan.waits)
+            )
+            measurements.add(f"p50 s{name}", subject, conditions, result.quantile(0.5))
+            measurements.add(f"p99 s{name}", subject, conditions, result.quantile(0.99))
+            measurements.add(f"server µs a waiting step{name}", subject, conditions, cpu_us)
 
 
-def _steppers(plan: Plan) -> Iterator[Contestant]:
+def _step_contestants(plan: Plan) -> Iterator[Contestant]:
     if plan.echoes:
         yield contestants.floor()
     yield contestants.ours("inline")

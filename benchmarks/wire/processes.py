@@ -48,7 +48,7 @@ class Server:
     ) -> None:
         self.port = port
         self._health = health
-        self._said = TemporaryFile()  # noqa: SIM115 - closed by stop()
+        self._log = TemporaryFile()  # noqa: SIM115 - closed by stop()
         began = time.perf_counter()
         self._process = subprocess.Popen(
             pinned(command, core),
@@ -56,7 +56,7 @@ class Server:
             env={**os.environ, **env},
             stdin=subprocess.DEVNULL,
             stdout=subprocess.DEVNULL,
-            stderr=self._said,  # no pipe: a server that logs would stop once it is full
+            stderr=self._log,  # no pipe: a server that logs would stop once it is full
             start_new_session=True,
         )
         self.pid = self._process.pid
@@ -72,7 +72,7 @@ class Server:
         with suppress(ProcessLookupError):
             os.killpg(self.pid, signal.SIGKILL)
         self._process.wait()
-        self._said.close()
+        self._log.close()
 
     def cpu_ns(self) -> int:
         """Return the CPU time that it and its children have used so far, every thread included."""
@@ -85,8 +85,8 @@ class Server:
     def _wait_until_healthy(self, deadline: float) -> None:
         while not _healthy(self.port, self._health):
             if self._process.poll() is not None or time.perf_counter() > deadline:
-                self._said.seek(0)
-                output = self._said.read().decode(errors="replace")[-2000:]
+                self._log.seek(0)
+                output = self._log.read().decode(errors="replace")[-2000:]
                 raise StartError(f"expected a healthy server on port {self.port}, got:\n{output}")
             time.sleep(0.005)
 

@@ -35,7 +35,7 @@ class CodeInterpreterEnv(EnvClient[CodeInterpreterAction, CodeInterpreterObserva
     state_type = CodeInterpreterState
     # The folder goes by two names, envs.code_interpreter_env here and code_interpreter_env once installed by itself.
     default_app = f"{__package__}.server.app:app"
-    _code_alone = False
+    _code_only = False
 
     async def execute(
         self, code: str, *, timeout_s: float | None = None, stdin: str | None = None
@@ -76,19 +76,19 @@ class CodeInterpreterEnv(EnvClient[CodeInterpreterAction, CodeInterpreterObserva
         try:
             return await super().step(action)
         except ValidationFailedError as refusal:
-            if self._code_alone or not _refuses_types(refusal):
+            if self._code_only or not _is_type_refusal(refusal):
                 raise
-            self._code_alone = True
+            self._code_only = True
             return await super().step(action)
 
     def _step_payload(self, action: CodeInterpreterAction) -> Any:
         payload = super()._step_payload(action)
-        if self._code_alone and isinstance(payload, Execute):
+        if self._code_only and isinstance(payload, Execute):
             # A time-out or an input that it does not know is for the server to refuse, not to be dropped here.
             return payload.model_dump(exclude={"type"}, exclude_defaults=True)
         # Code without a type would be answered in the released shape.
         if (
-            not self._code_alone
+            not self._code_only
             and isinstance(payload, Mapping)
             and "code" in payload
             and "type" not in payload
@@ -97,7 +97,7 @@ class CodeInterpreterEnv(EnvClient[CodeInterpreterAction, CodeInterpreterObserva
         return payload
 
 
-def _refuses_types(refusal: ValidationFailedError) -> bool:
+def _is_type_refusal(refusal: ValidationFailedError) -> bool:
     return any(
         error.get("type") == "extra_forbidden" and tuple(error.get("loc", ())) == ("type",)
         for error in refusal.errors

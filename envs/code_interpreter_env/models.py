@@ -33,7 +33,7 @@ Path: TypeAlias = Annotated[
 Code: TypeAlias = Annotated[str, Field(max_length=MAX_CODE_CHARS, description="Python source")]
 
 
-def _base64(text: str) -> str:
+def _check_base64(text: str) -> str:
     try:
         base64.b64decode(text, validate=True)
     except (binascii.Error, ValueError) as error:
@@ -41,7 +41,9 @@ def _base64(text: str) -> str:
     return text
 
 
-Base64: TypeAlias = Annotated[str, AfterValidator(_base64), Field(json_schema_extra={"format": "base64"})]
+Base64: TypeAlias = Annotated[
+    str, AfterValidator(_check_base64), Field(json_schema_extra={"format": "base64"})
+]
 
 
 def _require_type_key(schema: dict[str, Any]) -> None:
@@ -49,15 +51,15 @@ def _require_type_key(schema: dict[str, Any]) -> None:
     schema["required"] = ["type", *schema.get("required", ())]
 
 
-def _named_with_one_content(schema: dict[str, Any]) -> None:
+def _require_one_content(schema: dict[str, Any]) -> None:
     _require_type_key(schema)
     schema["oneOf"] = [
-        {"required": [given], "properties": {given: {"type": "string"}, other: {"type": "null"}}}
-        for given, other in (("content", "content_base64"), ("content_base64", "content"))
+        {"required": [name], "properties": {name: {"type": "string"}, other: {"type": "null"}}}
+        for name, other in (("content", "content_base64"), ("content_base64", "content"))
     ]
 
 
-_NAMED: Final = ConfigDict(json_schema_extra=_require_type_key)
+_TYPE_REQUIRED: Final = ConfigDict(json_schema_extra=_require_type_key)
 
 
 class CodeInterpreterAction(Action):
@@ -88,7 +90,7 @@ class PutFile(CodeInterpreterAction):
         content_base64: What the file gets, as base64.
     """
 
-    model_config = ConfigDict(json_schema_extra=_named_with_one_content)
+    model_config = ConfigDict(json_schema_extra=_require_one_content)
 
     type: Literal["put_file"] = "put_file"
     path: Path
@@ -96,7 +98,7 @@ class PutFile(CodeInterpreterAction):
     content_base64: Base64 | None = None
 
     @model_validator(mode="after")
-    def _one_content(self) -> Self:
+    def _check_content(self) -> Self:
         if (self.content is None) == (self.content_base64 is None):
             raise ValueError("expected either content or content_base64, got both or neither; give one")
         return self
@@ -116,7 +118,7 @@ class GetFile(CodeInterpreterAction):
         path: Relative to the workspace.
     """
 
-    model_config = _NAMED
+    model_config = _TYPE_REQUIRED
 
     type: Literal["get_file"] = "get_file"
     path: Path
@@ -125,7 +127,7 @@ class GetFile(CodeInterpreterAction):
 class Restart(CodeInterpreterAction):
     """Begins anew: no variables, and of the files those alone that the reset brought."""
 
-    model_config = _NAMED
+    model_config = _TYPE_REQUIRED
 
     type: Literal["restart"] = "restart"
 
@@ -137,7 +139,7 @@ class Submit(CodeInterpreterAction):
         code: The solution.
     """
 
-    model_config = _NAMED
+    model_config = _TYPE_REQUIRED
 
     type: Literal["submit"] = "submit"
     code: Code
@@ -146,14 +148,14 @@ class Submit(CodeInterpreterAction):
 class ListTools(ListToolsAction):
     """Asks which tools there are: the actions above, as clients of tools take them."""
 
-    model_config = _NAMED
+    model_config = _TYPE_REQUIRED
 
 
-def _kind(value: Any) -> str | None:
+def _read_kind(value: Any) -> str | None:
     """Return what says which action it is; code alone is to be executed, and a tool's name says that it is called."""
     if isinstance(value, Mapping):
-        bare = "execute" if "code" in value else "call_tool" if "tool_name" in value else None
-        kind = value.get("type", bare)
+        default_kind = "execute" if "code" in value else "call_tool" if "tool_name" in value else None
+        kind = value.get("type", default_kind)
         return kind if isinstance(kind, str) else None
     return getattr(value, "type", None)
 
@@ -166,7 +168,7 @@ AnyAction: TypeAlias = Annotated[
     | Annotated[Submit, Tag("submit")]
     | Annotated[ListTools, Tag("list_tools")]
     | Annotated[CallToolAction, Tag("call_tool")],
-    Discriminator(_kind),
+    Discriminator(_read_kind),
 ]
 """Every action that the server takes, by its `type`; `{"code": ...}` alone is an `Execute`, and `{"tool_name": ...}` a
 call."""

@@ -55,7 +55,7 @@ class AgentTable(_Table):
     network_mode: Network | None = None
 
 
-def _megabytes(value: Any) -> Any:
+def _parse_megabytes(value: Any) -> Any:
     """Read the older `memory = "2G"`."""
     match = re.fullmatch(r"(\d+(?:\.\d+)?)([GMK])", value.strip().upper()) if isinstance(value, str) else None
     return value if match is None else int(float(match[1]) * {"G": 1024, "M": 1, "K": 1 / 1024}[match[2]])
@@ -68,8 +68,8 @@ class EnvironmentTable(_Table):
     docker_image: str | None = None
     os: Annotated[Literal["linux"], BeforeValidator(lambda value: str(value).lower())] = "linux"
     cpus: Annotated[float, Field(gt=0)] | None = None
-    memory_mb: Annotated[int, Field(gt=0), BeforeValidator(_megabytes)] | None = None
-    storage_mb: Annotated[int, Field(gt=0), BeforeValidator(_megabytes)] | None = None
+    memory_mb: Annotated[int, Field(gt=0), BeforeValidator(_parse_megabytes)] | None = None
+    storage_mb: Annotated[int, Field(gt=0), BeforeValidator(_parse_megabytes)] | None = None
     gpus: int = 0
     env: dict[str, str] = {}
     workdir: str | None = None
@@ -80,7 +80,7 @@ class EnvironmentTable(_Table):
 
     @model_validator(mode="before")
     @classmethod
-    def _former_names(cls, data: Any) -> Any:
+    def _rename_former_keys(cls, data: Any) -> Any:
         if not isinstance(data, dict):
             return data
         data = dict(data)
@@ -112,7 +112,7 @@ class Artifact(_Table):
 
     @model_validator(mode="before")
     @classmethod
-    def _short(cls, data: Any) -> Any:
+    def _expand_short_form(cls, data: Any) -> Any:
         return {"source": data} if isinstance(data, str) else data
 
 
@@ -170,8 +170,10 @@ class HarborTask:
     @property
     def kind(self) -> Literal["process", "container"]:
         """What it runs in: a task that names no image, and has no Dockerfile, needs none."""
-        needs = self.config.environment.docker_image or (self.folder / "environment" / "Dockerfile").is_file()
-        return "container" if needs else "process"
+        has_image = (
+            self.config.environment.docker_image or (self.folder / "environment" / "Dockerfile").is_file()
+        )
+        return "container" if has_image else "process"
 
     @property
     def loose_files(self) -> Path | None:
@@ -186,15 +188,15 @@ class HarborTask:
         verifier = self.config.verifier
         return verifier.environment is not None or verifier.environment_mode == "separate"
 
-    def collected(self, workdir: str) -> list[str]:
+    def collect_paths(self, workdir: str) -> list[str]:
         """Return the folders and files that the verifier gets.
 
         Raises:
             InvalidTaskError: One of them would reach into what is the verifier's own.
         """
-        named = [posixpath.join(workdir, artifact.source) for artifact in self.config.artifacts]
-        given = (*named, ARTIFACTS) if self.separate else (workdir, *named, ARTIFACTS)
-        paths = [posixpath.normpath(path) for path in given]
+        artifact_paths = [posixpath.join(workdir, artifact.source) for artifact in self.config.artifacts]
+        sources = (*artifact_paths, ARTIFACTS) if self.separate else (workdir, *artifact_paths, ARTIFACTS)
+        paths = [posixpath.normpath(path) for path in sources]
         for path in paths:
             if path == "/" or any(_overlap(path, own) for own in _RESERVED):
                 raise InvalidTaskError(
@@ -219,44 +221,46 @@ class HarborTask:
         return values
 
     def _check(self) -> None:
-        def need(good: bool, message: str) -> None:
-            if not good:
+        def require(condition: bool, message: str) -> None:
+            if not condition:
                 raise InvalidTaskError(f"{self.folder}: {message}")
 
         environment, verifier = self.folder / "environment", self.config.verifier
-        need((self.folder / "instruction.md").is_file(), "expected instruction.md, got none")
+        require((self.folder / "instruction.md").is_file(), "expected instruction.md, got none")
         for folder in (environment, self.folder / "tests"):
             compose = folder / "docker-compose.yaml"
-            need(
+            require(
                 not compose.exists(),
                 f"expected one container, got several by {compose.name} in {folder.name}/",
             )
-        need(
+        require(
             environment.is_dir() or self.config.environment.docker_image is not None,
             "expected environment/ or [environment] docker_image, got neither",
         )
-        need(
+        require(
             verifier.environment is None or verifier.environment_mode != "shared",
             "expected no [verifier.environment] with environment_mode shared, got both",
         )
         if self.verifier_image is None:
-            need((self.folder / "tests" / "test.sh").is_file(), "expected tests/test.sh, got none")
+            require((self.folder / "tests" / "test.sh").is_file(), "expected tests/test.sh, got none")
         if self.kind == "container":
             return
         modes = (self.config.environment.network_mode, self.config.agent.network_mode, verifier.network_mode)
-        need(
+        require(
             all(mode in ("no-network", None) for mode in modes),
             "expected [environment] network_mode no-network of a task without an image, got public; say so, or name "
             "an image: docker_image, or environment/Dockerfile",
         )
-        need(self.verifier_image is None, "expected no image for the verifier of a task without one, got one")
-        need(not self.config.environment.gpus, "expected an image for a task with GPUs, got none")
+        require(
+            self.verifier_image is None, "expected no image for the verifier of a task without one, got one"
+        )
+        require(not self.config.environment.gpus, "expected an image for a task with GPUs, got none")
         workdir = self.config.environment.workdir or WORKDIR
-        need(
+        require(
             posixpath.normpath(workdir) == WORKDIR,
             f"expected the workdir {WORKDIR} of a task without an image, got {workdir}",
         )
-        self.collected(WORKDIR)
+        self.collect_paths(WORKDIR)
 
     @cached_property
     def verifier_image(self) -> "str | Path | None":
@@ -295,15 +299,15 @@ class HarborTasks(IndexedTasks):
         self._tasks = {name: _read_all(folder) for name, folder in folders.items()}
         self._tasks = {name: tasks for name, tasks in self._tasks.items() if tasks}
         if not self._tasks:
-            lack = "which holds none" if place.is_dir() else "which is no folder"
+            reason = "which holds none" if place.is_dir() else "which is no folder"
             raise ConfigurationError(
-                f"expected a folder of Harbor tasks, each a folder with {TASK}, got {place}, {lack}; "
+                f"expected a folder of Harbor tasks, each a folder with {TASK}, got {place}, {reason}; "
                 "name the one that holds them: ropewalk serve harbor PATH"
             )
         ids = [task.id for tasks in self._tasks.values() for task in tasks]
-        if twice := sorted({task_id for task_id in ids if ids.count(task_id) > 1}):
+        if duplicates := sorted({task_id for task_id in ids if ids.count(task_id) > 1}):
             raise InvalidTaskError(
-                f"{place}: expected tasks of different names, got {', '.join(twice)} twice"
+                f"{place}: expected tasks of different names, got {', '.join(duplicates)} twice"
             )
 
     @property
@@ -356,14 +360,14 @@ class HarborTasks(IndexedTasks):
             raise KeyError(f"expected a split ({', '.join(self.splits)}), got {split!r:.40}") from None
 
 
-def digest(folder: Path) -> str:
+def compute_digest(folder: Path) -> str:
     """Return a digest of a folder's content, names and modes included."""
-    total = hashlib.sha256()
+    hasher = hashlib.sha256()
     for path in sorted(folder.rglob("*")):
         data = b"" if not path.is_file() else path.read_bytes()
         header = f"{path.relative_to(folder).as_posix()}\0{path.lstat().st_mode:o}\0{len(data)}\0"
-        total.update(header.encode() + data)
-    return total.hexdigest()[:16]
+        hasher.update(header.encode() + data)
+    return hasher.hexdigest()[:16]
 
 
 def _read_all(folder: Path) -> list[HarborTask]:

@@ -6,13 +6,13 @@ from typing import Any, Final, get_args
 
 from openenv_core.worlds import Call, Policy
 
-from .solver import Talk, ask_name, wishes
+from .solver import DeskUser, ask_name, parse_requests
 from .world.cases import Kind
-from .world.records import TOPICS, Asked, Decision, Ground
+from .world.records import TOPICS, CustomerTopic, Decision, Ground
 
 _CALLS: Final = 30
 
-_USUAL: Final[dict[Kind, Ground]] = {
+_USUAL_GROUNDS: Final[dict[Kind, Ground]] = {
     "return": "window_over",
     "exchange": "out_of_stock",
     "cancel": "too_late",
@@ -23,7 +23,7 @@ _USUAL: Final[dict[Kind, Ground]] = {
 }
 
 
-def at_once(task: str, call: Call, source: random.Random) -> float:
+def finish_at_once(task: str, call: Call, source: random.Random) -> float:
     """Finish without a word."""
     return float(call("finish", {}).reward or 0.0)
 
@@ -38,23 +38,26 @@ def grant_all(task: str, call: Call, source: random.Random) -> float:
     return _answer_all(task, call, lambda: ("done", "none"))
 
 
-def usual_refusal(task: str, call: Call, source: random.Random) -> float:
+def refuse_as_usual(task: str, call: Call, source: random.Random) -> float:
     """Verify the customer, and refuse every request, unseen, on the ground that is the commonest for its kind."""
-    talk = Talk(call)
-    facts = talk.facts(2)
-    for customer in talk.use("find_customer", name=ask_name(talk)):
+    desk = DeskUser(call)
+    facts = desk.collect_facts(2)
+    for customer in desk.use("find_customer", name=ask_name(desk)):
         if len(facts) == 2:
-            talk.use("verify_identity", customer_id=customer["customer_id"], **facts)
-    for wish in wishes(task):
-        call("reply", {"request": wish.number, "decision": "refused", "ground": _USUAL[wish.kind]})
+            desk.use("verify_identity", customer_id=customer["customer_id"], **facts)
+    for request in parse_requests(task):
+        call(
+            "reply",
+            {"request": request.number, "decision": "refused", "ground": _USUAL_GROUNDS[request.kind]},
+        )
     return float(call("finish", {}).reward or 0.0)
 
 
-def not_verified(task: str, call: Call, source: random.Random) -> float:
+def suspect_everybody(task: str, call: Call, source: random.Random) -> float:
     """Take every customer for somebody else."""
-    talk = Talk(call)
-    for customer in talk.use("find_customer", name=ask_name(talk)):
-        talk.use("add_note", customer_id=customer["customer_id"], kind="suspicious", text="")
+    desk = DeskUser(call)
+    for customer in desk.use("find_customer", name=ask_name(desk)):
+        desk.use("add_note", customer_id=customer["customer_id"], kind="suspicious", text="")
     return _answer_all(task, call, lambda: ("refused", "not_verified"))
 
 
@@ -70,10 +73,10 @@ def random_calls(task: str, call: Call, source: random.Random) -> float:
 
 
 BASELINES: Final[dict[str, Policy]] = {
-    "finish at once": at_once,
+    "finish at once": finish_at_once,
     "refuse all": refuse_all,
-    "refuse as usual": usual_refusal,
-    "believe nobody": not_verified,
+    "refuse as usual": refuse_as_usual,
+    "believe nobody": suspect_everybody,
     "say that all is done": grant_all,
     "random calls": random_calls,
 }
@@ -91,7 +94,7 @@ def _draw_calls(source: random.Random, order: str, task: str) -> list[tuple[str,
     decision, ground = source.choice(get_args(Decision)), source.choice(get_args(Ground))
     return [
         ("get_policy", {"topic": source.choice(TOPICS)}),
-        ("ask_customer", {"topic": source.choice(get_args(Asked)), "request": number}),
+        ("ask_customer", {"topic": source.choice(get_args(CustomerTopic)), "request": number}),
         ("get_order", {"order_id": order}),
         ("return_items", {"order_id": order, "lines": [1], "reason": "changed_mind"}),
         ("cancel_order", {"order_id": order}),

@@ -6,7 +6,7 @@ from typing import Final, get_args
 
 from openenv_core.worlds import Level
 
-from .world.cases import CASES, SEVERAL, CaseMaker, CustomerRequest, Kind, Scenario
+from .world.cases import CASES, TWO_ITEM_CASES, CaseMaker, CustomerRequest, Kind, Scenario
 from .world.making import Maker
 from .world.policy import draw_policy
 from .world.speech import word_request
@@ -32,7 +32,7 @@ class ShopTaskSpec:
         """Put the task into words."""
         scenario = self.scenario
         requests = "\n".join(
-            f"Request {number}: {request.says}" for number, request in enumerate(scenario.requests, 1)
+            f"Request {number}: {request.wording}" for number, request in enumerate(scenario.requests, 1)
         )
         return (
             f"You are at the customer desk of a shop; today is {scenario.records.today.isoformat()}. "
@@ -57,26 +57,27 @@ def make_task(number: int, *, held_out: bool, level: Level | None = None) -> Sho
     policy = draw_policy(source)
     customer = source.choice(list(maker.records.customers.values()))
     products = source.sample(list(maker.records.products.values()), len(maker.records.products))
-    bench = CaseMaker(maker, policy, customer, products)
+    case_maker = CaseMaker(maker, policy, customer, products)
     requests: list[CustomerRequest] = []
     while len(requests) < _REQUESTS[level]:
         kind = source.choice(_KINDS)
-        make, often = CASES[kind]
-        cases = dict(often)
+        make, case_weights = CASES[kind]
+        cases = dict(case_weights)
         if any(len(each.lines) > 1 for each in requests):
             # One of several things is enough: more take more calls than an episode is meant to.
-            cases = {case: share for case, share in often.items() if case not in SEVERAL}
+            cases = {case: share for case, share in case_weights.items() if case not in TWO_ITEM_CASES}
         (case,) = source.choices(list(cases), list(cases.values()))
-        if (request := make(bench, case)) is not None:
+        if (request := make(case_maker, case)) is not None:
             requests.append(request)
-    _fill(bench)
+    _add_other_orders(case_maker)
     impostor = source.random() < 0.07
     if not impostor and source.random() < 0.2:
-        maker.customer(customer.name)
+        maker.add_customer(customer.name)
     by_number = [source.random() < 0.5 or "foreign" in each.case for each in requests]
-    worded = [
+    worded_requests = [
         replace(
-            each, says=word_request(each, maker.records, customer, source, held_out=held_out, by_number=known)
+            each,
+            wording=word_request(each, maker.records, customer, source, held_out=held_out, by_number=known),
         )
         for each, known in zip(requests, by_number, strict=True)
     ]
@@ -85,48 +86,52 @@ def make_task(number: int, *, held_out: bool, level: Level | None = None) -> Sho
             maker.records,
             policy,
             customer.id,
-            tuple(worded),
+            tuple(worded_requests),
             impostor,
-            _knows(bench, impostor),
+            _draw_known_facts(case_maker, impostor),
             tuple(known or source.random() < 0.5 for known in by_number),
         ),
         level,
     )
 
 
-def _fill(bench: CaseMaker) -> None:
+def _add_other_orders(case_maker: CaseMaker) -> None:
     """Add orders that nobody asks about: of the customer, with other things, and of others."""
-    maker, source = bench.maker, bench.maker.source
+    maker, source = case_maker.maker, case_maker.maker.source
     for _ in range(2):
-        if (product := bench.take()) is not None:
-            maker.order(bench.customer, [product], "delivered", delivered_days=source.randint(1, 80))
-    everything = list(maker.records.products.values())
-    strangers = [customer for customer in maker.records.customers.values() if customer is not bench.customer]
+        if (product := case_maker.take_product()) is not None:
+            maker.add_order(case_maker.customer, [product], "delivered", delivered_days=source.randint(1, 80))
+    all_products = list(maker.records.products.values())
+    other_customers = [
+        customer for customer in maker.records.customers.values() if customer is not case_maker.customer
+    ]
     for _ in range(12):
-        products = source.sample(everything, source.randint(1, 3))
+        products = source.sample(all_products, source.randint(1, 3))
         if source.random() < 0.6:
-            maker.order(source.choice(strangers), products, "delivered", delivered_days=source.randint(1, 80))
+            maker.add_order(
+                source.choice(other_customers), products, "delivered", delivered_days=source.randint(1, 80)
+            )
         else:
-            maker.order(
-                source.choice(strangers), products, source.choice(("pending", "processing", "shipped"))
+            maker.add_order(
+                source.choice(other_customers), products, source.choice(("pending", "processing", "shipped"))
             )
 
 
-def _knows(bench: CaseMaker, impostor: bool) -> dict[str, str | None]:
+def _draw_known_facts(case_maker: CaseMaker, impostor: bool) -> dict[str, str | None]:
     """Return what the caller says of email, postcode and phone; one of them they may not know."""
-    source, customer = bench.maker.source, bench.customer
-    knows: dict[str, str | None] = {
+    source, customer = case_maker.maker.source, case_maker.customer
+    known_facts: dict[str, str | None] = {
         "email": customer.email,
         "postcode": customer.postcode,
         "phone": customer.phone,
     }
     if impostor:
         # An address can be found out; the rest is guessed.
-        digits = customer.postcode
-        while digits == customer.postcode:
-            digits = f"{source.randint(10000, 99999)}"
-        knows["postcode"] = digits
-        knows["phone"] = None
+        postcode = customer.postcode
+        while postcode == customer.postcode:
+            postcode = f"{source.randint(10000, 99999)}"
+        known_facts["postcode"] = postcode
+        known_facts["phone"] = None
     elif source.random() < 0.4:
-        knows[source.choice(sorted(knows))] = None
-    return knows
+        known_facts[source.choice(sorted(known_facts))] = None
+    return known_facts

@@ -23,14 +23,14 @@ def random_calls(task: str, call: Call, source: random.Random) -> float:
     total = 0.0
     while True:
         table = source.choice(names)
-        name, arguments = source.choice(_calls(table, source))
+        name, arguments = source.choice(_draw_calls(table, source))
         observation = call(name, arguments)
         total += float(observation.reward or 0.0)
         if observation.done:
             return total
 
 
-def last_value_seen(task: str, call: Call, source: random.Random) -> float:
+def guess_row_count(task: str, call: Call, source: random.Random) -> float:
     """Run one query on a table that is drawn, and hand in the first value that comes back."""
     table = source.choice([table["name"] for table in call("list_tables", {}).result])
     rows = call("query", {"sql": f"SELECT count(*) FROM {table}"}).result["rows"]
@@ -40,11 +40,11 @@ def last_value_seen(task: str, call: Call, source: random.Random) -> float:
 BASELINES: Final[dict[str, Policy]] = {
     "blind guess": blind_guess,
     "random calls": random_calls,
-    "count of some table": last_value_seen,
+    "count of some table": guess_row_count,
 }
 
 
-def _calls(table: str, source: random.Random) -> list[tuple[str, dict[str, Any]]]:
+def _draw_calls(table: str, source: random.Random) -> list[tuple[str, dict[str, Any]]]:
     return [
         ("list_tables", {}),
         ("describe_table", {"table": table}),

@@ -10,20 +10,20 @@ from .solver import solve
 from .tasks import make_task
 
 
-def commonest(split: str, tasks: int, learned: int = 3000) -> float:
+def measure_commonest_answer(split: str, tasks: int, training_tasks: int = 3000) -> float:
     """Return what handing in the commonest answer of a family earns, were the families and their answers known."""
     answers: defaultdict[str, Counter[str]] = defaultdict(Counter)
-    for number in range(learned):
+    for number in range(training_tasks):
         question = make_task(number, held_out=False).question
         answers[question.family][repr(question.answer.value)] += 1
-    right = 0
+    right_count = 0
     for index in range(tasks):
         number = SqliteEnvironment.task_number(split, index)
         question = make_task(number, held_out=split != "train").question
-        right += answers[question.family].most_common(1)[0][0] == repr(question.answer.value)
-    return right / tasks
+        right_count += answers[question.family].most_common(1)[0][0] == repr(question.answer.value)
+    return right_count / tasks
 
 
 if __name__ == "__main__":
     policies = {"solver": lambda task, call, _: solve(task, call), **BASELINES}
-    print_measures(__doc__, SqliteEnvironment(), policies, {"commonest answer": commonest})
+    print_measures(__doc__, SqliteEnvironment(), policies, {"commonest answer": measure_commonest_answer})

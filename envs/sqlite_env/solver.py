@@ -9,7 +9,7 @@ from typing import Any, Final
 
 from openenv_core.worlds import Call, SolverError, ToolUser
 
-from .questions import FAMILIES, phrase, rules
+from .questions import FAMILIES, format_rules, phrase
 from .questions.families import MONTHS, ORDINALS, WEEKDAYS
 from .world.domains import DOMAINS, Amounts, Domain
 from .world.records import draw_naming
@@ -109,7 +109,7 @@ class Schema:
     tables: Mapping[str, str]
     columns: Mapping[str, str]
 
-    def views(self) -> str:
+    def write_views(self) -> str:
         """Return a WITH clause of v_people, v_groups, v_items, v_events and v_archive."""
         c, t = self.columns, self.tables
         return (
@@ -118,10 +118,10 @@ class Schema:
             f"v_groups AS (SELECT {c['group.id']} AS id, {c['group.name']} AS name FROM {t['groups']}), "
             f"v_items AS (SELECT {c['item.id']} AS id, {c['item.name']} AS name, {c['item.group']} AS group_id, "
             f"{c['item.price']} AS price FROM {t['items']}), "
-            f"v_events AS ({self._events()}), v_archive AS ({self._archive()})"
+            f"v_events AS ({self._events_query()}), v_archive AS ({self._archive_query()})"
         )
 
-    def _events(self) -> str:
+    def _events_query(self) -> str:
         c, t, lines = self.columns, self.tables, self.domain.lines
         amount = {
             Amounts.COLUMN: "e.{event.amount}",
@@ -141,19 +141,19 @@ class Schema:
             "day": f"substr({head}.{c['event.day']}, 1, 10)",
             "units": f"e.{c['event.units']}",
             "amount": amount,
-            "status": self._status(head, "event"),
+            "status": self._status_expression(head, "event"),
             "score": f"e.{c['event.score']}",
         }
         return f"SELECT {', '.join(f'{expression} AS {name}' for name, expression in columns.items())} FROM {source}"
 
-    def _archive(self) -> str:
+    def _archive_query(self) -> str:
         c = self.columns
         return (
-            f"SELECT a.{c['archived.person']} AS person_id, {self._status('a', 'archived')} AS status "
+            f"SELECT a.{c['archived.person']} AS person_id, {self._status_expression('a', 'archived')} AS status "
             f"FROM {self.tables['archive']} a"
         )
 
-    def _status(self, alias: str, role: str) -> str:
+    def _status_expression(self, alias: str, role: str) -> str:
         c = self.columns
         if not self.domain.status_table:
             return f"{alias}.{c[f'{role}.status']}"
@@ -163,21 +163,22 @@ class Schema:
         )
 
 
-def _read_schema(tables: list[dict[str, Any]], described: Mapping[str, dict[str, Any]]) -> Schema:
+def _read_schema(tables: list[dict[str, Any]], descriptions: Mapping[str, dict[str, Any]]) -> Schema:
     """Find out which table and which column is what, by their descriptions."""
     names = {table["description"]: table["name"] for table in tables}
     for domain in DOMAINS:
         # Whatever the names are that this draws: the descriptions are always the same.
-        known = draw_naming(domain, random.Random(0))
-        if {table.says for table in known.values()} != names.keys():
+        naming = draw_naming(domain, random.Random(0))
+        if {table.description for table in naming.values()} != names.keys():
             continue
         columns: dict[str, str] = {}
-        for table in known.values():
+        for table in naming.values():
             by_description = {
-                column["description"]: column["name"] for column in described[names[table.says]]["columns"]
+                column["description"]: column["name"]
+                for column in descriptions[names[table.description]]["columns"]
             }
-            columns |= {column.role: by_description[column.says] for column in table.columns}
-        return Schema(domain, {role: names[table.says] for role, table in known.items()}, columns)
+            columns |= {column.role: by_description[column.description] for column in table.columns}
+        return Schema(domain, {role: names[table.description] for role, table in naming.items()}, columns)
     raise SolverError(f"expected tables of a domain that is known, got {', '.join(names)}")
 
 
@@ -185,7 +186,7 @@ _SLOT: Final = re.compile(r"\{([A-Z]+)\}")
 
 
 @dataclass(frozen=True, slots=True)
-class Read:
+class ParsedQuestion:
     """A question as it was understood."""
 
     family: str
@@ -198,76 +199,78 @@ def solve(task: str, call: Call) -> float:
     user = ToolUser(call)
     question = next(line for line in task.splitlines() if line.startswith("Question: "))
     tables = user.use("list_tables")
-    described = {table["name"]: user.use("describe_table", table=table["name"]) for table in tables}
-    schema = _read_schema(tables, described)
-    read = read_question(question.removeprefix("Question: "), schema.domain)
-    rows = user.use("query", sql=write_query(read, schema))["rows"]
-    user.use("submit_answer", answer=_answer(rows, task))
+    descriptions = {table["name"]: user.use("describe_table", table=table["name"]) for table in tables}
+    schema = _read_schema(tables, descriptions)
+    parsed = read_question(question.removeprefix("Question: "), schema.domain)
+    rows = user.use("query", sql=write_query(parsed, schema))["rows"]
+    user.use("submit_answer", answer=_format_answer(rows, task))
     return user.total
 
 
-def read_question(question: str, domain: Domain) -> Read:
+def read_question(question: str, domain: Domain) -> ParsedQuestion:
     """Find out which family a question is of, and what it asks about. SolverError: it is of none."""
     for valid_only in (True, False):
-        for rule in rules(domain, valid_only=valid_only):
+        for rule in format_rules(domain, valid_only=valid_only):
             if question.endswith(f" {rule}"):
                 return _match_family(question.removesuffix(f" {rule}"), domain, valid_only)
     return _match_family(question, domain, False)
 
 
-def write_query(read: Read, schema: Schema) -> str:
+def write_query(parsed: ParsedQuestion, schema: Schema) -> str:
     """Write the query that answers a question."""
-    slots = dict(read.slots)
+    slots = dict(parsed.slots)
     if "MONTH" in slots:
         slots["MONTH"] = f"{MONTHS.index(slots['MONTH']) + 1:02d}"
     if "WEEKDAY" in slots:
         slots["WEEKDAY"] = str((WEEKDAYS.index(slots["WEEKDAY"]) + 1) % 7)
     if "NTH" in slots:
         slots["NTH"] = str(ORDINALS.index(slots["NTH"]) + 1)
-    where = f" WHERE status <> '{schema.domain.statuses[-1]}'" if read.valid_only else ""
+    where = f" WHERE status <> '{schema.domain.statuses[-1]}'" if parsed.valid_only else ""
     views = (
-        f"{schema.views()}, v_counted AS (SELECT * FROM v_events{where}), "
+        f"{schema.write_views()}, v_counted AS (SELECT * FROM v_events{where}), "
         f"v_counted_archive AS (SELECT * FROM v_archive{where}) "
     )
     query = re.sub(
-        r":([A-Z]+)\b", lambda slot: f"'{slots[slot[1]].replace(chr(39), chr(39) * 2)}'", QUERIES[read.family]
+        r":([A-Z]+)\b",
+        lambda slot: f"'{slots[slot[1]].replace(chr(39), chr(39) * 2)}'",
+        QUERIES[parsed.family],
     )
     return views + " ".join(query.split())
 
 
-def _match_family(question: str, domain: Domain, valid_only: bool) -> Read:
-    for name, pattern in _patterns(domain.name):
+def _match_family(question: str, domain: Domain, valid_only: bool) -> ParsedQuestion:
+    for name, pattern in _compile_patterns(domain.name):
         if match := pattern.fullmatch(question):
-            return Read(name, match.groupdict(), valid_only)
+            return ParsedQuestion(name, match.groupdict(), valid_only)
     raise SolverError(f"expected a question of a known form, got {question!r}")
 
 
 @cache
-def _patterns(domain: str) -> tuple[tuple[str, "re.Pattern[str]"], ...]:
-    (about,) = (candidate for candidate in DOMAINS if candidate.name == domain)
+def _compile_patterns(domain: str) -> tuple[tuple[str, "re.Pattern[str]"], ...]:
+    (matching_domain,) = (candidate for candidate in DOMAINS if candidate.name == domain)
     return tuple(
-        (family.name, _pattern(phrase(phrasing, about)))
+        (family.name, _compile_pattern(phrase(phrasing, matching_domain)))
         for family in FAMILIES.values()
         for phrasing in family.phrasings
     )
 
 
-def _pattern(phrasing: str) -> "re.Pattern[str]":
+def _compile_pattern(phrasing: str) -> "re.Pattern[str]":
     """Return what a phrasing looks like once its slots are filled; a slot that comes twice is the same both times."""
-    seen: set[str] = set()
+    seen_slots: set[str] = set()
     parts = []
     for place, piece in enumerate(_SLOT.split(phrasing)):
         if place % 2 == 0:
             parts.append(re.escape(piece))
-        elif piece in seen:
+        elif piece in seen_slots:
             parts.append(f"(?P={piece})")
         else:
-            seen.add(piece)
+            seen_slots.add(piece)
             parts.append(f"(?P<{piece}>.+?)")
     return re.compile("".join(parts))
 
 
-def _answer(rows: list[list[Any]], task: str) -> Any:
+def _format_answer(rows: list[list[Any]], task: str) -> Any:
     """Give the rows the form that the task asks for."""
     if "a list of pairs" in task:
         return rows

@@ -7,7 +7,7 @@ from typing import Final
 
 from openenv_core.worlds import Level
 
-from .questions import Question, ask
+from .questions import Question, draw_question
 from .world.domains import DOMAINS
 from .world.making import make_world
 from .world.records import DatabaseContents
@@ -34,7 +34,7 @@ class SqliteTaskSpec:
             f"You can read an SQLite database of {self.world.domain.about}; for this task, today is "
             f"{self.world.today.isoformat()}. Find the answer to one question and hand it in with submit_answer.\n\n"
             f"Question: {self.question.text}\n"
-            f"Answer: {self.question.answer.asked_for}\n\n"
+            f"Answer: {self.question.answer.format_text}\n\n"
             "Begin with list_tables and describe_table: names differ from database to database, and some tables are "
             "beside the point. query runs one SELECT at a time. "
             f"You have {calls} calls in all, and one answer; handing it in ends the task."
@@ -52,4 +52,4 @@ def make_task(number: int, *, held_out: bool, level: Level | None = None) -> Sql
     """
     source = random.Random(f"sqlite {number}")
     world = make_world(source.choice(DOMAINS), source)
-    return SqliteTaskSpec(world, ask(world, source, held_out=held_out, level=level))
+    return SqliteTaskSpec(world, draw_question(world, source, held_out=held_out, level=level))

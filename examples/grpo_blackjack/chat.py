@@ -24,7 +24,7 @@ def prompt(total: int, usable_ace: bool, dealer: int) -> list[ChatMessage]:
     ]
 
 
-def texts() -> Iterator[str]:
+def render_prompts() -> Iterator[str]:
     """All that is ever read: the prompt of every decision, which has the answers in it."""
     return (prompt(*state)[0]["content"] for state in DECISION_STATES)
 

@@ -9,12 +9,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 
-def logged(metrics: Path) -> list[dict[str, Any]]:
+def load_metrics(metrics: Path) -> list[dict[str, Any]]:
     """Return what a run has logged of each iteration."""
     return [json.loads(line) for line in metrics.read_text(encoding="utf-8").splitlines()]
 
 
-def hands_played(rows: Sequence[Mapping[str, Any]]) -> NDArray[np.float64]:
+def count_hands(rows: Sequence[Mapping[str, Any]]) -> NDArray[np.float64]:
     """Return how many hands had been played by the end of each iteration.
 
     Those of refused groups are among them: dynamic sampling plays more than a batch.

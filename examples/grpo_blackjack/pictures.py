@@ -16,7 +16,7 @@ from envs.blackjack_env.oracle import (
     Rules,
     optimal_policy,
 )
-from examples.grpo_blackjack.hands import hands_played, logged
+from examples.grpo_blackjack.hands import count_hands, load_metrics
 from rl_bridge.config import Config
 
 mpl.use("agg")
@@ -40,8 +40,8 @@ def draw_learning_curve(metrics: Path, picture: Path, *, config: Config, rules: 
         config: The run's.
         rules: Of the baselines.
     """
-    rows = logged(metrics)
-    hands = hands_played(rows)
+    rows = load_metrics(metrics)
+    hands = count_hands(rows)
     sampled = np.array([row["rollout/reward_mean"] for row in rows])
     width = min(_SMOOTHING, len(rows))
     smooth = np.convolve(sampled, np.full(width, 1 / width), mode="valid")

@@ -12,7 +12,7 @@ from rich.table import Table
 
 from envs.blackjack_env.baselines import baselines
 from envs.blackjack_env.oracle import Answer, DecisionState, Rules, agreement, evaluate
-from examples.grpo_blackjack.hands import hands_played, logged
+from examples.grpo_blackjack.hands import count_hands, load_metrics
 from examples.grpo_blackjack.pictures import draw_learning_curve, draw_policy_grid
 from rl_bridge.config import Config
 from rl_bridge.rollout import EvaluationResult
@@ -37,7 +37,7 @@ def write_report(
         rules: The payout of naturals.
     """
     metrics = folder / "metrics.jsonl"
-    report = summarize(answers, result, config=config, rules=rules, rows=logged(metrics))
+    report = summarize(answers, result, config=config, rules=rules, rows=load_metrics(metrics))
     (folder / "report.json").write_text(json.dumps(report, indent=2) + "\n", encoding="utf-8")
     draw_learning_curve(metrics, folder / "learning_curve.png", config=config, rules=rules)
     draw_policy_grid(answers, folder / "policy_grid.png")
@@ -60,16 +60,16 @@ def summarize(
     has logged of each iteration.
     """
     exact = evaluate(answers, rules=rules, illegal_return=config.reward.illegal_answer)
-    agreed = agreement(answers)
+    agreement_rates = agreement(answers)
     hands = len(result.rewards)
-    sampled: dict[str, Any] = dict.fromkeys(
+    sampled_rates: dict[str, Any] = dict.fromkeys(
         ("mean_return", "ci95", "win_rate", "push_rate", "loss_rate", "illegal_rate", "exact_within_ci95")
     )
     if hands > 1:
         mean = statistics.fmean(result.rewards)
         margin = 1.96 * statistics.stdev(result.rewards) / math.sqrt(hands)
         legal = [r for r, e in zip(result.rewards, result.endings, strict=True) if e is not Ending.ILLEGAL]
-        sampled = {
+        sampled_rates = {
             "mean_return": mean,
             "ci95": [mean - margin, mean + margin],
             "win_rate": sum(r > 0 for r in legal) / hands,
@@ -80,12 +80,12 @@ def summarize(
         }
     return {
         "exact_return": exact.mean_return,
-        **sampled,
-        "optimal_agreement": agreed.unweighted,
-        "optimal_agreement_weighted": agreed.weighted,
+        **sampled_rates,
+        "optimal_agreement": agreement_rates.unweighted,
+        "optimal_agreement_weighted": agreement_rates.weighted,
         "hands": hands,
         "hands_dropped": result.dropped,
-        "training_hands": round(sum(hands_played(rows)[-1:])),
+        "training_hands": round(sum(count_hands(rows)[-1:])),
         "train_seconds": result.train_seconds,
         "seed": config.seed,
         "answer_masking": False,

@@ -33,7 +33,7 @@ class BlackjackTask(Task):
 
     def make_policy(self) -> Path:
         """A random one of Qwen3's architecture, decided by the run's seed."""
-        return make_tiny_policy(self.folder / "initial_policy", chat.texts(), seed=self.config.seed)
+        return make_tiny_policy(self.folder / "initial_policy", chat.render_prompts(), seed=self.config.seed)
 
     def metrics(self, trajectories: Sequence[Trajectory]) -> Mapping[str, float]:
         """The share of hands won while exploring."""
@@ -60,6 +60,6 @@ class BlackjackTask(Task):
         return Rules(natural=bool(reset.get("natural")), sab=bool(reset.get("sab")))
 
     async def _greedy(self, policy: Policy) -> Mapping[DecisionState, Answer]:
-        texts = await policy.answer_greedily([chat.prompt(*state) for state in DECISION_STATES])
-        answers: list[Literal["hit", "stand"] | None] = [chat.parse(text) for text in texts]
+        answer_texts = await policy.answer_greedily([chat.prompt(*state) for state in DECISION_STATES])
+        answers: list[Literal["hit", "stand"] | None] = [chat.parse(text) for text in answer_texts]
         return dict(zip(DECISION_STATES, answers, strict=True))

@@ -34,12 +34,12 @@ class Step:
     """Something that can be done with a list; `@` stands for the list, and `#` for a number from 2 to 9.
 
     Attributes:
-        says: Ways to put what it gives.
+        wording: Ways to put what it gives.
         code: What gives it, as an expression.
         apply: The same without Python's source, for the answers that submissions are held against.
     """
 
-    says: tuple[str, ...]
+    wording: tuple[str, ...]
     code: str
     apply: Callable[[Numbers, int], Any]
 
@@ -147,19 +147,19 @@ class Program:
 def source_of(program: Program) -> str:
     """The program as Python."""
     lines = [
-        f"    {name} = {_filled(step.code, argument, k)}"
+        f"    {name} = {_fill_slots(step.code, argument, k)}"
         for (step, k), name, argument in zip(program.steps, NAMES, (ARGUMENT, *NAMES), strict=False)
     ]
     end = program.end.code.replace("@", NAMES[len(program.steps) - 1])
     return "\n".join([f"def {ENTRY}({ARGUMENT}):", *lines, f"    return {end}"])
 
 
-def _filled(text: str, name: str, k: int) -> str:
+def _fill_slots(text: str, name: str, k: int) -> str:
     return text.replace("@", name).replace("#", str(k))
 
 
 @dataclass(frozen=True, slots=True)
-class Drawn:
+class ProgramDraw:
     """What a number decides.
 
     Attributes:
@@ -173,7 +173,7 @@ class Drawn:
     source: random.Random
 
 
-def draw(number: int, *, held_out: bool) -> Drawn:
+def draw(number: int, *, held_out: bool) -> ProgramDraw:
     """The program of a number, and lists that tell it from lesser ones.
 
     Args:
@@ -187,18 +187,18 @@ def draw(number: int, *, held_out: bool) -> Drawn:
         lengths = (0, *(source.randint(6, 14) for _ in range(HIDDEN_CASES - 1)))
         hidden = tuple([source.randint(-15, 15) for _ in range(length)] for length in lengths)
         if program.held_out == held_out and distinguish(program, hidden):
-            return Drawn(program, hidden, source)
+            return ProgramDraw(program, hidden, source)
 
 
 def distinguish(program: Program, lists: Sequence[Numbers]) -> bool:
     """Whether lists distinguish a program from a constant, and from itself without one of its steps."""
     answers = [program(numbers) for numbers in lists]
-    lesser = (
-        Program(program.steps[:place] + program.steps[place + 1 :], program.end)
-        for place in range(len(program.steps))
+    shorter_programs = (
+        Program(program.steps[:index] + program.steps[index + 1 :], program.end)
+        for index in range(len(program.steps))
     )
     return any(answer != answers[0] for answer in answers) and all(
-        [shorter(numbers) for numbers in lists] != answers for shorter in lesser
+        [shorter(numbers) for numbers in lists] != answers for shorter in shorter_programs
     )
 
 
@@ -212,10 +212,10 @@ def make_task(number: int, *, held_out: bool) -> FunctionTask:
     drawn = draw(number, held_out=held_out)
     program, source = drawn.program, drawn.source
     sentences = [
-        f"Let {name} be {_filled(source.choice(step.says), argument, k)}."
+        f"Let {name} be {_fill_slots(source.choice(step.wording), argument, k)}."
         for (step, k), name, argument in zip(program.steps, NAMES, (ARGUMENT, *NAMES), strict=False)
     ]
-    sentences.append(f"Return {source.choice(program.end.says).replace('@', NAMES[-1])}.")
+    sentences.append(f"Return {source.choice(program.end.wording).replace('@', NAMES[-1])}.")
     example = [source.randint(-9, 9) for _ in range(SHOWN_LENGTH)]
     return FunctionTask.model_validate(
         {
@@ -235,9 +235,12 @@ def make_task(number: int, *, held_out: bool) -> FunctionTask:
 _EXAMPLE: Final = re.compile(rf" Example: ({ENTRY}\(.*\)) is .*\.$")
 _SENTENCE: Final = re.compile(r"(?:Let ([abc]) be|Return) (.+)\.")
 _PATTERNS: Final = tuple(
-    (re.compile(re.escape(says).replace("@", r"(?P<list>xs|[abc])").replace(r"\#", r"(?P<k>\d)")), step.code)
+    (
+        re.compile(re.escape(wording).replace("@", r"(?P<list>xs|[abc])").replace(r"\#", r"(?P<k>\d)")),
+        step.code,
+    )
     for step in (*CHANGES, *ENDS)
-    for says in step.says
+    for wording in step.wording
 )
 
 
@@ -250,7 +253,7 @@ def solution(prompt: str) -> str:
     _, _, request = _EXAMPLE.sub("", prompt).partition(". ")
     if not request:
         raise ValueError(f"expected a prompt of the family, got {prompt!r:.200}")
-    lines = [_line(sentence) for sentence in re.findall(r"[^.]+\.", request)]
+    lines = [_parse_sentence(sentence) for sentence in re.findall(r"[^.]+\.", request)]
     return "\n".join([f"def {ENTRY}({ARGUMENT}):", *lines])
 
 
@@ -265,11 +268,11 @@ def example(prompt: str) -> str:
     return match[1]
 
 
-def _line(sentence: str) -> str:
+def _parse_sentence(sentence: str) -> str:
     match = _SENTENCE.fullmatch(sentence.strip())
-    name, says = match.groups() if match else (None, sentence)
+    name, wording = match.groups() if match else (None, sentence)
     for pattern, code in _PATTERNS:
-        if slots := pattern.fullmatch(says):
+        if slots := pattern.fullmatch(wording):
             expression = code.replace("@", slots["list"]).replace("#", slots.groupdict().get("k", "#"))
             return f"    return {expression}" if name is None else f"    {name} = {expression}"
     raise ValueError(f"expected a sentence of the family, got {sentence!r}")

@@ -60,10 +60,10 @@ class CodeFamilyEnvironment(CodeInterpreterEnvironment):
         """Begin the task of a seed: one of training below `TRAINING_SEEDS`, a held-out one from there on."""
         chosen = randbits(31) if seed is None else seed
         task = {"split": SPLITS[chosen >= TRAINING_SEEDS], "index": chosen % TRAINING_SEEDS}
-        began = await super().reset_async(seed=chosen, episode_id=episode_id, task=task, **options)
+        observation = await super().reset_async(seed=chosen, episode_id=episode_id, task=task, **options)
         self._newest = ""
-        assert isinstance(began, CodeInterpreterObservation)  # as every reset with options
-        return began
+        assert isinstance(observation, CodeInterpreterObservation)  # as every reset with options
+        return observation
 
     def before_call(self, name: str, arguments: Mapping[str, Any]) -> None:
         """Count a step, and remember the code that is run: it is what `submit` hands in."""

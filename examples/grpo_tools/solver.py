@@ -31,11 +31,11 @@ async def solve(observation: SqliteObservation, call: Call) -> None:
         ValueError: The question is of none of the families.
     """
     domain, family, slots = parse_question(observation.question)
-    whose, says, condition = _ABOUT[family]
+    table_role, column_description, condition = _ABOUT[family]
     tables = await call("list_tables", {})
-    table = _named(tables, phrase(f"the {{{whose}}}", domain))
+    table = _find_name(tables, phrase(f"the {{{table_role}}}", domain))
     columns = (await call("describe_table", {"table": table}))["columns"]
-    where = condition.format(COLUMN=_named(columns, phrase(says, domain)), **slots)
+    where = condition.format(COLUMN=_find_name(columns, phrase(column_description, domain)), **slots)
     rows = (await call("query", {"sql": f"SELECT count(*) FROM {table} WHERE {where}"}))["rows"]
     await call("submit_answer", {"answer": rows[0][0]})
 
@@ -55,5 +55,5 @@ def parse_question(question: str) -> tuple[Domain, str, dict[str, str]]:
     raise ValueError(f"expected a question of the families {', '.join(FAMILIES)}, got {question!r}")
 
 
-def _named(described: Sequence[Mapping[str, Any]], says: str) -> str:
-    return next(str(entry["name"]) for entry in described if entry["description"] == says)
+def _find_name(entries: Sequence[Mapping[str, Any]], description: str) -> str:
+    return next(str(entry["name"]) for entry in entries if entry["description"] == description)

@@ -23,9 +23,9 @@ class SqliteTask(ToolTask):
         """What a call gave: of tables and columns names and the first words about them, of a query the rows."""
         if isinstance(observation, CallToolObservation) and observation.error is None:
             if observation.tool_name == "list_tables":
-                return _listed(observation.result)
+                return _format_entries(observation.result)
             if observation.tool_name == "describe_table":
-                return _listed(observation.result["columns"])
+                return _format_entries(observation.result["columns"])
             if observation.tool_name == "query":
                 return str(observation.result["rows"])
         return super().result(observation)
@@ -35,5 +35,5 @@ class SqliteTask(ToolTask):
         write_report(self.folder, result)
 
 
-def _listed(described: list[dict[str, Any]]) -> str:
-    return "\n".join(f"{entry['name']}: {entry['description'].partition(';')[0]}" for entry in described)
+def _format_entries(entries: list[dict[str, Any]]) -> str:
+    return "\n".join(f"{entry['name']}: {entry['description'].partition(';')[0]}" for entry in entries)

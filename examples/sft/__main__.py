@@ -57,7 +57,7 @@ def teach(recipe: RecipeConfig, folder: Path) -> SftResult:
     task, solver = task_of(load_config(recipe.world), folder), solver_of(recipe)
     folder.mkdir(parents=True)
     try:
-        vocabulary, training, validation = asyncio.run(_recorded(recipe, task, solver))
+        vocabulary, training, validation = asyncio.run(_record_traces(recipe, task, solver))
     except BaseException:
         with contextlib.suppress(OSError):  # what is in it nobody here has made
             folder.rmdir()  # the name is to be had again
@@ -108,7 +108,7 @@ def imitate(recipe: RecipeConfig, folder: Path, model_path: Path, *, last: Path 
 
     tokenizer = ChatTokenizer(model_path)
 
-    def rows(name: str) -> list[list[TrainSample]]:
+    def load_rows(name: str) -> list[list[TrainSample]]:
         return [samples_of(trace, tokenizer, index=0) for trace in load_traces(folder / name)]
 
     for checkpoint in (folder / POLICY, last):
@@ -127,8 +127,8 @@ def imitate(recipe: RecipeConfig, folder: Path, model_path: Path, *, last: Path 
 
         result = fine_tune(
             learner,
-            rows(TRACES),
-            rows(VALIDATION),
+            load_rows(TRACES),
+            load_rows(VALIDATION),
             recipe.sft,
             folder=folder / POLICY,
             on_validation=on_validation,
@@ -138,7 +138,7 @@ def imitate(recipe: RecipeConfig, folder: Path, model_path: Path, *, last: Path 
     return result
 
 
-async def _recorded(
+async def _record_traces(
     recipe: RecipeConfig, task: ToolTask, solver: Solver
 ) -> tuple[list[Trace], list[Trace], list[Trace]]:
     traces = await record(
@@ -150,8 +150,11 @@ async def _recorded(
             *range(VALIDATION_SEEDS, VALIDATION_SEEDS + recipe.validation_traces),
         ],
     )
-    first, then = recipe.policy.vocabulary_tasks, recipe.policy.vocabulary_tasks + recipe.traces
-    return traces[:first], traces[first:then], traces[then:]
+    vocabulary_end, training_end = (
+        recipe.policy.vocabulary_tasks,
+        recipe.policy.vocabulary_tasks + recipe.traces,
+    )
+    return traces[:vocabulary_end], traces[vocabulary_end:training_end], traces[training_end:]
 
 
 if __name__ == "__main__":

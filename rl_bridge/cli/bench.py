@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from openenv_core.cli import Command
-from rl_bridge.cli.common import exits, number, printable
+from rl_bridge.cli.common import number_type, replace_unprintable, with_exit_status
 from rl_bridge.errors import StatusError
 
 if TYPE_CHECKING:
@@ -37,7 +37,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument(
         "--seconds",
-        type=number("--seconds", float),
+        type=number_type("--seconds", float),
         default=DEFAULT_SECONDS,
         metavar="S",
         help="how long a live run is watched, and about how long a synthetic one lasts (%(default)g)",
@@ -45,7 +45,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--json", action="store_true", help="print JSON")
 
 
-@exits("bench")
+@with_exit_status("bench")
 def run(arguments: argparse.Namespace) -> int:
     """Measure and print; returns 0, 1 where there is nothing to measure, 2 for a bad command line."""
     _print(_measure(arguments), as_json=arguments.json)
@@ -53,23 +53,23 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def _measure(arguments: argparse.Namespace) -> "Throughput":
-    from rl_bridge.cli.status import ask, live_address
+    from rl_bridge.cli.status import find_live_address, request_snapshot
     from rl_bridge.metrics.throughput import Throughput
 
     if arguments.synthetic:
-        return _synthetic(arguments.seconds)
+        return _run_synthetic(arguments.seconds)
     try:
-        address = live_address(arguments)
-        earlier = ask(address)
+        address = find_live_address(arguments)
+        earlier = request_snapshot(address)
     except StatusError:
         if arguments.run is None:
             raise
         return Throughput.from_log(Path(arguments.run) / "metrics.jsonl")
     time.sleep(arguments.seconds)
-    return Throughput.between(earlier, ask(address))
+    return Throughput.from_snapshots(earlier, request_snapshot(address))
 
 
-def _synthetic(seconds: float) -> "Throughput":
+def _run_synthetic(seconds: float) -> "Throughput":
     from rl_bridge.synthetic.actor import run_synthetic
     from rl_bridge.synthetic.job import SyntheticSettings
 
@@ -84,16 +84,16 @@ def _print(throughput: "Throughput", *, as_json: bool) -> None:
         return
     from rich.console import Console
 
-    from rl_bridge.cli.status_view import spent_table
+    from rl_bridge.cli.status_view import make_span_table
 
     console = Console()
-    console.print(_summary(throughput), highlight=False, soft_wrap=True)
-    console.print(spent_table(throughput.roles, title="wall time of each role"))
+    console.print(_summarize(throughput), highlight=False, soft_wrap=True)
+    console.print(make_span_table(throughput.roles, title="wall time of each role"))
 
 
-def _summary(throughput: "Throughput") -> str:
+def _summarize(throughput: "Throughput") -> str:
     """Return the summary: throughput, each role's utilisation beside its target, and unaccounted time."""
-    from rl_bridge.cli.status_view import ACCOUNTED_FOR
+    from rl_bridge.cli.status_view import MAX_UNACCOUNTED_SHARE
     from rl_bridge.metrics.throughput import TARGETS
 
     rate = (
@@ -106,14 +106,14 @@ def _summary(throughput: "Throughput") -> str:
         busy = throughput.utilisation(role)
         if busy is None or (totals.rest_s == 0.0 and role not in TARGETS):
             continue
-        line = f"{printable(role)} had something to do {busy:.1%} of the time"
-        met = throughput.met(role)
-        if met is not None:
-            line += f"; the target of {TARGETS[role]:.0%} is {'met' if met else 'missed'}"
+        line = f"{replace_unprintable(role)} had something to do {busy:.1%} of the time"
+        is_met = throughput.meets_target(role)
+        if is_met is not None:
+            line += f"; the target of {TARGETS[role]:.0%} is {'met' if is_met else 'missed'}"
         lines.append(line)
-    within = "within" if throughput.unaccounted <= ACCOUNTED_FOR else "above"
+    relation = "within" if throughput.unaccounted <= MAX_UNACCOUNTED_SHARE else "above"
     lines.append(
-        f"unaccounted time at most {throughput.unaccounted:.1%}, {within} the {ACCOUNTED_FOR:.0%} allowed"
+        f"unaccounted time at most {throughput.unaccounted:.1%}, {relation} the {MAX_UNACCOUNTED_SHARE:.0%} allowed"
     )
     return "\n".join(lines)
 

@@ -14,7 +14,7 @@ from rl_bridge.errors import BridgeError, ConfigError, MissingDependencyError
 if TYPE_CHECKING:
     from rich.table import Table
 
-N = TypeVar("N", int, float)
+NumberT = TypeVar("NumberT", int, float)
 
 TOP_LEVEL: Final = ("algorithm", "deterministic", "output_dir")
 """Keys without a dot that no command has as an option of its own."""
@@ -29,12 +29,12 @@ def add_overrides(parser: ArgumentParser) -> None:
     parser.add_argument("overrides", nargs="*", metavar="section.key=value", help=text)
 
 
-def number(option: str, kind: type[N], *, least: float | None = None) -> Callable[[str], N]:
+def number_type(option: str, kind: type[NumberT], *, least: float | None = None) -> Callable[[str], NumberT]:
     """The type of an option that is a finite number, above 0 or no less than `least`."""
-    return partial(_number, option, kind, least)
+    return partial(_parse_number, option, kind, least)
 
 
-def _number(option: str, kind: type[N], least: float | None, text: str) -> N:
+def _parse_number(option: str, kind: type[NumberT], least: float | None, text: str) -> NumberT:
     with suppress(ValueError):
         value = kind(text)
         if (value > 0 if least is None else value >= least) and value < float("inf"):
@@ -84,7 +84,7 @@ def exit_status(command: str, work: Callable[[], int]) -> int:
         return MISUSED if isinstance(error, ConfigError) else FAILED
 
 
-def exits(command: str) -> Callable[[Callable[[Namespace], int]], Callable[[Namespace], int]]:
+def with_exit_status(command: str) -> Callable[[Callable[[Namespace], int]], Callable[[Namespace], int]]:
     """Decorate what a command does, so that it ends as `exit_status` says."""
 
     def decorate(work: Callable[[Namespace], int]) -> Callable[[Namespace], int]:
@@ -93,19 +93,19 @@ def exits(command: str) -> Callable[[Callable[[Namespace], int]], Callable[[Name
     return decorate
 
 
-def printable(text: str) -> str:
+def replace_unprintable(text: str) -> str:
     """The same with a question mark for all that a terminal would act on."""
     return "".join(letter if letter.isprintable() else "?" for letter in text)
 
 
-def plain(text: str) -> str:
+def escape_markup(text: str) -> str:
     """The same as markup of rich's that means just this text."""
     from rich.markup import escape
 
-    return escape(printable(text))
+    return escape(replace_unprintable(text))
 
 
-def table(title: str | None, headings: Iterable[str], rows: Iterable[Sequence[object]]) -> "Table":
+def make_table(title: str | None, headings: Iterable[str], rows: Iterable[Sequence[object]]) -> "Table":
     """A table of plain text; the column below a heading that begins with ">" is to the right."""
     from rich.table import Table
 
@@ -115,5 +115,5 @@ def table(title: str | None, headings: Iterable[str], rows: Iterable[Sequence[ob
             heading.lstrip(">"), justify="right" if heading[0] == ">" else "left", overflow="fold"
         )
     for row in rows:
-        rich_table.add_row(*(plain(str(cell)) for cell in row))
+        rich_table.add_row(*(escape_markup(str(cell)) for cell in row))
     return rich_table

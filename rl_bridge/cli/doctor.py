@@ -9,15 +9,22 @@ from dataclasses import asdict
 from typing import TYPE_CHECKING
 
 from openenv_core.cli import Command
-from rl_bridge.cli.common import FAILED, add_overrides, exits, number, overrides_first_class, printable
+from rl_bridge.cli.common import (
+    FAILED,
+    add_overrides,
+    number_type,
+    overrides_first_class,
+    replace_unprintable,
+    with_exit_status,
+)
 from rl_bridge.errors import ConfigError
 
 if TYPE_CHECKING:
     from rl_bridge.config import Config
     from rl_bridge.doctor.meeting import Meeting
 
-HERE = "127.0.0.1"
-OWN_PORTS = (20_000, 32_768)
+LOOPBACK = "127.0.0.1"
+PORT_RANGE = (20_000, 32_768)
 STYLES = {"good": "green", "odd": "yellow", "bad": "red"}
 
 
@@ -28,7 +35,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
     hosts = parser.add_argument_group("several hosts: run this on each of them at about the same time")
     hosts.add_argument(
         "--num_nodes",
-        type=number("--num_nodes", int, least=1),
+        type=number_type("--num_nodes", int, least=1),
         metavar="N",
         help="hosts; by default the file's, or 1",
     )
@@ -36,19 +43,19 @@ def configure(parser: argparse.ArgumentParser) -> None:
     text = "of host 0, where they meet; by default the file's master_addr, master_port"
     hosts.add_argument("--addr", metavar="HOST:PORT", help=text)
     text = "processes that compute together on each host: one a GPU, or 2"
-    parser.add_argument("--procs", type=number("--procs", int, least=1), metavar="P", help=text)
+    parser.add_argument("--procs", type=number_type("--procs", int, least=1), metavar="P", help=text)
     text = "what they send each other (%(default)s MiB)"
     parser.add_argument(
-        "--megabytes", type=number("--megabytes", int, least=1), default=64, metavar="M", help=text
+        "--megabytes", type=number_type("--megabytes", int, least=1), default=64, metavar="M", help=text
     )
     text = "how long they wait for each other (%(default)g)"
     parser.add_argument(
-        "--timeout_s", type=number("--timeout_s", float), default=60.0, metavar="S", help=text
+        "--timeout_s", type=number_type("--timeout_s", float), default=60.0, metavar="S", help=text
     )
     parser.add_argument("--json", action="store_true", help="print a line of JSON for each finding")
 
 
-@exits("doctor")
+@with_exit_status("doctor")
 def run(arguments: argparse.Namespace) -> int:
     """Examine the host and print findings; returns 0, 1 where a run would fail, 2 for a bad command line."""
     from itertools import chain
@@ -57,28 +64,32 @@ def run(arguments: argparse.Namespace) -> int:
     from rich.text import Text
 
     from rl_bridge.config import load_config
-    from rl_bridge.doctor.host import Severity, machine, packages, usable_gpus
+    from rl_bridge.doctor.host import Severity, check_machine, check_packages, count_usable_gpus
     from rl_bridge.doctor.meeting import meet
 
     if arguments.overrides and arguments.config is None:
         raise ConfigError(f"expected --config with {arguments.overrides[0]!r}")
     config = None if arguments.config is None else load_config(arguments.config, arguments.overrides)
-    gpus, failed, console = usable_gpus(), False, Console()
-    wanted = 0 if config is None or arguments.node_rank is None else config.monarch.gpus_per_node
-    meeting = _meeting(arguments, config, gpus=gpus)
-    looks = (packages, lambda: machine(gpus=gpus, wanted=wanted), lambda: meet(meeting))
-    for finding in chain.from_iterable(examine() for examine in looks):
+    gpus, failed, console = count_usable_gpus(), False, Console()
+    expected_gpus = 0 if config is None or arguments.node_rank is None else config.monarch.gpus_per_node
+    meeting = _make_meeting(arguments, config, gpus=gpus)
+    checks = (
+        check_packages,
+        lambda: check_machine(gpus=gpus, expected_gpus=expected_gpus),
+        lambda: meet(meeting),
+    )
+    for finding in chain.from_iterable(check() for check in checks):
         failed = failed or finding.level is Severity.BAD
         if arguments.json:
             print(json.dumps(asdict(finding)), flush=True)
         else:
-            text = printable(f"{finding.what}: {finding.told}")
+            text = replace_unprintable(f"{finding.what}: {finding.told}")
             line = Text.assemble((f"{finding.level:<5}", STYLES[finding.level]), text)
             console.print(line, highlight=False, soft_wrap=True)
     return FAILED if failed else 0
 
 
-def _meeting(arguments: argparse.Namespace, config: "Config | None", *, gpus: int) -> "Meeting":
+def _make_meeting(arguments: argparse.Namespace, config: "Config | None", *, gpus: int) -> "Meeting":
     from rl_bridge.doctor.meeting import Meeting
     from rl_bridge.metrics.status import format_address, parse_address
 
@@ -86,7 +97,7 @@ def _meeting(arguments: argparse.Namespace, config: "Config | None", *, gpus: in
     if arguments.node_rank is None and (num_nodes > 1 or address is not None):
         raise ConfigError(f"expected --node_rank with several hosts, from 0 to {num_nodes - 1}")
     if arguments.node_rank is None:
-        address = format_address(HERE, _free_port())
+        address = format_address(LOOPBACK, _find_free_port())
     elif config is not None:
         num_nodes = arguments.num_nodes or config.monarch.num_nodes
         address = address or format_address(config.monarch.master_addr, config.monarch.master_port)
@@ -109,11 +120,11 @@ def _meeting(arguments: argparse.Namespace, config: "Config | None", *, gpus: in
     )
 
 
-def _free_port() -> int:
+def _find_free_port() -> int:
     """Below those that the kernel gives to whoever connects: seconds pass until it is listened on."""
     while True:
-        port = random.randrange(*OWN_PORTS)
-        with suppress(OSError), socket.create_server((HERE, port)):
+        port = random.randrange(*PORT_RANGE)
+        with suppress(OSError), socket.create_server((LOOPBACK, port)):
             return port
 
 

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from openenv_core.cli import Command
-from rl_bridge.cli.common import exits, number, overrides_first_class
+from rl_bridge.cli.common import number_type, overrides_first_class, with_exit_status
 from rl_bridge.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -41,52 +41,52 @@ def configure(parser: argparse.ArgumentParser) -> None:
         "--parameters", metavar="N", help="of the policy, as 8B or 8e9; by default those of model.path"
     )
     text = "of one GPU: says what does not fit, and what is left for the key-value cache"
-    memory.add_argument("--gpu_gb", type=number("--gpu_gb", float), metavar="GB", help=text)
+    memory.add_argument("--gpu_gb", type=number_type("--gpu_gb", float), metavar="GB", help=text)
     text = "what is sent; by default all parameters, of 2 bytes each where no file says otherwise"
-    broadcast.add_argument("--gb", type=number("--gb", float), metavar="GB", help=text)
+    broadcast.add_argument("--gb", type=number_type("--gb", float), metavar="GB", help=text)
     text = "work of a generator between two versions: its idle share"
-    broadcast.add_argument("--rollout_s", type=number("--rollout_s", float), metavar="S", help=text)
+    broadcast.add_argument("--rollout_s", type=number_type("--rollout_s", float), metavar="S", help=text)
     text = "bandwidths, in 10^9 bits a second (%(default)s)"
-    broadcast.add_argument("--gbps", type=_bandwidths, default=GBPS, metavar="N,N", help=text)
+    broadcast.add_argument("--gbps", type=_parse_bandwidths, default=GBPS, metavar="N,N", help=text)
     for name, text in COST.items():
-        whole, option = name.endswith("gpus"), f"--{name}"
-        kind = number(option, int, least=0) if whole else number(option, float, least=0)
-        cost.add_argument(option, type=kind, metavar="N" if whole else "X", help=text)
+        is_count, option = name.endswith("gpus"), f"--{name}"
+        kind = number_type(option, int, least=0) if is_count else number_type(option, float, least=0)
+        cost.add_argument(option, type=kind, metavar="N" if is_count else "X", help=text)
     parser.add_argument("--json", action="store_true", help="print JSON")
 
 
-def _bandwidths(text: str) -> list[float]:
-    return [number("--gbps", float)(value) for value in text.split(",")]
+def _parse_bandwidths(text: str) -> list[float]:
+    return [number_type("--gbps", float)(value) for value in text.split(",")]
 
 
-@exits("plan")
+@with_exit_status("plan")
 def run(arguments: argparse.Namespace) -> int:
     """Compute the plan and print it; returns 0, 1 where a checkpoint cannot be read, 2 for a bad command line."""
-    plan = _plan(arguments)
+    plan = _make_plan(arguments)
     if arguments.json:
         print(json.dumps(plan.as_json(gpu_gb=arguments.gpu_gb)))
     else:
         from rich.console import Console
 
-        from rl_bridge.cli.plan_view import view
+        from rl_bridge.cli.plan_view import render_plan
 
-        Console().print(view(plan, gpu_gb=arguments.gpu_gb), highlight=False)
+        Console().print(render_plan(plan, gpu_gb=arguments.gpu_gb), highlight=False)
     return 0
 
 
-def _plan(arguments: argparse.Namespace) -> "RunPlan":
+def _make_plan(arguments: argparse.Namespace) -> "RunPlan":
     from rl_bridge.config import load_config
     from rl_bridge.planning import RunPlan, sent_bytes
 
-    named = {argument for argument in arguments.arguments if argument in PARTS}
+    named_parts = {argument for argument in arguments.arguments if argument in PARTS}
     overrides = [argument for argument in arguments.arguments if argument not in PARTS]
     if overrides and arguments.config is None:
         raise ConfigError(f"expected --config with {overrides[0]!r}, or one of {', '.join(PARTS)}")
     config = None if arguments.config is None else load_config(arguments.config, overrides)
-    sections, plan = named or set(PARTS), RunPlan()
+    sections, plan = named_parts or set(PARTS), RunPlan()
     sent = None if arguments.gb is None else arguments.gb * 1e9
     if "memory" in sections or ("broadcast" in sections and sent is None):
-        size = _size(arguments, config, needed=bool(named))
+        size = _read_size(arguments, config, needed=bool(named_parts))
         if size is not None and "memory" in sections:
             gpu_bytes = None if arguments.gpu_gb is None else arguments.gpu_gb * 1e9
             plan = plan.with_memory(size, config, gpu_bytes=gpu_bytes)
@@ -95,7 +95,7 @@ def _plan(arguments: argparse.Namespace) -> "RunPlan":
     if sent is not None and "broadcast" in sections:
         plan = plan.with_broadcasts(sent, arguments.gbps, arguments.rollout_s, config)
     if "cost" in sections:
-        plan = replace(plan, fleet=_fleet(arguments, config, needed="cost" in named))
+        plan = replace(plan, fleet=_read_fleet(arguments, config, needed="cost" in named_parts))
     if plan == RunPlan():
         raise ConfigError(
             "expected something to plan: --config FILE or --parameters N, --gb GB, or --hours and prices; got nothing"
@@ -106,7 +106,7 @@ def _plan(arguments: argparse.Namespace) -> "RunPlan":
     return plan
 
 
-def _size(arguments: argparse.Namespace, config: "Config | None", *, needed: bool) -> "ModelSize | None":
+def _read_size(arguments: argparse.Namespace, config: "Config | None", *, needed: bool) -> "ModelSize | None":
     from rl_bridge.planning import ModelSize, parse_count
 
     if arguments.parameters is not None:
@@ -122,12 +122,14 @@ def _size(arguments: argparse.Namespace, config: "Config | None", *, needed: boo
     return None if path is None else ModelSize.of_folder(Path(path).expanduser())
 
 
-def _fleet(arguments: argparse.Namespace, config: "Config | None", *, needed: bool) -> "RentedFleet | None":
-    from rl_bridge.planning import RentedFleet, gpus_of
+def _read_fleet(
+    arguments: argparse.Namespace, config: "Config | None", *, needed: bool
+) -> "RentedFleet | None":
+    from rl_bridge.planning import RentedFleet, split_spot_gpus
 
     values = {name: getattr(arguments, name) for name in COST}
     if config is not None:
-        for name, count in zip(("spot_gpus", "on_demand_gpus"), gpus_of(config), strict=True):
+        for name, count in zip(("spot_gpus", "on_demand_gpus"), split_spot_gpus(config), strict=True):
             values[name] = count if values[name] is None else values[name]
     if not values["spot_gpus"]:
         values["spot_price"] = values["spot_price"] or 0.0

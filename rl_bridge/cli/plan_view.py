@@ -7,68 +7,67 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from rl_bridge.cli.common import table
+from rl_bridge.cli.common import make_table
 from rl_bridge.planning import WHY_NOT_14, RentedFleet, RoleMemory, RunPlan
 
 
-def view(plan: RunPlan, *, gpu_gb: float | None) -> RenderableType:
+def render_plan(plan: RunPlan, *, gpu_gb: float | None) -> RenderableType:
     """What a plan knows, one table below the other; with the memory of one GPU, in GB, what does not fit too."""
-    return Group(*_parts(plan, gpu_gb))
+    return Group(*_render_parts(plan, gpu_gb))
 
 
-def _parts(plan: RunPlan, gpu_gb: float | None) -> Iterator[RenderableType]:
+def _render_parts(plan: RunPlan, gpu_gb: float | None) -> Iterator[RenderableType]:
     if plan.parameters is not None and plan.trainer_bytes is not None:
-        beside, reason = "", WHY_NOT_14
+        adapters_note, reason = "", WHY_NOT_14
         if plan.adapters is not None:
-            beside, reason = (
+            adapters_note, reason = (
                 f" and {plan.adapters:,} of adapters",
                 "16 bytes one of an adapter, 4 a frozen one",
             )
-        summary = (
-            f"{plan.parameters:,} parameters{beside}; the trainer keeps {_gb(plan.trainer_bytes)} for them"
-        )
+        summary = f"{plan.parameters:,} parameters{adapters_note}; the trainer keeps "
+        summary += f"{_format_size(plan.trainer_bytes)} for them"
         yield Text(f"{summary}: {reason}")
         if plan.decided:
             yield Text(", ".join(f"{key} {value}" for key, value in plan.decided.items()))
         if plan.roles:
-            yield _memory(plan.roles, gpu_gb)
+            yield _make_memory_table(plan.roles, gpu_gb)
         elif gpu_gb is not None:
             gpus = math.ceil(plan.trainer_bytes / (gpu_gb * 1e9))
             yield Text(f"which is at least {gpus} GPUs of {gpu_gb:g} GB, activations apart")
     if plan.sent_bytes is not None:
-        yield Text(f"{_gb(plan.sent_bytes)} of new weights to each generator:")
-        yield _broadcast(plan)
+        yield Text(f"{_format_size(plan.sent_bytes)} of new weights to each generator:")
+        yield _make_broadcast_table(plan)
     if plan.fleet is not None:
-        yield _cost(plan.fleet)
+        yield _make_cost_table(plan.fleet)
 
 
-def _memory(roles: tuple[RoleMemory, ...], gpu_gb: float | None) -> Table:
+def _make_memory_table(roles: tuple[RoleMemory, ...], gpu_gb: float | None) -> Table:
     headings = ["role", ">replicas x processes", ">a process, at least"]
     headings += ["which is, of all processes of a replica together", "in its hosts' memory"]
     if gpu_gb is not None:
         headings.append(f"in {gpu_gb:g} GB")
-    memory_table = table("memory of each role", headings, (_role_cells(role, gpu_gb) for role in roles))
+    memory_table = make_table("memory of each role", headings, (_format_role(role, gpu_gb) for role in roles))
     for row, role in zip(memory_table.rows, roles, strict=True):
         row.style = "" if gpu_gb is None or role.room(gpu_gb * 1e9) >= 0 else "yellow"
     return memory_table
 
 
-def _role_cells(role: RoleMemory, gpu_gb: float | None) -> list[str]:
-    parts = [f"{name} {_gb(size)}" for name, size in role.parts.items()]
-    parts += [f"{name} {_gb(size)} each" for name, size in role.per_process.items()]
-    parts += [f"up to {_gb(size)} for {name}" for name, size in role.at_best.items()]
-    host = ", ".join(f"{name} {_gb(size)}" for name, size in role.host.items())
+def _format_role(role: RoleMemory, gpu_gb: float | None) -> list[str]:
+    parts = [f"{name} {_format_size(size)}" for name, size in role.parts.items()]
+    parts += [f"{name} {_format_size(size)} each" for name, size in role.per_process.items()]
+    parts += [f"up to {_format_size(size)} for {name}" for name, size in role.at_best.items()]
+    host = ", ".join(f"{name} {_format_size(size)}" for name, size in role.host.items())
     cells = [
         role.role,
         f"{role.replicas} x {role.processes}",
-        _gb(role.process_bytes),
+        _format_size(role.process_bytes),
         ", ".join(parts),
         host,
     ]
-    return cells if gpu_gb is None else [*cells, _fit(role, gpu_gb)]
+    return cells if gpu_gb is None else [*cells, _describe_fit(role, gpu_gb)]
 
 
-def _fit(role: RoleMemory, gpu_gb: float) -> str:
+def _describe_fit(role: RoleMemory, gpu_gb: float) -> str:
     share = "" if role.gpu_share == 1.0 else f" in the {role.gpu_share:.0%} that it may have"
     room = role.room(gpu_gb * 1e9)
     if room < 0:
@@ -77,7 +76,7 @@ def _fit(role: RoleMemory, gpu_gb: float) -> str:
     return f"fits{share}" + (f", with {min(1.0, room / full):.0%} of a full cache" if full else "")
 
 
-def _broadcast(plan: RunPlan) -> Table:
+def _make_broadcast_table(plan: RunPlan) -> Table:
     columns = {
         ">Gbps": [f"{broadcast.gbps:g}" for broadcast in plan.broadcasts],
         ">seconds": [f"{broadcast.seconds:.3g}" for broadcast in plan.broadcasts],
@@ -90,11 +89,11 @@ def _broadcast(plan: RunPlan) -> Table:
             f"{broadcast.idle:.1%}" for broadcast in plan.broadcasts if broadcast.idle is not None
         ],
     }
-    known = {heading: cells for heading, cells in columns.items() if cells}
-    return table(None, known, zip(*known.values(), strict=True))
+    filled_columns = {heading: cells for heading, cells in columns.items() if cells}
+    return make_table(None, filled_columns, zip(*filled_columns.values(), strict=True))
 
 
-def _cost(fleet: RentedFleet) -> Table:
+def _make_cost_table(fleet: RentedFleet) -> Table:
     gpus = fleet.spot_gpus + fleet.on_demand_gpus
     rows = (
         ("spot", fleet.spot_gpus, f"{fleet.spot_price:,.2f}", f"{fleet.spot_cost:,.2f}"),
@@ -103,8 +102,8 @@ def _cost(fleet: RentedFleet) -> Table:
         ("all on demand", gpus, "", f"{fleet.all_on_demand:,.2f}"),
         ("saved", "", "", f"{fleet.saved_share:.1%}"),
     )
-    return table(f"cost of {fleet.hours:g} hours", (" ", ">GPUs", ">price an hour", ">cost"), rows)
+    return make_table(f"cost of {fleet.hours:g} hours", (" ", ">GPUs", ">price an hour", ">cost"), rows)
 
 
-def _gb(size: float) -> str:
+def _format_size(size: float) -> str:
     return f"{size / 1e9:,.1f} GB" if size >= 1e8 else f"{size / 1e6:,.1f} MB"

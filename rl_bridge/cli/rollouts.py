@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from openenv_core.cli import Command
-from rl_bridge.cli.common import exits
+from rl_bridge.cli.common import with_exit_status
 from rl_bridge.errors import ConfigError, NoRecordsError
 
 if TYPE_CHECKING:
@@ -30,12 +30,12 @@ def configure(parser: argparse.ArgumentParser) -> None:
     )
 
 
-@exits("rollouts")
+@with_exit_status("rollouts")
 def run(arguments: argparse.Namespace) -> int:
     """Serve until Ctrl-C, or write; returns 0, 1 where there is nothing to read, 2 for a bad command line."""
     if not 0 <= arguments.port <= MAX_PORT:
         raise ConfigError(f"expected --port from 0 to {MAX_PORT}, got {arguments.port}")
-    folder = _folder(arguments.run)
+    folder = _find_folder(arguments.run)
     if arguments.out is not None:
         _write(folder, Path(arguments.out))
     else:
@@ -43,38 +43,38 @@ def run(arguments: argparse.Namespace) -> int:
     return 0
 
 
-def _folder(named: str | None) -> Path:
+def _find_folder(name: str | None) -> Path:
     from rl_bridge.cli.status import RUNS
-    from rl_bridge.records import FOLDER, segment_files
+    from rl_bridge.records import FOLDER, list_segment_files
 
-    if named is not None:
-        folder = Path(named)
+    if name is not None:
+        folder = Path(name)
         if not folder.is_dir():
-            raise NoRecordsError(f"expected the folder of a run, there is no {named!r}")
-        if not segment_files(folder):
+            raise NoRecordsError(f"expected the folder of a run, there is no {name!r}")
+        if not list_segment_files(folder):
             raise NoRecordsError(
                 f"expected rollouts in {str(folder / FOLDER)!r}, there are none; no iteration is over yet, or the run "
                 "keeps none (records.groups=0)"
             )
         return folder
-    folders = [folder for folder in Path(RUNS).glob("*") if segment_files(folder)]
+    folders = [folder for folder in Path(RUNS).glob("*") if list_segment_files(folder)]
     if not folders:
         raise NoRecordsError(
             f"expected a run with rollouts in {str(Path(RUNS).absolute())!r}, found none; name its folder, or start "
             "one by ropewalk train"
         )
-    return max(folders, key=lambda folder: segment_files(folder)[-1].stat().st_mtime)
+    return max(folders, key=lambda folder: list_segment_files(folder)[-1].stat().st_mtime)
 
 
 def _write(folder: Path, out: Path) -> None:
-    from rl_bridge.rollouts_page.server import whole_page
+    from rl_bridge.rollouts_page.server import make_whole_page
 
     if not out.name or out.is_dir():
         raise ConfigError(f"expected --out with the name of a file, got the folder {str(out)!r}")
     partial = out.with_name(f"{out.name}.partial")
     try:
         with partial.open("wb") as file:
-            file.writelines(whole_page(folder, _lines(folder)))
+            file.writelines(make_whole_page(folder, _read_records(folder)))
         partial.replace(out)
     except OSError as error:
         raise ConfigError(f"cannot write {str(out)!r}: {error.strerror}") from error
@@ -86,7 +86,7 @@ def _write(folder: Path, out: Path) -> None:
     )
 
 
-def _lines(folder: Path) -> Iterator[bytes]:
+def _read_records(folder: Path) -> Iterator[bytes]:
     from rl_bridge.records import read_lines
 
     try:
@@ -105,10 +105,10 @@ def _serve(folder: Path, port: int) -> None:
             f"cannot serve on port {port}: {error.strerror}; leave --port out to take a free one"
         ) from error
     with server:
-        _until_interrupted(server)
+        _serve_until_interrupted(server)
 
 
-def _until_interrupted(server: "PageServer") -> None:
+def _serve_until_interrupted(server: "PageServer") -> None:
     print(f"{server.url} has the rollouts of {server.run}, until Ctrl-C", flush=True)
     try:
         server.serve_forever()

@@ -8,9 +8,9 @@ import time
 from pathlib import Path
 
 from openenv_core.cli import Command
-from rl_bridge.cli.common import FAILED, exits, number
+from rl_bridge.cli.common import FAILED, number_type, with_exit_status
 from rl_bridge.errors import StatusError
-from rl_bridge.metrics.status import ADDRESS_FILE, StatusSnapshot, ask_status, served_address
+from rl_bridge.metrics.status import ADDRESS_FILE, StatusSnapshot, read_served_address, request_status
 
 DEFAULT_WATCH_S = 2.0
 RUNS = "runs"
@@ -22,47 +22,47 @@ def configure(parser: argparse.ArgumentParser) -> None:
     add_source(parser)
     text = "hosts that there should be, the controller's and those without GPUs among them; with fewer alive the exit "
     text += "status is 1"
-    least_one = number("--num_nodes", int, least=1)
+    least_one = number_type("--num_nodes", int, least=1)
     parser.add_argument("--num_nodes", "--num-nodes", type=least_one, metavar="N", help=text)
     text = "again and again, until Ctrl-C or the end of the run"
-    seconds = number("--watch", float)
+    seconds = number_type("--watch", float)
     parser.add_argument(
         "--watch", type=seconds, nargs="?", const=DEFAULT_WATCH_S, metavar="SECONDS", help=text
     )
     parser.add_argument("--json", action="store_true", help="print a line of JSON for each look")
 
 
-@exits("status")
+@with_exit_status("status")
 def run(arguments: argparse.Namespace) -> int:
     """Print the status; returns 0, 1 where nothing answers or hosts are missing, 2 for a bad command line."""
     from rich.console import Console
     from rich.live import Live
 
-    from rl_bridge.cli.status_view import view
+    from rl_bridge.cli.status_view import render_status
 
-    address, console = live_address(arguments), Console()
-    snapshot = ask(address)
-    watching = arguments.watch is not None and not arguments.json
-    with Live(console=console, auto_refresh=False) if watching else contextlib.nullcontext() as live:
+    address, console = find_live_address(arguments), Console()
+    snapshot = request_snapshot(address)
+    is_watching = arguments.watch is not None and not arguments.json
+    with Live(console=console, auto_refresh=False) if is_watching else contextlib.nullcontext() as live:
         while True:
             if arguments.json:
                 print(snapshot.model_dump_json(), flush=True)
             elif live is not None:
-                live.update(view(snapshot), refresh=True)
+                live.update(render_status(snapshot), refresh=True)
             else:
-                console.print(view(snapshot))
+                console.print(render_status(snapshot))
             if arguments.watch is None:
                 break
             time.sleep(arguments.watch)
             try:
-                snapshot = ask(address)
+                snapshot = request_snapshot(address)
             except StatusError:
                 print(f"the run at {address} answers no more", file=sys.stderr)
                 break
-    if (wanted := arguments.num_nodes) is None or len(snapshot.hosts) >= wanted:
+    if (num_hosts := arguments.num_nodes) is None or len(snapshot.hosts) >= num_hosts:
         return 0
     alive = f"{len(snapshot.hosts)} are alive: {', '.join(sorted(snapshot.hosts))}"
-    print(f"ropewalk status: expected {wanted} hosts, {alive}", file=sys.stderr)
+    print(f"ropewalk status: expected {num_hosts} hosts, {alive}", file=sys.stderr)
     return FAILED
 
 
@@ -75,12 +75,12 @@ def add_source(parser: argparse.ArgumentParser) -> argparse._MutuallyExclusiveGr
     return source
 
 
-def live_address(arguments: argparse.Namespace) -> str:
+def find_live_address(arguments: argparse.Namespace) -> str:
     """Where the run that is meant serves its status; StatusError where that is over, or there is no live run."""
     if arguments.addr is not None:
         return str(arguments.addr)
     if arguments.run is not None:
-        if (address := served_address(Path(arguments.run))) is not None:
+        if (address := read_served_address(Path(arguments.run))) is not None:
             return address
         raise StatusError(
             f"expected a live run in {arguments.run!r}, found no {ADDRESS_FILE} there; it is over, or has not "
@@ -88,9 +88,9 @@ def live_address(arguments: argparse.Namespace) -> str:
         )
     runs = Path(RUNS)
     for file in sorted(runs.glob(f"*/{ADDRESS_FILE}"), key=lambda file: file.stat().st_mtime, reverse=True):
-        if (address := served_address(file.parent)) is not None:
+        if (address := read_served_address(file.parent)) is not None:
             with contextlib.suppress(StatusError):  # one that was killed leaves its address behind
-                ask(address)
+                request_snapshot(address)
                 return address
     raise StatusError(
         f"expected a live run in {str(runs.absolute())!r}, found none; "
@@ -98,9 +98,9 @@ def live_address(arguments: argparse.Namespace) -> str:
     )
 
 
-def ask(address: str) -> StatusSnapshot:
-    """Ask once; raises as `ask_status` does."""
-    return asyncio.run(ask_status(address))
+def request_snapshot(address: str) -> StatusSnapshot:
+    """Ask once; raises as `request_status` does."""
+    return asyncio.run(request_status(address))
 
 
 COMMAND = Command(

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from openenv_core.cli import Command
-from rl_bridge.cli.common import add_overrides, exits, overrides_first_class
+from rl_bridge.cli.common import add_overrides, overrides_first_class, with_exit_status
 from rl_bridge.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -26,14 +26,14 @@ def configure(parser: argparse.ArgumentParser) -> None:
     add_overrides(parser)
 
 
-@exits("train")
+@with_exit_status("train")
 def run(arguments: argparse.Namespace) -> int:
     """Train; returns the exit status: 0, 1 if the run failed, 2 for a bad command line, 130 on Ctrl-C."""
     config, folder = _prepare(arguments)
-    from rl_bridge.config.effects import without_effect
+    from rl_bridge.config.effects import find_unused_keys
     from rl_bridge.rollout.rehearsal import rehearse
 
-    for line in without_effect(config):  # before there is more to read
+    for line in find_unused_keys(config):  # before there is more to read
         print(f"ropewalk train: warning: {line}", file=sys.stderr)
 
     rehearse(config)
@@ -44,7 +44,13 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def _prepare(arguments: argparse.Namespace) -> "tuple[Config, Path]":
-    from rl_bridge.config import CONFIG_FILE, folder_exists, load_config, ready_to_train, require_name
+    from rl_bridge.config import (
+        CONFIG_FILE,
+        load_config,
+        make_folder_exists_error,
+        require_name,
+        require_trainable,
+    )
     from rl_bridge.loops.folder_lock import is_unused
 
     overrides = list(arguments.overrides)
@@ -55,42 +61,42 @@ def _prepare(arguments: argparse.Namespace) -> "tuple[Config, Path]":
             raise ConfigError("expected --name with a new run alone; a run that goes on keeps its folder")
         folder = Path(arguments.resume)
         config = load_config(folder / CONFIG_FILE, overrides)
-        ready_to_train(config)
-        _same_run(load_config(folder / CONFIG_FILE), config)
+        require_trainable(config)
+        _require_same_run(load_config(folder / CONFIG_FILE), config)
         return config, folder
     config = load_config(arguments.config, overrides)
-    ready_to_train(config)
+    require_trainable(config)
     require_name(arguments.name, kind="runs")
     name = arguments.name or f"{config.name}-{time.strftime('%Y%m%d-%H%M%S')}"
     folder = Path(config.output_dir) / name
     if not is_unused(folder):
-        raise folder_exists(folder)
+        raise make_folder_exists_error(folder)
     return config, folder
 
 
-def _same_run(before: "Config", now: "Config") -> None:
+def _require_same_run(saved: "Config", resumed: "Config") -> None:
     """Refuse what would make a resumed run another one: its weights would not be those that it reports."""
     for key, old, new in (
-        ("seed", before.seed, now.seed),
-        ("model.path", before.model.path, now.model.path),
+        ("seed", saved.seed, resumed.seed),
+        ("model.path", saved.model.path, resumed.model.path),
         (
             "rollout.task",
             *(
                 {name: config.of(name).rollout.task for name in config.environments}
-                for config in (before, now)
+                for config in (saved, resumed)
             ),
         ),
         # Another data.source may be the same file elsewhere: that its examples are others shows when they are read.
-        ("data.sampling", before.data and before.data.sampling, now.data and now.data.sampling),
+        ("data.sampling", saved.data and saved.data.sampling, resumed.data and resumed.data.sampling),
         (
             "env.tasks and env.sampling",
             *(
                 {name: (env.tasks, env.sampling) for name, env in config.environments.items()}
-                for config in (before, now)
+                for config in (saved, resumed)
             ),
         ),
         # A critic is in the checkpoint, or is not.
-        ("algorithm.advantage", before.algorithm.advantage, now.algorithm.advantage),
+        ("algorithm.advantage", saved.algorithm.advantage, resumed.algorithm.advantage),
     ):
         if old != new:
             raise ConfigError(

@@ -2,13 +2,13 @@
 
 from rl_bridge.config.algorithm import PRESETS as PRESETS
 from rl_bridge.config.algorithm import AlgorithmConfig as AlgorithmConfig
-from rl_bridge.config.effects import ready_to_train as ready_to_train
+from rl_bridge.config.effects import require_trainable as require_trainable
 from rl_bridge.config.loading import CONFIG_FILE as CONFIG_FILE
 from rl_bridge.config.loading import PARTIAL_CONFIG_FILE as PARTIAL_CONFIG_FILE
 from rl_bridge.config.loading import colocate_if_needed as colocate_if_needed
-from rl_bridge.config.loading import folder_exists as folder_exists
 from rl_bridge.config.loading import load_config as load_config
 from rl_bridge.config.loading import load_section as load_section
+from rl_bridge.config.loading import make_folder_exists_error as make_folder_exists_error
 from rl_bridge.config.loading import require_name as require_name
 from rl_bridge.config.loading import resolve as resolve
 from rl_bridge.config.loading import resolve_function as resolve_function

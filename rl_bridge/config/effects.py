@@ -16,7 +16,7 @@ Condition = tuple[str, Callable[[AlgorithmConfig], bool]]
 """What a key needs, in words; and whether it is there."""
 
 _RATIO: Condition = ("algorithm.objective is clip or cispo", lambda config: config.objective != "reinforce")
-_LOWERED: Condition = (
+_ENTROPY_DECAY: Condition = (
     "algorithm.entropy_coef is above 0, and entropy_final_factor and entropy_hold below 1",
     lambda config: config.entropy_coef > 0 and config.entropy_final_factor < 1 and config.entropy_hold < 1,
 )
@@ -25,12 +25,12 @@ _TRUNCATED: Condition = ("algorithm.correction is truncated", lambda config: con
 _ICEPOP: Condition = ("algorithm.correction is icepop", lambda config: config.correction == "icepop")
 _CRITIC: Condition = ("algorithm.advantage is gae", lambda config: config.advantage == "gae")
 
-NEEDS: Final[Mapping[str, Condition]] = MappingProxyType(
+CONDITIONS: Final[Mapping[str, Condition]] = MappingProxyType(
     {
         "clip_low": _RATIO,
         "clip_high": _RATIO,
-        "entropy_hold": _LOWERED,
-        "entropy_final_factor": _LOWERED,
+        "entropy_hold": _ENTROPY_DECAY,
+        "entropy_final_factor": _ENTROPY_DECAY,
         "kl_estimator": _KL,
         "kl_in": _KL,
         "correction_cap": _TRUNCATED,
@@ -50,7 +50,7 @@ NEEDS: Final[Mapping[str, Condition]] = MappingProxyType(
 """Keys of `algorithm.*` that count only together with another one. Those that are wrong without it are refused."""
 
 
-OF_EPISODES: Final[Mapping[str, tuple[str, ...]]] = MappingProxyType(
+EPISODE_KEYS: Final[Mapping[str, tuple[str, ...]]] = MappingProxyType(
     {
         "rollout": ("num_turns", "fork_turn", "episode_timeout_s"),
         "reward": ("illegal_answer",),
@@ -61,9 +61,9 @@ OF_EPISODES: Final[Mapping[str, tuple[str, ...]]] = MappingProxyType(
 environment can refuse, and none is held out."""
 
 
-def without_effect(config: Config) -> list[str]:
+def find_unused_keys(config: Config) -> list[str]:
     """What somebody has set and is not used, a line a key; what a name or a default sets is nobody's mistake."""
-    lines = idle_in_algorithm(config.algorithm)
+    lines = find_unused_algorithm_keys(config.algorithm)
     if isinstance(config.env, EnvConfig) and config.env.weight != 1:
         lines.append(f"env.weight={config.env.weight} has no effect: it counts where env has several by name")
     groups = config.trainer.iterations * config.rollout.groups_per_step
@@ -74,7 +74,9 @@ def without_effect(config: Config) -> list[str]:
             )
     if config.data is not None:
         lines += [
-            line for section in OF_EPISODES for line in _idle_with_data(section, getattr(config, section))
+            line
+            for section in EPISODE_KEYS
+            for line in _find_unused_with_data(section, getattr(config, section))
         ]
     rollout = config.rollout
     usual = type(rollout).model_fields["straggler_timeout_s"].default
@@ -95,43 +97,43 @@ def without_effect(config: Config) -> list[str]:
     return lines
 
 
-def idle_in_algorithm(algorithm: AlgorithmConfig) -> list[str]:
+def find_unused_algorithm_keys(algorithm: AlgorithmConfig) -> list[str]:
     """The lines of `algorithm.*`."""
-    usual = AlgorithmConfig(name=algorithm.name)
+    defaults = AlgorithmConfig(name=algorithm.name)
     return [
         f"algorithm.{key}={getattr(algorithm, key)} has no effect: it counts where {condition}"
-        for key, (condition, holds) in NEEDS.items()
-        if getattr(algorithm, key) != getattr(usual, key) and not holds(algorithm)
+        for key, (condition, is_met) in CONDITIONS.items()
+        if getattr(algorithm, key) != getattr(defaults, key) and not is_met(algorithm)
     ]
 
 
-def _idle_with_data(section: str, keys: Section) -> list[str]:
+def _find_unused_with_data(section: str, keys: Section) -> list[str]:
     fields = type(keys).model_fields
     return [
         f"{section}.{key}={getattr(keys, key)} has no effect: it counts where env.* is set, not data.*"
-        for key in OF_EPISODES[section]
+        for key in EPISODE_KEYS[section]
         if getattr(keys, key) != fields[key].default
     ]
 
 
-def ready_to_train(config: Config) -> None:
+def require_trainable(config: Config) -> None:
     """Raise ConfigError, with every fault, for what lacks something to learn from or a way to hosts."""
-    whys = (
+    checks = (
         *(
-            _learns_from(config),
-            _asks(config),
-            _reaches(config),
-            _shares_gpus(config),
-            config.generator.why_untrainable(),
+            _check_source(config),
+            _check_urls(config),
+            _check_hosts(config),
+            _check_shared_gpus(config),
+            config.generator.find_training_obstacle(),
         ),
-        *map(_tracks, config.metrics.sinks),
+        *map(_check_sink, config.metrics.sinks),
     )
-    faults = [fault for fault in whys if fault is not None]
+    faults = [fault for fault in checks if fault is not None]
     if faults:
         raise ConfigError("this configuration is not ready to train:\n  " + "\n  ".join(faults))
 
 
-def _learns_from(config: Config) -> str | None:
+def _check_source(config: Config) -> str | None:
     if len(config.environments) > 1 and config.model.path is None:
         return (
             "expected model.path with several environments, a checkpoint in the Hugging Face layout, got none: a task "
@@ -145,7 +147,7 @@ def _learns_from(config: Config) -> str | None:
     )
 
 
-def _asks(config: Config) -> str | None:
+def _check_urls(config: Config) -> str | None:
     for name, env in config.environments.items():
         for url in env.urls:
             try:
@@ -155,13 +157,13 @@ def _asks(config: Config) -> str | None:
     return None
 
 
-def _tracks(sink: str) -> str | None:
+def _check_sink(sink: str) -> str | None:
     if find_spec(sink) is not None:
         return None
     return f"metrics.sinks: expected the package {sink!r} to be installed, it is not; pip install 'ropewalk[{sink}]'"
 
 
-def _shares_gpus(config: Config) -> str | None:
+def _check_shared_gpus(config: Config) -> str | None:
     monarch = config.monarch
     trainer, policy = monarch.roles.trainer.gpus, monarch.roles.policy.gpus
     if monarch.transport != "cuda_ipc" or (monarch.colocate and 0 < trainer <= policy):
@@ -173,7 +175,7 @@ def _shares_gpus(config: Config) -> str | None:
     )
 
 
-def _reaches(config: Config) -> str | None:
+def _check_hosts(config: Config) -> str | None:
     monarch = config.monarch
     if monarch.num_nodes == 1 or monarch.job is not None or len(monarch.workers) >= monarch.num_nodes:
         return None

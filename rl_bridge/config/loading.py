@@ -52,7 +52,7 @@ def require_name(name: str | None, *, kind: str) -> None:
         )
 
 
-def folder_exists(folder: Path) -> ConfigError:
+def make_folder_exists_error(folder: Path) -> ConfigError:
     """Return the error message for a new run whose folder exists."""
     return ConfigError(
         f"expected a new folder for the run, {str(folder)!r} exists; choose another --name, "
@@ -71,11 +71,11 @@ def load_config(path: str | Path, overrides: Iterable[str] = ()) -> Config:
 
 def load_section(path: str | Path, overrides: Iterable[str], schema: type[SectionT]) -> SectionT:
     """Read a file with keys of its own, a recipe's for example; otherwise as `load_config`."""
-    data = _read(Path(path))
+    data = _read_yaml(Path(path))
     # The name first: other overrides are about what it stands for, wherever they stand.
-    for override in sorted(overrides, key=_names_algorithm, reverse=True):
-        _apply(data, override)
-    return _validated(data, schema)
+    for override in sorted(overrides, key=_is_algorithm_name, reverse=True):
+        _apply_override(data, override)
+    return _validate(data, schema)
 
 
 def colocate_if_needed(config: Config, gpus: int) -> Config:
@@ -84,8 +84,8 @@ def colocate_if_needed(config: Config, gpus: int) -> Config:
     ConfigError where it cannot be.
     """
     monarch, roles = config.monarch, config.monarch.roles
-    helps = roles.policy.gpus and 0 < roles.trainer.gpus <= gpus < monarch.gpus
-    if monarch.colocate is not None or not monarch.alone or not helps:
+    can_colocate = roles.policy.gpus and 0 < roles.trainer.gpus <= gpus < monarch.gpus
+    if monarch.colocate is not None or not monarch.is_local or not can_colocate:
         return config
     data = config.model_dump(exclude={"monarch": {"roles": {"policy"}}})
     data["monarch"]["colocate"] = True
@@ -93,10 +93,10 @@ def colocate_if_needed(config: Config, gpus: int) -> Config:
         "replicas": roles.trainer.gpus // roles.policy.gpus,
         "gpus": roles.policy.gpus,
     }
-    return _validated(data, Config)
+    return _validate(data, Config)
 
 
-def _validated(data: dict[str, Any], schema: type[SectionT]) -> SectionT:
+def _validate(data: dict[str, Any], schema: type[SectionT]) -> SectionT:
     try:
         return schema.model_validate(data)
     except ValidationError as error:
@@ -122,12 +122,12 @@ def resolve(reference: str, *, key: str) -> Any:
     try:
         return getattr(module, attribute)
     except AttributeError:
-        near = _nearest(attribute, list(vars(module)))
-        raise ConfigError(f"{key}: module {module_name!r} has no {attribute!r}{near}") from None
+        suggestion = _suggest_name(attribute, list(vars(module)))
+        raise ConfigError(f"{key}: module {module_name!r} has no {attribute!r}{suggestion}") from None
 
 
 def resolve_function(
-    reference: str, *, key: str, signature: str, args: tuple[Any, ...], **named: Any
+    reference: str, *, key: str, signature: str, args: tuple[Any, ...], **kwargs: Any
 ) -> Callable[..., Any]:
     """Import a function that can be called with such arguments, as `signature` tells; ConfigError for others."""
     function = resolve(reference, key=key)
@@ -135,7 +135,7 @@ def resolve_function(
         kind = "a coroutine function" if callable(function) else type(function).__name__
         raise ConfigError(f"{key}={reference}: expected a plain function, got {kind}")
     try:
-        inspect.signature(function).bind(*args, **named)
+        inspect.signature(function).bind(*args, **kwargs)
     except TypeError as error:
         raise ConfigError(
             f"{key}={reference}: expected a function of {signature}, got one where {error}"
@@ -145,28 +145,28 @@ def resolve_function(
     return function  # type: ignore[no-any-return]  # what is callable is all that is known of it
 
 
-class _OnceLoader(yaml.SafeLoader):
+class _UniqueKeyLoader(yaml.SafeLoader):
     """Refuses a key that is there twice, of which YAML would take the last and forget the other."""
 
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Hashable, Any]:
-        seen: set[str] = set()
+        keys: set[str] = set()
         for key, _ in node.value:
             if isinstance(key, yaml.ScalarNode) and key.tag != _MERGE:
-                if key.value in seen:
+                if key.value in keys:
                     raise yaml.constructor.ConstructorError(
                         None, None, f"the key {key.value!r} is there twice", key.start_mark
                     )
-                seen.add(key.value)
+                keys.add(key.value)
         return super().construct_mapping(node, deep)
 
 
-def _read(path: Path) -> dict[str, Any]:
+def _read_yaml(path: Path) -> dict[str, Any]:
     try:
         content = path.read_bytes()
     except OSError as error:
         raise ConfigError(f"cannot read the configuration {str(path)!r}: {error.strerror}") from error
     try:
-        data = yaml.load(content.decode("utf-8"), Loader=_OnceLoader)
+        data = yaml.load(content.decode("utf-8"), Loader=_UniqueKeyLoader)
     except (yaml.YAMLError, UnicodeDecodeError) as error:
         raise ConfigError(f"{str(path)!r} is not valid YAML: {error}") from error
     if not isinstance(data, dict):
@@ -174,17 +174,17 @@ def _read(path: Path) -> dict[str, Any]:
     return data
 
 
-def _apply(data: dict[str, Any], override: str) -> None:
+def _apply_override(data: dict[str, Any], override: str) -> None:
     dotted, equals, text = override.partition("=")
     keys = dotted.strip().split(".")
     if not equals or not all(keys):
         raise ConfigError(f"expected an override as section.key=value, got {override!r}")
     try:
-        value = yaml.load(text, Loader=_OnceLoader)
+        value = yaml.load(text, Loader=_UniqueKeyLoader)
     except yaml.YAMLError as error:
         raise ConfigError(f"the value of the override {override!r} is not valid YAML: {error}") from error
-    if _names_algorithm(override) and isinstance(data.get("algorithm"), dict) and isinstance(value, str):
-        data["algorithm"] = _without_its_preset(data["algorithm"]) | {"name": value}
+    if _is_algorithm_name(override) and isinstance(data.get("algorithm"), dict) and isinstance(value, str):
+        data["algorithm"] = _drop_preset_values(data["algorithm"]) | {"name": value}
         return
     node = data
     for key in keys[:-1]:
@@ -198,27 +198,25 @@ def _apply(data: dict[str, Any], override: str) -> None:
     node[keys[-1]] = value
 
 
-def _names_algorithm(override: str) -> bool:
+def _is_algorithm_name(override: str) -> bool:
     return override.partition("=")[0].strip() in ("algorithm", "algorithm.name")
 
 
-def _without_its_preset(algorithm: dict[str, Any]) -> dict[str, Any]:
+def _drop_preset_values(algorithm: dict[str, Any]) -> dict[str, Any]:
     """What its name does not stand for anyway. A saved run has all keys: beside them no name means anything."""
     name = algorithm.get("name", "grpo")
     if not isinstance(name, str) or name not in PRESETS:
         return algorithm
-    usual = AlgorithmConfig.model_validate({"name": name}).model_dump()
-    return {key: value for key, value in algorithm.items() if key not in usual or usual[key] != value}
+    preset = AlgorithmConfig.model_validate({"name": name}).model_dump()
+    return {key: value for key, value in algorithm.items() if key not in preset or preset[key] != value}
 
 
 def _explain(fault: Mapping[str, Any], schema: type[BaseModel]) -> str:
     location = tuple(key for key in fault["loc"] if key not in ENV_FORMS)
     dotted = ".".join(str(key) for key in location)
     if fault["type"] == "extra_forbidden":
-        section = _section_at(location[:-1], schema)
-        return (
-            f"{dotted}: unknown key{_nearest(str(location[-1]), list(section.model_fields), location[:-1])}"
-        )
+        section = _find_section(location[:-1], schema)
+        return f"{dotted}: unknown key{_suggest_name(str(location[-1]), list(section.model_fields), location[:-1])}"
     if fault["type"] == "missing":
         return f"{dotted}: a value is needed, none was given"
     if fault["type"] == "value_error":
@@ -226,22 +224,22 @@ def _explain(fault: Mapping[str, Any], schema: type[BaseModel]) -> str:
     return f"{dotted}: {fault['msg']}, got {fault['input']!r}"
 
 
-def _section_at(location: tuple[Any, ...], schema: type[BaseModel]) -> type[BaseModel]:
+def _find_section(location: tuple[Any, ...], schema: type[BaseModel]) -> type[BaseModel]:
     model = schema
     for key in location:
         if str(key) in model.model_fields:  # otherwise it is the name of one of several environments
-            model = next(_sections_in(model.model_fields[str(key)].annotation))
+            model = next(_iter_sections(model.model_fields[str(key)].annotation))
     return model
 
 
-def _sections_in(annotation: Any) -> Iterator[type[BaseModel]]:
+def _iter_sections(annotation: Any) -> Iterator[type[BaseModel]]:
     if isinstance(annotation, type) and issubclass(annotation, BaseModel):
         yield annotation
     for argument in typing.get_args(annotation):
-        yield from _sections_in(argument)
+        yield from _iter_sections(argument)
 
 
-def _nearest(name: str, known: list[str], prefix: tuple[Any, ...] = ()) -> str:
+def _suggest_name(name: str, known: list[str], prefix: tuple[Any, ...] = ()) -> str:
     public = sorted(candidate for candidate in known if not candidate.startswith("_"))
     close = difflib.get_close_matches(name, public, n=1, cutoff=0.0)
     return f"; did you mean {'.'.join([*map(str, prefix), close[0]])!r}?" if close else ""

@@ -145,14 +145,14 @@ class MonarchConfig(Section):
     def _check_cluster(self) -> Self:
         if self.workers and self.job is not None:
             raise ValueError("expected monarch.workers or monarch.job, got both")
-        if self.transport == "cuda_ipc" and not self.alone:
+        if self.transport == "cuda_ipc" and not self.is_local:
             raise ValueError(
                 "expected no monarch.workers and no monarch.job with monarch.transport=cuda_ipc, by which a GPU's "
                 "memory is read on its own machine alone; use rdma"
             )
         if self.cpu_mesh is not None and self.job is None:
             raise ValueError("expected monarch.cpu_mesh with monarch.job, whose mesh it is, got it alone")
-        _fit(self)
+        _check_gpu_count(self)
         return self
 
     @property
@@ -161,18 +161,18 @@ class MonarchConfig(Section):
         return self.roles.most_gpus() if self.colocate else self.roles.gpus()
 
     @property
-    def alone(self) -> bool:
+    def is_local(self) -> bool:
         """Whether all processes are on the controller's machine."""
         return not self.workers and self.job is None
 
     def with_roles(self, roles: RolesConfig, *, colocate: bool | None) -> Self:
         """The same with another role table."""
         changed = self.model_copy(update={"roles": roles, "colocate": colocate})
-        _fit(changed)
+        _check_gpu_count(changed)
         return changed
 
 
-def _fit(monarch: MonarchConfig) -> None:
+def _check_gpu_count(monarch: MonarchConfig) -> None:
     available, used = monarch.num_nodes * monarch.gpus_per_node, monarch.gpus
     if available and used > available:
         raise ValueError(
@@ -183,22 +183,22 @@ def _fit(monarch: MonarchConfig) -> None:
 logger = logging.getLogger(__name__)
 
 
-def _whole_name(dtype: object) -> object:
+def _expand_dtype(dtype: object) -> object:
     return {"bf16": "bfloat16", "fp32": "float32"}.get(dtype, dtype) if isinstance(dtype, str) else dtype
 
 
-Dtype = Annotated[Literal["auto", "float32", "bfloat16"], BeforeValidator(_whole_name)]
-"""What weights are computed in; bf16 and fp32 for short, auto as `dtype_on` says."""
+Dtype = Annotated[Literal["auto", "float32", "bfloat16"], BeforeValidator(_expand_dtype)]
+"""What weights are computed in; bf16 and fp32 for short, auto as `resolve_dtype` says."""
 
 
-def dtype_on(dtype: Dtype, gpus: int) -> Dtype:
+def resolve_dtype(dtype: Dtype, gpus: int) -> Dtype:
     """Return the dtype of "auto": bfloat16 with GPUs, float32 without."""
     if dtype != "auto":
         return dtype
     return "bfloat16" if gpus else "float32"
 
 
-def monarch_by_gpus(
+def derive_monarch(
     num_gpus: int,
     monarch: MonarchConfig,
     *,
@@ -219,40 +219,43 @@ def monarch_by_gpus(
         ValueError: The table gives the trainer another number of GPUs, the trainer's cannot be shared out evenly over
             hosts, or none is left for a generator.
     """
-    given = monarch.roles
-    roles: dict[str, RoleConfig] = {"trainer": _trainer(num_gpus, monarch)}
+    configured = monarch.roles
+    roles: dict[str, RoleConfig] = {"trainer": _make_trainer_role(num_gpus, monarch)}
     if num_gpus:
         if reference:
             roles["reference"] = RoleConfig(gpus=1)
         roles["policy"] = RoleConfig(gpus=tensor_parallel)
-    roles = {name: role for name, role in roles.items() if name not in given.model_fields_set}
+    roles = {name: role for name, role in roles.items() if name not in configured.model_fields_set}
     if "policy" in roles:
         colocate = monarch.colocate
-        available, used = monarch.num_nodes * monarch.gpus_per_node, given.model_copy(update=roles).gpus()
-        if not available and monarch.alone and (visible := len(visible_gpus())) >= used:
+        available, used = (
+            monarch.num_nodes * monarch.gpus_per_node,
+            configured.model_copy(update=roles).gpus(),
+        )
+        if not available and monarch.is_local and (visible := len(visible_gpus())) >= used:
             available = visible
-        left = (available - used + tensor_parallel) // tensor_parallel
-        if available and left < 1 and colocate is False:
-            besides = (
+        replicas_left = (available - used + tensor_parallel) // tensor_parallel
+        if available and replicas_left < 1 and colocate is False:
+            reference_note = (
                 " beside one for the reference model (algorithm.kl_coef)" if "reference" in roles else ""
             )
             raise ValueError(
                 f"expected trainer.num_gpus to leave {'a GPU' if tensor_parallel == 1 else tensor_parallel} to a "
-                f"generator, got {num_gpus}{besides} of the {available} GPUs "
+                f"generator, got {num_gpus}{reference_note} of the {available} GPUs "
                 "of monarch.num_nodes x gpus_per_node; have them take turns by monarch.colocate=true, give the trainer "
                 "fewer, or the generators a place by monarch.roles.policy"
             )
-        if colocate or (available and left < 1):
+        if colocate or (available and replicas_left < 1):
             replicas, colocate = max(1, num_gpus // tensor_parallel), True
         else:
-            wanted = left if num_workers is None else num_workers
-            replicas = min(wanted, left) if available else num_workers or 1
+            num_replicas = replicas_left if num_workers is None else num_workers
+            replicas = min(num_replicas, replicas_left) if available else num_workers or 1
         roles["policy"] = RoleConfig(replicas=replicas, gpus=tensor_parallel)
         monarch = monarch.model_copy(update={"colocate": colocate})
-    return monarch.with_roles(given.model_copy(update=roles), colocate=monarch.colocate)
+    return monarch.with_roles(configured.model_copy(update=roles), colocate=monarch.colocate)
 
 
-def _trainer(num_gpus: int, monarch: MonarchConfig) -> RoleConfig:
+def _make_trainer_role(num_gpus: int, monarch: MonarchConfig) -> RoleConfig:
     if "trainer" in monarch.roles.model_fields_set:
         if monarch.roles.trainer.gpus != num_gpus:
             raise ValueError(
@@ -272,13 +275,13 @@ def _trainer(num_gpus: int, monarch: MonarchConfig) -> RoleConfig:
 
 def visible_gpus() -> tuple[str, ...]:
     """What the GPUs of this machine are called: those of CUDA_VISIBLE_DEVICES, or of the driver."""
-    given = os.environ.get("CUDA_VISIBLE_DEVICES")
-    if given is not None:
-        return _named(given)
+    devices = os.environ.get("CUDA_VISIBLE_DEVICES")
+    if devices is not None:
+        return _parse_devices(devices)
     return tuple(str(number) for number in range(len(list(Path("/dev").glob("nvidia[0-9]*")))))
 
 
-def _named(devices: str) -> tuple[str, ...]:
+def _parse_devices(devices: str) -> tuple[str, ...]:
     """What CUDA makes of its variable: it stops at what is no device, as -1; where one is named twice it shows none."""
     names: list[str] = []
     for name in map(str.strip, devices.split(",")):

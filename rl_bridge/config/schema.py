@@ -6,7 +6,7 @@ from typing import Annotated, Any, Final, Literal, Self, TypeAlias, get_args
 from pydantic import Discriminator, Field, Tag, model_validator
 
 from rl_bridge.config.algorithm import AlgorithmConfig
-from rl_bridge.config.monarch import Dtype, MonarchConfig, dtype_on, monarch_by_gpus
+from rl_bridge.config.monarch import Dtype, MonarchConfig, derive_monarch, resolve_dtype
 from rl_bridge.config.sections import (
     Count,
     GeneratorConfig,
@@ -349,7 +349,7 @@ class Config(Section):
 
     @model_validator(mode="after")
     def _check_source(self) -> Self:
-        """Neither may come later: see `ready_to_train`."""
+        """Neither may come later: see `require_trainable`."""
         if self.env is not None and self.data is not None:
             raise ValueError(
                 "expected one of env (an environment to play: env.app, env.image or env.url) and data (prompts to "
@@ -366,7 +366,7 @@ class Config(Section):
         return self
 
     @model_validator(mode="after")
-    def _settle_by_gpus(self) -> Self:
+    def _derive_from_gpus(self) -> Self:
         """What is left open follows from the role table, and that from `trainer.num_gpus`, where it is set.
 
         One numeric type is for trainer and generators: weights travel in it, and probabilities are compared.
@@ -374,26 +374,26 @@ class Config(Section):
         rollout, num_gpus = self.rollout, self.trainer.num_gpus
         if num_gpus is not None:
             workers = rollout.num_workers if "num_workers" in rollout.model_fields_set else None
-            monarch = monarch_by_gpus(
+            monarch = derive_monarch(
                 num_gpus,
                 self.monarch,
                 num_workers=workers,
                 reference=self.has_reference,
                 tensor_parallel=self.generator.tensor_parallel,
             )
-            self._settle(monarch=monarch)
+            self._set_derived(monarch=monarch)
         trainer, policy = self.monarch.roles.trainer, self.monarch.roles.policy
-        dtype = dtype_on(self.model.dtype, trainer.gpus + policy.gpus)
-        self._settle(model=self.model.model_copy(update={"dtype": dtype}))
+        dtype = resolve_dtype(self.model.dtype, trainer.gpus + policy.gpus)
+        self._set_derived(model=self.model.model_copy(update={"dtype": dtype}))
         if not trainer.gpus and self.trainer.activation_checkpointing == "auto":
-            self._settle(trainer=self.trainer.model_copy(update={"activation_checkpointing": "none"}))
+            self._set_derived(trainer=self.trainer.model_copy(update={"activation_checkpointing": "none"}))
         worlds = self.environments
         if policy.gpus and worlds:
             in_flight = (1 + rollout.max_staleness) * rollout.batch_size
             sessions = max(1, min(policy.replicas * rollout.max_num_seqs, in_flight) // len(worlds))
-            settled = {name: env.with_defaults(sessions=sessions) for name, env in worlds.items()}
-            object.__setattr__(self, "env", settled if isinstance(self.env, dict) else settled[""])
-            self._settle(
+            derived = {name: env.with_defaults(sessions=sessions) for name, env in worlds.items()}
+            object.__setattr__(self, "env", derived if isinstance(self.env, dict) else derived[""])
+            self._set_derived(
                 rollout=rollout.with_defaults(num_workers=policy.replicas),
                 evaluation=self.evaluation.with_defaults(episodes=EPISODES_ON_GPUS),
             )
@@ -435,7 +435,7 @@ class Config(Section):
             )
         return self
 
-    def _settle(self, **sections: Section) -> None:
+    def _set_derived(self, **sections: Section) -> None:
         for name, section in sections.items():
             object.__setattr__(self, name, section)
 

@@ -96,7 +96,7 @@ class GeneratorConfig(Section):
             )
         return self
 
-    def why_untrainable(self) -> str | None:
+    def find_training_obstacle(self) -> str | None:
         """Why this cannot be trained; None where it can."""
         if self.engine != "openai":
             return None

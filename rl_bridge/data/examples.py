@@ -57,7 +57,7 @@ class JsonLines:
                 offset = 0
                 for number, line in enumerate(file, 1):
                     if line.strip():
-                        _example(line, f"{path}, line {number}", len(self._offsets))
+                        _parse_example(line, f"{path}, line {number}", len(self._offsets))
                         self._offsets.append(offset)
                     digest.update(line)
                     offset += len(line)
@@ -73,17 +73,19 @@ class JsonLines:
     def __getitem__(self, place: int) -> Example:
         with self._path.open("rb") as file:
             file.seek(self._offsets[place])
-            return _example(file.readline(), f"{self._path}, example {place}", place)
+            return _parse_example(file.readline(), f"{self._path}, example {place}", place)
 
 
 class ExampleList:
     """Examples from an iterable of such, or of mappings as the lines of `JsonLines` are, kept in memory."""
 
     def __init__(self, items: Iterable[Any], *, name: str) -> None:
-        self._examples = [_checked(item, f"{name}, item {place}", place) for place, item in enumerate(items)]
+        self._examples = [
+            _check_example(item, f"{name}, item {place}", place) for place, item in enumerate(items)
+        ]
         digest = hashlib.blake2b(digest_size=16)
         for example in self._examples:
-            digest.update(json.dumps(asdict(example), sort_keys=True, default=_kind).encode())
+            digest.update(json.dumps(asdict(example), sort_keys=True, default=_type_name).encode())
         self.digest = digest.hexdigest()
 
     def __len__(self) -> int:
@@ -93,7 +95,7 @@ class ExampleList:
         return self._examples[place]
 
 
-def _kind(value: object) -> str:
+def _type_name(value: object) -> str:
     """All that counts of a value that JSON does not know: its `repr` may be another text in each process."""
     return type(value).__qualname__
 
@@ -107,13 +109,13 @@ def open_source(name: str) -> Source:
     if name.endswith(".jsonl") or Path(name).is_file():
         source = JsonLines(Path(name))
     else:
-        source = ExampleList(_iterable(name), name=name)
+        source = ExampleList(_import_iterable(name), name=name)
     if not len(source):
         raise ConfigError(f"expected at least one example in {name!r}, got none")
     return source
 
 
-def _iterable(path: str) -> Iterable[Any]:
+def _import_iterable(path: str) -> Iterable[Any]:
     module_name, _, attribute = path.rpartition(".")
     try:
         if not module_name:
@@ -129,16 +131,16 @@ def _iterable(path: str) -> Iterable[Any]:
     return items
 
 
-def _example(line: bytes, where: str, place: int) -> Example:
+def _parse_example(line: bytes, where: str, place: int) -> Example:
     try:
         item = json.loads(line)
     except ValueError as error:
         raise ConfigError(f"expected a JSON object, got what is none: {error} ({where})") from error
-    return _checked(item, where, place)
+    return _check_example(item, where, place)
 
 
-def _checked(item: object, where: str, place: int) -> Example:
-    example = item if isinstance(item, Example) else _read(item, where, place)
+def _check_example(item: object, where: str, place: int) -> Example:
+    example = item if isinstance(item, Example) else _make_example(item, where, place)
     require_encodable(example.prompt, where)
     return example
 
@@ -146,7 +148,7 @@ def _checked(item: object, where: str, place: int) -> Example:
 def require_encodable(value: object, where: str) -> None:
     """Refuse what has half a character in it: JSON may have one, and no tokenizer takes it."""
     try:
-        json.dumps(value, ensure_ascii=False, default=_kind).encode()
+        json.dumps(value, ensure_ascii=False, default=_type_name).encode()
     except UnicodeEncodeError as error:
         text, at = error.object, error.start
         raise ConfigError(
@@ -154,16 +156,16 @@ def require_encodable(value: object, where: str) -> None:
         ) from error
 
 
-def _read(item: object, where: str, place: int) -> Example:
+def _make_example(item: object, where: str, place: int) -> Example:
     if not isinstance(item, Mapping) or "prompt" not in item:
         got = list(item) if isinstance(item, Mapping) else type(item).__name__
         raise ConfigError(f"expected an object with a prompt, got {got} ({where})")
     return Example(
-        id=str(item.get("id", place)), prompt=_chat(item["prompt"], where), target=item.get("target")
+        id=str(item.get("id", place)), prompt=_parse_chat(item["prompt"], where), target=item.get("target")
     )
 
 
-def _chat(prompt: object, where: str) -> tuple[ChatMessage, ...]:
+def _parse_chat(prompt: object, where: str) -> tuple[ChatMessage, ...]:
     if isinstance(prompt, str):
         return (ChatMessage(role="user", content=prompt),)
     if isinstance(prompt, Sequence) and prompt and all(map(_is_message, prompt)):

@@ -10,11 +10,11 @@ from numpy.typing import NDArray
 
 from rl_bridge.config.sections import Sampling
 
-LATEST: Final = 0.5
+LATEST_WEIGHT: Final = 0.5
 """What the latest group of a task is worth in the estimate of the next one's signal."""
 STEEPNESS: Final = 3
 """The power of that estimate in a task's weight."""
-FLOOR: Final = 1 / 16
+FLOOR_SHARE: Final = 1 / 16
 """The weight that every task has, in parts of the mean weight."""
 
 
@@ -76,27 +76,27 @@ class TaskSampler:
         if group not in self._drawn:
             for ended in sorted(number for number in self._results if number < known):
                 task, signal = self._results.pop(ended)
-                before = self._expected()[task]
-                self._signal[task] = before + LATEST * (signal - before)
+                before = self._expected_signals()[task]
+                self._signal[task] = before + LATEST_WEIGHT * (signal - before)
                 (self._dull.discard if signal else self._dull.add)(task)
-            self._drawn[group] = task = self._next()
+            self._drawn[group] = task = self._next_task()
             self._times[self._draws[task]] -= 1
             self._draws[task] += 1
             self._times[self._draws[task]] += 1
         return self._drawn[group]
 
-    def _next(self) -> int:
+    def _next_task(self) -> int:
         self._passed += 1
         if not self._by_signal:
             return self._passes[self._passed - 1]
-        weights = self._expected() ** STEEPNESS
-        weights += FLOOR * weights.mean() + np.finfo(np.float64).tiny
+        weights = self._expected_signals() ** STEEPNESS
+        weights += FLOOR_SHARE * weights.mean() + np.finfo(np.float64).tiny
         self._credit += weights / weights.sum()
         task = int(self._credit.argmax())
         self._credit[task] -= 1
         return task
 
-    def _expected(self) -> NDArray[np.float64]:
+    def _expected_signals(self) -> NDArray[np.float64]:
         """What each task's next group is expected to have, shape [tasks]: an unplayed one's, what the others have."""
         unplayed = np.isnan(self._signal)
         signals = self._signal[~unplayed]

@@ -23,7 +23,7 @@ from rl_bridge.tokens.tool_calls import CLOSE, OPEN, THOUGHT_END, ToolCall
 from rl_bridge.types import NO_VERSION, Completion, Ending, TrainSample, Trajectory, Turn
 
 ASSISTANT = "assistant"
-_APART = ("tool_calls", "function_call")
+_CALL_KEYS = ("tool_calls", "function_call")
 """Where other data sets keep calls, beside the content."""
 
 Call: TypeAlias = Callable[[str, Mapping[str, Any]], Awaitable[Any]]
@@ -79,7 +79,7 @@ class Recorder:
             openenv_core.errors.ToolCallError: The call failed. That is recorded as any call is: the solver may go on.
         """
         call = ToolCall(name, arguments)
-        self._messages.append({"role": ASSISTANT, "content": written(call)})
+        self._messages.append({"role": ASSISTANT, "content": format_call(call)})
         result = await self._session.step(self._task.action(call))
         require_play(result)
         observation = result.observation
@@ -101,7 +101,7 @@ class Recorder:
         return Trace(tools=self._tools, messages=tuple(self._messages), reward=self._reward)
 
 
-def written(call: ToolCall) -> str:
+def format_call(call: ToolCall) -> str:
     """A call as Hermes and Qwen write it."""
     return (
         f"{OPEN}\n{json.dumps({'name': call.name, 'arguments': call.arguments}, ensure_ascii=False)}\n{CLOSE}"
@@ -131,16 +131,18 @@ def load_traces(path: Path) -> list[Trace]:
         lines = path.read_text(encoding="utf-8").split("\n")
     except (OSError, UnicodeDecodeError) as error:
         raise ConfigError(f"expected traces in {str(path)!r}, cannot read it: {error}") from error
-    traces = [_trace(line, f"{path}, line {number}") for number, line in enumerate(lines, 1) if line.strip()]
+    traces = [
+        _parse_trace(line, f"{path}, line {number}") for number, line in enumerate(lines, 1) if line.strip()
+    ]
     if not traces:
         raise ConfigError(f"expected at least one trace in {str(path)!r}, got none")
     return traces
 
 
-def _trace(line: str, where: str) -> Trace:
+def _parse_trace(line: str, where: str) -> Trace:
     try:
         item = json.loads(line)
-        messages = tuple(_message(message, where) for message in item["messages"])
+        messages = tuple(_parse_message(message, where) for message in item["messages"])
         trace = Trace(
             tools=tuple(item.get("tools", ())), messages=messages, reward=float(item.get("reward", 0.0))
         )
@@ -149,7 +151,7 @@ def _trace(line: str, where: str) -> Trace:
             f"expected an object with messages of role and content, got {line!r:.100} ({where}): {error!r}"
         ) from error
     require_encodable((messages, trace.tools), where)
-    if not _begins_with_a_prompt(messages):
+    if not _starts_with_prompt(messages):
         raise ConfigError(
             f"expected messages that begin with another's and have one of the {ASSISTANT}'s, got "
             f"{[message['role'] for message in messages]} ({where})"
@@ -157,11 +159,11 @@ def _trace(line: str, where: str) -> Trace:
     return trace
 
 
-def _message(item: Mapping[str, Any], where: str) -> ChatMessage:
+def _parse_message(item: Mapping[str, Any], where: str) -> ChatMessage:
     # How a policy writes a call only its template tells: a call that is not text here would not be learned at all.
-    if given := [key for key in _APART if item.get(key)]:
+    if keys := [key for key in _CALL_KEYS if item.get(key)]:
         raise ConfigError(
-            f"expected messages with their calls in the content, got one with {given[0]} ({where}); write each call "
+            f"expected messages with their calls in the content, got one with {keys[0]} ({where}); write each call "
             "out in the content, as the policy's chat template would have it"
         )
     for key in ("role", "content"):
@@ -173,7 +175,7 @@ def _message(item: Mapping[str, Any], where: str) -> ChatMessage:
     return message
 
 
-def _begins_with_a_prompt(messages: Sequence[ChatMessage]) -> bool:
+def _starts_with_prompt(messages: Sequence[ChatMessage]) -> bool:
     roles = [message["role"] for message in messages]
     return ASSISTANT in roles[1:] and roles[0] != ASSISTANT
 
@@ -187,24 +189,24 @@ def samples_of(trace: Trace, tokenizer: ChatTokenizer, *, index: int) -> list[Tr
     first = next(place for place, message in enumerate(trace.messages) if message["role"] == ASSISTANT)
     conversation = Conversation(tokenizer, trace.messages[:first], trace.tools)
     turns: list[Turn] = []
-    received: list[ChatMessage] = []
+    new_messages: list[ChatMessage] = []
     for message in trace.messages[first:]:
         if message["role"] != ASSISTANT:
-            received.append(message)
+            new_messages.append(message)
             continue
         if turns:
-            conversation.go_on(turns[-1].completion.tokens, received)
+            conversation.append_turn(turns[-1].completion.tokens, new_messages)
         content = message["content"]
         if tokenizer.opens_thought(conversation.prompt) and THOUGHT_END not in content:
             # Behind a mark that opens a thought it would be one, which never ends, and calls nothing.
             content = f"\n{THOUGHT_END}\n\n{content}"
-        turns.append(Turn(prompt=conversation.prompt, completion=_learned(tokenizer.answer(content))))
-        received = []
+        turns.append(Turn(prompt=conversation.prompt, completion=_make_completion(tokenizer.answer(content))))
+        new_messages = []
     trajectory = Trajectory(seed=0, turns=turns, ending=Ending.COMPLETED, reward=trace.reward)
     return training_rows(trajectory, advantage=1.0, index=index)
 
 
-def _learned(tokens: Sequence[int]) -> Completion:
+def _make_completion(tokens: Sequence[int]) -> Completion:
     """An answer that nobody sampled: its log-probabilities are unknown, and no loss of imitation asks for them."""
     return Completion(
         tokens=tokens, logprobs=[0.0] * len(tokens), versions=[NO_VERSION] * len(tokens), stopped=True

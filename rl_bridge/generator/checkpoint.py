@@ -104,7 +104,7 @@ class CheckpointChat:
     def tell(self, messages: Sequence[Mapping[str, Any]]) -> None:
         """See `Chat.tell`."""
         with _of_the_core():
-            self._chat.go_on(self._answer, [_message(message) for message in messages])
+            self._chat.append_turn(self._answer, [_message(message) for message in messages])
 
 
 def _engine(settings: EvaluationSettings) -> tuple[Engine, int]:

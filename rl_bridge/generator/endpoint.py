@@ -296,7 +296,7 @@ class EndpointEngine(Engine):
         )
 
     def sleep(self) -> "Future[None]":
-        """Refuse: a server's GPUs are its own; a run that would ask is refused before (`why_untrainable`)."""
+        """Refuse: a server's GPUs are its own; a run that would ask is refused before (`find_training_obstacle`)."""
         raise GeneratorError(
             f"expected an engine of the run's own to put to sleep, got {self._generator.url}"
         )

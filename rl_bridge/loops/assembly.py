@@ -37,7 +37,7 @@ from rl_bridge.loops.run import GroupHistory, Run, environment_role, snapshot, t
 from rl_bridge.loops.weight_sync import WeightSync
 from rl_bridge.metrics.sinks import TRACKERS, EnvironmentSink, JsonlSink, MetricsLog, Sink, TensorBoardSink
 from rl_bridge.metrics.spans import span
-from rl_bridge.metrics.status import StatusServer, host_to_serve_on
+from rl_bridge.metrics.status import StatusServer, choose_status_host
 from rl_bridge.planning import ModelSize, bytes_by_checkpointing
 from rl_bridge.records import RolloutRecords
 from rl_bridge.rewards.actor import RewardActor, RewardModelActor
@@ -405,7 +405,7 @@ async def open_run(
                 await fleet.guard(policy.update_weights.fanout(0))
         await stack.enter_async_context(
             StatusServer(
-                host_to_serve_on(config.monarch.master_addr, alone=config.monarch.alone),
+                choose_status_host(config.monarch.master_addr, is_local=config.monarch.is_local),
                 config.monarch.coord_port,
                 lambda: snapshot(run, fleet, players.servers),
                 refresh=run.observer.refresh,
@@ -486,7 +486,7 @@ def _hosts(monarch: MonarchConfig) -> Hosts:
 def _store(config: Config) -> WeightStore:
     transport = config.monarch.transport
     if transport == "auto":
-        transport = "shared_memory" if config.monarch.alone else "rdma"
+        transport = "shared_memory" if config.monarch.is_local else "rdma"
     return WeightStore.create(
         transport=transport, transfer_timeout_s=config.trainer.timeout_s * TRANSFER_SHARE
     )

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, Final
 
 from rl_bridge.generator.vllm_api import EngineTotals
-from rl_bridge.metrics.spans import PROCESS_SPANS, Spans, SpanTotals, SpanWindow, by_role
+from rl_bridge.metrics.spans import PROCESS_SPANS, Spans, SpanTotals, SpanWindow, group_by_role
 from rl_bridge.metrics.status import ReplicaRow, ServiceRow
 from rl_bridge.types import PolicyVersion
 
@@ -45,7 +45,7 @@ class SpanCollector:
     async def metrics(self) -> dict[str, float]:
         """Collect, and return each role's shares of time since the last call, by their names in the log."""
         await self.collect()
-        spent = by_role(self._window.advance(self.known))
+        spent = group_by_role(self._window.advance(self.known))
         return {name: share for role, totals in spent.items() for name, share in totals.metrics(role).items()}
 
 

@@ -23,10 +23,10 @@ from rl_bridge.environments.servers import EnvironmentServers
 from rl_bridge.errors import BridgeError, ReplicaLostError, RoleError
 from rl_bridge.loops.observation import RunObserver, server_row, service_rows
 from rl_bridge.loops.weight_sync import WeightSync
-from rl_bridge.metrics.sinks import MetricsLog, environment_prefix, iteration_line, rewind
+from rl_bridge.metrics.sinks import MetricsLog, environment_prefix, format_iteration, rewind
 from rl_bridge.metrics.spans import span
 from rl_bridge.metrics.status import EventRow, LeaseRow, StatusSnapshot
-from rl_bridge.metrics.throughput import ELAPSED, TRAINED
+from rl_bridge.metrics.throughput import ELAPSED, TRAINED_STATE
 from rl_bridge.records import RolloutRecords
 from rl_bridge.rollout.dispatcher import Dispatcher
 from rl_bridge.rollout.groups import EpisodeCounts, Tally, greatest_length, overlong, rollout_metrics
@@ -269,7 +269,7 @@ class Run:
             trained = self.version - self._first_version
             remaining = (time.perf_counter() - self._began) / trained * (iterations - self.version)
             self.console.print(
-                iteration_line(self.version, iterations, complete, remaining_s=remaining),
+                format_iteration(self.version, iterations, complete, remaining_s=remaining),
                 highlight=False,
                 soft_wrap=True,
             )
@@ -414,7 +414,7 @@ def snapshot(run: Run, fleet: "Fleet", servers: Mapping[str, EnvironmentServers]
             "waiting": ledger.waiting,
             "leased": len(ledger.leases),
             "finished": len(ledger.finished),
-            TRAINED: ledger.trained,
+            TRAINED_STATE: ledger.trained,
             "dropped": ledger.dropped.total(),
         },
         leases=tuple(

@@ -24,7 +24,7 @@ from openenv_core.evaluation.records import (
 )
 from rl_bridge.buffer.ledger import Ledger
 from rl_bridge.buffer.replay import Admission, ReplayBuffer
-from rl_bridge.config import Config, colocate_if_needed, folder_exists, save_config
+from rl_bridge.config import Config, colocate_if_needed, make_folder_exists_error, save_config
 from rl_bridge.errors import ConfigError, RolloutError
 from rl_bridge.loops.assembly import LOGS, Players, open_players, open_run
 from rl_bridge.loops.evaluation import evaluate, ready_to_evaluate, result_of, summary_of
@@ -99,7 +99,7 @@ def _open(stack: ExitStack, folder: Path, config: Config, *, resume: bool) -> No
 
 def _require_unused(folder: Path) -> None:
     if not is_unused(folder):
-        raise folder_exists(folder)
+        raise make_folder_exists_error(folder)
 
 
 @contextlib.contextmanager

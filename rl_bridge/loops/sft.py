@@ -18,7 +18,7 @@ from pydantic import Field
 
 from rl_bridge.buffer.batch import TrainBatch
 from rl_bridge.config import AlgorithmConfig, TrainerConfig
-from rl_bridge.config.monarch import Dtype, dtype_on
+from rl_bridge.config.monarch import Dtype, resolve_dtype
 from rl_bridge.config.sections import Checkpointing, Count, NonNegative, Positive, Section
 from rl_bridge.devices import own_device
 from rl_bridge.errors import ConfigError
@@ -108,7 +108,7 @@ class SftResult:
 def trainer_settings(config: SftConfig, folder: Path, model_path: Path) -> TrainerSettings:
     """Return the settings of a trainer in this process."""
     gpus = 1 if own_device().type == "cuda" else 0
-    dtype = dtype_on(config.dtype, gpus)
+    dtype = resolve_dtype(config.dtype, gpus)
     trainer = TrainerConfig(
         iterations=config.max_updates,
         learning_rate=config.learning_rate,

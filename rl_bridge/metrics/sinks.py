@@ -113,7 +113,7 @@ class TensorBoardSink:
         from torch.utils.tensorboard import SummaryWriter
 
         self._folder = str(folder)
-        self._make: Callable[..., SummaryWriter] = SummaryWriter
+        self._make_writer: Callable[..., SummaryWriter] = SummaryWriter
         self._writer = SummaryWriter(self._folder)
 
     def write(self, iteration: int, metrics: Mapping[str, float]) -> None:
@@ -124,7 +124,7 @@ class TensorBoardSink:
     def rewind(self, iteration: int) -> None:
         """Have TensorBoard forget what earlier files say of later iterations."""
         self._writer.close()
-        self._writer = self._make(self._folder, purge_step=iteration + 1)
+        self._writer = self._make_writer(self._folder, purge_step=iteration + 1)
 
     def close(self, *, failed: bool = False) -> None:
         """Flush and close."""
@@ -176,27 +176,27 @@ class TrackerSink(ABC):
     """Of the package, and of the sink."""
 
     def __init__(self, folder: Path, project: str, config: Mapping[str, Any]) -> None:
-        self._state = folder / f"{self.name}.json"
-        known = json.loads(self._state.read_text()) if self._state.exists() else {}
-        self._id, self._last = known.get("id", secrets.token_hex(4)), known.get("iteration", 0)
+        self._state_file = folder / f"{self.name}.json"
+        saved = json.loads(self._state_file.read_text()) if self._state_file.exists() else {}
+        self._id, self._last_iteration = saved.get("id", secrets.token_hex(4)), saved.get("iteration", 0)
         self._is_broken = False
         try:
-            self._run = self._begin(folder.absolute(), project, config, resumes=bool(known))
+            self._run = self._start_run(folder.absolute(), project, config, resumes=bool(saved))
         except Exception as error:
             raise ConfigError(
                 f"metrics.sinks: {self.name} cannot begin a run: {error}; {self._remedy}"
             ) from error
-        self._save()
+        self._save_state()
 
     _remedy: str
 
     @abstractmethod
-    def _begin(self, folder: Path, project: str, config: Mapping[str, Any], *, resumes: bool) -> Any:
+    def _start_run(self, folder: Path, project: str, config: Mapping[str, Any], *, resumes: bool) -> Any:
         """Begin a run, or go on with the one that is known."""
 
     def write(self, iteration: int, metrics: Mapping[str, float]) -> None:
         """Log the metrics of an iteration, unless the tracker has some of it already."""
-        if iteration <= self._last or self._is_broken:
+        if iteration <= self._last_iteration or self._is_broken:
             return
         try:
             self._run.log(dict(metrics), step=iteration)
@@ -204,8 +204,8 @@ class TrackerSink(ABC):
             self._is_broken = True
             logger.warning("%s takes no metrics any more; metrics.jsonl has them: %s", self.name, error)
             return
-        self._last = iteration
-        self._save()
+        self._last_iteration = iteration
+        self._save_state()
 
     def rewind(self, iteration: int) -> None:
         """Do nothing: a tracker does not forget."""
@@ -221,10 +221,10 @@ class TrackerSink(ABC):
     def _finish(self, failed: bool) -> None:
         self._run.finish()
 
-    def _save(self) -> None:
-        partial = self._state.with_suffix(".partial")
-        partial.write_text(json.dumps({"id": self._id, "iteration": self._last}) + "\n")
-        partial.replace(self._state)
+    def _save_state(self) -> None:
+        partial = self._state_file.with_suffix(".partial")
+        partial.write_text(json.dumps({"id": self._id, "iteration": self._last_iteration}) + "\n")
+        partial.replace(self._state_file)
 
 
 class WandbSink(TrackerSink):
@@ -233,7 +233,7 @@ class WandbSink(TrackerSink):
     name = "wandb"
     _remedy = "log in by `wandb login`, or set WANDB_MODE=offline and `wandb sync` the run later"
 
-    def _begin(self, folder: Path, project: str, config: Mapping[str, Any], *, resumes: bool) -> Any:
+    def _start_run(self, folder: Path, project: str, config: Mapping[str, Any], *, resumes: bool) -> Any:
         import wandb
 
         return wandb.init(
@@ -256,7 +256,7 @@ class TrackioSink(TrackerSink):
     name = "trackio"
     _remedy = "see TRACKIO_SPACE_ID, TRACKIO_SERVER_URL and TRACKIO_DIR"
 
-    def _begin(self, folder: Path, project: str, config: Mapping[str, Any], *, resumes: bool) -> Any:
+    def _start_run(self, folder: Path, project: str, config: Mapping[str, Any], *, resumes: bool) -> Any:
         import trackio
 
         # It goes on with a run by its name, so the name says which of several runs of one name this is.
@@ -288,18 +288,18 @@ COLUMNS: tuple[tuple[str, str, str], ...] = (
     ("time/sync_s", "sync", ".2f"),
 )
 """Figure, heading, format. A figure that an iteration lacks is left out of its line."""
-TROUBLES: frozenset[str] = frozenset({"rollout/ending/failed_environment", "rollout/episodes_retried"})
+HIDDEN_IF_ZERO: frozenset[str] = frozenset({"rollout/ending/failed_environment", "rollout/episodes_retried"})
 """Those that are left out where they are 0. Attempts are counted since the run began."""
 
 
-def iteration_line(
+def format_iteration(
     iteration: int, iterations: int, metrics: Mapping[str, float], *, remaining_s: float
 ) -> str:
     """The line of one iteration; `remaining_s` is an estimate."""
     cells = [
-        f"{heading} {metrics[name]:{form}}"
-        for name, heading, form in COLUMNS
-        if name in metrics and (metrics[name] or name not in TROUBLES)
+        f"{heading} {metrics[name]:{format_spec}}"
+        for name, heading, format_spec in COLUMNS
+        if name in metrics and (metrics[name] or name not in HIDDEN_IF_ZERO)
     ]
     environments = [
         f"{match[1]} {value:+.3f}"
@@ -312,5 +312,5 @@ def iteration_line(
         if name.startswith("probe/") or (name.startswith("env/") and "/probe/" in name)
     ]
     minutes, seconds = divmod(round(remaining_s), 60)
-    left = f"{minutes}:{seconds:02d} left"
-    return "  ".join([f"{iteration:>4}/{iterations}", *cells, *environments, *probes, left])
+    remaining = f"{minutes}:{seconds:02d} left"
+    return "  ".join([f"{iteration:>4}/{iterations}", *cells, *environments, *probes, remaining])

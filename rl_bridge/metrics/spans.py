@@ -15,7 +15,7 @@ REST: Final = "rest"
 """What a process does while nobody has work for it."""
 SPAN: Final = "span"
 """What the names of these metrics begin with."""
-_NUMBERS: Final = re.compile(r"(-\d+)+$")
+_NUMBER_SUFFIX: Final = re.compile(r"(-\d+)+$")
 
 Key: TypeAlias = tuple[str, str | None]
 """What a process does, and whom it waits for; None where it works."""
@@ -39,12 +39,14 @@ class SpanTotals:
     @property
     def work(self) -> dict[str, float]:
         """Seconds of work by name."""
-        return _by_word((name, spent) for (name, waits_for), spent in self.seconds.items() if not waits_for)
+        return _sum_by_name(
+            (name, spent) for (name, waits_for), spent in self.seconds.items() if not waits_for
+        )
 
     @property
     def idle(self) -> dict[str, float]:
         """Seconds of waiting by reason."""
-        return _by_word((waits_for, spent) for (_, waits_for), spent in self.seconds.items() if waits_for)
+        return _sum_by_name((waits_for, spent) for (_, waits_for), spent in self.seconds.items() if waits_for)
 
     @property
     def rest_s(self) -> float:
@@ -56,7 +58,7 @@ class SpanTotals:
         """Seconds that no span names."""
         return max(0.0, self.wall_s - sum(self.seconds.values()))
 
-    def since(self, earlier: Self | None) -> Self:
+    def subtract(self, earlier: Self | None) -> Self:
         """The stretch since earlier totals of the same process; of another one, or none, the whole of these."""
         if earlier is None or earlier.began != self.began:
             return self
@@ -71,7 +73,7 @@ class SpanTotals:
             },
         )
 
-    def merged(self, other: Self) -> Self:
+    def merge(self, other: Self) -> Self:
         """These and another process's, as if one after the other."""
         keys = dict.fromkeys((*self.seconds, *other.seconds))
         return type(self)(
@@ -149,21 +151,21 @@ class SpanWindow:
 
         One that was replaced begins anew, one that is missing is forgotten.
         """
-        spent = {process: total.since(self._earlier.get(process)) for process, total in totals.items()}
+        spent = {process: total.subtract(self._earlier.get(process)) for process, total in totals.items()}
         self._earlier = dict(totals)
         return spent
 
 
-def by_role(totals: Mapping[str, SpanTotals]) -> dict[str, SpanTotals]:
+def group_by_role(totals: Mapping[str, SpanTotals]) -> dict[str, SpanTotals]:
     """Totals of the processes of each role together; a process is called as its role, or `<role>-<number>...`."""
     roles: dict[str, SpanTotals] = {}
     for process, total in totals.items():
-        role = _NUMBERS.sub("", process)
-        roles[role] = roles[role].merged(total) if role in roles else total
+        role = _NUMBER_SUFFIX.sub("", process)
+        roles[role] = roles[role].merge(total) if role in roles else total
     return roles
 
 
-def _by_word(pairs: Iterable[tuple[str, float]]) -> dict[str, float]:
+def _sum_by_name(pairs: Iterable[tuple[str, float]]) -> dict[str, float]:
     sums: dict[str, float] = {}
     for word, spent in pairs:
         sums[word] = sums.get(word, 0.0) + spent
@@ -194,7 +196,7 @@ class Spans:
         self._rest: Key | None = None
         self._calls = 0
         self._began = time.time()
-        self._began_clock = self._settled = clock()
+        self._began_clock = self._accounted_until = clock()
         self._began_cpu = cpu_clock()
 
     def span(self, name: str, waits_for: str | None = None) -> "_Span":
@@ -208,33 +210,33 @@ class Spans:
         names before that went into its start.
         """
         with self._lock:
-            now = self._settle()
+            now = self._account()
             if self._rest is None:
-                self._take_for_start(now)
+                self._assign_to_start(now)
             self._rest = (REST, waits_for)
 
     def started(self) -> None:
         """What no span has named up to now went into the start of the process. For one that never rests."""
         with self._lock:
-            self._take_for_start(self._settle())
+            self._assign_to_start(self._account())
 
     @contextmanager
     def call(self) -> Iterator[None]:
         """Attend to a call within the block: what no span names there is unaccounted for, not rest."""
         with self._lock:
-            self._settle()
+            self._account()
             self._calls += 1
         try:
             yield
         finally:
             with self._lock:
-                self._settle()
+                self._account()
                 self._calls -= 1
 
     def totals(self) -> SpanTotals:
         """What has been given out since the beginning; open spans count up to now."""
         with self._lock:
-            now = self._settle()
+            now = self._account()
             return SpanTotals(
                 began=self._began,
                 wall_s=now - self._began_clock,
@@ -244,21 +246,21 @@ class Spans:
 
     def _enter(self, span: "_Span") -> None:
         with self._lock:
-            self._settle()
+            self._account()
             span.parent = self._current.get(span.owner)
             if span.parent is not None:
-                self._leave(span.parent.key)
+                self._close_key(span.parent.key)
             self._current[span.owner] = span
-            self._take_up(span.key)
+            self._open_key(span.key)
 
     def _exit(self, span: "_Span") -> None:
         with self._lock:
-            self._settle()
+            self._account()
             span.closed = True
             # A span that ends before one within it (an abandoned generator's does) is passed over by that one.
             if self._current.get(span.owner) is not span:
                 return
-            self._leave(span.key)
+            self._close_key(span.key)
             parent = span.parent
             while parent is not None and parent.closed:
                 parent = parent.parent
@@ -266,30 +268,30 @@ class Spans:
                 del self._current[span.owner]
             else:
                 self._current[span.owner] = parent
-                self._take_up(parent.key)
+                self._open_key(parent.key)
 
-    def _settle(self) -> float:
+    def _account(self) -> float:
         """Give out the time since the last change; the lock is held."""
         now = self._clock()
         open_now = self._working or self._waiting
         if not open_now and not self._calls and self._rest is not None:
             open_now = {self._rest: 1}
         if open_now:
-            share = (now - self._settled) / sum(open_now.values())
+            share = (now - self._accounted_until) / sum(open_now.values())
             for key, tasks in open_now.items():
                 self._seconds[key] = self._seconds.get(key, 0.0) + share * tasks
-        self._settled = now
+        self._accounted_until = now
         return now
 
-    def _take_for_start(self, now: float) -> None:
+    def _assign_to_start(self, now: float) -> None:
         named = sum(self._seconds.values())
         self._seconds[START] = self._seconds.get(START, 0.0) + now - self._began_clock - named
 
-    def _take_up(self, key: Key) -> None:
+    def _open_key(self, key: Key) -> None:
         tasks = self._working if key[1] is None else self._waiting
         tasks[key] = tasks.get(key, 0) + 1
 
-    def _leave(self, key: Key) -> None:
+    def _close_key(self, key: Key) -> None:
         tasks = self._working if key[1] is None else self._waiting
         tasks[key] -= 1
         if not tasks[key]:
@@ -309,7 +311,7 @@ class _Span:
         self.owner: Owner
 
     def __enter__(self) -> Self:
-        self.owner = _owner()
+        self.owner = _current_owner()
         self.spans._enter(self)
         return self
 
@@ -319,7 +321,7 @@ class _Span:
         self.spans._exit(self)
 
 
-def _owner() -> Owner:
+def _current_owner() -> Owner:
     try:
         task = asyncio.current_task()
     except RuntimeError:  # no loop runs in this thread

@@ -150,21 +150,23 @@ class StatusServer:
         refresh: Callable[[], Awaitable[None]] | None = None,
         folder: Path | None = None,
     ) -> None:
-        self._listen_on = host, port
+        self._bind_address = host, port
         self._snapshot, self._refresh = snapshot, refresh
         self._file = None if folder is None else folder / ADDRESS_FILE
         self._callers: set[asyncio.Task[None]] = set()
-        self._answering = asyncio.Lock()
-        self._line, self._taken = b"", -math.inf
+        self._snapshot_lock = asyncio.Lock()
+        self._body, self._taken_at = b"", -math.inf
         self.address = ""
         """HOST:PORT, once it listens."""
 
     async def __aenter__(self) -> Self:
         try:
-            self._server = await asyncio.start_server(self._called, *self._listen_on, limit=MAX_HEAD_BYTES)
+            self._server = await asyncio.start_server(
+                self._handle_connection, *self._bind_address, limit=MAX_HEAD_BYTES
+            )
         except OSError as error:
             raise ConfigError(
-                f"expected to serve the run's status on {format_address(*self._listen_on)}, got: "
+                f"expected to serve the run's status on {format_address(*self._bind_address)}, got: "
                 f"{error.strerror or error}; choose another address, or port 0 for any that is free"
             ) from error
         self.address = format_address(*self._server.sockets[0].getsockname()[:2])
@@ -184,7 +186,7 @@ class StatusServer:
         await asyncio.gather(*self._callers, return_exceptions=True)
         await self._server.wait_closed()
 
-    async def _called(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    async def _handle_connection(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         task = asyncio.current_task()
         assert task is not None
         # Whoever does not take it in time does without; and where the run is over, asyncio's streams would make a
@@ -219,20 +221,20 @@ class StatusServer:
         elif method != "GET" or path not in ("/", "/status", "/metrics"):
             status, body = "404 Not Found", b'{"error": "expected GET /status or GET /metrics"}\n'
         elif path == "/metrics":
-            body = await self._answer()
+            body = await self._take_snapshot()
             try:
                 body = encode_metrics(StatusSnapshot.model_validate_json(body))
                 kind = "text/plain; version=0.0.4; charset=utf-8"
             except ValidationError:  # it has the reason why none could be taken
                 status = "503 Service Unavailable"
         else:
-            body = await self._answer()
+            body = await self._take_snapshot()
         headers = f"Content-Type: {kind}\r\nContent-Length: {len(body)}\r\nConnection: close\r\n"
         return f"HTTP/1.1 {status}\r\n{headers}\r\n".encode(), body
 
-    async def _answer(self) -> bytes:
-        async with self._answering:
-            if time.monotonic() - self._taken >= SNAPSHOT_MAX_AGE_S:
+    async def _take_snapshot(self) -> bytes:
+        async with self._snapshot_lock:
+            if time.monotonic() - self._taken_at >= SNAPSHOT_MAX_AGE_S:
                 try:
                     if self._refresh is not None:
                         await self._refresh()
@@ -240,8 +242,8 @@ class StatusServer:
                 except Exception as error:  # the run goes on; who asked is told
                     logger.exception("the run's status could not be taken")
                     text = json.dumps({"error": f"{type(error).__name__}: {error}"})
-                self._line, self._taken = text.encode() + b"\n", time.monotonic()
-            return self._line
+                self._body, self._taken_at = text.encode() + b"\n", time.monotonic()
+            return self._body
 
 
 class _Collector:
@@ -306,7 +308,7 @@ def encode_metrics(snapshot: StatusSnapshot) -> bytes:
     return generate_latest(registry)
 
 
-async def ask_status(address: str, *, timeout_s: float = TIMEOUT_S) -> StatusSnapshot:
+async def request_status(address: str, *, timeout_s: float = TIMEOUT_S) -> StatusSnapshot:
     """Request the status of a run at HOST:PORT. ConfigError: no address; StatusError: no run answers in time."""
     host, port = parse_address(address)
     try:
@@ -334,8 +336,10 @@ async def ask_status(address: str, *, timeout_s: float = TIMEOUT_S) -> StatusSna
 
 def _is_rebound(head: str, listens_on: str) -> bool:
     """Whether a page's browser may have been led to loopback by a name of the page's own."""
-    named = [line[5:].strip() for line in head.split("\r\n") if line[:5].lower() == "host:"]
-    host = (named[0] if named else "").rpartition("]")[0][1:] or (named[0] if named else "").partition(":")[0]
+    host_headers = [line[5:].strip() for line in head.split("\r\n") if line[:5].lower() == "host:"]
+    host = (host_headers[0] if host_headers else "").rpartition("]")[0][1:] or (
+        host_headers[0] if host_headers else ""
+    ).partition(":")[0]
     if not ipaddress.ip_address(listens_on).is_loopback or "." not in host:
         return False
     try:
@@ -345,13 +349,13 @@ def _is_rebound(head: str, listens_on: str) -> bool:
     return False
 
 
-def host_to_serve_on(host: str, *, alone: bool) -> str:
+def choose_status_host(host: str, *, is_local: bool) -> str:
     """Where a run's status is served that was told to serve it on a host.
 
     A configuration for a cluster names the cluster's controller. Where the run is alone on a machine that has no such
-    address (`alone`: all its processes are here), nobody could ask there, and it serves on loopback.
+    address (`is_local`: all its processes are here), nobody could ask there, and it serves on loopback.
     """
-    if not alone or is_own(host):
+    if not is_local or is_own(host):
         return host
     logger.warning("%s is no address of this machine: the run's status is served on %s", host, LOOPBACK)
     return LOOPBACK
@@ -371,7 +375,7 @@ def format_address(host: str, port: int) -> str:
     return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
 
 
-def served_address(folder: Path) -> str | None:
+def read_served_address(folder: Path) -> str | None:
     """Where the run in a folder says that its status is served; None where it says nothing."""
     try:
         return str(json.loads((folder / ADDRESS_FILE).read_text())["address"])

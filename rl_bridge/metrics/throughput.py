@@ -10,10 +10,10 @@ from types import MappingProxyType
 from typing import Any, Final, Self
 
 from rl_bridge.errors import StatusError
-from rl_bridge.metrics.spans import SpanTotals, SpanWindow, by_role
+from rl_bridge.metrics.spans import SpanTotals, SpanWindow, group_by_role
 from rl_bridge.metrics.status import StatusSnapshot
 
-TRAINED: Final = "trained"
+TRAINED_STATE: Final = "trained"
 """Among `StatusSnapshot.groups`: those that were handed to the trainer."""
 GROUPS: Final = "rollout/groups"
 """Logged with each iteration: how many groups it was trained on."""
@@ -55,7 +55,7 @@ class Throughput:
             return None
         return 1.0 - (totals.rest_s + totals.unaccounted_s) / totals.wall_s
 
-    def met(self, role: str) -> bool | None:
+    def meets_target(self, role: str) -> bool | None:
         """Whether a role reaches its target; None where it has none, or is not there."""
         busy, target = self.utilisation(role), TARGETS.get(role)
         return None if busy is None or target is None else busy >= target
@@ -69,15 +69,15 @@ class Throughput:
             "unaccounted": self.unaccounted,
             "utilisation": {role: self.utilisation(role) for role in self.roles},
             "targets": {
-                role: {"at_least": target, "met": self.met(role)}
+                role: {"at_least": target, "met": self.meets_target(role)}
                 for role, target in TARGETS.items()
-                if self.met(role) is not None
+                if self.meets_target(role) is not None
             },
             "roles": {role: totals.as_json() for role, totals in self.roles.items()},
         }
 
     @classmethod
-    def between(cls, earlier: StatusSnapshot, later: StatusSnapshot) -> Self:
+    def from_snapshots(cls, earlier: StatusSnapshot, later: StatusSnapshot) -> Self:
         """What a run did from one snapshot to another; StatusError where they are not of one run that went on."""
         if earlier.began != later.began or later.version < earlier.version:
             raise StatusError(
@@ -87,12 +87,12 @@ class Throughput:
             )
         window = SpanWindow()
         window.advance(earlier.spans)
-        counted = TRAINED in earlier.groups and TRAINED in later.groups
+        counted = TRAINED_STATE in earlier.groups and TRAINED_STATE in later.groups
         return cls(
             seconds=later.taken - earlier.taken,
             steps=later.version - earlier.version,
-            groups=later.groups[TRAINED] - earlier.groups[TRAINED] if counted else None,
-            roles=by_role(window.advance(later.spans)),
+            groups=later.groups[TRAINED_STATE] - earlier.groups[TRAINED_STATE] if counted else None,
+            roles=group_by_role(window.advance(later.spans)),
         )
 
     @classmethod
@@ -101,11 +101,11 @@ class Throughput:
         merged: dict[str, SpanTotals] = {}
         seconds, steps, groups = 0.0, 0, 0.0
         for earlier, row in itertools.pairwise(
-            _rows(file)
+            _read_rows(file)
         ):  # one after the other: there may be a million of them
             elapsed = row[ELAPSED] - earlier[ELAPSED]
             for process, totals in SpanTotals.from_metrics(row, elapsed).items():
-                merged[process] = merged[process].merged(totals) if process in merged else totals
+                merged[process] = merged[process].merge(totals) if process in merged else totals
             seconds, steps, groups = seconds + elapsed, steps + 1, groups + row.get(GROUPS, math.nan)
         if not merged:
             raise StatusError(
@@ -120,17 +120,17 @@ class Throughput:
         )
 
 
-def _rows(file: Path) -> Iterator[Mapping[str, float]]:
+def _read_rows(file: Path) -> Iterator[Mapping[str, float]]:
     try:
         with file.open(encoding="utf-8") as lines:
-            yield from (row for row in map(_row, lines) if ELAPSED in row)
+            yield from (row for row in map(_parse_row, lines) if ELAPSED in row)
     except OSError as error:
         raise StatusError(
             f"expected the metrics of a run in {str(file)!r}, got: {error.strerror}; name the folder of a run"
         ) from error
 
 
-def _row(line: str) -> Mapping[str, float]:
+def _parse_row(line: str) -> Mapping[str, float]:
     try:
         row = json.loads(line)
     except ValueError:

@@ -16,11 +16,11 @@ import traceback
 from dataclasses import asdict, dataclass
 
 from rl_bridge.errors import ConfigError, RewardError
-from rl_bridge.rewards.function import RewardFunction, checked_reward, load_function
+from rl_bridge.rewards.function import RewardFunction, check_reward, load_function
 
 TRACEBACK_CHARACTERS = 4000
 LENGTH = struct.Struct(">I")
-BEGUN = b""
+STARTED = b""
 """What a worker says before it calls a function: whether a process that died had begun decides whose loss it is."""
 
 
@@ -59,7 +59,7 @@ def main(fd: int, paths: list[str]) -> None:
             return
         _send(connection, RewardReply(pid=os.getpid()).encode())
         while (content := _receive(connection)) is not None:
-            _send(connection, BEGUN)
+            _send(connection, STARTED)
             _send(connection, _evaluate(paths, functions, content).encode())
 
 
@@ -69,7 +69,7 @@ def _evaluate(paths: list[str], functions: list[RewardFunction], content: bytes)
     try:
         function, prompt, response, target = pickle.loads(content)
         path = paths[function]
-        return RewardReply(reward=checked_reward(path, functions[function](prompt, response, target)))
+        return RewardReply(reward=check_reward(path, functions[function](prompt, response, target)))
     except RewardError as error:
         return RewardReply(error=str(error))
     except (Exception, SystemExit):
@@ -82,11 +82,11 @@ def _send(connection: socket.socket, content: bytes) -> None:
 
 def _receive(connection: socket.socket) -> bytes | None:
     """The next frame's content; None where the pool has closed."""
-    head = _exactly(connection, LENGTH.size)
-    return None if head is None else _exactly(connection, LENGTH.unpack(head)[0])
+    head = _receive_exactly(connection, LENGTH.size)
+    return None if head is None else _receive_exactly(connection, LENGTH.unpack(head)[0])
 
 
-def _exactly(connection: socket.socket, size: int) -> bytes | None:
+def _receive_exactly(connection: socket.socket, size: int) -> bytes | None:
     data = bytearray()
     while len(data) < size:
         chunk = connection.recv(min(size - len(data), 1 << 20))

@@ -18,7 +18,7 @@ def load_function(path: str) -> RewardFunction:
     return resolve_function(reference, key="reward.function", signature=signature, args=(None, "", None))
 
 
-def checked_reward(path: str, value: object) -> float | None:
+def check_reward(path: str, value: object) -> float | None:
     """Return what a reward function returned, as a number or None; RewardError where it is neither, or not finite."""
     if value is None:
         return None
@@ -51,10 +51,10 @@ def count_votes(votes: Sequence[float | None], reward: RewardConfig) -> float | 
     """
     weights = reward.weights or (1.0,) * len(votes)
     cast = [(vote, weight) for vote, weight in zip(votes, weights, strict=True) if vote is not None]
-    weight_cast, wanted = sum(weight for _, weight in cast), reward.quorum * sum(weights)
+    weight_cast, required_weight = sum(weight for _, weight in cast), reward.quorum * sum(weights)
     # No sum is compared to the last bit: half of 0.3, 0.1 and 0.2 is a little more than 0.3, and 0.1 and 0.2 weigh
     # a little more than 0.3, which is no majority.
-    if not cast or (weight_cast < wanted and not math.isclose(weight_cast, wanted)):
+    if not cast or (weight_cast < required_weight and not math.isclose(weight_cast, required_weight)):
         return None
     if reward.rule == "mean":
         return sum(vote * weight for vote, weight in cast) / weight_cast

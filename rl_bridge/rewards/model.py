@@ -64,11 +64,11 @@ class RewardModel:
         RewardError where the model says what is no number.
         """
         with span("score"):
-            rows = [self._tokens(prompt, response) for prompt, response in pairs]
+            rows = [self._tokenize(prompt, response) for prompt, response in pairs]
             rewards: list[float | None] = [None] * len(rows)
-            fitting = [place for place, row in enumerate(rows) if 0 < len(row) <= self._max_length]
-            for first in range(0, len(fitting), MAX_BATCH):
-                places = fitting[first : first + MAX_BATCH]
+            short_enough = [place for place, row in enumerate(rows) if 0 < len(row) <= self._max_length]
+            for first in range(0, len(short_enough), MAX_BATCH):
+                places = short_enough[first : first + MAX_BATCH]
                 values = self._forward([rows[place] for place in places])
                 for place, value in zip(places, values, strict=True):
                     if not math.isfinite(value):
@@ -79,7 +79,7 @@ class RewardModel:
                     rewards[place] = value
         return rewards
 
-    def _tokens(self, prompt: Prompt, response: str) -> list[int]:
+    def _tokenize(self, prompt: Prompt, response: str) -> list[int]:
         if not self._tokenizer.chat_template:
             if not isinstance(prompt, str):
                 prompt = "\n".join(message["content"] for message in prompt)
@@ -115,25 +115,25 @@ class RewardBatches:
     ) -> None:
         self._score = score
         self._max_batch = max_batch
-        self._waiting: deque[tuple[tuple[Prompt, str], asyncio.Future[float | None]]] = deque()
-        self._scoring: asyncio.Task[None] | None = None
+        self._queue: deque[tuple[tuple[Prompt, str], asyncio.Future[float | None]]] = deque()
+        self._task: asyncio.Task[None] | None = None
 
     async def evaluate(self, prompt: Prompt, response: str) -> float | None:
         """Score one response; RewardError where the model failed."""
         future: asyncio.Future[float | None] = asyncio.get_running_loop().create_future()
-        self._waiting.append(((prompt, response), future))
-        if self._scoring is None:
-            self._scoring = asyncio.create_task(self._run())
+        self._queue.append(((prompt, response), future))
+        if self._task is None:
+            self._task = asyncio.create_task(self._run())
         return await future
 
     async def _run(self) -> None:
         try:
-            while self._waiting:
-                count = min(self._max_batch, len(self._waiting))
-                batch = [self._waiting.popleft() for _ in range(count)]
+            while self._queue:
+                count = min(self._max_batch, len(self._queue))
+                batch = [self._queue.popleft() for _ in range(count)]
                 await self._send([(pair, future) for pair, future in batch if not future.done()])
         finally:
-            self._scoring = None
+            self._task = None
 
     async def _send(self, batch: Sequence[tuple[tuple[Prompt, str], "asyncio.Future[float | None]"]]) -> None:
         rewards: list[float | None] = []

@@ -17,7 +17,7 @@ from typing import Any, Self
 from openenv_core.guard import guard_command
 from rl_bridge.config.sections import RewardConfig
 from rl_bridge.errors import RewardError
-from rl_bridge.rewards._worker import BEGUN, LENGTH, RewardReply
+from rl_bridge.rewards._worker import LENGTH, STARTED, RewardReply
 
 REAP_TIMEOUT_S = 10.0
 """How long a guard that was told to end its worker may take."""
@@ -50,7 +50,7 @@ class RewardWorker:
         self = cls(guard, *await asyncio.open_connection(sock=connection))
         try:
             async with asyncio.timeout(timeout_s):
-                reply = RewardReply.decode(await self._frame())
+                reply = RewardReply.decode(await self._read_frame())
             if reply.error:
                 raise RewardError(reply.error)
         except BaseException as error:
@@ -70,11 +70,11 @@ class RewardWorker:
         return self
 
     @property
-    def lost(self) -> bool:
+    def has_ended(self) -> bool:
         """Whether the process has ended."""
         return self._reader.at_eof() or self._guard.poll() is not None
 
-    async def ask(self, content: bytes, timeout_s: float) -> RewardReply:
+    async def request(self, content: bytes, timeout_s: float) -> RewardReply:
         """Have one request evaluated.
 
         Raises:
@@ -87,8 +87,8 @@ class RewardWorker:
             async with asyncio.timeout(timeout_s):
                 self._writer.write(LENGTH.pack(len(content)) + content)
                 await self._writer.drain()
-                started = await self._frame() == BEGUN
-                return RewardReply.decode(await self._frame())
+                started = await self._read_frame() == STARTED
+                return RewardReply.decode(await self._read_frame())
         except ConnectionError as error:
             if started:
                 raise
@@ -113,7 +113,7 @@ class RewardWorker:
             with suppress(ProcessLookupError, PermissionError):
                 os.killpg(self.pid, signal.SIGKILL)
 
-    async def _frame(self) -> bytes:
+    async def _read_frame(self) -> bytes:
         try:
             (size,) = LENGTH.unpack(await self._reader.readexactly(LENGTH.size))
             return await self._reader.readexactly(size)
@@ -122,9 +122,9 @@ class RewardWorker:
 
 
 def _spawn(functions: Sequence[str]) -> tuple["subprocess.Popen[bytes]", socket.socket]:
-    ours, theirs = socket.socketpair()
-    with theirs:
-        fd = theirs.fileno()
+    parent_socket, child_socket = socket.socketpair()
+    with child_socket:
+        fd = child_socket.fileno()
         worker = [sys.executable, "-m", "rl_bridge.rewards._worker", str(fd), *functions]
         try:
             guard = subprocess.Popen(
@@ -134,9 +134,9 @@ def _spawn(functions: Sequence[str]) -> tuple["subprocess.Popen[bytes]", socket.
                 start_new_session=True,
             )
         except BaseException:
-            ours.close()
+            parent_socket.close()
             raise
-    return guard, ours
+    return guard, parent_socket
 
 
 logger = logging.getLogger(__name__)
@@ -168,7 +168,7 @@ class RewardPool:
         self._reward = reward
         self._workers: set[RewardWorker] = set()
         self._idle: deque[RewardWorker] = deque()
-        self._waiting: deque[asyncio.Future[RewardWorker]] = deque()
+        self._waiters: deque[asyncio.Future[RewardWorker]] = deque()
         self._renewals: set[asyncio.Task[None]] = set()
         self._broken = ""
         self.counts = Counter[str]()
@@ -188,8 +188,8 @@ class RewardPool:
     async def __aenter__(self) -> Self:
         """Start the processes; RewardError where the functions cannot be imported, or are none."""
         try:
-            adding = (self._add() for _ in range(self._reward.workers))
-            for outcome in await asyncio.gather(*adding, return_exceptions=True):
+            starts = (self._add_worker() for _ in range(self._reward.workers))
+            for outcome in await asyncio.gather(*starts, return_exceptions=True):
                 if outcome is not None:
                     raise outcome
         except BaseException:
@@ -213,24 +213,24 @@ class RewardPool:
         content = pickle.dumps((function, prompt, response, target))
         lost = raised = 0
         for _ in range(MAX_ATTEMPTS):
-            worker = await self._take()
+            worker = await self._acquire_worker()
             try:
-                reply = await worker.ask(content, self._reward.timeout_seconds)
+                reply = await worker.request(content, self._reward.timeout_seconds)
             except ConnectionError as error:
-                self._renew(worker)
+                self._start_renewal(worker)
                 self.counts["workers_lost"] += 1
                 lost += not isinstance(error, BrokenPipeError)  # who had not begun has nothing to do with it
                 if lost == MAX_LOST:
                     break
             except TimeoutError:
-                self._renew(worker)
+                self._start_renewal(worker)
                 self.counts["timed_out"] += 1
                 return None
             except BaseException:  # nobody waits for the outcome, which may take long
-                self._renew(worker)
+                self._start_renewal(worker)
                 raise
             else:
-                self._give(worker)
+                self._release_worker(worker)
                 if not reply.error:
                     if reply.reward is None:
                         self.counts["unscored"] += 1
@@ -247,7 +247,7 @@ class RewardPool:
 
     async def close(self) -> None:
         """End every process. Evaluations under way raise RewardError."""
-        self._break("expected an open pool of reward functions, got one that was closed")
+        self._mark_broken("expected an open pool of reward functions, got one that was closed")
         for renewal in self._renewals:
             renewal.cancel()
         await asyncio.gather(*self._renewals, return_exceptions=True)
@@ -265,33 +265,33 @@ class RewardPool:
             raise RewardError(message)
         logger.warning("a response is left out: %s", message)
 
-    async def _take(self) -> RewardWorker:
+    async def _acquire_worker(self) -> RewardWorker:
         """Return a worker that nobody else has until it is given back."""
         self.check()
         while self._idle:
             worker = self._idle.popleft()
-            if not worker.lost:
+            if not worker.has_ended:
                 return worker
             self.counts["workers_lost"] += 1
-            self._renew(worker)
-        turn: asyncio.Future[RewardWorker] = asyncio.get_running_loop().create_future()
-        self._waiting.append(turn)
+            self._start_renewal(worker)
+        waiter: asyncio.Future[RewardWorker] = asyncio.get_running_loop().create_future()
+        self._waiters.append(waiter)
         try:
-            return await turn
+            return await waiter
         except asyncio.CancelledError:
-            if turn.done() and not turn.cancelled() and turn.exception() is None:
-                self._give(turn.result())
+            if waiter.done() and not waiter.cancelled() and waiter.exception() is None:
+                self._release_worker(waiter.result())
             raise
 
-    def _give(self, worker: RewardWorker) -> None:
-        while self._waiting:
-            turn = self._waiting.popleft()
-            if not turn.done():
-                turn.set_result(worker)
+    def _release_worker(self, worker: RewardWorker) -> None:
+        while self._waiters:
+            waiter = self._waiters.popleft()
+            if not waiter.done():
+                waiter.set_result(worker)
                 return
         self._idle.append(worker)
 
-    def _renew(self, worker: RewardWorker) -> None:
+    def _start_renewal(self, worker: RewardWorker) -> None:
         """Put another worker into the place of one, without waiting for it."""
         renewal = asyncio.create_task(self._replace(worker))
         self._renewals.add(renewal)
@@ -304,28 +304,28 @@ class RewardPool:
             if self._broken:
                 return
             try:
-                await self._add()
+                await self._add_worker()
                 return
             except (RewardError, OSError) as error:
                 if attempt >= (SPAWN_ATTEMPTS if isinstance(error, OSError) else START_ATTEMPTS):
                     raise
             await asyncio.sleep(BACKOFF_S * 2 ** (attempt - 1))
 
-    async def _add(self) -> None:
+    async def _add_worker(self) -> None:
         reward = self._reward
         worker = await RewardWorker.start(reward.functions, timeout_s=reward.start_timeout_seconds)
         self.counts["workers_started"] += 1
         self._workers.add(worker)
-        self._give(worker)
+        self._release_worker(worker)
 
     def _on_renewed(self, renewal: "asyncio.Task[None]") -> None:
         self._renewals.discard(renewal)
         if not renewal.cancelled() and (error := renewal.exception()) is not None:
-            self._break(f"expected another process for reward functions, got: {error}")
+            self._mark_broken(f"expected another process for reward functions, got: {error}")
 
-    def _break(self, reason: str) -> None:
+    def _mark_broken(self, reason: str) -> None:
         self._broken = self._broken or reason
-        while self._waiting:
-            turn = self._waiting.popleft()
-            if not turn.done():
-                turn.set_exception(RewardError(self._broken))
+        while self._waiters:
+            waiter = self._waiters.popleft()
+            if not waiter.done():
+                waiter.set_exception(RewardError(self._broken))

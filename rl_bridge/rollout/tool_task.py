@@ -45,7 +45,7 @@ class ToolDialogue:
             messages = [self._to_message(*result) for result in self._results]
             if not self._policy.may_have_room(self._conversation.prompt, messages):
                 return None
-            self._conversation.go_on(self._answer.tokens, messages)
+            self._conversation.append_turn(self._answer.tokens, messages)
             self._answer, self._results = None, []
         prompt = self._conversation.prompt
         return prompt if self._policy.has_room(prompt) else None

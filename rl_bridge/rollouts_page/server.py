@@ -16,7 +16,7 @@ from typing import Any
 from urllib.parse import urlsplit
 
 from openenv_core import pages
-from rl_bridge.records import read_lines, segment_files
+from rl_bridge.records import list_segment_files, read_lines
 
 SCRIPTS = (
     *("elements", "theme", "shortcuts", "records", "chat", "tokens", "turns", "heading", "filters", "links"),
@@ -26,7 +26,7 @@ SCRIPTS = (
 SERVED_RECORDS = "records.jsonl"
 """Where the page finds its records, where they do not stand in it."""
 
-_HOLE = re.compile(r"\{\{(\w+)\}\}")
+_PLACEHOLDER = re.compile(r"\{\{(\w+)\}\}")
 
 
 def script() -> str:
@@ -50,44 +50,44 @@ def policy(*, served: bool) -> str:
     )
 
 
-def served_page(run: Path) -> bytes:
+def make_served_page(run: Path) -> bytes:
     """The page of a run, for a server that has the records at `SERVED_RECORDS`."""
-    return b"".join(_fill(run, served=True, records=()))
+    return b"".join(_render(run, served=True, records=()))
 
 
-def whole_page(run: Path, records: Iterable[bytes]) -> Iterator[bytes]:
+def make_whole_page(run: Path, records: Iterable[bytes]) -> Iterator[bytes]:
     """The page of a run with its records in it, part by part."""
-    return _fill(run, served=False, records=records)
+    return _render(run, served=False, records=records)
 
 
-def _fill(run: Path, *, served: bool, records: Iterable[bytes]) -> Iterator[bytes]:
+def _render(run: Path, *, served: bool, records: Iterable[bytes]) -> Iterator[bytes]:
     title = run.absolute().name
     settings = {"title": title, "served": SERVED_RECORDS if served else None}
-    holes = {
+    values = {
         "title": html.escape(title),
         "folder": html.escape(str(run.absolute())),
         "policy": html.escape(policy(served=served)),
         "style": pages.style(__package__),
         "script": script(),
-        "settings": _inert(json.dumps(settings).encode()).decode(),
+        "settings": _escape_markup(json.dumps(settings).encode()).decode(),
     }
-    for place, piece in enumerate(_HOLE.split(pages.asset(__package__, "page.html"))):
+    for place, piece in enumerate(_PLACEHOLDER.split(pages.asset(__package__, "page.html"))):
         if place % 2 == 0:
             yield piece.encode()
         elif piece == "records":
-            yield from map(_inert, records)
+            yield from map(_escape_markup, records)
         else:
             # A folder's name may be bytes that are no text.
-            yield holes[piece].encode(errors="replace")
+            yield values[piece].encode(errors="replace")
 
 
-def _inert(line: bytes) -> bytes:
+def _escape_markup(line: bytes) -> bytes:
     r"""JSON that ends no element of HTML: `<` stands in strings alone, where `\u003c` means the same."""
     return line.replace(b"<", rb"\u003c")
 
 
 HOST = "127.0.0.1"
-NAMES = frozenset({HOST, "localhost"})
+HOST_NAMES = frozenset({HOST, "localhost"})
 """What a request may call this machine; on any port, since one may come here by way of another one's."""
 MAX_CALLERS = 16
 TIMEOUT_S = 30.0
@@ -108,7 +108,7 @@ class PageServer(ThreadingHTTPServer):
         self.run = run
         self.path = f"/{secrets.token_urlsafe(16)}/"
         """Where the page is; what it loads lies beside it."""
-        self._free = threading.BoundedSemaphore(MAX_CALLERS)
+        self._slots = threading.BoundedSemaphore(MAX_CALLERS)
         super().__init__((HOST, port), _Handler)
 
     @property
@@ -118,13 +118,13 @@ class PageServer(ThreadingHTTPServer):
 
     def process_request(self, request: Any, client_address: Any) -> None:
         """Answer in a thread of its own, where one is free; otherwise not at all."""
-        if not self._free.acquire(blocking=False):
+        if not self._slots.acquire(blocking=False):
             self.shutdown_request(request)
             return
         try:
             super().process_request(request, client_address)
         except Exception:  # no Ctrl-C, which may come when the thread is there and gives the room back
-            self._free.release()
+            self._slots.release()
             raise
 
     def process_request_thread(self, request: Any, client_address: Any) -> None:
@@ -132,7 +132,7 @@ class PageServer(ThreadingHTTPServer):
         try:
             super().process_request_thread(request, client_address)
         finally:
-            self._free.release()
+            self._slots.release()
 
     def handle_error(self, request: Any, client_address: Any) -> None:
         """A caller that goes away, or does not take its answer, is no news; anything else is said."""
@@ -145,46 +145,51 @@ class _Handler(BaseHTTPRequestHandler):
     timeout = TIMEOUT_S
 
     def do_GET(self) -> None:
-        self._answer(body=True)
+        self._respond(body=True)
 
     def do_HEAD(self) -> None:
-        self._answer(body=False)
+        self._respond(body=False)
 
-    def _answer(self, *, body: bool) -> None:
+    def _respond(self, *, body: bool) -> None:
         path = self.path.encode(errors="replace")
         if not _is_this_machine(self.headers.get("Host", "")):
-            self._refuse(HTTPStatus.MISDIRECTED_REQUEST, f"ask for {' or '.join(sorted(NAMES))}", body=body)
+            self._send_refusal(
+                HTTPStatus.MISDIRECTED_REQUEST, f"ask for {' or '.join(sorted(HOST_NAMES))}", body=body
+            )
         elif secrets.compare_digest(path, self.server.path.encode()):
-            page = served_page(self.server.run)
+            page = make_served_page(self.server.run)
             headers = {"Content-Type": "text/html; charset=utf-8", "Content-Length": str(len(page))}
-            self._begin(HTTPStatus.OK, headers | {"Content-Security-Policy": policy(served=True)})
+            self._send_head(HTTPStatus.OK, headers | {"Content-Security-Policy": policy(served=True)})
             if body:
                 self.wfile.write(page)
         elif secrets.compare_digest(path, f"{self.server.path}{SERVED_RECORDS}".encode()):
-            self._records(body=body)
+            self._send_records(body=body)
         else:
-            self._refuse(HTTPStatus.NOT_FOUND, "the page is at the address that was printed", body=body)
+            self._send_refusal(HTTPStatus.NOT_FOUND, "the page is at the address that was printed", body=body)
 
-    def _records(self, *, body: bool) -> None:
-        headers = {"Content-Type": "application/x-ndjson; charset=utf-8", "ETag": state_tag(self.server.run)}
+    def _send_records(self, *, body: bool) -> None:
+        headers = {
+            "Content-Type": "application/x-ndjson; charset=utf-8",
+            "ETag": compute_etag(self.server.run),
+        }
         lines = read_lines(self.server.run) if body else iter(())
         try:
             first = next(lines, b"")
         except OSError as error:
             reason = f"cannot read {str(error.filename)!r}: {error.strerror}"
-            self._refuse(HTTPStatus.INTERNAL_SERVER_ERROR, reason, body=body)
+            self._send_refusal(HTTPStatus.INTERNAL_SERVER_ERROR, reason, body=body)
             return
-        self._begin(HTTPStatus.OK, headers)
+        self._send_head(HTTPStatus.OK, headers)
         self.wfile.write(first)
         for line in lines:
             self.wfile.write(line)
 
-    def _refuse(self, status: HTTPStatus, reason: str, *, body: bool) -> None:
-        self._begin(status, {"Content-Type": "text/plain; charset=utf-8"})
+    def _send_refusal(self, status: HTTPStatus, reason: str, *, body: bool) -> None:
+        self._send_head(status, {"Content-Type": "text/plain; charset=utf-8"})
         if body:
             self.wfile.write(f"{reason}\n".encode(errors="replace"))
 
-    def _begin(self, status: HTTPStatus, headers: dict[str, str] | None = None) -> None:
+    def _send_head(self, status: HTTPStatus, headers: dict[str, str] | None = None) -> None:
         self.send_response(status)
         common = {
             "Cache-Control": "no-store",
@@ -203,15 +208,15 @@ class _Handler(BaseHTTPRequestHandler):
 
 def _is_this_machine(host: str) -> bool:
     try:
-        return urlsplit(f"//{host}").hostname in NAMES
+        return urlsplit(f"//{host}").hostname in HOST_NAMES
     except ValueError:
         return False
 
 
-def state_tag(run: Path) -> str:
+def compute_etag(run: Path) -> str:
     """Changes when the records of a run do."""
     digest = hashlib.sha256()
-    for path in segment_files(run):
+    for path in list_segment_files(run):
         with contextlib.suppress(FileNotFoundError):
             stat = path.stat()
             digest.update(f"{path.name} {stat.st_size} {stat.st_mtime_ns};".encode())

@@ -10,7 +10,7 @@ from monarch.actor import concurrent_endpoint, endpoint
 
 from rl_bridge.generator.vllm_api import ONE_THREAD
 from rl_bridge.loops.observation import SpanCollector
-from rl_bridge.metrics.spans import PROCESS_SPANS, SpanWindow, by_role, span
+from rl_bridge.metrics.spans import PROCESS_SPANS, SpanWindow, group_by_role, span
 from rl_bridge.metrics.throughput import Throughput
 from rl_bridge.rollout.assignment import Assignment, AssignmentResult
 from rl_bridge.services.actor import ServiceActor
@@ -40,9 +40,9 @@ async def run_synthetic(settings: SyntheticSettings) -> SyntheticRun:
             collector, window = SpanCollector(fleet), SpanWindow()
             await collector.collect()
             window.advance(collector.known)
-            began = time.perf_counter()
+            start_time = time.perf_counter()
             steps = await fleet.guard(run_job(settings, rollout, trainer, make_buffer(settings)))
-            seconds = time.perf_counter() - began
+            seconds = time.perf_counter() - start_time
             await collector.collect()
             return SyntheticRun(
                 steps=steps,
@@ -50,7 +50,7 @@ async def run_synthetic(settings: SyntheticSettings) -> SyntheticRun:
                     seconds=seconds,
                     steps=len(steps),
                     groups=len(steps) * settings.groups_per_batch,
-                    roles=by_role(window.advance(collector.known)),
+                    roles=group_by_role(window.advance(collector.known)),
                 ),
             )
 

@@ -60,11 +60,11 @@ class SyntheticSettings:
 
     def sleep_s(self, seed: int) -> float:
         """How long the environment of an episode sleeps: log-normal, its mean `episode_s`."""
-        drawn = random.Random(seed).gauss(0.0, self.sigma)
-        return self.episode_s * math.exp(drawn - self.sigma**2 / 2)
+        log_deviation = random.Random(seed).gauss(0.0, self.sigma)
+        return self.episode_s * math.exp(log_deviation - self.sigma**2 / 2)
 
 
-PROMPT, ANSWER = 1, 2
+PROMPT_TOKEN, ANSWER_TOKEN = 1, 2
 """The only tokens there are."""
 
 
@@ -119,13 +119,13 @@ class InstantPolicy(ChatPolicy):
 
     def prompt(self, messages: Sequence[ChatMessage]) -> Sequence[int]:
         """One token."""
-        return [PROMPT]
+        return [PROMPT_TOKEN]
 
     async def answer(
         self, prompt: Sequence[int], *, temperature: float, seed: int | None = None
     ) -> tuple[Turn, str]:
         """The seed, as text."""
-        completion = Completion(tokens=[ANSWER], logprobs=[0.0], versions=[self.version], stopped=True)
+        completion = Completion(tokens=[ANSWER_TOKEN], logprobs=[0.0], versions=[self.version], stopped=True)
         return Turn(prompt=prompt, completion=completion), str(seed)
 
 
@@ -187,30 +187,30 @@ async def run_job(
     """Run the loop to its end, between the services of `SyntheticWorker`s and of what trains."""
     steps: list[StepTimes] = []
     await rollout.update_weights.fanout(0)
-    async with Dispatcher(rollout, buffer, _config(settings), collect=collect) as dispatcher:
+    async with Dispatcher(rollout, buffer, _make_config(settings), collect=collect) as dispatcher:
         for version in range(settings.iterations):
-            began = clock()
+            started_at = clock()
             with span("collect", waits_for="rollout"):
                 groups = await buffer.sample(version, settings.groups_per_batch)
-            rolled = clock()
+            rolled_at = clock()
             with span("train", waits_for="trainer"):
                 await trainer.train_step.route(sum(len(group.trajectories) for group in groups))
-            trained = clock()
+            trained_at = clock()
             with span("synchronise", waits_for="rollout"):
                 await rollout.update_weights.fanout(version + 1)
             dispatcher.served(version + 1)
             steps.append(
                 StepTimes(
-                    roll_s=rolled - began,
-                    train_s=trained - rolled,
-                    sync_s=clock() - trained,
+                    roll_s=rolled_at - started_at,
+                    train_s=trained_at - rolled_at,
+                    sync_s=clock() - trained_at,
                     staleness=max(version - group.version for group in groups),
                 )
             )
     return steps
 
 
-def _config(settings: SyntheticSettings) -> Config:
+def _make_config(settings: SyntheticSettings) -> Config:
     """What a run of this size would be configured as."""
     size = settings.groups_per_batch * settings.group_size
     config = Config.model_validate(

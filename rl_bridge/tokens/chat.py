@@ -9,16 +9,16 @@ from typing import Any, Final, NotRequired, TypedDict
 from rl_bridge.errors import MissingDependencyError, ModelError
 from rl_bridge.tokens.tool_calls import THOUGHT, CallStyle, style_of_template
 
-REMEMBERED_CHATS = 4096
+CHAT_CACHE_SIZE = 4096
 """With prompts of thousands of tokens these take some 200 MB; more would not be worth its memory."""
 
-ANSWER: Final = "@the answer@"
+ANSWER_PLACEHOLDER: Final = "@the answer@"
 """Stands where an answer would, to find what the template writes behind one."""
-MORE_ENDS: Final = ("<|eom_id|>",)
+EXTRA_END_TOKENS: Final = ("<|eom_id|>",)
 """Tokens beside the end of the sequence that end an answer: Llama's, after a call."""
-TAIL: Final = 16
+TAIL_TOKENS: Final = 16
 """Of a prompt so many tokens hold the beginning of a thought, also where a tokenizer has no token for its mark."""
-_FROM_OUTSIDE: Final = ("user", "tool")
+_EXTERNAL_ROLES: Final = ("user", "tool")
 
 
 class ChatMessage(TypedDict):
@@ -68,20 +68,23 @@ class ChatTokenizer:
         marks = {
             token.content for token in added.values() if _is_mark(token.content) and token.content in template
         }
-        self._special, self._steering = _any_of(special), _any_of(special | marks)
-        known = self._tokenizer.get_added_vocab()
-        self._ends = {end: eos, **{more: int(known[more]) for more in MORE_ENDS if more in known}}
+        self._special, self._steering = _compile_any(special), _compile_any(special | marks)
+        vocabulary = self._tokenizer.get_added_vocab()
+        self._ends = {
+            end: eos,
+            **{more: int(vocabulary[more]) for more in EXTRA_END_TOKENS if more in vocabulary},
+        }
         self.stop_token_ids: tuple[int, ...] = tuple(self._ends.values())
-        self._may_end = {*self.stop_token_ids, *(number for number, token in added.items() if token.special)}
+        self._end_ids = {*self.stop_token_ids, *(number for number, token in added.items() if token.special)}
         self.call_style: CallStyle | None = style_of_template(template)
         """How the chat template has the policy write calls of tools; None where it does not say."""
-        self._prompt_of_text = lru_cache(maxsize=REMEMBERED_CHATS)(self._encode)
+        self._prompt_of_text = lru_cache(maxsize=CHAT_CACHE_SIZE)(self._encode)
 
     def _encode(self, messages: tuple[tuple[str, str], ...]) -> tuple[int, ...]:
         chat: list[ChatMessage] = [{"role": role, "content": content} for role, content in messages]
-        return self._tokens(self._render([self._template_call(message) for message in chat]))
+        return self._tokenize(self._render([self._escape_message(message) for message in chat]))
 
-    def _tokens(self, text: str) -> tuple[int, ...]:
+    def _tokenize(self, text: str) -> tuple[int, ...]:
         return tuple(self._tokenizer.encode(text, add_special_tokens=False))
 
     def _render(self, messages: Sequence[ChatMessage], functions: Sequence[Mapping[str, Any]] = ()) -> str:
@@ -116,13 +119,13 @@ class ChatTokenizer:
         self, messages: Sequence[ChatMessage], functions: Sequence[Mapping[str, Any]]
     ) -> tuple[int, ...]:
         """The same for a chat with tools; ModelError where the template does not tell the policy of them."""
-        text = self._render([self._template_call(message) for message in messages], functions)
+        text = self._render([self._escape_message(message) for message in messages], functions)
         if functions and functions[0]["function"]["name"] not in text:
             raise ModelError(
                 "expected a chat template that tells the policy of its tools, got one that leaves them out; "
                 "use a checkpoint that was trained to call tools"
             )
-        return self._tokens(text)
+        return self._tokenize(text)
 
     def continuation(
         self, messages: Sequence[ChatMessage], functions: Sequence[Mapping[str, Any]] = ()
@@ -137,20 +140,22 @@ class ChatTokenizer:
             ModelError: The template writes something else behind an answer than the token that ends it.
         """
         question: ChatMessage = {"role": "user", "content": ""}
-        following: list[ChatMessage] = [
+        new_messages: list[ChatMessage] = [
             {**message, "content": _break_specials(self._steering, message["content"])}
             for message in messages
         ]
-        text = self._render([question, {"role": "assistant", "content": ANSWER}, *following], functions)
-        behind = text.partition(ANSWER)[2]  # the tools are told before it
-        end = next((end for end in self._ends if behind.lstrip().startswith(end)), None)
+        text = self._render(
+            [question, {"role": "assistant", "content": ANSWER_PLACEHOLDER}, *new_messages], functions
+        )
+        after_answer = text.partition(ANSWER_PLACEHOLDER)[2]  # the tools are told before it
+        end = next((end for end in self._ends if after_answer.lstrip().startswith(end)), None)
         if end is None:
             raise ModelError(
                 f"expected the chat template to write {self._tokenizer.eos_token!r} behind an answer, "
-                f"got {behind!r:.40}; the policy's own end of an answer is not the template's"
+                f"got {after_answer!r:.40}; the policy's own end of an answer is not the template's"
             )
         # With the end before it, so that a tokenizer sees what it would see in the midst of a chat.
-        first, *rest = self._tokens(behind.lstrip())
+        first, *rest = self._tokenize(after_answer.lstrip())
         if first != self._ends[end]:
             raise ModelError(f"expected {end!r} to be one token, {self._ends[end]}, got {first}")
         return tuple(rest)
@@ -160,20 +165,20 @@ class ChatTokenizer:
 
         Some templates open every answer so. What a message says of such marks is no opening: it is not at the end.
         """
-        end = self._tokenizer.decode(list(prompt[-TAIL:]), skip_special_tokens=False)
+        end = self._tokenizer.decode(list(prompt[-TAIL_TOKENS:]), skip_special_tokens=False)
         return str(end).rstrip().endswith(THOUGHT)
 
     def answer(self, text: str) -> tuple[int, ...]:
         """The token ids of an answer that is to be learned: its text, and the token that ends it."""
-        return (*self._tokens(text), self.stop_token_ids[0])
+        return (*self._tokenize(text), self.stop_token_ids[0])
 
     @cached_property
     def longest_token(self) -> int:
         """No token stands for more characters of a text."""
         return max(map(len, self._tokenizer.get_vocab()))
 
-    def _template_call(self, message: ChatMessage) -> ChatMessage:
-        if message["role"] not in _FROM_OUTSIDE:
+    def _escape_message(self, message: ChatMessage) -> ChatMessage:
+        if message["role"] not in _EXTERNAL_ROLES:
             return message
         return {**message, "content": _break_specials(self._special, message["content"])}
 
@@ -187,7 +192,7 @@ class ChatTokenizer:
         In some checkpoints the marks of a call are special tokens. An engine may stop at more of them than it was told
         to: those that a checkpoint's `generation_config.json` names.
         """
-        written = list(tokens[:-1] if tokens and tokens[-1] in self._may_end else tokens)
+        written = list(tokens[:-1] if tokens and tokens[-1] in self._end_ids else tokens)
         return str(self._tokenizer.decode(written, skip_special_tokens=False))
 
     def raw(self, tokens: Sequence[int]) -> str:
@@ -204,7 +209,7 @@ def _is_mark(token: str) -> bool:
     return len(token) > 1 and not (token[0].isalnum() or token[0].isspace())
 
 
-def _any_of(tokens: Iterable[str]) -> re.Pattern[str]:
+def _compile_any(tokens: Iterable[str]) -> re.Pattern[str]:
     return re.compile("|".join(map(re.escape, sorted(tokens, key=len, reverse=True))))
 
 

@@ -82,7 +82,7 @@ class Conversation:
         """What the next answer is to be sampled after. It stays as it is while the chat grows."""
         return Prefix(self._tokens)
 
-    def go_on(self, answer: Sequence[int], messages: Sequence[ChatMessage]) -> None:
+    def append_turn(self, answer: Sequence[int], messages: Sequence[ChatMessage]) -> None:
         """Take an answer's tokens, up to and with the one that ended it, and what was said to it."""
         self._tokens += [*answer, *self._tokenizer.continuation(messages, self._functions)]
 

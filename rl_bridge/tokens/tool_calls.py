@@ -12,7 +12,7 @@ from typing import Any, Final, NoReturn
 _FENCE: Final = "```"
 _PYTHON: Final = {"True": "true", "False": "false", "None": "null"}
 _WORD: Final = re.compile(r"[A-Za-z_]+")
-_CLOSING: Final = {"{": "}", "[": "]"}
+_CLOSING_BRACKETS: Final = {"{": "}", "[": "]"}
 _CONTROLS: Final = {"\n": "\\n", "\r": "\\r", "\t": "\\t"}
 
 
@@ -31,14 +31,14 @@ def repair_json(text: str) -> str:
     while place < len(text):
         char = text[place]
         if char in "\"'":
-            string, place = _string(text, place)
+            string, place = _repair_string(text, place)
             out.append(string)
         elif (word := _WORD.match(text, place)) is not None:
             out.append(_PYTHON.get(word[0], word[0]))
             place = word.end()
         else:
-            if char in _CLOSING:
-                open_brackets.append(_CLOSING[char])
+            if char in _CLOSING_BRACKETS:
+                open_brackets.append(_CLOSING_BRACKETS[char])
             elif open_brackets and char == open_brackets[-1]:
                 open_brackets.pop()
                 _drop_comma(out)
@@ -56,7 +56,7 @@ def _drop_comma(out: list[str]) -> None:
         out.pop()
 
 
-def _string(text: str, start: int) -> tuple[str, int]:
+def _repair_string(text: str, start: int) -> tuple[str, int]:
     """The string that begins at a place, as JSON has it, and where it ends. An open one ends with the text."""
     quote, place, out = text[start], start + 1, ['"']
     while place < len(text) and text[place] != quote:
@@ -131,13 +131,15 @@ def parse_tool_calls(
     answer = behind if closing else text
     try:
         if style is CallStyle.HERMES:
-            return [_call(_load_json(block, repair), "arguments") for block in _blocks(answer, repair)]
-        return _llama(answer.strip(), repair)
+            return [
+                _make_call(_load_json(block, repair), "arguments") for block in _find_blocks(answer, repair)
+            ]
+        return _parse_llama(answer.strip(), repair)
     except (ValueError, RecursionError) as error:
         return UnparsableCall(str(error) or type(error).__name__)
 
 
-def _blocks(answer: str, repair: bool) -> list[str]:
+def _find_blocks(answer: str, repair: bool) -> list[str]:
     before, *opened = answer.split(OPEN)
     if CLOSE in before:
         raise ValueError(f"expected {OPEN} before {CLOSE}, got none")
@@ -152,14 +154,14 @@ def _blocks(answer: str, repair: bool) -> list[str]:
     return closed
 
 
-def _llama(answer: str, repair: bool) -> list[ToolCall]:
+def _parse_llama(answer: str, repair: bool) -> list[ToolCall]:
     rest = answer.removeprefix(PYTHON_TAG).strip()
     if not rest.startswith("{") and rest == answer:
         return []
     calls = []
     while True:
-        value, rest = _first_object(rest, repair)
-        calls.append(_call(value, "parameters"))
+        value, rest = _parse_first_object(rest, repair)
+        calls.append(_make_call(value, "parameters"))
         if not rest:
             return calls
         if not rest.startswith(";"):
@@ -167,7 +169,7 @@ def _llama(answer: str, repair: bool) -> list[ToolCall]:
         rest = rest[1:].lstrip()
 
 
-def _first_object(text: str, repair: bool) -> tuple[Any, str]:
+def _parse_first_object(text: str, repair: bool) -> tuple[Any, str]:
     """What a text begins with, and what follows it; where that has to be mended, it is all of the text."""
     try:
         value, end = json.JSONDecoder(**_STRICT).raw_decode(text)
@@ -176,7 +178,7 @@ def _first_object(text: str, repair: bool) -> tuple[Any, str]:
     return value, text[end:].lstrip()
 
 
-def _call(value: Any, key: str) -> ToolCall:
+def _make_call(value: Any, key: str) -> ToolCall:
     if not isinstance(value, dict) or not isinstance(value.get("name"), str) or not value["name"]:
         raise ValueError(f'expected an object with a "name", got {json.dumps(value):.80}')
     arguments = value.get(key)
@@ -212,7 +214,7 @@ def _refuse_constant(constant: str) -> NoReturn:
     raise ValueError(f"expected a number that JSON has, got {constant}")
 
 
-def _each_once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+def _require_unique_keys(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     """An object whose names differ: of two values of one name nobody knows which was meant."""
     mapping = dict(pairs)
     if len(mapping) < len(pairs):
@@ -221,4 +223,7 @@ def _each_once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     return mapping
 
 
-_STRICT: Final[dict[str, Any]] = {"parse_constant": _refuse_constant, "object_pairs_hook": _each_once}
+_STRICT: Final[dict[str, Any]] = {
+    "parse_constant": _refuse_constant,
+    "object_pairs_hook": _require_unique_keys,
+}

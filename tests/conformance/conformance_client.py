@@ -12,7 +12,7 @@ from typing import Any
 
 from envs.mcp_tools_env.server.upstream.connection import UpstreamConnection
 from envs.mcp_tools_env.server.upstream.errors import CallError, UpstreamWire
-from envs.mcp_tools_env.server.upstream.http import http_wire
+from envs.mcp_tools_env.server.upstream.http import make_http_wire
 from openenv_core.tools import SILENT
 
 TIMEOUT_S = 60.0
@@ -40,7 +40,7 @@ async def main(url: str) -> None:
     modes = STATELESS if scenario in ONLY_STATELESS else DEFAULT
 
     async def open_wire() -> UpstreamWire:
-        return http_wire(url, {}, allow_private=True)
+        return make_http_wire(url, {}, allow_private=True)
 
     connection = UpstreamConnection(open_wire, modes)
     await connection.open(TIMEOUT_S)

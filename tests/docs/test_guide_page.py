@@ -10,7 +10,7 @@ from pathlib import Path
 
 from openenv_core.cli import Command
 from rl_bridge.cli.common import overrides_first_class
-from rl_bridge.config import Config, load_config, ready_to_train
+from rl_bridge.config import Config, load_config, require_trainable
 from rl_bridge.planning import ModelSize, memory_of_roles
 from rl_bridge.services.options import Placement, ServiceOptions, by_need
 from tests.rl_bridge.planning.published_models import QWEN3_8B
@@ -51,8 +51,8 @@ def trained(line: str, *more: str) -> Config:
 
 def test_training_as_printed_is_ready_and_finds_room(tmp_path: Path) -> None:
     many, alone = (trained(line) for line in BLOCKS if line.startswith("ropewalk train"))
-    ready_to_train(many)
-    ready_to_train(alone)
+    require_trainable(many)
+    require_trainable(alone)
     assert (many.monarch.roles.gpus(), alone.monarch.roles.gpus()) == (22, 0)
     # Qwen3-8B's, on GPUs of 80 GB.
     (tmp_path / "config.json").write_text(json.dumps(QWEN3_8B))

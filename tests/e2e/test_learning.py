@@ -101,7 +101,7 @@ def frozen_and_able(folder: Path) -> Path:
     without a larger last norm every word would stay about as likely as any other."""
     from safetensors.torch import load_file, save_file
 
-    make_tiny_policy(folder, chat.texts(), seed=0)
+    make_tiny_policy(folder, chat.render_prompts(), seed=0)
     weights = load_file(folder / "model.safetensors")
     weights["model.norm.weight"] *= 10.0
     save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})

@@ -42,7 +42,7 @@ def sqlite_task(world: SqliteEnvironment, seed: int, split: str) -> list[Any]:
 
 def shop_task(world: ShopEnvironment, seed: int, split: str) -> list[Any]:
     seen = world.reset(seed=seed, split=split, episode_id="x")
-    right = [[one.decision, one.ground, one.amount, repr(one.changes)] for one in world._verdicts]
+    right = [[one.decision, one.ground, one.amount, repr(one.changes)] for one in world._expected_outcomes]
     topics = ("name", "email", "postcode", "phone", "order", "reason", "fallback", "address")
     found = [seen.model_dump(mode="json"), world.state.model_dump(mode="json"), right]
     return [
@@ -92,7 +92,7 @@ def test_tools_prompts_and_shipped_tasks_are_those_that_policies_were_trained_wi
                 for apart in (False, True)
             ]
         ),
-        "blackjack": digest(list(chat.texts())),
+        "blackjack": digest(list(chat.render_prompts())),
     } == {
         "sqlite": "4210b72e396f4473",
         "shop": "f1a2e05e14328dd9",

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.faults.comeback import CHECKPOINT_INTERVAL, Comeback, run_undisturbed, wait_for_iteration
+from benchmarks.faults.comeback import CHECKPOINT_INTERVAL, EndState, run_undisturbed, wait_for_iteration
 from benchmarks.faults.job import Job
 from rl_bridge.metrics.status import SERVING
 
@@ -31,7 +31,7 @@ def holders(job: Job) -> dict[int, int]:
     with open("/proc/net/unix", encoding="ascii") as table:
         turns = {line.split()[6] for line in table if "@ropewalk-turn/" in line}
     found = {}
-    for process in job.alive():
+    for process in job.find_processes():
         try:
             links = [os.readlink(link) for link in Path(f"/proc/{process.pid}/fd").iterdir()]
         except OSError:
@@ -68,10 +68,10 @@ def kill(job: Job, *services: str, in_turn_of: str) -> None:
             time.sleep(0.1)
 
 
-def ended(job: Job) -> Comeback:
+def ended(job: Job) -> EndState:
     assert job.wait(WAIT_S) == 0, job.output()[-3000:]
-    assert job.left_behind() == []
-    return Comeback(
+    assert job.find_leftovers() == []
+    return EndState(
         metrics=[(row["loss/total"], row["reward/mean"]) for row in job.rows("metrics.jsonl")],
         weights=(job.folder / "policy" / "model.safetensors").read_bytes(),
         trained=job.trained(),

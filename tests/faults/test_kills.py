@@ -43,7 +43,7 @@ def test_one_of_each_is_killed(tmp_path: Path, max_staleness: int) -> None:
                 wanted=len(KINDS),
                 trained=job.trained(),
                 groups=iterations[-1] * GROUPS_AN_ITERATION,
-                left=len(job.left_behind()),
+                left=len(job.find_leftovers()),
                 status=INTERRUPTED,
             )
         )

@@ -12,7 +12,7 @@ def tiny_policy(tmp_path_factory: pytest.TempPathFactory) -> Path:
     from examples.grpo_blackjack import chat
     from rl_bridge.tiny_policy import make_tiny_policy
 
-    return make_tiny_policy(tmp_path_factory.mktemp("tiny_policy") / "policy", chat.texts(), seed=1)
+    return make_tiny_policy(tmp_path_factory.mktemp("tiny_policy") / "policy", chat.render_prompts(), seed=1)
 
 
 @pytest.fixture(scope="session")

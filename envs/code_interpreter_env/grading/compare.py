@@ -33,7 +33,7 @@ _FRACTION: Final = re.compile(
     re.ASCII,
 )
 _PERCENT: Final = re.compile(r"\s*\\?%$")
-_AROUND: Final = (("$$", "$$"), ("$", "$"), (r"\(", r"\)"), (r"\[", r"\]"))
+_DELIMITERS: Final = (("$$", "$$"), ("$", "$"), (r"\(", r"\)"), (r"\[", r"\]"))
 _BOXED: Final = r"\boxed{"
 
 
@@ -42,53 +42,53 @@ def parse_number(text: str) -> Fraction | None:
     text = text.strip()
     if len(text) > MAX_CHARS:
         return None
-    text = _without_mathematics(text.replace("\N{MINUS SIGN}", "-"))
-    whole = _PERCENT.sub("", text)
-    number = _number(whole)
-    if number is None or whole == text:
+    text = _strip_delimiters(text.replace("\N{MINUS SIGN}", "-"))
+    without_percent = _PERCENT.sub("", text)
+    number = _parse_plain(without_percent)
+    if number is None or without_percent == text:
         return number
     return number / 100
 
 
 def extract_boxed(text: str) -> str | None:
     r"""Return what is in the last complete `\boxed{...}` of a text; None where none of the last ones is complete."""
-    begin = len(text)
+    start = len(text)
     for _ in range(MAX_BOXES):
-        begin = text.rfind(_BOXED, 0, begin)
-        if begin < 0:
+        start = text.rfind(_BOXED, 0, start)
+        if start < 0:
             break
         depth = 1
-        for at in range(begin + len(_BOXED), min(len(text), begin + 2 * MAX_CHARS)):
-            depth += {"{": 1, "}": -1}.get(text[at], 0)
+        for end in range(start + len(_BOXED), min(len(text), start + 2 * MAX_CHARS)):
+            depth += {"{": 1, "}": -1}.get(text[end], 0)
             if not depth:
-                return text[begin + len(_BOXED) : at]
+                return text[start + len(_BOXED) : end]
     return None
 
 
-def close(got: Fraction, expected: Fraction, rel_tol: float, abs_tol: float) -> bool:
+def is_close(got: Fraction, expected: Fraction, rel_tol: float, abs_tol: float) -> bool:
     """Say whether a number is within a tolerance of another: the larger of both tolerances holds."""
     return abs(got - expected) <= max(Fraction(abs_tol), Fraction(rel_tol) * abs(expected))
 
 
-def _without_mathematics(text: str) -> str:
-    for opening, closing in _AROUND:
+def _strip_delimiters(text: str) -> str:
+    for opening, closing in _DELIMITERS:
         inner = text[len(opening) : -len(closing)]
         if text.startswith(opening) and text.endswith(closing) and len(text) > len(opening) and inner:
             return inner.strip()
     return text
 
 
-def _number(text: str) -> Fraction | None:
+def _parse_plain(text: str) -> Fraction | None:
     if match := _PLAIN.fullmatch(text):
         sign, digits, exponent = match.groups()
-        return _apply_sign(sign, _decimal(digits) * _power(exponent))
+        return _apply_sign(sign, _parse_decimal(digits) * _power_of_ten(exponent))
     if match := _TIMES_TEN.fullmatch(text):
         sign, digits, braced, bare = match.groups()
-        return _apply_sign(sign, _decimal(digits) * _power(braced or bare))
+        return _apply_sign(sign, _parse_decimal(digits) * _power_of_ten(braced or bare))
     if match := _FRACTION.fullmatch(text):
         sign, *parts = match.groups()
-        above, below = (_decimal(string) for string in parts if string is not None)
-        return _apply_sign(sign, above / below) if below else None
+        numerator, denominator = (_parse_decimal(string) for string in parts if string is not None)
+        return _apply_sign(sign, numerator / denominator) if denominator else None
     return None
 
 
@@ -96,12 +96,12 @@ def _apply_sign(sign: str, number: Fraction) -> Fraction:
     return -number if "-" in sign else number
 
 
-def _decimal(digits: str) -> Fraction:
+def _parse_decimal(digits: str) -> Fraction:
     digits = digits.replace(",", "").removesuffix(".")
     return Fraction(f"0{digits}" if digits.startswith(".") else digits)
 
 
-def _power(exponent: str | None) -> Fraction:
+def _power_of_ten(exponent: str | None) -> Fraction:
     return Fraction(10) ** int(exponent or 0)
 
 
@@ -117,7 +117,7 @@ class Comparison(BaseModel):
 
     model_config = ConfigDict(strict=True, extra="forbid", frozen=True)
 
-    def holds(self, got: Any, expected: Any, args: Sequence[Any] = ()) -> bool:
+    def matches(self, got: Any, expected: Any, args: Sequence[Any] = ()) -> bool:
         """Say whether what a solution returned is what the task expects; checkers look at its arguments, too."""
         raise NotImplementedError
 
@@ -132,9 +132,9 @@ class Exact(Comparison):
     type: Literal["exact"] = "exact"
     tuples_as_lists: bool = False
 
-    def holds(self, got: Any, expected: Any, args: Sequence[Any] = ()) -> bool:
+    def matches(self, got: Any, expected: Any, args: Sequence[Any] = ()) -> bool:
         """Compare types and values."""
-        return _same(got, expected, _leaves_equal, self.tuples_as_lists)
+        return _equal(got, expected, _leaves_equal, self.tuples_as_lists)
 
 
 class Numeric(Comparison):
@@ -151,16 +151,16 @@ class Numeric(Comparison):
     abs_tol: float = Field(default=0.0, ge=0, allow_inf_nan=False)
     tuples_as_lists: bool = False
 
-    def holds(self, got: Any, expected: Any, args: Sequence[Any] = ()) -> bool:
+    def matches(self, got: Any, expected: Any, args: Sequence[Any] = ()) -> bool:
         """Compare with tolerance."""
-        return _same(got, expected, self._leaves, self.tuples_as_lists)
+        return _equal(got, expected, self._equal_leaves, self.tuples_as_lists)
 
-    def _leaves(self, got: Any, expected: Any) -> bool:
+    def _equal_leaves(self, got: Any, expected: Any) -> bool:
         kinds = (type(got), type(expected))
         if kinds == (float, float) and math.isfinite(expected):
             return bool(abs(got - expected) <= max(self.abs_tol, self.rel_tol * abs(expected)))
-        if kinds in ((int, int), (int, float), (float, int)) and _finite(got) and _finite(expected):
-            return close(Fraction(got), Fraction(expected), self.rel_tol, self.abs_tol)
+        if kinds in ((int, int), (int, float), (float, int)) and _is_finite(got) and _is_finite(expected):
+            return is_close(Fraction(got), Fraction(expected), self.rel_tol, self.abs_tol)
         return _leaves_equal(got, expected)
 
 
@@ -173,13 +173,13 @@ class Unordered(Comparison):
     type: Literal["unordered"] = "unordered"
     items: Inner = Exact()
 
-    def holds(self, got: Any, expected: Any, args: Sequence[Any] = ()) -> bool:
+    def matches(self, got: Any, expected: Any, args: Sequence[Any] = ()) -> bool:
         """Match the items."""
         if type(got) not in (list, tuple) or len(got) != len(expected):
             return False
         if isinstance(self.items, Exact) and not self.items.tuples_as_lists:
-            return Counter(map(_canonical, got)) == Counter(map(_canonical, expected))
-        return len(expected) <= MAX_MATCHED and _match_items(list(got), list(expected), self.items.holds)
+            return Counter(map(_to_digest, got)) == Counter(map(_to_digest, expected))
+        return len(expected) <= MAX_MATCHED and _match_items(list(got), list(expected), self.items.matches)
 
 
 class SetLike(Comparison):
@@ -187,11 +187,11 @@ class SetLike(Comparison):
 
     type: Literal["set_like"] = "set_like"
 
-    def holds(self, got: Any, expected: Any, args: Sequence[Any] = ()) -> bool:
+    def matches(self, got: Any, expected: Any, args: Sequence[Any] = ()) -> bool:
         """Compare the distinct items."""
         if type(got) not in (list, tuple, set, frozenset):
             return False
-        return set(map(_canonical, got)) == set(map(_canonical, expected))
+        return set(map(_to_digest, got)) == set(map(_to_digest, expected))
 
 
 class AnyOf(Comparison):
@@ -200,9 +200,9 @@ class AnyOf(Comparison):
     type: Literal["any_of"] = "any_of"
     each: Inner = Exact()
 
-    def holds(self, got: Any, expected: Any, args: Sequence[Any] = ()) -> bool:
+    def matches(self, got: Any, expected: Any, args: Sequence[Any] = ()) -> bool:
         """Compare with each."""
-        return any(self.each.holds(got, option) for option in expected)
+        return any(self.each.matches(got, option) for option in expected)
 
 
 # Checkers, for tasks that many answers solve. A checker gets what the solution returned, what the task expects (often
@@ -211,62 +211,62 @@ class AnyOf(Comparison):
 Checker: TypeAlias = Callable[[Any, Any, Sequence[Any]], bool]
 
 
-def topological_order(got: Any, expected: Any, args: Sequence[Any]) -> bool:
+def check_topological_order(got: Any, expected: Any, args: Sequence[Any]) -> bool:
     """Arguments (nodes, edges): every node once, each edge's first before its second; [] where `expected` is []."""
     nodes, edges = args[0], args[1]
     if expected == []:
         return type(got) is list and not got
-    if not _all_of(got, type(nodes[0])) or sorted(got) != sorted(nodes):
+    if not _is_list_of(got, type(nodes[0])) or sorted(got) != sorted(nodes):
         return False
-    place = {node: at for at, node in enumerate(got)}
-    return all(place[before] < place[after] for before, after in edges)
+    position = {node: at for at, node in enumerate(got)}
+    return all(position[before] < position[after] for before, after in edges)
 
 
-def pair_with_sum(got: Any, expected: Any, args: Sequence[Any]) -> bool:
+def check_pair_with_sum(got: Any, expected: Any, args: Sequence[Any]) -> bool:
     """Arguments (numbers, target): two different indices, ascending, of numbers that sum to the target."""
     numbers, target = args[0], args[1]
     if expected is None:
         return got is None
-    if not _all_of(got, int) or len(got) != 2:
+    if not _is_list_of(got, int) or len(got) != 2:
         return False
     low, high = got
     return 0 <= low < high < len(numbers) and bool(numbers[low] + numbers[high] == target)
 
 
-def shortest_path(got: Any, expected: Any, args: Sequence[Any]) -> bool:
+def check_shortest_path(got: Any, expected: Any, args: Sequence[Any]) -> bool:
     """Arguments (edges, start, end): a path along undirected edges with `expected` nodes; None where it is None."""
     edges, start, end = args[0], args[1], args[2]
     if expected is None:
         return got is None
-    if not _all_of(got, type(start)) or len(got) != expected or (got[0], got[-1]) != (start, end):
+    if not _is_list_of(got, type(start)) or len(got) != expected or (got[0], got[-1]) != (start, end):
         return False
-    known = {tuple(edge) for edge in edges} | {tuple(reversed(edge)) for edge in edges}
-    return all(step in known for step in pairwise(got))
+    both_ways = {tuple(edge) for edge in edges} | {tuple(reversed(edge)) for edge in edges}
+    return all(step in both_ways for step in pairwise(got))
 
 
-def queens(got: Any, expected: Any, args: Sequence[Any]) -> bool:
+def check_queens(got: Any, expected: Any, args: Sequence[Any]) -> bool:
     """Arguments (n): a column for each row so that no two queens attack each other; None where there is no way."""
     size = args[0]
     if expected is None:
         return got is None
-    if not _all_of(got, int) or sorted(got) != list(range(size)):
+    if not _is_list_of(got, int) or sorted(got) != list(range(size)):
         return False
-    ways = [
+    diagonals = [
         {row + column for row, column in enumerate(got)},
         {row - column for row, column in enumerate(got)},
     ]
-    return all(len(placement) == size for placement in ways)
+    return all(len(placement) == size for placement in diagonals)
 
 
-def _all_of(got: Any, kind: type) -> bool:
+def _is_list_of(got: Any, kind: type) -> bool:
     return type(got) is list and bool(got) and all(type(item) is kind for item in got)
 
 
 CHECKERS: Final[dict[str, Checker]] = {
-    "pair_with_sum": pair_with_sum,
-    "queens": queens,
-    "shortest_path": shortest_path,
-    "topological_order": topological_order,
+    "pair_with_sum": check_pair_with_sum,
+    "queens": check_queens,
+    "shortest_path": check_shortest_path,
+    "topological_order": check_topological_order,
 }
 
 
@@ -283,7 +283,7 @@ class Checked(Comparison):
             raise ValueError(f"expected a checker ({', '.join(sorted(CHECKERS))}), got {name!r}")
         return name
 
-    def holds(self, got: Any, expected: Any, args: Sequence[Any] = ()) -> bool:
+    def matches(self, got: Any, expected: Any, args: Sequence[Any] = ()) -> bool:
         """Ask the checker."""
         return CHECKERS[self.name](got, expected, args)
 
@@ -294,28 +294,28 @@ Compare: TypeAlias = Annotated[
 """How a function's answers are compared, as a task states it."""
 
 
-def _same(got: Any, expected: Any, leaves: Callable[[Any, Any], bool], loose: bool) -> bool:
+def _equal(got: Any, expected: Any, leaves: Callable[[Any, Any], bool], loose: bool) -> bool:
     kind = type(expected)
     if type(got) is not kind and not (loose and {type(got), kind} == {list, tuple}):
         return leaves(got, expected)
     if kind in (list, tuple):
         return len(got) == len(expected) and all(
-            _same(item, expected_item, leaves, loose)
+            _equal(item, expected_item, leaves, loose)
             for item, expected_item in zip(got, expected, strict=True)
         )
     if kind is dict:
         # Keys are compared by type as well (1 would find True), and a NaN among them would find nothing.
-        mine = {_canonical(key): value for key, value in got.items()}
-        theirs = {_canonical(key): value for key, value in expected.items()}
-        return mine.keys() == theirs.keys() and all(
-            _same(mine[key], value, leaves, loose) for key, value in theirs.items()
+        got_items = {_to_digest(key): value for key, value in got.items()}
+        expected_items = {_to_digest(key): value for key, value in expected.items()}
+        return got_items.keys() == expected_items.keys() and all(
+            _equal(got_items[key], value, leaves, loose) for key, value in expected_items.items()
         )
     if kind in (set, frozenset):
-        return set(map(_canonical, got)) == set(map(_canonical, expected))
+        return set(map(_to_digest, got)) == set(map(_to_digest, expected))
     return leaves(got, expected)
 
 
-def _finite(number: int | float) -> bool:
+def _is_finite(number: int | float) -> bool:
     return type(number) is int or math.isfinite(number)
 
 
@@ -327,7 +327,7 @@ def _leaves_equal(got: Any, expected: Any) -> bool:
     return bool(got == expected)
 
 
-def _canonical(value: Any) -> bytes:
+def _to_digest(value: Any) -> bytes:
     """Return bytes that are equal where values are exactly the same."""
     data = dumps(_to_comparable(value), max_bytes=_MAX_CANONICAL, max_depth=2 * MAX_DEPTH)
     return sha256(data).digest()
@@ -342,9 +342,9 @@ def _to_comparable(value: Any) -> Any:
     if kind is tuple:
         return tuple(_to_comparable(item) for item in value)
     if kind in (set, frozenset):
-        return {kind.__name__: sorted(map(_canonical, value))}
+        return {kind.__name__: sorted(map(_to_digest, value))}
     if kind is dict:
-        return {"dict": sorted((_canonical(key), _canonical(item)) for key, item in value.items())}
+        return {"dict": sorted((_to_digest(key), _to_digest(item)) for key, item in value.items())}
     return value
 
 
@@ -353,13 +353,13 @@ def _match_items(got: list[Any], expected: list[Any], same: Callable[[Any, Any],
     partners = [[at for at, other in enumerate(expected) if same(item, other)] for item in got]
     owner: dict[int, int] = {}
 
-    def place(item: int, seen: set[int]) -> bool:
+    def assign(item: int, visited: set[int]) -> bool:
         for at in partners[item]:
-            if at not in seen:
-                seen.add(at)
-                if at not in owner or place(owner[at], seen):
+            if at not in visited:
+                visited.add(at)
+                if at not in owner or assign(owner[at], visited):
                     owner[at] = item
                     return True
         return False
 
-    return all(place(item, set()) for item in range(len(got)))
+    return all(assign(item, set()) for item in range(len(got)))

@@ -12,7 +12,7 @@ from .trial import (
     CaseInfo,
     CaseResult,
     GradingUnavailableError,
-    Opens,
+    InterpreterSource,
     OutOfTimeError,
     SubmissionRunner,
     Trial,
@@ -40,7 +40,7 @@ class Grader:
 
     def __init__(
         self,
-        source: Opens,
+        source: InterpreterSource,
         *,
         timeout_reward: float | None = None,
         fresh_per_case: bool = False,
@@ -55,27 +55,27 @@ class Grader:
 
     async def grade(self, task: Task, code: str) -> Verdict:
         """Return what a submission is worth."""
-        began = time.perf_counter()
-        bench = SubmissionRunner(self._source, task, self._limits)
-        trial = _trial(bench, task, code)
+        start = time.perf_counter()
+        runner = SubmissionRunner(self._source, task, self._limits)
+        trial = _make_trial(runner, task, code)
         results: dict[int, CaseResult] = {}
         scope: Scope | None = None
-        trouble: str | None = None
+        failure: str | None = None
         try:
-            scope = await self._run_cases(trial, bench, results)
+            scope = await self._run_cases(trial, runner, results)
         except GradingUnavailableError as error:
-            trouble = str(error)
+            failure = str(error)
         except OutOfTimeError:
             scope = "total"
         finally:
-            await bench.close()
+            await runner.close()
         cases = trial.cases
-        outcomes = tuple(_outcome(at, case, results.get(at, _NOT_RUN)) for at, case in enumerate(cases))
+        outcomes = tuple(_to_outcome(at, case, results.get(at, _NOT_RUN)) for at, case in enumerate(cases))
         passed = [outcome.passed for outcome in outcomes]
         reward: float | None = None
-        if trouble is not None:
+        if failure is not None:
             scope = None
-            reason, detail = "sandbox_error", f"the sandbox failed: {trouble}"
+            reason, detail = "sandbox_error", f"the sandbox failed: {failure}"
         elif scope is not None:
             reason, detail, reward = "timeout", _TIMEOUTS[scope], self._timeout_reward
         else:
@@ -92,19 +92,19 @@ class Grader:
             passed=sum(passed),
             total=len(outcomes),
             guarantee=trial.guarantee,
-            isolation=bench.isolation,
-            grading_time_s=time.perf_counter() - began,
+            isolation=runner.isolation,
+            grading_time_s=time.perf_counter() - start,
         )
 
     async def _run_cases(
-        self, trial: Trial[Any], bench: SubmissionRunner, results: dict[int, CaseResult]
+        self, trial: Trial[Any], runner: SubmissionRunner, results: dict[int, CaseResult]
     ) -> Scope | None:
         """Run case after case, until one takes too long; return what that means."""
         for index in range(len(trial.cases)):
-            bench.lost = bench.lost or self._fresh_per_case
+            runner.lost = runner.lost or self._fresh_per_case
             results[index] = result = await trial.run(index)
             if result.category == "timeout":
-                return bench.scope
+                return runner.scope
         return None
 
 
@@ -121,7 +121,7 @@ def _first_failure(outcomes: Sequence[CaseOutcome]) -> str:
     return f"{passed} of {len(outcomes)} cases passed; case {first.index}: {first.category}"
 
 
-def _outcome(index: int, case: CaseInfo, result: CaseResult) -> CaseOutcome:
+def _to_outcome(index: int, case: CaseInfo, result: CaseResult) -> CaseOutcome:
     details = {
         "shown_input": case.shown_input,
         "expected": case.expected,
@@ -137,16 +137,16 @@ def _outcome(index: int, case: CaseInfo, result: CaseResult) -> CaseOutcome:
     )
 
 
-def _trial(bench: SubmissionRunner, task: Task, code: str) -> Trial[Any]:
+def _make_trial(runner: SubmissionRunner, task: Task, code: str) -> Trial[Any]:
     match task:
         case FunctionTask():
-            return FunctionTrial(bench, task, code)
+            return FunctionTrial(runner, task, code)
         case StdioTask():
-            return StdioTrial(bench, task, code)
+            return StdioTrial(runner, task, code)
         case NumericTask():
-            return NumericTrial(bench, task, code)
+            return NumericTrial(runner, task, code)
         case SuiteTask():
-            return SuiteTrial(bench, task, code)
+            return SuiteTrial(runner, task, code)
     assert_never(task)
 
 

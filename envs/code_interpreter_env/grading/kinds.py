@@ -8,8 +8,8 @@ from fractions import Fraction
 from pathlib import Path
 from typing import Final
 
-from .compare import close, extract_boxed, parse_number
-from .task import FunctionCase, FunctionTask, NumericTask, StdioTask, SuiteTask, tests_in
+from .compare import extract_boxed, is_close, parse_number
+from .task import FunctionCase, FunctionTask, NumericTask, StdioTask, SuiteTask, find_tests
 from .trial import (
     PASSED,
     CaseInfo,
@@ -41,23 +41,23 @@ class NumericTrial(Trial[NumericTask]):
 
     async def run(self, index: int) -> CaseResult:
         """Find the number and compare it."""
-        text = await self._text()
+        text = await self._read_text()
         if isinstance(text, CaseResult):
             return text
         number = parse_number(text)
         if number is None:
             return CaseResult(category="bad_value", message=f"expected a number, got {describe_value(text)}")
         expected = parse_number(str(self._task.answer)) or Fraction(0)
-        if close(number, expected, self._task.rel_tol, self._task.abs_tol):
+        if is_close(number, expected, self._task.rel_tol, self._task.abs_tol):
             return PASSED
         return CaseResult(category="wrong_answer", got=shorten(text))
 
-    async def _text(self) -> str | CaseResult:
+    async def _read_text(self) -> str | CaseResult:
         if self._task.answer_from == "text":
-            marked = extract_boxed(self._code)
-            return self._code if marked is None else marked
-        await self._bench.fresh()
-        execution = await self._bench.execute(self._code)
+            boxed = extract_boxed(self._code)
+            return self._code if boxed is None else boxed
+        await self._runner.start_fresh()
+        execution = await self._runner.execute(self._code)
         failure = failure_of(execution)
         if failure is not None:
             return failure
@@ -67,26 +67,26 @@ class NumericTrial(Trial[NumericTask]):
                 return CaseResult(category="output_limit", message="it printed more than is kept")
             if not lines:
                 return CaseResult(category="missing", message="nothing was printed")
-            marked = extract_boxed(lines[-1])
-            return lines[-1] if marked is None else marked
-        return await self._value()
+            boxed = extract_boxed(lines[-1])
+            return lines[-1] if boxed is None else boxed
+        return await self._read_value()
 
-    async def _value(self) -> str | CaseResult:
+    async def _read_value(self) -> str | CaseResult:
         name = self._task.name
         value = f"{name}()" if self._task.answer_from == "function" else name
-        failure = failure_of(await self._bench.execute(_READ.format(value)))
+        failure = failure_of(await self._runner.execute(_READ.format(value)))
         if failure is not None:
             return failure
-        call = await self._bench.call(_READER)
+        call = await self._runner.call(_READER)
         failure = failure_of(call.execution)
         if failure is None:
             if type(call.value) is float or type(call.value) is int or type(call.value) is str:
                 return call.value if type(call.value) is str else describe_value(call.value)
             return CaseResult(category="bad_value", message="expected a number")
-        return _missing_or(failure, name)
+        return _to_missing(failure, name)
 
 
-def _missing_or(failure: CaseResult, name: str) -> CaseResult:
+def _to_missing(failure: CaseResult, name: str) -> CaseResult:
     """Return how a case failed: for want of the function or variable, or as it did."""
     if failure.message == f"NameError: name {name!r} is not defined":
         return CaseResult(category="missing", message=failure.message)
@@ -106,7 +106,7 @@ class FunctionTrial(LoadedTrial[FunctionTask]):
             CaseInfo(
                 hidden=index >= len(self._task.public),
                 weight=case.weight,
-                shown_input=_call_text(self._task.entry, case),
+                shown_input=_format_call(self._task.entry, case),
                 expected=describe_value(case.expected),
             )
             for index, case in enumerate(self._task.cases)
@@ -114,24 +114,24 @@ class FunctionTrial(LoadedTrial[FunctionTask]):
 
     async def load(self) -> CaseResult | None:
         """Run the submission."""
-        await self._bench.fresh()
-        return failure_of(await self._bench.execute(self._code))
+        await self._runner.start_fresh()
+        return failure_of(await self._runner.execute(self._code))
 
-    async def ask(self, index: int) -> CaseResult:
+    async def run_loaded(self, index: int) -> CaseResult:
         """Call the function with one case's arguments."""
         case, entry = self._task.cases[index], self._task.entry
-        call = await self._bench.call(entry, case.args, case.kwargs)
+        call = await self._runner.call(entry, case.args, case.kwargs)
         failure = failure_of(call.execution)
         if failure is not None:
-            return _missing_or(failure, entry)
-        if self._task.compare.holds(call.value, case.expected, case.args):
+            return _to_missing(failure, entry)
+        if self._task.compare.matches(call.value, case.expected, case.args):
             return PASSED
         return CaseResult(category="wrong_answer", got=describe_value(call.value))
 
 
-def _call_text(entry: str, case: FunctionCase) -> str:
-    named = (f"{key}={describe_value(value)}" for key, value in case.kwargs.items())
-    return f"{entry}({', '.join([*map(describe_value, case.args), *named])})"
+def _format_call(entry: str, case: FunctionCase) -> str:
+    keyword_arguments = (f"{key}={describe_value(value)}" for key, value in case.kwargs.items())
+    return f"{entry}({', '.join([*map(describe_value, case.args), *keyword_arguments])})"
 
 
 class StdioTrial(Trial[StdioTask]):
@@ -153,8 +153,8 @@ class StdioTrial(Trial[StdioTask]):
     async def run(self, index: int) -> CaseResult:
         """Run the program on one case's input."""
         case = self._task.cases[index]
-        await self._bench.fresh()
-        execution = await self._bench.execute(self._code, stdin=case.stdin)
+        await self._runner.start_fresh()
+        execution = await self._runner.execute(self._code, stdin=case.stdin)
         failure = failure_of(execution)
         if failure is not None:
             return failure
@@ -168,25 +168,25 @@ class StdioTrial(Trial[StdioTask]):
 def _output_matches(got: str, expected: str, match: str, float_tol: float | None) -> bool:
     """Say whether a program printed what it should; numbers with a point or an exponent within the tolerance."""
     if match == "exact":
-        return _lines(got) == _lines(expected)
+        return _normalize_newlines(got) == _normalize_newlines(expected)
     got_words, expected_words = got.split(), expected.split()
     return len(got_words) == len(expected_words) and all(
-        got_word == expected_word or _near(got_word, expected_word, float_tol)
+        got_word == expected_word or _is_near(got_word, expected_word, float_tol)
         for got_word, expected_word in zip(got_words, expected_words, strict=True)
     )
 
 
-def _lines(text: str) -> str:
+def _normalize_newlines(text: str) -> str:
     return text.replace("\r\n", "\n").removesuffix("\n")
 
 
-def _near(word: str, other: str, tolerance: float | None) -> bool:
+def _is_near(word: str, other: str, tolerance: float | None) -> bool:
     if tolerance is None or not any(mark in other for mark in ".eE"):
         return False
     number, expected = parse_number(word), parse_number(other)
     if number is None or expected is None or not math.isfinite(tolerance):
         return False
-    return close(number, expected, tolerance, tolerance)
+    return is_close(number, expected, tolerance, tolerance)
 
 
 _HARNESS: Final = Path(__file__).with_name("suite_harness.py")
@@ -206,7 +206,7 @@ class SuiteTrial(LoadedTrial[SuiteTask]):
     @property
     def cases(self) -> Sequence[CaseInfo]:
         """The tests."""
-        public = len(tests_in(self._task.public))
+        public = len(find_tests(self._task.public))
         return [
             CaseInfo(hidden=index >= public, shown_input=name, expected="no exception")
             for index, (_, name) in enumerate(self._task.cases)
@@ -214,22 +214,22 @@ class SuiteTrial(LoadedTrial[SuiteTask]):
 
     async def load(self) -> CaseResult | None:
         """Import the submission while nothing but the harness is in the process."""
-        await self._bench.fresh({f"{self._task.module}.py": self._code})
+        await self._runner.start_fresh({f"{self._task.module}.py": self._code})
         harness = _HARNESS.read_text(encoding="utf-8")
-        needed = sorted(_imported_by(self._task.public, self._task.hidden) - {self._task.module})
+        needed = sorted(_find_imports(self._task.public, self._task.hidden) - {self._task.module})
         code = _LOAD.format(harness=harness, module=self._task.module, needed=needed)
-        failure = failure_of(await self._bench.execute(code))
+        failure = failure_of(await self._runner.execute(code))
         # Once more, because the submission may have rewritten what was there when it was imported.
-        return failure or failure_of(await self._bench.execute(harness))
+        return failure or failure_of(await self._runner.execute(harness))
 
-    async def ask(self, index: int) -> CaseResult:
+    async def run_loaded(self, index: int) -> CaseResult:
         """Call one test."""
-        self._bench.lost = (
+        self._runner.lost = (
             True  # what a submission does to the process while one test runs is gone before the next
         )
         source, name = self._task.cases[index]
         token = secrets.token_hex(16)
-        call = await self._bench.call(_RUN, [source, name, token])
+        call = await self._runner.call(_RUN, [source, name, token])
         failure = failure_of(call.execution)
         if failure is None:
             if type(call.value) is str and call.value == token[::-1]:
@@ -241,7 +241,7 @@ class SuiteTrial(LoadedTrial[SuiteTask]):
         return failure
 
 
-def _imported_by(*sources: str) -> set[str]:
+def _find_imports(*sources: str) -> set[str]:
     """Return the top-level names of the modules that test code imports."""
     names: set[str] = set()
     for node in (node for source in sources for node in ast.walk(ast.parse(source))):

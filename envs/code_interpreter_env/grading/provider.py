@@ -19,7 +19,7 @@ from openenv_core.tasks import SPLITS, IndexedTasks
 
 from .task import Task, parse_task, public_view
 
-MAX_LINE: Final = 16 << 20
+MAX_LINE_BYTES: Final = 16 << 20
 
 
 class InvalidTaskError(ConfigurationError):
@@ -37,11 +37,11 @@ class JsonlTasks(IndexedTasks):
     """
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
-        place = Path(path)
-        files = sorted(place.glob("*.jsonl")) if place.is_dir() else [place]
+        folder = Path(path)
+        files = sorted(folder.glob("*.jsonl")) if folder.is_dir() else [folder]
         if not files or not all(file.is_file() for file in files):
-            raise ConfigurationError(f"expected a folder with *.jsonl files, or one such file, got {place}")
-        self._files = {file.stem: _Lines(file) for file in files}
+            raise ConfigurationError(f"expected a folder with *.jsonl files, or one such file, got {folder}")
+        self._files = {file.stem: _LineIndex(file) for file in files}
 
     @property
     def splits(self) -> tuple[str, ...]:
@@ -56,7 +56,7 @@ class JsonlTasks(IndexedTasks):
 
     def num_tasks(self, split: str) -> int:
         """Return how many tasks a split has. KeyError: there is no such split."""
-        return len(self._lines(split))
+        return len(self._find_lines(split))
 
     def get_task(self, split: str, index: int) -> dict[str, Any]:
         """Return the public half of a task. IndexError: the split has no such index."""
@@ -70,7 +70,7 @@ class JsonlTasks(IndexedTasks):
             IndexError: The split has no such index.
             InvalidTaskError: The line holds no task.
         """
-        lines = self._lines(split)
+        lines = self._find_lines(split)
         if isinstance(index, bool) or not isinstance(index, int) or not 0 <= index < len(lines):
             raise IndexError(f"expected an index below {len(lines)} of the split {split!r}, got {index!r}")
         number, line = lines.read(index)
@@ -85,7 +85,7 @@ class JsonlTasks(IndexedTasks):
         Raises:
             KeyError: There is none.
         """
-        for index, line in enumerate(self._lines(split)):
+        for index, line in enumerate(self._find_lines(split)):
             try:
                 row = from_json(line)
             except ValueError:
@@ -94,25 +94,25 @@ class JsonlTasks(IndexedTasks):
                 return index
         raise KeyError(f"expected the id of a task of the split {split!r}, got {task_id!r}")
 
-    def _lines(self, split: str) -> "_Lines":
+    def _find_lines(self, split: str) -> "_LineIndex":
         try:
             return self._files[split]
         except (KeyError, TypeError):
             raise KeyError(f"expected a split ({', '.join(self.splits)}), got {split!r}") from None
 
 
-class _Lines:
+class _LineIndex:
     """A file's lines by index, blank ones left out."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
         self._lock = threading.Lock()
-        self._starts: array[int] | None = None
+        self._offsets: array[int] | None = None
         self._numbers: array[int] = array("Q")
         self._stamp: tuple[int, int] = (0, 0)
 
     def __len__(self) -> int:
-        return len(self._index())
+        return len(self._build_index())
 
     def __iter__(self) -> Iterator[bytes]:
         with self.path.open("rb") as file:
@@ -120,26 +120,26 @@ class _Lines:
 
     def read(self, index: int) -> tuple[int, bytes]:
         """Return a line's number and content."""
-        starts = self._index()
+        offsets = self._build_index()
         with self.path.open("rb") as file:
-            file.seek(starts[index])
-            line = file.readline(MAX_LINE)
+            file.seek(offsets[index])
+            line = file.readline(MAX_LINE_BYTES)
             stat = os.fstat(file.fileno())
         if (stat.st_size, stat.st_mtime_ns) != self._stamp:
             raise InvalidTaskError(f"{self.path}: the file was changed while it is in use; start anew")
         return self._numbers[index], line
 
-    def _index(self) -> "array[int]":
+    def _build_index(self) -> "array[int]":
         with self._lock:
-            if self._starts is None:
-                starts, numbers, at = array("Q"), array("Q"), 0
+            if self._offsets is None:
+                offsets, numbers, offset = array("Q"), array("Q"), 0
                 with self.path.open("rb") as file:
                     stat = os.fstat(file.fileno())
                     for number, line in enumerate(file, 1):
                         if not line.isspace():
-                            starts.append(at)
+                            offsets.append(offset)
                             numbers.append(number)
-                        at += len(line)
+                        offset += len(line)
                 self._stamp = (stat.st_size, stat.st_mtime_ns)
-                self._starts, self._numbers = starts, numbers
-            return self._starts
+                self._offsets, self._numbers = offsets, numbers
+            return self._offsets

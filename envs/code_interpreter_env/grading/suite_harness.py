@@ -14,7 +14,7 @@ _PLAIN = (type(None), bool, int, float, complex, str, bytes)
 _HOLDERS = (list, tuple, set, frozenset)
 
 
-def _refuse_what_lies(value, kind_of=type, items=dict.items, error=AssertionError):
+def _require_plain(value, kind_of=type, items=dict.items, error=AssertionError):
     kind = kind_of(value)
     for plain in _PLAIN:
         if kind is plain:
@@ -22,12 +22,12 @@ def _refuse_what_lies(value, kind_of=type, items=dict.items, error=AssertionErro
     for holder in _HOLDERS:
         if kind is holder:
             for item in value:
-                _refuse_what_lies(item)
+                _require_plain(item)
             return value
     if kind is dict:
         for key, item in items(value):
-            _refuse_what_lies(key)
-            _refuse_what_lies(item)
+            _require_plain(key)
+            _require_plain(item)
         return value
     raise error("expected a value of builtin types, got an instance of another class")
 
@@ -36,7 +36,7 @@ def _import_submission(module, needed):
     _sys.path.insert(0, "")
     for name in needed:
         _importlib.import_module(name)
-    before = {
+    modules_before = {
         name: (loaded, dict(vars(loaded)))
         for name, loaded in list(_sys.modules.items())
         if _has_names(loaded)
@@ -44,16 +44,16 @@ def _import_submission(module, needed):
     meta_path, path_hooks = list(_sys.meta_path), list(_sys.path_hooks)
     try:
         _importlib.import_module(module)
-    except SystemExit as ended:
-        raise RuntimeError("the submission ended the interpreter while it was imported") from ended
+    except SystemExit as error:
+        raise RuntimeError("the submission ended the interpreter while it was imported") from error
     finally:
         _sys.settrace(None)
         _sys.setprofile(None)
         _threading.settrace(None)
         _threading.setprofile(None)
         _sys.meta_path[:], _sys.path_hooks[:] = meta_path, path_hooks
-        for name, (loaded, names) in before.items():
-            _put_back(name, loaded, names)
+        for name, (loaded, names) in modules_before.items():
+            _restore_module(name, loaded, names)
 
 
 def _has_names(module):
@@ -61,18 +61,18 @@ def _has_names(module):
     return type(module) is type(_sys) and module is not _sys and vars(module) is not globals()
 
 
-def _put_back(name, module, names):
+def _restore_module(name, module, names):
     _sys.modules[name] = module
-    now = vars(module)
+    current = vars(module)
     for key, value in names.items():
-        if now.get(key) is not value and not (module is _builtins and key == "_"):
-            now[key] = value
+        if current.get(key) is not value and not (module is _builtins and key == "_"):
+            current[key] = value
 
 
 def _run_one_test(source, name, token):
-    space = {"__name__": "tests", "__builtins__": _builtins, "plain": _refuse_what_lies}
-    exec(compile(source, "<tests>", "exec"), space)
-    outcome = space[name]()
+    namespace = {"__name__": "tests", "__builtins__": _builtins, "plain": _require_plain}
+    exec(compile(source, "<tests>", "exec"), namespace)
+    outcome = namespace[name]()
     if type(outcome).__name__ == "coroutine":
         import asyncio
 

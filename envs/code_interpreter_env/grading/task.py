@@ -31,22 +31,22 @@ Difficulty: TypeAlias = Literal["easy", "medium", "hard"]
 Tagged: TypeAlias = Annotated[Any, BeforeValidator(decode), PlainSerializer(encode)]
 
 
-def _identifier(name: str) -> str:
+def _check_identifier(name: str) -> str:
     if not name.isidentifier() or keyword.iskeyword(name):
         raise ValueError(f"expected a name of Python, got {name!r}")
     return name
 
 
-Name: TypeAlias = Annotated[str, AfterValidator(_identifier)]
+Name: TypeAlias = Annotated[str, AfterValidator(_check_identifier)]
 
 
-class Strict(BaseModel):
+class StrictModel(BaseModel):
     """The manner of all parts of a task: no conversions, no unknown keys, no changes."""
 
     model_config = ConfigDict(strict=True, extra="forbid", frozen=True)
 
 
-class TaskLimits(Strict):
+class TaskLimits(StrictModel):
     """What a submission may use.
 
     Attributes:
@@ -61,7 +61,7 @@ class TaskLimits(Strict):
     memory_bytes: int = Field(default=256 << 20, ge=16 << 20)
     output_bytes: int = Field(default=64 << 10, ge=1 << 10, le=4 << 20)
 
-    def applied_to(self, limits: Limits) -> Limits:
+    def apply_to(self, limits: Limits) -> Limits:
         """Return the sandbox's limits with the task's in their place."""
         return limits.changed(
             {
@@ -72,7 +72,7 @@ class TaskLimits(Strict):
         )
 
 
-class Case(Strict):
+class Case(StrictModel):
     """One test. Cases of `public` may be shown, those of `hidden` never.
 
     Attributes:
@@ -103,7 +103,7 @@ class StdioCase(Case):
     stdout: str
 
 
-class BaseTask(Strict):
+class BaseTask(StrictModel):
     """What every task has.
 
     Attributes:
@@ -149,8 +149,8 @@ class FunctionTask(BaseTask):
         return [*self.public, *self.hidden]
 
     @model_validator(mode="after")
-    def _can_be_compared(self) -> "FunctionTask":
-        _need_cases(self.cases)
+    def _check_expected(self) -> "FunctionTask":
+        _require_cases(self.cases)
         for case in self.cases:
             lists = self.compare.type in ("unordered", "set_like", "any_of")
             if lists and type(case.expected) not in (list, tuple):
@@ -188,8 +188,8 @@ class StdioTask(BaseTask):
         return [*self.public, *self.hidden]
 
     @model_validator(mode="after")
-    def _has_cases(self) -> "StdioTask":
-        _need_cases(self.cases)
+    def _check_cases(self) -> "StdioTask":
+        _require_cases(self.cases)
         return self
 
 
@@ -215,7 +215,7 @@ class NumericTask(BaseTask):
 
     @field_validator("answer")
     @classmethod
-    def _is_a_number(cls, answer: str | int | float) -> str | int | float:
+    def _check_number(cls, answer: str | int | float) -> str | int | float:
         if isinstance(answer, bool) or parse_number(str(answer)) is None:
             raise ValueError(f"expected a number, got {answer!r}")
         return answer
@@ -238,11 +238,11 @@ class SuiteTask(BaseTask):
     @property
     def cases(self) -> list[tuple[str, str]]:
         """The source and the name of each test, public ones first."""
-        return [(source, name) for source in (self.public, self.hidden) for name in tests_in(source)]
+        return [(source, name) for source in (self.public, self.hidden) for name in find_tests(source)]
 
     @field_validator("public", "hidden")
     @classmethod
-    def _compiles(cls, source: str) -> str:
+    def _check_compiles(cls, source: str) -> str:
         try:
             ast.parse(source)
         except SyntaxError as error:
@@ -250,8 +250,8 @@ class SuiteTask(BaseTask):
         return source
 
     @model_validator(mode="after")
-    def _has_tests(self) -> "SuiteTask":
-        _need_cases(self.cases)
+    def _check_tests(self) -> "SuiteTask":
+        _require_cases(self.cases)
         return self
 
 
@@ -260,7 +260,7 @@ Task: TypeAlias = Annotated[FunctionTask | StdioTask | NumericTask | SuiteTask, 
 
 _TASK: Final[TypeAdapter[Task]] = TypeAdapter(Task)
 
-_NEVER_SHOWN: Final = frozenset({"hidden", "reference", "answer"})
+_HIDDEN_FIELDS: Final = frozenset({"hidden", "reference", "answer"})
 
 
 def parse_task(line: str | bytes) -> Task:
@@ -273,26 +273,26 @@ def public_view(task: Task) -> dict[str, Any]:
 
     The names of its files are given; their contents are found in the interpreter's workspace.
     """
-    view = task.model_dump(mode="json", exclude={*_NEVER_SHOWN, "files"})
-    return view | {"files": sorted(task.files), "hidden_cases": _hidden_count(task)}
+    view = task.model_dump(mode="json", exclude={*_HIDDEN_FIELDS, "files"})
+    return view | {"files": sorted(task.files), "hidden_cases": _count_hidden(task)}
 
 
-def tests_in(source: str) -> list[str]:
+def find_tests(source: str) -> list[str]:
     """Return the names of the functions `test_*` at the top of test code, in order, each once."""
     tree = ast.parse(source)
     functions = (node for node in tree.body if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef))
     return list(dict.fromkeys(node.name for node in functions if node.name.startswith("test_")))
 
 
-def _hidden_count(task: Task) -> int:
+def _count_hidden(task: Task) -> int:
     match task:
         case SuiteTask():
-            return len(tests_in(task.hidden))
+            return len(find_tests(task.hidden))
         case NumericTask():
             return 1
     return len(task.hidden)
 
 
-def _need_cases(cases: Sequence[Any]) -> None:
+def _require_cases(cases: Sequence[Any]) -> None:
     if not cases:
         raise ValueError("expected at least one case, got none")

@@ -45,7 +45,7 @@ _CALL: Final = """
 
 
 @runtime_checkable
-class Calls(Protocol):
+class FunctionCaller(Protocol):
     """An interpreter of our own sandbox."""
 
     async def call(
@@ -72,11 +72,11 @@ async def _call_function(
     An interpreter that only runs code is given the call as code, and prints the answer as tagged JSON behind a random
     marker. What it prints is as little trusted as any answer: forging it is the same as returning it.
     """
-    if isinstance(interpreter, Calls):
-        return await cast(Calls, interpreter).call(function, args, kwargs, timeout_s=timeout_s)
-    installed = await interpreter.execute(_INSTALL, timeout_s=timeout_s)
-    if installed.status != "ok":
-        return FunctionCall(execution=installed)
+    if isinstance(interpreter, FunctionCaller):
+        return await cast(FunctionCaller, interpreter).call(function, args, kwargs, timeout_s=timeout_s)
+    installation = await interpreter.execute(_INSTALL, timeout_s=timeout_s)
+    if installation.status != "ok":
+        return FunctionCall(execution=installation)
     marker = secrets.token_hex(16)
     code = _CALL.format(
         marker=marker,
@@ -97,7 +97,7 @@ async def _call_function(
     return FunctionCall(execution=replace(execution, status="error", exit_code=EXIT_ERROR, error=error))
 
 
-class Opens(Protocol):
+class InterpreterSource(Protocol):
     """What interpreters come from: a `Sandbox`, or a backend of the environment."""
 
     async def open(self, limits: Limits) -> Interpreter:
@@ -113,7 +113,7 @@ class OutOfTimeError(Exception):
 
 
 @contextmanager
-def _blaming_the_infrastructure() -> Iterator[None]:
+def _convert_infrastructure_errors() -> Iterator[None]:
     try:
         yield
     except (OpenEnvError, OSError) as error:
@@ -128,10 +128,10 @@ class SubmissionRunner:
         isolation: what the submission runs behind.
     """
 
-    def __init__(self, source: Opens, task: BaseTask, limits: Limits) -> None:
+    def __init__(self, source: InterpreterSource, task: BaseTask, limits: Limits) -> None:
         self._source = source
         self._task = task
-        self._limits = task.limits.applied_to(limits)
+        self._limits = task.limits.apply_to(limits)
         self._interpreter: Interpreter | None = None
         self._deadline = time.monotonic() + task.limits.total_s
         self._granted_s = self._limits.timeout_s
@@ -143,10 +143,10 @@ class SubmissionRunner:
         """What a time-out of the last execution means: its case took too long, or there was no more time."""
         return "case" if self._granted_s >= self._limits.timeout_s else "total"
 
-    async def fresh(self, more_files: Mapping[str, str] | None = None) -> None:
+    async def start_fresh(self, more_files: Mapping[str, str] | None = None) -> None:
         """Start a fresh interpreter with the task's files and further ones."""
-        self._time_left()
-        with _blaming_the_infrastructure():
+        self._grant_time_s()
+        with _convert_infrastructure_errors():
             if self._interpreter is None:
                 self._interpreter = await self._source.open(self._limits)
                 self.isolation = self._interpreter.isolation
@@ -158,18 +158,18 @@ class SubmissionRunner:
 
     async def execute(self, code: str, stdin: str | None = None) -> Execution:
         """Run code, within the time of a case and of the whole."""
-        with _blaming_the_infrastructure():
+        with _convert_infrastructure_errors():
             assert self._interpreter is not None  # fresh() comes first
-            execution = await self._interpreter.execute(code, timeout_s=self._time_left(), stdin=stdin)
+            execution = await self._interpreter.execute(code, timeout_s=self._grant_time_s(), stdin=stdin)
         return self._check_sandbox(execution)
 
     async def call(
         self, function: str, args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None
     ) -> FunctionCall:
         """Call a function that the code defined."""
-        with _blaming_the_infrastructure():
+        with _convert_infrastructure_errors():
             assert self._interpreter is not None
-            left_s = self._time_left()
+            left_s = self._grant_time_s()
             call = await _call_function(self._interpreter, function, args, kwargs or {}, timeout_s=left_s)
         self._check_sandbox(call.execution)
         return call
@@ -183,7 +183,7 @@ class SubmissionRunner:
             ):  # the verdict is known, and its source cleans up what it opened
                 await interpreter.close()
 
-    def _time_left(self) -> float:
+    def _grant_time_s(self) -> float:
         left = self._deadline - time.monotonic()
         if left <= 0:
             raise OutOfTimeError
@@ -231,8 +231,8 @@ class Trial(ABC, Generic[TaskT]):
 
     guarantee: Literal["outside", "shared"] = "outside"
 
-    def __init__(self, bench: SubmissionRunner, task: TaskT, code: str) -> None:
-        self._bench = bench
+    def __init__(self, runner: SubmissionRunner, task: TaskT, code: str) -> None:
+        self._runner = runner
         self._task = task
         self._code = code
 
@@ -254,19 +254,19 @@ class LoadedTrial(Trial[TaskT]):
 
     async def run(self, index: int) -> CaseResult:
         """Run one case, and the submission before it where need be."""
-        if self._bench.lost:
+        if self._runner.lost:
             failure = await self.load()
             if failure is not None:
-                self._bench.lost = True  # nothing half-loaded is asked
+                self._runner.lost = True  # nothing half-loaded is asked
                 return failure
-        return await self.ask(index)
+        return await self.run_loaded(index)
 
     @abstractmethod
     async def load(self) -> CaseResult | None:
         """Run the submission in a fresh interpreter; return how that failed, if it did."""
 
     @abstractmethod
-    async def ask(self, index: int) -> CaseResult:
+    async def run_loaded(self, index: int) -> CaseResult:
         """Run one case of a submission that was loaded."""
 
 
@@ -308,8 +308,8 @@ def reward_of(scoring: Scoring, cases: Sequence[CaseInfo], passed: Sequence[bool
         return 1.0
     if scoring == "all_or_nothing":
         return 0.0
-    counted = [at for at, case in enumerate(cases) if case.hidden] or list(range(len(cases)))
-    weights = {at: cases[at].weight if scoring == "weighted" else 1.0 for at in counted}
+    scored = [at for at, case in enumerate(cases) if case.hidden] or list(range(len(cases)))
+    weights = {at: cases[at].weight if scoring == "weighted" else 1.0 for at in scored}
     share = math.fsum(weight for at, weight in weights.items() if passed[at]) / math.fsum(weights.values())
     # Some case failed: where only public ones did, this is short of a whole by the share of one case of average weight.
     return min(share, 1.0 - 1.0 / (len(cases) + 1))

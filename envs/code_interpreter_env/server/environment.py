@@ -45,7 +45,15 @@ from ..models import (
     Restart,
     Submit,
 )
-from .observations import content_of, failed_by_code, file_result, full, make_failure, run_result, to_released
+from .observations import (
+    content_of,
+    make_code_error,
+    make_failure,
+    to_file_result,
+    to_observation,
+    to_released,
+    to_run_result,
+)
 from .options import choose_task, read_options
 from .shared import INFRASTRUCTURE_ERRORS, InterpreterKeeper, KeptBranch, SharedBackend, shared_backend
 
@@ -119,17 +127,21 @@ class CodeInterpreterEnvironment(
             task=None if task is None else task.id,
         )
         try:
-            await self._ready()
-            began = self._in_session(Execution(status="ok", files=self._keeper.brought))
+            await self._ensure_interpreter()
+            execution = self._add_session(Execution(status="ok", files=self._keeper.initial_files))
         except ConfigurationError as error:
             raise InvalidResetOptionError(str(error)) from error
         except FileRefusedError as error:
             raise InvalidResetOptionError(f"reset option files: {error}") from error
         except INFRASTRUCTURE_ERRORS as error:
-            began = await self._end_after_failure(error)
+            execution = await self._end_after_failure(error)
         if all(value is None for value in options.values()):
-            return to_released(began, None)
-        return full(began) if task is None else full(began, prompt=task.prompt, task=public_view(task))
+            return to_released(execution, None)
+        return (
+            to_observation(execution)
+            if task is None
+            else to_observation(execution, prompt=task.prompt, task=public_view(task))
+        )
 
     async def step_async(
         self, action: CodeInterpreterAction | ToolAction, *, timeout_s: float | None = None
@@ -176,7 +188,7 @@ class CodeInterpreterEnvironment(
             timeout_s: Seconds, where less than the session's limit.
         """
         action = Execute(type="execute", code=code, timeout_s=timeout_s)
-        return run_result(await self._act(action, context=context))
+        return to_run_result(await self._act(action, context=context))
 
     @tool(title="Read a file", annotations={"readOnlyHint": True, "openWorldHint": False})
     async def read_file(self, path: Path) -> ToolResult:
@@ -188,7 +200,7 @@ class CodeInterpreterEnvironment(
         observation = await self._act(GetFile(path=path))
         _require_done(observation)
         assert observation.file is not None
-        return file_result(path, observation.file.data)
+        return to_file_result(path, observation.file.data)
 
     @tool(
         title="Write a file",
@@ -215,7 +227,7 @@ class CodeInterpreterEnvironment(
     async def list_files(self) -> list[FileInfo]:
         """List the files of the workspace."""
         try:
-            return await (await self._ready()).list_files()
+            return await (await self._ensure_interpreter()).list_files()
         except FileRefusedError as error:
             raise ToolFailedError(str(error)) from error
         except INFRASTRUCTURE_ERRORS as error:
@@ -258,18 +270,18 @@ class CodeInterpreterEnvironment(
         context: ToolContext | None = None,
     ) -> CodeInterpreterObservation:
         if isinstance(action, Execute):
-            return full(await self._execute(action, timeout_s, context))
+            return to_observation(await self._execute(action, timeout_s, context))
         if isinstance(action, Submit):
             return await self._submit(action)
         fields: dict[str, Any] = {}
         try:
             files: tuple[FileInfo, ...] = ()
             if isinstance(action, Restart):
-                self._note(await self._keeper.anew())
+                self._record_interpreter(await self._keeper.restart())
                 self._state.execution_count = 0
-                files = self._keeper.brought
+                files = self._keeper.initial_files
             else:
-                interpreter = await self._ready()
+                interpreter = await self._ensure_interpreter()
                 if isinstance(action, PutFile):
                     files = (await interpreter.put_file(action.path, action.data),)
                 elif isinstance(action, GetFile):
@@ -278,19 +290,19 @@ class CodeInterpreterEnvironment(
                         reason = f"it has {len(data)} bytes, and a step returns at most {MAX_FETCHED_BYTES}"
                         raise FileRefusedError(action.path, reason)
                     fields["file"] = content_of(action.path, data)
-            execution = self._in_session(Execution(status="ok", files=files))
+            execution = self._add_session(Execution(status="ok", files=files))
         except FileRefusedError as error:
-            execution = self._in_session(failed_by_code("FileRefusedError", str(error)))
+            execution = self._add_session(make_code_error("FileRefusedError", str(error)))
         except INFRASTRUCTURE_ERRORS as error:
             execution = await self._end_after_failure(error)
-        return full(execution, **fields)
+        return to_observation(execution, **fields)
 
     @property
     def state(self) -> CodeInterpreterState:
         """Where the episode stands: a copy, so that the holder of it cannot change the episode."""
         return self._state.model_copy()
 
-    async def snapshot(self) -> "_Episode":
+    async def snapshot(self) -> "_EpisodeSnapshot":
         """Fork the interpreter, files and all; no code is run again.
 
         Raises:
@@ -298,10 +310,10 @@ class CodeInterpreterEnvironment(
             SandboxFailureError: There is no room for another process of the session.
         """
         task = self._task
-        left = None if task is None else (task.task, task.attempts_left, task.verdict)
-        return _Episode(await self._keeper.branch(), left, self.state)
+        task_progress = None if task is None else (task.task, task.attempts_left, task.verdict)
+        return _EpisodeSnapshot(await self._keeper.branch(), task_progress, self.state)
 
-    async def restore(self, state: "_Episode") -> None:
+    async def restore(self, state: "_EpisodeSnapshot") -> None:
         """Go on with a fork of the interpreter that a snapshot holds.
 
         Raises:
@@ -336,7 +348,11 @@ class CodeInterpreterEnvironment(
         progress = None if context is None else context.progress
         try:
             execution = await self._keeper.run(
-                await self._ready(), action.code, timeout_s=timeout_s, stdin=action.stdin, progress=progress
+                await self._ensure_interpreter(),
+                action.code,
+                timeout_s=timeout_s,
+                stdin=action.stdin,
+                progress=progress,
             )
         except INFRASTRUCTURE_ERRORS as error:
             execution = await self._end_after_failure(error)
@@ -347,27 +363,27 @@ class CodeInterpreterEnvironment(
     async def _submit(self, action: Submit) -> CodeInterpreterObservation:
         if self._task is None:
             message = "expected a task to submit a solution of, got an episode without one"
-            return full(self._in_session(failed_by_code("NoTask", message)))
+            return to_observation(self._add_session(make_code_error("NoTask", message)))
         verdict = await self._task.submit(action.code)
         done = self._state.done = self._task.done
         if verdict.reason == "sandbox_error":
-            observation = self._in_session(make_failure(verdict.detail))
+            observation = self._add_session(make_failure(verdict.detail))
         else:
-            observation = replace(self._in_session(Execution(status="ok")), isolation=verdict.isolation)
-        return full(observation, done=done, reward=verdict.reward, verdict=verdict)
+            observation = replace(self._add_session(Execution(status="ok")), isolation=verdict.isolation)
+        return to_observation(observation, done=done, reward=verdict.reward, verdict=verdict)
 
     def _session_of(self, task: Task, packages: tuple[str, ...]) -> TaskSession:
-        return TaskSession(task, Grader(_Judging(self._keeper, packages)))
+        return TaskSession(task, Grader(_JudgeSource(self._keeper, packages)))
 
-    async def _ready(self) -> Interpreter:
-        return self._note(await self._keeper.ready())
+    async def _ensure_interpreter(self) -> Interpreter:
+        return self._record_interpreter(await self._keeper.ensure_ready())
 
-    def _note(self, interpreter: Interpreter) -> Interpreter:
+    def _record_interpreter(self, interpreter: Interpreter) -> Interpreter:
         self._state.session_id = interpreter.session_id
         self._state.isolation = interpreter.isolation
         return interpreter
 
-    def _in_session(self, execution: Execution) -> Execution:
+    def _add_session(self, execution: Execution) -> Execution:
         """Return an execution that came from no interpreter with what there is to know of the one that there is."""
         state = self._state
         return replace(
@@ -382,11 +398,11 @@ class CodeInterpreterEnvironment(
         await self._keeper.end()
         logger.warning("the sandbox failed: %s", error)
         self._state.last_exit_code = EXIT_SANDBOX
-        return self._in_session(make_failure(str(error), state_lost=True))
+        return self._add_session(make_failure(str(error), state_lost=True))
 
 
 @dataclass(frozen=True, slots=True)
-class _Episode:
+class _EpisodeSnapshot:
     """Where an episode stands: its interpreter, its task with what is left of the attempts, what its state says."""
 
     branch: KeptBranch
@@ -397,7 +413,7 @@ class _Episode:
         await self.branch.close()
 
 
-class _Judging:
+class _JudgeSource:
     """Opens the interpreters in which submissions are judged, apart from the session's own."""
 
     def __init__(self, keeper: InterpreterKeeper, packages: tuple[str, ...]) -> None:

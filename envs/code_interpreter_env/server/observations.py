@@ -21,7 +21,7 @@ LAST_CODE: Final = "last_code"
 """The key under which released coding environments repeat the code."""
 
 
-def full(execution: Execution, **fields: Any) -> CodeInterpreterObservation:
+def to_observation(execution: Execution, **fields: Any) -> CodeInterpreterObservation:
     """Return an execution as an observation of ours. Its values are checked already, where they come from."""
     return CodeInterpreterObservation.model_construct(
         **{name: getattr(execution, name) for name in _FIELDS}, **fields
@@ -53,15 +53,15 @@ def content_of(path: str, data: bytes) -> FileContent:
     )
 
 
-def failed_by_code(ename: str, evalue: str) -> Execution:
+def make_code_error(ename: str, evalue: str) -> Execution:
     """Return the execution of an invalid request: an error of the policy's."""
     error = CodeError(ename=ename, evalue=evalue)
     return Execution(status="error", exit_code=EXIT_ERROR, error=error, stderr=f"{ename}: {evalue}\n")
 
 
-def make_failure(reason: str, **known: Any) -> Execution:
+def make_failure(reason: str, **fields: Any) -> Execution:
     """Return the execution of a failure of the infrastructure, which is not the code's."""
-    return Execution(status="sandbox_error", exit_code=EXIT_SANDBOX, reason=reason, **known)
+    return Execution(status="sandbox_error", exit_code=EXIT_SANDBOX, reason=reason, **fields)
 
 
 def _stderr_with_reason(execution: Execution) -> str:
@@ -84,7 +84,7 @@ IMAGES: Final = ("image/png", "image/jpeg", "image/gif", "image/webp")
 _ERRORS: Final = {"timeout": ToolErrorType.TIMEOUT, "sandbox_error": ToolErrorType.TRANSPORT_ERROR}
 
 
-def run_result(observation: CodeInterpreterObservation) -> ToolResult:
+def to_run_result(observation: CodeInterpreterObservation) -> ToolResult:
     """Return the tool result of a run of code."""
     contents = list(_iter_contents(observation))
     error = observation.error
@@ -111,21 +111,21 @@ def run_result(observation: CodeInterpreterObservation) -> ToolResult:
     return ToolResult(content=blocks, value=data, structured=data, error=failure, metadata=metadata)
 
 
-def file_result(path: str, data: bytes) -> ToolResult:
+def to_file_result(path: str, data: bytes) -> ToolResult:
     """Return the tool result of a file that was read."""
     mime_type = mimetypes.guess_type(path)[0]
-    about = {"path": path, "size": len(data)}
+    file_info = {"path": path, "size": len(data)}
     try:
         text = data.decode()
     except UnicodeDecodeError:
-        encoded = {**about, "content_base64": base64.b64encode(data).decode("ascii")}
+        encoded = {**file_info, "content_base64": base64.b64encode(data).decode("ascii")}
         item: Content = (
             Image(data, mime_type)
             if mime_type in IMAGES
             else Embedded(f"workspace:///{quote(path)}", data, mime_type or "application/octet-stream")
         )
-        return ToolResult(content=[item.block()], value=encoded, structured=about)
-    return ToolResult(content=[Text(text).block()], value=text, structured=about)
+        return ToolResult(content=[item.block()], value=encoded, structured=file_info)
+    return ToolResult(content=[Text(text).block()], value=text, structured=file_info)
 
 
 def _iter_contents(observation: CodeInterpreterObservation) -> Iterator[Content]:
@@ -135,7 +135,7 @@ def _iter_contents(observation: CodeInterpreterObservation) -> Iterator[Content]
     if observation.stderr:
         yield Text(f"stderr:\n{observation.stderr}")
     for output in observation.outputs:
-        yield from _pictures_and_texts(output)
+        yield from _iter_output_contents(output)
     if observation.result is not None:
         yield Text(observation.result)
     if observation.error is not None:
@@ -155,7 +155,7 @@ def _iter_contents(observation: CodeInterpreterObservation) -> Iterator[Content]
         yield Text("It ran, and printed nothing.")
 
 
-def _pictures_and_texts(output: Output) -> Iterator[Content]:
+def _iter_output_contents(output: Output) -> Iterator[Content]:
     for mime_type in IMAGES:
         if mime_type in output.data:
             yield Image(base64.b64decode(output.data[mime_type]), mime_type)

@@ -43,7 +43,7 @@ def _read_content(value: Any) -> bytes:
     raise ValueError(f'expected text or {{"content_base64": ...}}, got {type(value).__name__}')
 
 
-class _Given(BaseModel):
+class _RawOptions(BaseModel):
     """The options beside seed and episode_id, as a caller gives them."""
 
     model_config = ConfigDict(extra="forbid")
@@ -84,31 +84,31 @@ def read_options(options: Mapping[str, Any], settings: InterpreterSettings) -> R
     Raises:
         InvalidResetOptionError: One that does not exist, or a value that cannot be.
     """
-    given = read_reset(_Given, options)
+    raw = read_reset(_RawOptions, options)
     try:
-        limits = settings.limits.changed(given.limits).within(settings.ceilings)
+        limits = settings.limits.changed(raw.limits).within(settings.ceilings)
     except LimitsError as error:
         raise InvalidResetOptionError(f"reset option limits: {error}") from None
-    _check_files(given.files, limits)
-    packages = settings.preload if given.packages is None else tuple(sorted(set(given.packages)))
+    _check_files(raw.files, limits)
+    packages = settings.preload if raw.packages is None else tuple(sorted(set(raw.packages)))
     if unknown := sorted(set(packages) - set(settings.packages)):
         raise InvalidResetOptionError(
             f"expected packages that this server preloads ({', '.join(settings.packages) or 'none'}), got "
             f"{', '.join(unknown)[:200]}; leave it out, what is installed can be imported without"
         )
-    if given.snapshot and not settings.max_snapshot:
+    if raw.snapshot and not settings.max_snapshot:
         raise InvalidResetOptionError(
             "expected no snapshot, which this server does not keep, got snapshot=true; leave it out, or set "
             f"{PREFIX}MAX_SNAPSHOT=true where the server runs"
         )
     # A task is asked for by itself, or as the task routes count them.
-    place = {name: value for name in ("split", "index") if (value := getattr(given, name)) is not None}
-    if place and given.task is not None:
+    position = {name: value for name in ("split", "index") if (value := getattr(raw, name)) is not None}
+    if position and raw.task is not None:
         raise InvalidResetOptionError(
             "expected the reset option task, or split and index, got both; leave one of them out"
         )
     return ResetChoice(
-        packages=packages, limits=limits, files=given.files, snapshot=given.snapshot, task=place or given.task
+        packages=packages, limits=limits, files=raw.files, snapshot=raw.snapshot, task=position or raw.task
     )
 
 
@@ -119,9 +119,9 @@ def _check_files(files: Mapping[str, bytes], limits: Limits) -> None:
         ("file_bytes", max(sizes, default=0)),
         ("disk_bytes", sum(sizes)),
     ):
-        if got > (most := getattr(limits, name)):
+        if got > (limit := getattr(limits, name)):
             raise InvalidResetOptionError(
-                f"expected files within the limit {name} of {most}, got {got}; leave some out, or raise the limit"
+                f"expected files within the limit {name} of {limit}, got {got}; leave some out, or raise the limit"
             )
 
 
@@ -153,12 +153,12 @@ async def choose_task(tasks: JsonlTasks | None, option: Any, seed: int | None) -
             "where it is started"
         )
     try:
-        return await asyncio.to_thread(_find, tasks, option, seed)  # it reads files
+        return await asyncio.to_thread(_find_task, tasks, option, seed)  # it reads files
     except (KeyError, IndexError) as error:
         raise InvalidResetOptionError(f"reset option task: {error.args[0]}") from None
 
 
-def _find(tasks: JsonlTasks, option: Any, seed: int | None) -> Task:
+def _find_task(tasks: JsonlTasks, option: Any, seed: int | None) -> Task:
     if isinstance(option, str):
         for split in tasks.splits:
             try:

@@ -101,16 +101,20 @@ class InterpreterSettings:
         Raises:
             ConfigurationError: A value cannot be used.
         """
-        given = {name: value for name, value in environ.items() if name.startswith(PREFIX) and value.strip()}
-        backend = given.get(f"{PREFIX}BACKEND", LOCAL).strip().lower()
+        variables = {
+            name: value for name, value in environ.items() if name.startswith(PREFIX) and value.strip()
+        }
+        backend = variables.get(f"{PREFIX}BACKEND", LOCAL).strip().lower()
         values: dict[str, Any] = {"backend": backend}
         for variable, (name, kind) in _VARIABLES.items():
-            if variable in given:
-                values[name] = _read(variable, given[variable].strip(), kind)
-        known = tuple(name for name in PACKAGES if backend == LOCAL and _is_installed(name))
-        values.setdefault("preload", tuple(name for name in PRELOAD if name in values.get("packages", known)))
-        values.setdefault("packages", tuple(dict.fromkeys((*known, *values["preload"]))))
-        limits, ceilings = _limits(given, "", Limits()), _limits(given, "MAX_", CEILINGS)
+            if variable in variables:
+                values[name] = _parse_value(variable, variables[variable].strip(), kind)
+        installed = tuple(name for name in PACKAGES if backend == LOCAL and _is_installed(name))
+        values.setdefault(
+            "preload", tuple(name for name in PRELOAD if name in values.get("packages", installed))
+        )
+        values.setdefault("packages", tuple(dict.fromkeys((*installed, *values["preload"]))))
+        limits, ceilings = _read_limits(variables, "", Limits()), _read_limits(variables, "MAX_", CEILINGS)
         return cls(limits=limits, ceilings=ceilings, **values)
 
     @property
@@ -120,7 +124,7 @@ class InterpreterSettings:
             return ()
         return ((SHIPPED_TASKS if self.tasks == SHIPPED else Path(self.tasks)).resolve(),)
 
-    def least(self, exposed: bool | None) -> Isolation:
+    def required_isolation(self, exposed: bool | None) -> Isolation:
         """Return the weakest level to serve at.
 
         Args:
@@ -130,17 +134,17 @@ class InterpreterSettings:
             ConfigurationError: The strongest level that may be tried is weaker.
         """
         named = self.minimum_isolation
-        least = named or (Isolation.PROCESS if exposed is False else Isolation.LSM)
-        if not self.strongest_isolation.at_least(least):
+        minimum = named or (Isolation.PROCESS if exposed is False else Isolation.LSM)
+        if not self.strongest_isolation.at_least(minimum):
             where = "" if named else " for a server that is, or may be, reached from beyond this machine"
             raise ConfigurationError(
-                f"expected an isolation of at least {least}{where}, got {STRONGEST}={self.strongest_isolation}; "
-                f"{remedy(self.strongest_isolation)}"
+                f"expected an isolation of at least {minimum}{where}, got {STRONGEST}={self.strongest_isolation}; "
+                f"{describe_remedy(self.strongest_isolation)}"
             )
-        return least
+        return minimum
 
 
-def remedy(level: str = "LEVEL") -> str:
+def describe_remedy(level: str = "LEVEL") -> str:
     """Return what a message advises where the isolation is too weak."""
     return (
         f"set {MINIMUM}={level} to serve at that level all the same, bind to 127.0.0.1, or run where Landlock and "
@@ -155,19 +159,19 @@ def _is_installed(package: str) -> bool:
         return False
 
 
-def _limits(given: Mapping[str, str], prefix: str, defaults: Limits) -> Limits:
+def _read_limits(variables: Mapping[str, str], prefix: str, defaults: Limits) -> Limits:
     values: dict[str, Any] = {}
     for limit in fields(Limits):
         variable = f"{PREFIX}{prefix}{limit.name.upper()}"
-        if text := given.get(variable, "").strip():
-            values[limit.name] = _read(variable, text, limit.type)
+        if text := variables.get(variable, "").strip():
+            values[limit.name] = _parse_value(variable, text, limit.type)
     try:
         return defaults.changed(values)
     except LimitsError as error:
         raise ConfigurationError(f"{error} (from {PREFIX}{prefix}...)") from None
 
 
-def _read(variable: str, text: str, kind: Any) -> Any:
+def _parse_value(variable: str, text: str, kind: Any) -> Any:
     """Return a variable's value as a type has it."""
     try:
         return TypeAdapter(kind).validate_strings(text)
@@ -176,12 +180,12 @@ def _read(variable: str, text: str, kind: Any) -> Any:
         raise ConfigurationError(f"expected {variable} to be usable, got {text!r:.80}: {reason}") from None
 
 
-def _packages(text: str) -> tuple[str, ...]:
+def _parse_packages(text: str) -> tuple[str, ...]:
     names = tuple(text.replace(",", " ").split())
     return () if names == ("none",) else names
 
 
-_Packages: TypeAlias = Annotated[tuple[str, ...], BeforeValidator(_packages)]
+_Packages: TypeAlias = Annotated[tuple[str, ...], BeforeValidator(_parse_packages)]
 _Level: TypeAlias = Annotated[Isolation, BeforeValidator(str.lower)]
 
 _VARIABLES: Final[Mapping[str, tuple[str, Any]]] = {

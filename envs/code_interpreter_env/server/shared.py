@@ -32,7 +32,7 @@ from servers.execution import keep
 from ..grading import JsonlTasks
 from .backends import make_backend
 from .options import ResetChoice, open_tasks
-from .settings import InterpreterSettings, remedy
+from .settings import InterpreterSettings, describe_remedy
 
 logger = logging.getLogger(__name__)
 
@@ -47,7 +47,7 @@ INTERRUPT_ALLOWANCE_S: Final = 1.0
 
 
 @dataclass(slots=True)
-class _Held:
+class _LoopBackend:
     """A backend on one event loop, and the number of its holders."""
 
     lock: asyncio.Lock = field(default_factory=asyncio.Lock)
@@ -68,7 +68,9 @@ class SharedBackend:
     def __init__(self, settings: InterpreterSettings) -> None:
         self.settings = settings
         self.exposed: bool | None = None
-        self._held: weakref.WeakKeyDictionary[asyncio.AbstractEventLoop, _Held] = weakref.WeakKeyDictionary()
+        self._backends: weakref.WeakKeyDictionary[asyncio.AbstractEventLoop, _LoopBackend] = (
+            weakref.WeakKeyDictionary()
+        )
 
     @cached_property
     def tasks(self) -> JsonlTasks | None:
@@ -82,20 +84,20 @@ class SharedBackend:
             SandboxUnavailableError: It cannot be had here.
             ConfigurationError: The isolation that it has is weaker than it must be, or a setting is wrong.
         """
-        held = self._held_by_loop()
-        async with held.lock:
-            if held.backend is None:
-                held.backend = await self._start()
-            held.holders += 1
-            return held.backend
+        loop_backend = self._get_loop_backend()
+        async with loop_backend.lock:
+            if loop_backend.backend is None:
+                loop_backend.backend = await self._start()
+            loop_backend.holders += 1
+            return loop_backend.backend
 
     async def release(self) -> None:
         """Release it; after the last holder it is closed."""
-        held = self._held_by_loop()
-        async with held.lock:
-            held.holders -= 1
-            if not held.holders and held.backend is not None:
-                backend, held.backend = held.backend, None
+        loop_backend = self._get_loop_backend()
+        async with loop_backend.lock:
+            loop_backend.holders -= 1
+            if not loop_backend.holders and loop_backend.backend is not None:
+                backend, loop_backend.backend = loop_backend.backend, None
                 await backend.close()
 
     @asynccontextmanager
@@ -114,32 +116,33 @@ class SharedBackend:
         finally:
             await self.release()
 
-    def _held_by_loop(self) -> _Held:
-        return self._held.setdefault(asyncio.get_running_loop(), _Held())
+    def _get_loop_backend(self) -> _LoopBackend:
+        return self._backends.setdefault(asyncio.get_running_loop(), _LoopBackend())
 
     async def _start(self) -> Backend:
-        least = self.settings.least(self.exposed)
-        backend = make_backend(self.settings, least)
+        minimum = self.settings.required_isolation(self.exposed)
+        backend = make_backend(self.settings, minimum)
         try:
             await backend.start()
-            _check(backend, least)
+            _require_isolation(backend, minimum)
         except BaseException as error:
             await backend.close()
-            if isinstance(error, SandboxUnavailableError) and least is not Isolation.PROCESS:
-                raise SandboxUnavailableError(f"{error}; {remedy()}") from error
+            if isinstance(error, SandboxUnavailableError) and minimum is not Isolation.PROCESS:
+                raise SandboxUnavailableError(f"{error}; {describe_remedy()}") from error
             raise
         return backend
 
 
-def _check(backend: Backend, least: Isolation) -> None:
+def _require_isolation(backend: Backend, minimum: Isolation) -> None:
     """Refuse a rung of the ladder that is too low. What a hosted backend has instead is its host's affair."""
     try:
         level = Isolation(backend.isolation)
     except ValueError:
         return
-    if not level.at_least(least):
+    if not level.at_least(minimum):
         raise ConfigurationError(
-            f"expected an isolation of at least {least}, got {level}, the strongest that holds here; {remedy(level)}"
+            f"expected an isolation of at least {minimum}, got {level}, the strongest that holds here; "
+            f"{describe_remedy(level)}"
         )
 
 
@@ -149,14 +152,14 @@ class InterpreterKeeper:
     Attributes:
         choice: How one is made; what is set here goes for the next one.
         lost: The state of the one that there is, is gone.
-        brought: The files that the reset has brought to it.
+        initial_files: The files that the reset has brought to it.
     """
 
     def __init__(self, shared: SharedBackend, choice: ResetChoice) -> None:
         self._shared = shared
         self.choice = choice
         self.lost = False
-        self.brought: tuple[FileInfo, ...] = ()
+        self.initial_files: tuple[FileInfo, ...] = ()
         self._backend: Backend | None = None
         self._interpreter: Interpreter | None = None
 
@@ -169,7 +172,7 @@ class InterpreterKeeper:
                 raise SandboxUnavailableError(str(error)) from error
         return self._backend
 
-    async def ready(self) -> Interpreter:
+    async def ensure_ready(self) -> Interpreter:
         """Return the interpreter: the one that there is, a fresh one where there is none or its state is gone."""
         interpreter = self._interpreter
         if interpreter is not None and not self.lost:
@@ -180,20 +183,20 @@ class InterpreterKeeper:
         interpreter = await backend.open(choice.limits, packages=choice.packages, snapshot=choice.snapshot)
         self._interpreter = interpreter
         try:
-            self.brought = await self._put_back(interpreter)
+            self.initial_files = await self._put_files(interpreter)
         except BaseException:
             await self.end()
             raise
         self.lost = False
         return interpreter
 
-    async def anew(self) -> Interpreter:
+    async def restart(self) -> Interpreter:
         """Return the interpreter, without variables, and of the files with those alone that the reset brought."""
         interpreter = self._interpreter
         if interpreter is None or self.lost:
-            return await self.ready()
+            return await self.ensure_ready()
         await interpreter.restart()
-        self.brought = await self._put_back(interpreter)
+        self.initial_files = await self._put_files(interpreter)
         return interpreter
 
     async def run(
@@ -215,11 +218,11 @@ class InterpreterKeeper:
             progress: Called at once and every second with the seconds so far. A caller who has it and gives up
                 interrupts the code; the execution has ended when this does, however this does.
         """
-        running = interpreter.execute(code, timeout_s=timeout_s, stdin=stdin)
+        pending = interpreter.execute(code, timeout_s=timeout_s, stdin=stdin)
         if progress is None:
-            execution = await running
+            execution = await pending
         else:
-            task = asyncio.ensure_future(running)
+            task = asyncio.ensure_future(pending)
             try:
                 execution = await self._wait_or_interrupt(task, interpreter, progress)
             except asyncio.CancelledError:
@@ -232,11 +235,11 @@ class InterpreterKeeper:
         self, task: "asyncio.Task[Execution]", interpreter: Interpreter, progress: Callable[[float], None]
     ) -> Execution:
         clock = asyncio.get_running_loop().time
-        began = clock()
+        start = clock()
         progress(0.0)
         try:
             while not (await asyncio.wait([task], timeout=PROGRESS_INTERVAL_S))[0]:
-                progress(clock() - began)
+                progress(clock() - start)
             return task.result()
         except asyncio.CancelledError:
             if isinstance(interpreter, Interruptible):
@@ -269,12 +272,12 @@ class InterpreterKeeper:
             if interpreter is not None:
                 await _close(interpreter)
             raise
-        return KeptBranch(self._shared, self.choice, self.brought, interpreter)
+        return KeptBranch(self._shared, self.choice, self.initial_files, interpreter)
 
     async def adopt(self, branch: "KeptBranch") -> None:
         """Go on from a branch: from a fork of it."""
         await self.end()
-        self.choice, self.brought, self.lost = branch.choice, branch.brought, False
+        self.choice, self.initial_files, self.lost = branch.choice, branch.initial_files, False
         if branch.interpreter is not None:
             await self.start_backend()
             (self._interpreter,) = await branch.interpreter.fork(1)
@@ -295,7 +298,7 @@ class InterpreterKeeper:
                 self._backend = None
                 await self._shared.release()
 
-    async def _put_back(self, interpreter: Interpreter) -> tuple[FileInfo, ...]:
+    async def _put_files(self, interpreter: Interpreter) -> tuple[FileInfo, ...]:
         """Put the files of the reset into a workspace that has none."""
         return tuple([await interpreter.put_file(path, data) for path, data in self.choice.files.items()])
 
@@ -306,7 +309,7 @@ class KeptBranch:
 
     shared: SharedBackend
     choice: ResetChoice
-    brought: tuple[FileInfo, ...]
+    initial_files: tuple[FileInfo, ...]
     interpreter: Branching | None
 
     async def close(self) -> None:

@@ -36,12 +36,12 @@ def gymnasium_app(
         ConfigurationError: Its spaces cannot cross the wire.
         gymnasium.error.Error: There is no such environment.
     """
-    looked_at = GymnasiumEnvironment(env_id, tuple(wrappers), options)
+    probe = GymnasiumEnvironment(env_id, tuple(wrappers), options)
     try:
-        action, observation = models_for(looked_at.inner.action_space, looked_at.inner.observation_space)
-        quick = not wrappers and is_quick(looked_at.inner)
+        action, observation = models_for(probe.inner.action_space, probe.inner.observation_space)
+        quick = not wrappers and is_quick(probe.inner)
     finally:
-        looked_at.close()
+        probe.close()
     return create_app(
         partial(
             QuickGymnasiumEnvironment if quick else GymnasiumEnvironment,

@@ -23,14 +23,18 @@ Wrapper = Callable[[gymnasium.Env[Any, Any]], gymnasium.Env[Any, Any]]
 
 _model_slots: Final[Mapping[str, Any]] = vars(BaseModel)
 _set_values: Final = _model_slots["__dict__"].__set__
-_set_given: Final = _model_slots["__pydantic_fields_set__"].__set__
+_set_fields_set: Final = _model_slots["__pydantic_fields_set__"].__set__
 _set_extra: Final = _model_slots["__pydantic_extra__"].__set__
 _set_private: Final = _model_slots["__pydantic_private__"].__set__
 
-_COPIED: Final = ("gymnasium.envs.classic_control.", "gymnasium.envs.toy_text.", "gymnasium.wrappers.")
+_COPYABLE_MODULES: Final = (
+    "gymnasium.envs.classic_control.",
+    "gymnasium.envs.toy_text.",
+    "gymnasium.wrappers.",
+)
 """Modules of Gymnasium whose classes hold nothing but plain Python and numpy as long as they do not render."""
 
-_QUICK: Final = _COPIED[:2]
+_QUICK_MODULES: Final = _COPYABLE_MODULES[:2]
 """Of these a step takes some microseconds, and a reset not many more."""
 
 _MAX_CHOICES: Final = 256
@@ -54,7 +58,7 @@ class GymnasiumEnvironment(Environment[GymnasiumAction, GymnasiumObservation, Gy
     """
 
     SUPPORTS_CONCURRENT_SESSIONS = True
-    _MADE_WITH: Mapping[str, Any] = {}
+    _MAKE_OPTIONS: Mapping[str, Any] = {}
 
     def __init__(
         self,
@@ -63,17 +67,17 @@ class GymnasiumEnvironment(Environment[GymnasiumAction, GymnasiumObservation, Gy
         options: Mapping[str, Any] | None = None,
         observation_type: type[GymnasiumObservation] | None = None,
     ) -> None:
-        env: gymnasium.Env[Any, Any] = gymnasium.make(env_id, **{**self._MADE_WITH, **(options or {})})
+        env: gymnasium.Env[Any, Any] = gymnasium.make(env_id, **{**self._MAKE_OPTIONS, **(options or {})})
         for wrap in wrappers:
             env = wrap(env)
         self.inner = env
-        self.FORKABLE = _can_be_copied(env)
+        self.FORKABLE = _is_copyable(env)
         self._action_space = space = env.action_space  # each wrapper around it would ask the next
         choices = range(int(space.start), int(space.start + space.n)) if isinstance(space, Discrete) else ()
         self._choices = {choice: read_value(space, choice) for choice in choices[:_MAX_CHOICES]}
         self._model = observation_type or models_for(env.action_space, env.observation_space)[1]
         self._defaults = dict(vars(self._model(observation=None)))
-        self._begun = False
+        self._has_begun = False
         self._episode_id: str | None = None  # drawn when somebody asks
         self._steps = 0
         self._playing = False
@@ -95,10 +99,10 @@ class GymnasiumEnvironment(Environment[GymnasiumAction, GymnasiumObservation, Gy
             more: Further options, by name.
         """
         observation, info = self.inner.reset(seed=seed, options={**(options or {}), **more} or None)
-        self._begun, self._episode_id = True, episode_id
+        self._has_begun, self._episode_id = True, episode_id
         self._steps = 0
         self._playing = True
-        return self._observation(observation, info, {})
+        return self._make_observation(observation, info, {})
 
     def step(self, action: GymnasiumAction, **_: Any) -> GymnasiumObservation:
         """Take one action.
@@ -109,45 +113,45 @@ class GymnasiumEnvironment(Environment[GymnasiumAction, GymnasiumObservation, Gy
         """
         if not self._playing:
             raise EpisodeOverError("no episode is under way; call reset() first")
-        given = action.action
-        choice = self._choices.get(given) if type(given) is int else None
+        value = action.action
+        choice = self._choices.get(value) if type(value) is int else None
         if choice is None:
-            choice = self._read(given)
+            choice = self._read_action(value)
         observation, reward, terminated, truncated, info = self.inner.step(choice)
         self._steps += 1
         done = bool(terminated or truncated)
         self._playing = not done
-        ends = {"done": done, "terminated": bool(terminated), "truncated": bool(truncated)}
-        return self._observation(observation, info, {"reward": float(reward), **ends})
+        end_fields = {"done": done, "terminated": bool(terminated), "truncated": bool(truncated)}
+        return self._make_observation(observation, info, {"reward": float(reward), **end_fields})
 
     @property
     def state(self) -> GymnasiumState:
         """Where the episode stands, with a picture where the environment renders."""
-        self._name_episode()
-        pictured = self._begun and self.inner.render_mode == "rgb_array"
-        frame = _png(self.inner.render()) if pictured else None
+        self._ensure_episode_id()
+        has_frame = self._has_begun and self.inner.render_mode == "rgb_array"
+        frame = _encode_png(self.inner.render()) if has_frame else None
         return GymnasiumState(episode_id=self._episode_id, step_count=self._steps, frame=frame)
 
     def snapshot(self) -> tuple[Any, ...]:
         """Copy Gymnasium's environment."""
-        self._name_episode()
-        return deepcopy(self.inner), self._begun, self._episode_id, self._steps, self._playing
+        self._ensure_episode_id()
+        return deepcopy(self.inner), self._has_begun, self._episode_id, self._steps, self._playing
 
     def restore(self, state: tuple[Any, ...]) -> None:
         """Go on with a copy of Gymnasium's environment."""
         self.inner.close()
         self.inner = deepcopy(state[0])
-        _, self._begun, self._episode_id, self._steps, self._playing = state
+        _, self._has_begun, self._episode_id, self._steps, self._playing = state
 
     def close(self) -> None:
         """Give back what Gymnasium's environment holds."""
         self.inner.close()
 
-    def _name_episode(self) -> None:
-        if self._begun and self._episode_id is None:
+    def _ensure_episode_id(self) -> None:
+        if self._has_begun and self._episode_id is None:
             self._episode_id = str(uuid4())
 
-    def _read(self, action: JsonValue) -> Any:
+    def _read_action(self, action: JsonValue) -> Any:
         space = self._action_space
         try:
             value = read_value(space, action)
@@ -157,16 +161,16 @@ class GymnasiumEnvironment(Environment[GymnasiumAction, GymnasiumObservation, Gy
             raise EnvironmentFailureError(f"this is no action of {space}: {str(action)[:200]}")
         return value
 
-    def _observation(
+    def _make_observation(
         self, inner_observation: Any, info: Mapping[str, Any], fields: dict[str, Any]
     ) -> GymnasiumObservation:
         fields["observation"] = inner_observation
         fields["info"] = (
-            {str(key): _json(value) for key, value in info.items() if _is_json(value)} if info else {}
+            {str(key): _to_json(value) for key, value in info.items() if _is_json(value)} if info else {}
         )
         # There is nothing to validate, and `model_construct` takes longer than a step.
         observation: GymnasiumObservation = object.__new__(self._model)
-        _set_given(observation, set(fields))
+        _set_fields_set(observation, set(fields))
         fields["metadata"] = {}
         _set_values(observation, {**self._defaults, **fields})
         _set_extra(observation, None)
@@ -178,26 +182,26 @@ class QuickGymnasiumEnvironment(GymnasiumEnvironment):
     """One of those that `is_quick` is about: a server steps it on its event loop."""
 
     BLOCKING = False
-    _MADE_WITH = {"disable_env_checker": True}  # noqa: RUF012 - it would look for faults in Gymnasium's own
+    _MAKE_OPTIONS = {"disable_env_checker": True}  # noqa: RUF012 - it would look for faults in Gymnasium's own
 
     def __init__(self, *args: Any, **options: Any) -> None:
         super().__init__(*args, **options)
-        self.inner = _without_order(self.inner)
-        bare, space = self.inner.unwrapped, self.inner.unwrapped.action_space
+        self.inner = _remove_order_check(self.inner)
+        base_env, space = self.inner.unwrapped, self.inner.unwrapped.action_space
         if type(space) is Discrete:
-            bare.action_space = _LookedUpDiscrete(space.n, start=space.start, dtype=space.dtype.type)
+            base_env.action_space = _FastDiscrete(space.n, start=space.start, dtype=space.dtype.type)
 
 
-def _without_order(env: gymnasium.Env[Any, Any]) -> gymnasium.Env[Any, Any]:
+def _remove_order_check(env: gymnasium.Env[Any, Any]) -> gymnasium.Env[Any, Any]:
     """Take the wrapper away that looks at each step whether a reset came first: our `step` does."""
     if isinstance(env, OrderEnforcing):
         return env.env
     if isinstance(env, gymnasium.Wrapper):
-        env.env = _without_order(env.env)
+        env.env = _remove_order_check(env.env)
     return env
 
 
-class _LookedUpDiscrete(Discrete):
+class _FastDiscrete(Discrete):
     """Looks up whether it has a number: each step asks that, and Gymnasium takes a fifth of it to answer."""
 
     def __init__(self, n: Any, **options: Any) -> None:
@@ -212,17 +216,17 @@ class _LookedUpDiscrete(Discrete):
 
 def is_quick(env: gymnasium.Env[Any, Any]) -> bool:
     """Whether an environment never waits: one of Gymnasium's classic control or toy texts that renders nothing."""
-    while isinstance(env, gymnasium.Wrapper) and type(env).__module__.startswith(_COPIED[2]):
+    while isinstance(env, gymnasium.Wrapper) and type(env).__module__.startswith(_COPYABLE_MODULES[2]):
         env = env.env
-    return type(env).__module__.startswith(_QUICK) and env.render_mode is None
+    return type(env).__module__.startswith(_QUICK_MODULES) and env.render_mode is None
 
 
-def _can_be_copied(env: gymnasium.Env[Any, Any]) -> bool:
+def _is_copyable(env: gymnasium.Env[Any, Any]) -> bool:
     while True:
         declared = vars(env).get(
             "FORKABLE", getattr(type(env), "FORKABLE", None)
         )  # a wrapper would ask what it wraps
-        ours = type(env).__module__.startswith(_COPIED) and env.render_mode is None
+        ours = type(env).__module__.startswith(_COPYABLE_MODULES) and env.render_mode is None
         if not (ours if declared is None else declared is True):
             return False
         if not isinstance(env, gymnasium.Wrapper):
@@ -230,21 +234,21 @@ def _can_be_copied(env: gymnasium.Env[Any, Any]) -> bool:
         env = env.env
 
 
-def _json(value: Any) -> JsonValue:
+def _to_json(value: Any) -> JsonValue:
     return value.tolist() if isinstance(value, np.ndarray | np.generic) else value  # type: ignore[no-any-return]
 
 
 def _is_json(value: Any) -> bool:
     try:
-        json.dumps(_json(value))
+        json.dumps(_to_json(value))
     except (TypeError, ValueError):
         return False
     return True
 
 
-def _png(frame: Any) -> bytes:
+def _encode_png(frame: Any) -> bytes:
     from PIL import Image
 
-    written = io.BytesIO()
-    Image.fromarray(np.asarray(frame, dtype=np.uint8)).save(written, "PNG")
-    return written.getvalue()
+    buffer = io.BytesIO()
+    Image.fromarray(np.asarray(frame, dtype=np.uint8)).save(buffer, "PNG")
+    return buffer.getvalue()

@@ -55,7 +55,7 @@ TASKS: Final = "HARBOR_TASKS"
 COMMAND_TIMEOUT_S: Final = 120.0
 """Of a command that names no time-out."""
 
-_PART_CHARS: Final = 30_000
+_CHUNK_CHARS: Final = 30_000
 """What a shell is given of a text at once, as a variable: the kernel takes 128 KiB."""
 
 _OPTIONS: Final = ("seed", "episode_id", "split", "index", "task")
@@ -86,7 +86,7 @@ class HarborEnvironment(
         self._machines = machines or shared_machines()
         self._machine: Machine | None = None
         self._task: HarborTask | None = None
-        self._until: float | None = None
+        self._deadline: float | None = None
         self._state = HarborState()
 
     async def reset_async(
@@ -125,30 +125,30 @@ class HarborEnvironment(
                 index = seed % self._tasks.num_tasks(split)
             else:
                 split, seed = self._tasks.splits[0] if split is None else split, None
-            chosen = self._tasks.task(split, index)
+            new_task = self._tasks.task(split, index)
         except (KeyError, IndexError) as error:
             raise InvalidResetOptionError(str(error.args[0])) from None
         await self.close_async()
-        self._task = chosen
+        self._task = new_task
         self._state = HarborState(
             episode_id=str(uuid4()) if episode_id is None else episode_id,
-            task=chosen.id,
+            task=new_task.id,
             split=split,
             index=index,
             seed=seed,
-            kind=chosen.kind,
+            kind=new_task.kind,
         )
         try:
-            self._machine = await self._machines.open(chosen, verifier=False)
+            self._machine = await self._machines.open(new_task, verifier=False)
             workdir = self._machine.workdir
-            chosen.collected(workdir)  # what cannot be judged is said before it is played
-            if (files := chosen.loose_files) is not None:
+            new_task.collect_paths(workdir)  # what cannot be judged is said before it is played
+            if (files := new_task.loose_files) is not None:
                 await self._machine.unpack(workdir, pack_folder(files, workdir), replace=False)
         except (*_FAILURES, TransferError) as error:
-            return await self._failed(error)
-        limit_s = chosen.config.agent.timeout_sec
-        self._until = None if limit_s is None else asyncio.get_running_loop().time() + limit_s
-        return HarborObservation(task=chosen.instruction)
+            return await self._end_after_failure(error)
+        limit_s = new_task.config.agent.timeout_sec
+        self._deadline = None if limit_s is None else asyncio.get_running_loop().time() + limit_s
+        return HarborObservation(task=new_task.instruction)
 
     async def step_async(
         self, action: HarborAction | ToolAction, **_: Any
@@ -172,27 +172,27 @@ class HarborEnvironment(
             command: As one types it.
             timeout_s: Seconds, after which all that runs is ended; 120 where it is left out.
         """
-        return _result(await self._act(Run(command=command, timeout_s=timeout_s)))
+        return _to_tool_result(await self._act(Run(command=command, timeout_s=timeout_s)))
 
     @tool(annotations={"readOnlyHint": True})
     async def read_file(self, path: Path) -> ToolResult:
         """Read a file of text, 64 KiB of it at most."""
-        return _result(await self._act(ReadFile(path=path)))
+        return _to_tool_result(await self._act(ReadFile(path=path)))
 
     @tool(annotations={"readOnlyHint": False, "idempotentHint": True})
     async def write_file(self, path: Path, content: Text) -> ToolResult:
         """Write a file, and the folders above it; one that is there is replaced."""
-        return _result(await self._act(WriteFile(path=path, content=content)))
+        return _to_tool_result(await self._act(WriteFile(path=path, content=content)))
 
     @tool(annotations={"readOnlyHint": False})
     async def edit_file(self, path: Path, old: Text, new: Text) -> ToolResult:
         """Replace a text that stands in a file exactly once."""
-        return _result(await self._act(EditFile(path=path, old=old, new=new)))
+        return _to_tool_result(await self._act(EditFile(path=path, old=old, new=new)))
 
     @tool(annotations={"readOnlyHint": False})
     async def submit(self) -> ToolResult:
         """Say that the task is done. Nothing can be done afterwards: tests judge what is there."""
-        return _result(await self._act(Submit()))
+        return _to_tool_result(await self._act(Submit()))
 
     # Where tasks come from; see `openenv_core.tasks.TaskProvider`.
 
@@ -238,39 +238,39 @@ class HarborEnvironment(
     async def _act(self, action: HarborAction) -> HarborObservation:
         machine, self._state.step_count = self._machine, self._state.step_count + 1
         assert machine is not None
-        left_s = self._left_s()
+        left_s = self._time_left_s()
         try:
             if isinstance(action, Submit) or left_s <= 0:
                 return await self._judge(truncated=not isinstance(action, Submit))
-            done = await _do(machine, action, left_s)
-            if done.status == "killed":
+            result = await _run_action(machine, action, left_s)
+            if result.status == "killed":
                 # What it had done is gone with what it ran in, and it was the policy that took that down.
-                verdict = HarborVerdict(reward=0.0, reason=done.reason)
+                verdict = HarborVerdict(reward=0.0, reason=result.reason)
                 await self.close_async()
-                return self._ended(verdict, truncated=False, done=done)
-            if self._left_s() <= 0:
-                return await self._judge(truncated=True, done=done)
-            return _to_observation(done)
+                return self._end_episode(verdict, truncated=False, result=result)
+            if self._time_left_s() <= 0:
+                return await self._judge(truncated=True, result=result)
+            return _to_observation(result)
         except _FAILURES as error:
-            return await self._failed(error)
+            return await self._end_after_failure(error)
 
-    def _left_s(self) -> float:
-        return float("inf") if self._until is None else self._until - asyncio.get_running_loop().time()
+    def _time_left_s(self) -> float:
+        return float("inf") if self._deadline is None else self._deadline - asyncio.get_running_loop().time()
 
-    async def _judge(self, *, truncated: bool, done: CommandResult | None = None) -> HarborObservation:
+    async def _judge(self, *, truncated: bool, result: CommandResult | None = None) -> HarborObservation:
         machine, self._machine = self._machine, None
         assert machine is not None
         assert self._task is not None
         # A server that gives the step up cancels this; what is open is closed on the way out.
         verdict = await verify(self._machines, self._task, machine)
-        return self._ended(verdict, truncated=truncated, done=done)
+        return self._end_episode(verdict, truncated=truncated, result=result)
 
-    def _ended(
-        self, verdict: HarborVerdict, *, truncated: bool, done: CommandResult | None = None
+    def _end_episode(
+        self, verdict: HarborVerdict, *, truncated: bool, result: CommandResult | None = None
     ) -> HarborObservation:
         self._state.done = True
         return _to_observation(
-            done or CommandResult(reason=verdict.reason),
+            result or CommandResult(reason=verdict.reason),
             done=True,
             truncated=truncated,
             reward=verdict.reward,
@@ -279,7 +279,7 @@ class HarborEnvironment(
             verifier_output=verdict.output,
         )
 
-    async def _failed(self, error: Exception) -> HarborObservation:
+    async def _end_after_failure(self, error: Exception) -> HarborObservation:
         """End the episode after a failure of the infrastructure."""
         logger.warning("the infrastructure of a task failed: %s", error)
         await self.close_async()
@@ -290,31 +290,31 @@ class HarborEnvironment(
         )
 
 
-async def _do(machine: Machine, action: HarborAction, left_s: float) -> CommandResult:
+async def _run_action(machine: Machine, action: HarborAction, left_s: float) -> CommandResult:
     """Do what an action says; files by the policy's own shell, so that it may what its user may."""
 
-    async def shell(command: str, **variables: str) -> CommandResult:
-        done = await machine.run(command, min(COMMAND_TIMEOUT_S, left_s), variables)
-        if not done.exit_code:
-            return done
-        return CommandResult(status="refused", reason=done.output.strip()[:500])
+    async def run_shell(command: str, **variables: str) -> CommandResult:
+        result = await machine.run(command, min(COMMAND_TIMEOUT_S, left_s), variables)
+        if not result.exit_code:
+            return result
+        return CommandResult(status="refused", reason=result.output.strip()[:500])
 
-    async def write(path: str, text: str) -> CommandResult:
-        done = await shell('mkdir -p -- "$(dirname -- "$FILE")" && : > "$FILE"', FILE=path)
-        for at in range(0, len(text), _PART_CHARS):
-            if done.status == "ok":
-                done = await shell(
-                    'printf %s "$TEXT" >> "$FILE"', FILE=path, TEXT=text[at : at + _PART_CHARS]
+    async def write_text(path: str, text: str) -> CommandResult:
+        result = await run_shell('mkdir -p -- "$(dirname -- "$FILE")" && : > "$FILE"', FILE=path)
+        for start in range(0, len(text), _CHUNK_CHARS):
+            if result.status == "ok":
+                result = await run_shell(
+                    'printf %s "$TEXT" >> "$FILE"', FILE=path, TEXT=text[start : start + _CHUNK_CHARS]
                 )
-        return done
+        return result
 
     if isinstance(action, Run):
         return await machine.run(action.command, min(action.timeout_s or COMMAND_TIMEOUT_S, left_s), {})
     assert isinstance(action, ReadFile | WriteFile | EditFile)
     path = posixpath.join(machine.workdir, action.path)
     if isinstance(action, WriteFile):
-        return await write(path, action.content)
-    content = await shell('cat < "$FILE"', FILE=path)
+        return await write_text(path, action.content)
+    content = await run_shell('cat < "$FILE"', FILE=path)
     if isinstance(action, ReadFile) or content.status != "ok":
         return content
     count = content.output.count(action.old)
@@ -323,30 +323,32 @@ async def _do(machine: Machine, action: HarborAction, left_s: float) -> CommandR
         if content.cut or "\ufffd" in content.output:
             reason = f"expected text in UTF-8 of at most {OUTPUT_BYTES >> 10} KiB; edit it by a command"
         return CommandResult(status="refused", reason=f"{path}: {reason}")
-    return await write(path, content.output.replace(action.old, action.new))
+    return await write_text(path, content.output.replace(action.old, action.new))
 
 
 def _to_observation(result: CommandResult, **end: Any) -> HarborObservation:
     return HarborObservation(**asdict(result), **end)
 
 
-def _result(observation: HarborObservation) -> ToolResult:
+def _to_tool_result(observation: HarborObservation) -> ToolResult:
     if observation.status in ("refused", "sandbox_error"):
         kind = (
             ToolErrorType.EXECUTION_ERROR
             if observation.status == "refused"
             else ToolErrorType.TRANSPORT_ERROR
         )
-        result = ToolResult.failed(kind, observation.reason or observation.status)
+        tool_result = ToolResult.failed(kind, observation.reason or observation.status)
     else:
         notes = [observation.reason] if observation.reason else []
         if observation.cut:
             notes.append("there was more output")
         if observation.exit_code:
             notes.append(f"exit code {observation.exit_code}")
-        result = ToolResult.of("\n".join([observation.output, *(f"[{note}]" for note in notes)]).strip("\n"))
+        tool_result = ToolResult.of(
+            "\n".join([observation.output, *(f"[{note}]" for note in notes)]).strip("\n")
+        )
     return replace(
-        result,
+        tool_result,
         reward=observation.reward,
         done=observation.done,
         truncated=observation.truncated,

@@ -21,7 +21,7 @@ from openenv_core.sandbox import Execution, FileRefusedError, Isolation, Limits,
 from openenv_core.sandbox.sandbox import SandboxSession
 
 from ..models import Status
-from ..tasks import WORKDIR, EnvironmentTable, HarborTask, InvalidTaskError, digest
+from ..tasks import WORKDIR, EnvironmentTable, HarborTask, InvalidTaskError, compute_digest
 
 OUTPUT_BYTES: Final = 64 << 10
 """What is kept of a command's output."""
@@ -77,7 +77,7 @@ class Machine(Protocol):
         """Release it. Idempotent."""
 
 
-_INSIDE: Final = """
+_SESSION_CODE: Final = """
 import os, shutil, signal, subprocess, sys, tarfile
 
 for _name in ("app", "tests", "solution", "logs/agent", "logs/artifacts", "logs/verifier"):
@@ -86,8 +86,8 @@ _path = os.path.dirname(sys.executable) + ":" + os.environ["PATH"]
 _variables = {**os.environ, "PATH": _path, "HOME": "/tmp", "TMPDIR": "/tmp"}
 
 def run(command, variables):
-    words, given = ["/bin/bash", "-c", command], {**_variables, **variables}
-    process = subprocess.Popen(words, cwd="/app", env=given, stdin=subprocess.DEVNULL)
+    argv, environ = ["/bin/bash", "-c", command], {**_variables, **variables}
+    process = subprocess.Popen(argv, cwd="/app", env=environ, stdin=subprocess.DEVNULL)
     try:
         return process.wait()
     except KeyboardInterrupt:
@@ -119,7 +119,13 @@ def unpack(path, replace):
 """
 """What a session's interpreter, which runs nothing else, is told first."""
 
-_PLACES: Final = {"app": "app", "tests": "tests", "solution": "solution", "logs": "logs", "tmp": ".tmp"}
+_WORKSPACE_FOLDERS: Final = {
+    "app": "app",
+    "tests": "tests",
+    "solution": "solution",
+    "logs": "logs",
+    "tmp": ".tmp",
+}
 """Where in the workspace that is which tasks name by absolute paths."""
 
 
@@ -151,28 +157,28 @@ class _SandboxMachine:
         )
         session = await sandbox.open(limits)
         try:
-            _require(await session.execute(_INSIDE, timeout_s=CALL_TIMEOUT_S))
+            _require_ok(await session.execute(_SESSION_CODE, timeout_s=CALL_TIMEOUT_S))
         except BaseException:
             await session.close()
             raise
         return cls(session, variables)
 
     async def run(self, command: str, timeout_s: float, variables: Mapping[str, str]) -> CommandResult:
-        done = await self._session.call(
+        result = await self._session.call(
             "run", (command, {**self._variables, **variables}), timeout_s=timeout_s
         )
-        execution = done.execution
+        execution = result.execution
         status: Status = "ok"
         if execution.status == "sandbox_error":
-            _require(execution)
-        elif execution.state_lost or (execution.status == "ok") != isinstance(done.value, int):
+            _require_ok(execution)
+        elif execution.state_lost or (execution.status == "ok") != isinstance(result.value, int):
             status = "killed"
         elif execution.status in ("timeout", "output_limit"):
             status = "timeout" if execution.status == "timeout" else "output_limit"
             await self._session.execute("")  # takes what was written on the way to the end
         elif execution.status != "ok":
             status = "refused"  # the shell did not begin: too many processes, no working folder
-        code = done.value if isinstance(done.value, int) else None
+        code = result.value if isinstance(result.value, int) else None
         return CommandResult(
             status=status,
             output=execution.stdout + execution.stderr,
@@ -183,10 +189,10 @@ class _SandboxMachine:
         )
 
     async def end(self) -> None:
-        _require((await self._session.call("end", timeout_s=CALL_TIMEOUT_S)).execution)
+        _require_ok((await self._session.call("end", timeout_s=CALL_TIMEOUT_S)).execution)
 
     async def pack(self, path: str) -> bytes | None:
-        if (inside := self._inside(path)) is None:
+        if (inside := self._workspace_path(path)) is None:
             return None
         if not await self._transfer("pack", inside):
             return None
@@ -194,11 +200,13 @@ class _SandboxMachine:
             data = await self._session.get_file(".tmp/packed")
         except FileRefusedError as error:
             raise TransferError(str(error)) from None
-        return _bounded(path, data)
+        return _check_size(path, data)
 
     async def unpack(self, path: str, archive: bytes, *, replace: bool = True) -> None:
-        if (inside := self._inside(path)) is None:
-            raise TransferError(f"{path}: expected a path below {', '.join(f'/{name}' for name in _PLACES)}")
+        if (inside := self._workspace_path(path)) is None:
+            raise TransferError(
+                f"{path}: expected a path below {', '.join(f'/{name}' for name in _WORKSPACE_FOLDERS)}"
+            )
         try:
             await self._session.put_file(".tmp/unpacked", archive)
         except FileRefusedError as error:
@@ -209,26 +217,30 @@ class _SandboxMachine:
         await self._session.close()
 
     async def _transfer(self, function: str, *arguments: Any) -> Any:
-        done = await self._session.call(function, arguments, timeout_s=CALL_TIMEOUT_S)
-        if done.execution.status == "sandbox_error":
-            _require(done.execution)
-        if done.execution.status != "ok":
-            raise TransferError(f"{arguments[0]}: {_why(done.execution)}")
-        return done.value
+        result = await self._session.call(function, arguments, timeout_s=CALL_TIMEOUT_S)
+        if result.execution.status == "sandbox_error":
+            _require_ok(result.execution)
+        if result.execution.status != "ok":
+            raise TransferError(f"{arguments[0]}: {_failure_reason(result.execution)}")
+        return result.value
 
-    def _inside(self, path: str) -> str | None:
+    def _workspace_path(self, path: str) -> str | None:
         first, _, rest = posixpath.join(self.workdir, path).strip("/").partition("/")
-        return posixpath.join(_PLACES[first], rest).rstrip("/") if first in _PLACES else None
+        return (
+            posixpath.join(_WORKSPACE_FOLDERS[first], rest).rstrip("/")
+            if first in _WORKSPACE_FOLDERS
+            else None
+        )
 
 
-def _why(execution: Execution) -> str:
+def _failure_reason(execution: Execution) -> str:
     message = None if execution.error is None else execution.error.evalue
     return execution.reason or message or execution.status
 
 
-def _require(execution: Execution) -> None:
+def _require_ok(execution: Execution) -> None:
     if execution.status != "ok":
-        raise OpenEnvError(f"the sandbox failed: {_why(execution)}")
+        raise OpenEnvError(f"the sandbox failed: {_failure_reason(execution)}")
 
 
 class _ContainerMachine:
@@ -269,10 +281,10 @@ class _ContainerMachine:
         try:
             workdir = table.workdir or (engine.find_image(image) or {})["Config"].get("WorkingDir") or "/"
             self = cls(container, engine, workdir, "" if user is None else str(user))
-            self._root(
+            self._run_as_root(
                 'mkdir -p "$0" /logs/agent /logs/artifacts /logs/verifier; chmod -R 777 /logs', workdir
             )
-            self._shell = "bash" if self._root("command -v bash") == 0 else "sh"
+            self._shell = "bash" if self._run_as_root("command -v bash") == 0 else "sh"
         except BaseException:
             with suppress(OpenEnvError):
                 container.remove()
@@ -284,7 +296,7 @@ class _ContainerMachine:
 
     def _run(self, command: str, timeout_s: float, variables: Mapping[str, str]) -> CommandResult:
         try:
-            done = self._engine.execute(
+            result = self._engine.execute(
                 self._container.id,
                 (self._shell, "-c", command),
                 timeout_s=timeout_s,
@@ -293,23 +305,25 @@ class _ContainerMachine:
                 WorkingDir=self.workdir,
                 Env=[f"{name}={value}" for name, value in variables.items()],
             )
-            if done.exit_code is None:
-                self._root("kill -9 -1")
+            if result.exit_code is None:
+                self._run_as_root("kill -9 -1")
         except EngineRefusedError:
             state = self._container.end_state()
             if state.out_of_memory:
                 return CommandResult(status="killed", reason=f"the container {state}")
             raise
-        status: Status = "ok" if done.exit_code is not None else "output_limit" if done.full else "timeout"
+        status: Status = (
+            "ok" if result.exit_code is not None else "output_limit" if result.full else "timeout"
+        )
         limits = {
             "output_limit": f"it wrote more than {OUTPUT_HARD_BYTES >> 20} MiB",
             "timeout": f"it ran longer than {timeout_s:g} s",
         }
         return CommandResult(
             status=status,
-            output=done.output[:OUTPUT_BYTES].decode(errors="replace"),
-            cut=len(done.output) > OUTPUT_BYTES,
-            exit_code=done.exit_code,
+            output=result.output[:OUTPUT_BYTES].decode(errors="replace"),
+            cut=len(result.output) > OUTPUT_BYTES,
+            exit_code=result.exit_code,
             reason=limits.get(status),
         )
 
@@ -323,7 +337,7 @@ class _ContainerMachine:
     async def pack(self, path: str) -> bytes | None:
         path = posixpath.join(self.workdir, path)
         try:
-            return _bounded(path, await asyncio.to_thread(self._engine.archive, self._container.id, path))
+            return _check_size(path, await asyncio.to_thread(self._engine.archive, self._container.id, path))
         except EngineRefusedError as error:
             if error.status == 404:
                 return None
@@ -333,30 +347,30 @@ class _ContainerMachine:
         await asyncio.to_thread(self._unpack, posixpath.join(self.workdir, path), archive, replace=replace)
 
     def _unpack(self, path: str, archive: bytes, *, replace: bool) -> None:
-        above = posixpath.dirname(path)
+        parent = posixpath.dirname(path)
         if replace:
-            self._root('rm -rf -- "$0"', path)
+            self._run_as_root('rm -rf -- "$0"', path)
         try:
-            if self._root('mkdir -p -- "$0"', above) != 0:
-                raise TransferError(f"{path}: there can be no folder {above}")
-            self._engine.put_archive(self._container.id, above, archive)
+            if self._run_as_root('mkdir -p -- "$0"', parent) != 0:
+                raise TransferError(f"{path}: there can be no folder {parent}")
+            self._engine.put_archive(self._container.id, parent, archive)
         except EngineRefusedError as error:
             raise TransferError(f"{path}: {error.reason}") from error
         finally:
-            self._root('mkdir -p -- "$0"', self.workdir)  # it may be what was replaced
+            self._run_as_root('mkdir -p -- "$0"', self.workdir)  # it may be what was replaced
 
     async def close(self) -> None:
         await asyncio.to_thread(self._container.remove)
 
-    def _root(self, command: str, *arguments: str) -> int | None:
+    def _run_as_root(self, command: str, *arguments: str) -> int | None:
         argv = ("sh", "-c", command, *arguments)
-        done = self._engine.execute(
+        result = self._engine.execute(
             self._container.id, argv, timeout_s=CALL_TIMEOUT_S, most=OUTPUT_BYTES, User="0", WorkingDir="/"
         )
-        return done.exit_code
+        return result.exit_code
 
 
-def _bounded(path: str, archive: bytes) -> bytes:
+def _check_size(path: str, archive: bytes) -> bytes:
     if len(archive) >= ARCHIVE_BYTES:
         raise TransferError(f"{path} has more than {ARCHIVE_BYTES >> 20} MiB")
     return archive
@@ -365,18 +379,18 @@ def _bounded(path: str, archive: bytes) -> bytes:
 def pack_folder(folder: Path, path: str) -> bytes:
     """Return a folder of this machine as an archive that can be unpacked at a path, as root's."""
 
-    def as_root(member: tarfile.TarInfo) -> tarfile.TarInfo:
+    def set_root_owner(member: tarfile.TarInfo) -> tarfile.TarInfo:
         member.uid = member.gid = 0
         member.uname = member.gname = ""
         return member
 
     buffer = io.BytesIO()
     with tarfile.open(fileobj=buffer, mode="w") as archive:
-        archive.add(folder, arcname=posixpath.basename(path), filter=as_root)
+        archive.add(folder, arcname=posixpath.basename(path), filter=set_root_owner)
     return buffer.getvalue()
 
 
-def packed_content(archive: bytes) -> bytes | None:
+def read_packed_file(archive: bytes) -> bytes | None:
     """Return the content of the plain file that an archive holds; None where it holds something else."""
     with tarfile.open(fileobj=io.BytesIO(archive)) as tar:
         member = tar.next()
@@ -385,7 +399,7 @@ def packed_content(archive: bytes) -> bytes | None:
 
 
 @dataclass(slots=True)
-class _Held:
+class _LoopSandbox:
     """The sandbox of one event loop."""
 
     lock: asyncio.Lock = field(default_factory=asyncio.Lock)
@@ -396,8 +410,10 @@ class Machines:
     """Opens machines. One object may be shared by all sessions of a server."""
 
     def __init__(self) -> None:
-        self._held: weakref.WeakKeyDictionary[asyncio.AbstractEventLoop, _Held] = weakref.WeakKeyDictionary()
-        self._building = threading.Lock()
+        self._sandboxes: weakref.WeakKeyDictionary[asyncio.AbstractEventLoop, _LoopSandbox] = (
+            weakref.WeakKeyDictionary()
+        )
+        self._build_lock = threading.Lock()
 
     async def open(self, task: HarborTask, *, verifier: bool) -> Machine:
         """Open a machine for a phase of a task.
@@ -420,20 +436,20 @@ class Machines:
 
     async def sandbox(self) -> Sandbox:
         """Return the sandbox of this event loop, started."""
-        held = self._held_by_loop()
-        async with held.lock:
-            if held.sandbox is None:
-                links = tuple(name for name in _PLACES if name != "tmp")
+        loop_sandbox = self._get_loop_sandbox()
+        async with loop_sandbox.lock:
+            if loop_sandbox.sandbox is None:
+                links = tuple(name for name in _WORKSPACE_FOLDERS if name != "tmp")
                 sandbox = Sandbox(SandboxConfig(minimum=Isolation.NAMESPACES, links=links))
                 await sandbox.start()
-                held.sandbox = sandbox
-            return held.sandbox
+                loop_sandbox.sandbox = sandbox
+            return loop_sandbox.sandbox
 
     async def close(self) -> None:
         """End the sandbox of this event loop. Idempotent."""
-        held = self._held_by_loop()
-        async with held.lock:
-            sandbox, held.sandbox = held.sandbox, None
+        loop_sandbox = self._get_loop_sandbox()
+        async with loop_sandbox.lock:
+            sandbox, loop_sandbox.sandbox = loop_sandbox.sandbox, None
             if sandbox is not None:
                 await sandbox.close()
 
@@ -445,13 +461,13 @@ class Machines:
         finally:
             await self.close()
 
-    def _held_by_loop(self) -> _Held:
-        return self._held.setdefault(asyncio.get_running_loop(), _Held())
+    def _get_loop_sandbox(self) -> _LoopSandbox:
+        return self._sandboxes.setdefault(asyncio.get_running_loop(), _LoopSandbox())
 
     def _build(self, folder: Path, task: HarborTask) -> str:
         """Build an image, unless there is one of that content, and return its name."""
-        tag = f"ropewalk-harbor:{digest(folder)}"
-        with self._building:
+        tag = f"ropewalk-harbor:{compute_digest(folder)}"
+        with self._build_lock:
             if not DockerEngine.find().has_image(tag):
                 if not (folder / "Dockerfile").is_file():
                     raise InvalidTaskError(f"{task.folder}: expected {folder.name}/Dockerfile, got none")

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from typing import Any, Final
 
 from ..tasks import HarborTask
-from .machines import ARCHIVE_BYTES, Machine, Machines, TransferError, pack_folder, packed_content
+from .machines import ARCHIVE_BYTES, Machine, Machines, TransferError, pack_folder, read_packed_file
 
 _TESTS: Final = "/tests"
 _REWARDS: Final = ("/logs/verifier/reward.json", "/logs/verifier/reward.txt")
@@ -51,19 +51,21 @@ async def verify(machines: Machines, task: HarborTask, policy: Machine) -> Harbo
         OpenEnvError: The infrastructure failed.
         OSError: Likewise.
     """
-    parts = {}
+    archives = {}
     try:
         await policy.end()
-        for path in task.collected(policy.workdir):
+        for path in task.collect_paths(policy.workdir):
             if (packed := await policy.pack(path)) is not None:
-                parts[path] = plain_archive(packed, posixpath.basename(path), folder=path == policy.workdir)
+                archives[path] = make_plain_archive(
+                    packed, posixpath.basename(path), folder=path == policy.workdir
+                )
     except TransferError as error:
         return HarborVerdict(reward=0.0, reason=str(error))
     finally:
         await policy.close()
     machine = await machines.open(task, verifier=True)
     try:
-        for path, archive in parts.items():
+        for path, archive in archives.items():
             await machine.unpack(path, archive)
         if task.verifier_image is None:
             await machine.unpack(_TESTS, pack_folder(task.folder / "tests", _TESTS))
@@ -77,17 +79,17 @@ async def verify(machines: Machines, task: HarborTask, policy: Machine) -> Harbo
 async def _judge(machine: Machine, task: HarborTask) -> HarborVerdict:
     verifier = task.config.verifier
     command = f"(chmod +x {_TESTS}/test.sh; {_TESTS}/test.sh) > {_STDOUT} 2>&1"
-    done = await machine.run(command, verifier.timeout_sec, task.variables(verifier.env))
-    if done.status == "killed":
-        raise UnscoredError(f"the tests took down what they ran in: {done.reason}")
+    result = await machine.run(command, verifier.timeout_sec, task.variables(verifier.env))
+    if result.status == "killed":
+        raise UnscoredError(f"the tests took down what they ran in: {result.reason}")
     await machine.end()
-    output = (await _content(machine, _STDOUT) or b"").decode(errors="replace")[-_SHOWN_CHARS:]
+    output = (await _read_file(machine, _STDOUT) or b"").decode(errors="replace")[-_SHOWN_CHARS:]
     reason = f"the tests wrote neither {' nor '.join(_REWARDS)}"
-    if done.status != "ok":
-        return HarborVerdict(reason=f"the tests did not end: {done.reason}", output=output)
+    if result.status != "ok":
+        return HarborVerdict(reason=f"the tests did not end: {result.reason}", output=output)
     try:
         for path in _REWARDS:
-            if (data := await _content(machine, path)) is not None:
+            if (data := await _read_file(machine, path)) is not None:
                 rewards = read_rewards(data, path)
                 return HarborVerdict(reward=_main_reward(rewards), rewards=rewards, output=output)
     except UnscoredError as error:
@@ -95,9 +97,9 @@ async def _judge(machine: Machine, task: HarborTask) -> HarborVerdict:
     return HarborVerdict(reason=reason, output=output)
 
 
-async def _content(machine: Machine, path: str) -> bytes | None:
+async def _read_file(machine: Machine, path: str) -> bytes | None:
     packed = await machine.pack(path)
-    return None if packed is None else packed_content(packed)
+    return None if packed is None else read_packed_file(packed)
 
 
 def read_rewards(data: bytes, path: str) -> dict[str, float]:
@@ -125,7 +127,7 @@ def _main_reward(rewards: dict[str, float]) -> float:
     return rewards.get("reward", next(iter(rewards.values())))
 
 
-def plain_archive(data: bytes, name: str, *, folder: bool = False) -> bytes:
+def make_plain_archive(data: bytes, name: str, *, folder: bool = False) -> bytes:
     """Return an archive with the plain files and folders of another, and those links that cannot lead out of it.
 
     A link is kept where what it leads to goes down from where it lies: any other could name what is put in later.
@@ -146,8 +148,8 @@ def plain_archive(data: bytes, name: str, *, folder: bool = False) -> bytes:
         ):
             for member in source:
                 path = posixpath.normpath(member.name)
-                above = [path.rsplit("/", depth)[0] for depth in range(1, path.count("/") + 1)]
-                if (path != name and not path.startswith(f"{name}/")) or links.intersection(above):
+                parents = [path.rsplit("/", depth)[0] for depth in range(1, path.count("/") + 1)]
+                if (path != name and not path.startswith(f"{name}/")) or links.intersection(parents):
                     continue
                 if folder and path == name and not member.isdir():
                     continue

@@ -24,14 +24,14 @@ from pydantic import (
 
 from openenv_core.errors import ConfigurationError
 
-from .upstream.addresses import check
+from .upstream.addresses import check_address
 from .upstream.errors import AddressRefusedError
 
 SESSION_DIR: Final = "SESSION_DIR"
 """The name of the folder that a session has to itself, and which is removed with it."""
 
 _PLACEHOLDER: Final = re.compile(r"(\$?)\$\{([^}]*)\}")
-_VARIABLE: Final = "env:"
+_ENV_PREFIX: Final = "env:"
 
 
 def _expand(value: Any, info: ValidationInfo) -> Any:
@@ -46,23 +46,23 @@ def _expand(value: Any, info: ValidationInfo) -> Any:
 
 def _expand_text(text: str, environ: Mapping[str, str]) -> str:
 
-    def value(match: re.Match[str]) -> str:
+    def expand(match: re.Match[str]) -> str:
         name = match[2]
         if match[1] or name == SESSION_DIR:
             return match[0]
-        if not name.startswith(_VARIABLE):
+        if not name.startswith(_ENV_PREFIX):
             raise ValueError(
-                f"expected ${{{SESSION_DIR}}} or ${{{_VARIABLE}NAME}}, got ${{{name}}}; write $${{{name}}} where it "
+                f"expected ${{{SESSION_DIR}}} or ${{{_ENV_PREFIX}NAME}}, got ${{{name}}}; write $${{{name}}} where it "
                 "is meant as it stands"
             )
-        variable = name.removeprefix(_VARIABLE)
+        variable = name.removeprefix(_ENV_PREFIX)
         if variable not in environ:
             raise ValueError(
                 f"expected the variable {variable} to be set, for {match[0]}; set it for the environment's server"
             )
         return environ[variable].replace("${", "$${")
 
-    return _PLACEHOLDER.sub(value, text)
+    return _PLACEHOLDER.sub(expand, text)
 
 
 def fill_folder(text: str, folder: str) -> str:
@@ -148,15 +148,15 @@ class StdioServer(_Entry):
         return _expand(value, info)
 
     @model_validator(mode="after")
-    def _sensible(self) -> Self:
+    def _check_values(self) -> Self:
         if _needs_folder(self.command):
             raise ValueError("expected a command that is there before the session, got ${SESSION_DIR} in it")
         if any(
             "\0" in text for text in (self.command, *self.args, *self.env, *self.env.values(), self.cwd or "")
         ):
             raise ValueError("expected text without NUL characters in command, args, env and cwd")
-        if bad := [name for name in self.env if not name or "=" in name]:
-            raise ValueError(f"expected names of variables in env, got {bad[0]!r}")
+        if invalid_names := [name for name in self.env if not name or "=" in name]:
+            raise ValueError(f"expected names of variables in env, got {invalid_names[0]!r}")
         if self.ropewalk.allow_private:
             raise ValueError("expected allow_private for a url, got it for a command; leave it out")
         return self
@@ -190,7 +190,7 @@ class HttpServer(_Entry):
         )
 
     @model_validator(mode="after")
-    def _sensible(self) -> Self:
+    def _check_values(self) -> Self:
         parts = urlsplit(self.url)
         try:
             host, _ = parts.hostname, parts.port
@@ -209,7 +209,7 @@ class HttpServer(_Entry):
             raise ValueError("expected env_pass for a command, got it for a url; leave it out")
         if not self.ropewalk.allow_private:
             try:
-                check(str(ipaddress.ip_address(host.strip("[]"))))
+                check_address(str(ipaddress.ip_address(host.strip("[]"))))
             except AddressRefusedError as error:
                 raise ValueError(f"{error}; set ropewalk.allow_private where that is right") from None
             except ValueError:
@@ -265,12 +265,12 @@ class McpToolsSettings(BaseModel):
             servers = _parse_servers(SERVERS, inline, environ)
         else:
             servers = {"demo": StdioServer(command=sys.executable, args=("-I", "-S", str(_DEMO_SCRIPT)))}
-        given = {
+        values = {
             name: environ.get(f"{PREFIX}{name.upper()}", "").strip() for name in ("calls", "time_s", "starts")
         }
         try:
             return cls.model_validate(
-                {"servers": servers, **{name: text for name, text in given.items() if text}}
+                {"servers": servers, **{name: text for name, text in values.items() if text}}
             )
         except ValidationError as error:
             (fault, *_) = error.errors(include_url=False)
@@ -301,26 +301,26 @@ def servers_of(
                 f"expected names of servers of 1 to 32 letters, digits, dashes and underscores in {source}, got "
                 f"{name[:80]!r}; its name becomes part of the names of its tools"
             )
-        servers[name] = _server(f"{KEY}.{name}", entry, environ, source)
+        servers[name] = _parse_server(f"{KEY}.{name}", entry, environ, source)
     return servers
 
 
 def _parse_servers(variable: str, text: str, environ: Mapping[str, str]) -> dict[str, ServerSpec]:
     try:
-        config = json.loads(text, object_pairs_hook=_once)
+        config = json.loads(text, object_pairs_hook=_require_unique_keys)
     except (ValueError, RecursionError) as error:
         raise ConfigurationError(f"expected JSON in {variable}, got: {error}") from None
     return servers_of(config, environ, variable)
 
 
-def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+def _require_unique_keys(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     mapping = dict(pairs)
     if len(mapping) != len(pairs):
         raise ValueError(f"one key twice, among {', '.join(mapping)}"[:200])
     return mapping
 
 
-def _server(place: str, entry: object, environ: Mapping[str, str], source: str) -> ServerSpec:
+def _parse_server(place: str, entry: object, environ: Mapping[str, str], source: str) -> ServerSpec:
     if not isinstance(entry, Mapping) or ("command" in entry) == ("url" in entry):
         raise ConfigurationError(
             f'expected either "command" (a process) or "url" (streamable HTTP) in {place} of {source}, got '
@@ -331,11 +331,11 @@ def _server(place: str, entry: object, environ: Mapping[str, str], source: str) 
         return model.model_validate(entry, context={ENVIRON: environ})
     except ValidationError as error:
         errors = error.errors(include_url=False, include_input=False)
-        faults = "; ".join(_fault(place, fault, model) for fault in errors)
+        faults = "; ".join(_describe_fault(place, fault, model) for fault in errors)
         raise ConfigurationError(f"{source}: {faults}"[:2000]) from None
 
 
-def _fault(place: str, fault: Any, model: type[BaseModel]) -> str:
+def _describe_fault(place: str, fault: Any, model: type[BaseModel]) -> str:
     where = ".".join((place, *map(str, fault["loc"])))
     if fault["type"] == "extra_forbidden":
         fields = model.model_fields

@@ -61,9 +61,9 @@ TOOLS: dict[str, tuple[Callable[..., Any], dict[str, Any]]] = {
 
 def initialize(params: dict[str, Any]) -> dict[str, Any]:
     """Agree on a version."""
-    wanted = params.get("protocolVersion")
+    version = params.get("protocolVersion")
     return {
-        "protocolVersion": wanted if wanted in VERSIONS else VERSIONS[-1],
+        "protocolVersion": version if version in VERSIONS else VERSIONS[-1],
         "capabilities": {"tools": {}},
         "serverInfo": {"name": "ropewalk-demo", "version": "0.1.0"},
         "instructions": "Notes are kept for as long as the session lasts.",
@@ -114,7 +114,7 @@ METHODS: dict[str, Callable[[dict[str, Any]], dict[str, Any]]] = {
 }
 
 
-def answer(message: dict[str, Any]) -> dict[str, Any] | None:
+def handle_message(message: dict[str, Any]) -> dict[str, Any] | None:
     """Return what a message is answered with; nothing where it is none that is answered."""
     if "id" not in message or "method" not in message:
         return None
@@ -131,7 +131,7 @@ def answer(message: dict[str, Any]) -> dict[str, Any] | None:
 def main() -> None:
     """Answer line by line until there is no more to read."""
     for line in sys.stdin:
-        if (reply := answer(json.loads(line))) is not None:
+        if (reply := handle_message(json.loads(line))) is not None:
             sys.stdout.write(json.dumps(reply) + "\n")
             sys.stdout.flush()
 

@@ -51,7 +51,7 @@ class McpToolsEnvironment(Environment[ToolAction, ToolObservation, McpToolsState
     def __init__(self, shared: SharedState | None = None) -> None:
         self._shared = shared or shared_state()
         self._episode: Episode | None = None
-        self._beginning = asyncio.Lock()
+        self._start_lock = asyncio.Lock()
         self._state = McpToolsState(episode_id=str(uuid4()))
 
     async def reset_async(
@@ -86,7 +86,9 @@ class McpToolsEnvironment(Environment[ToolAction, ToolObservation, McpToolsState
         return ListToolsObservation(
             tools=[spec.wire() for spec in episode.specs],
             metadata={
-                "servers": [info.model_dump(exclude={"calls", "restarts", "dead"}) for info in episode.about]
+                "servers": [
+                    info.model_dump(exclude={"calls", "restarts", "dead"}) for info in episode.server_infos
+                ]
             },
         )
 
@@ -123,12 +125,12 @@ class McpToolsEnvironment(Environment[ToolAction, ToolObservation, McpToolsState
 
     async def _current_episode(self) -> Episode:
         """Return the episode that is under way; one with all servers where nobody has begun any."""
-        async with self._beginning:
+        async with self._start_lock:
             if self._episode is None:
-                began = await self.reset_async(episode_id=self._state.episode_id)
-                if began.done:
+                observation = await self.reset_async(episode_id=self._state.episode_id)
+                if observation.done:
                     raise EpisodeOverError(
-                        f"expected tool servers that start, got: {began.metadata[INFRASTRUCTURE_ERROR]}"
+                        f"expected tool servers that start, got: {observation.metadata[INFRASTRUCTURE_ERROR]}"
                     )
         assert self._episode is not None
         if self._episode.ended is not None:

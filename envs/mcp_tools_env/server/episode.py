@@ -24,7 +24,7 @@ from .options import Budget, ResetOptions
 from .shared import SharedState
 from .upstream.errors import CallError, ServerFailedError
 from .upstream.results import result_of
-from .upstream.schemas import why_unsendable
+from .upstream.schemas import describe_unsendable
 
 MAX_CHARS: Final = 64
 _FOREIGN: Final = re.compile(r"[^A-Za-z0-9_-]")
@@ -41,21 +41,21 @@ def prefix_of(server: str, prefix: str | None, servers: int) -> str:
 
 def name_tools(tools: Iterable[tuple[str, str, str]]) -> dict[str, tuple[str, str]]:
     """Return servers and tools by the names that they are offered under, given the server, prefix and name of each."""
-    wanted = [(f"{prefix}{name}", server, name) for server, prefix, name in tools]
+    offers = [(f"{prefix}{name}", server, name) for server, prefix, name in tools]
     names: dict[str, tuple[str, str]] = {}
-    changed = []
+    renamed = []
     # Names that may stay as they are come first, so that none of them gives way to one that is made up.
-    for full, server, name in wanted:
-        if fit_name(full) == full and full not in names:
-            names[full] = (server, name)
-        elif names.get(full) != (server, name):
-            changed.append((full, server, name))
-    for full, server, name in changed:
-        short = fit_name(full)
-        if short in names and names[short] != (server, name):
-            short = _hash_name(short, f"{server}\0{name}")
-        names.setdefault(short, (server, name))
-    order = {(server, name): place for place, (_, server, name) in reversed(list(enumerate(wanted)))}
+    for full_name, server, name in offers:
+        if fit_name(full_name) == full_name and full_name not in names:
+            names[full_name] = (server, name)
+        elif names.get(full_name) != (server, name):
+            renamed.append((full_name, server, name))
+    for full_name, server, name in renamed:
+        fitted_name = fit_name(full_name)
+        if fitted_name in names and names[fitted_name] != (server, name):
+            fitted_name = _hash_name(fitted_name, f"{server}\0{name}")
+        names.setdefault(fitted_name, (server, name))
+    order = {(server, name): place for place, (_, server, name) in reversed(list(enumerate(offers)))}
     return dict(sorted(names.items(), key=lambda entry: order[entry[1]]))
 
 
@@ -100,9 +100,9 @@ class _Transcript:
         self.entries.append(
             TranscriptEntry(
                 tool=tool[:MAX_NAME_CHARS].encode(errors="replace").decode(),
-                arguments=_short(arguments),
+                arguments=_shorten_arguments(arguments),
                 outcome="ok" if result.error is None else result.error.error_type.value,
-                result=_result_text(result),
+                result=_shorten_result(result),
                 started_s=round(started_s, 4),
                 seconds=round(seconds, 4),
                 metadata=result.metadata,
@@ -110,23 +110,25 @@ class _Transcript:
         )
 
 
-def _short(arguments: Mapping[str, Any] | str) -> dict[str, Any] | str:
+def _shorten_arguments(arguments: Mapping[str, Any] | str) -> dict[str, Any] | str:
     if isinstance(arguments, str):
         return arguments
     encoded = dumps(arguments)
-    return dict(arguments) if len(encoded) <= MAX_ARGUMENT_BYTES else _text(encoded, MAX_ARGUMENT_BYTES)
+    return (
+        dict(arguments) if len(encoded) <= MAX_ARGUMENT_BYTES else _decode_prefix(encoded, MAX_ARGUMENT_BYTES)
+    )
 
 
-def _result_text(result: ToolResult) -> str:
+def _shorten_result(result: ToolResult) -> str:
     if result.error is not None:
         return result.error.message[:MAX_RESULT_CHARS]
     if isinstance(result.value, str):
         return result.value[:MAX_RESULT_CHARS]
-    return "" if result.value is None else _text(dumps(result.value), MAX_RESULT_CHARS)
+    return "" if result.value is None else _decode_prefix(dumps(result.value), MAX_RESULT_CHARS)
 
 
-def _text(encoded: bytes, most: int) -> str:
-    return encoded[:most].decode(errors="ignore")
+def _decode_prefix(encoded: bytes, max_bytes: int) -> str:
+    return encoded[:max_bytes].decode(errors="ignore")
 
 
 STATE_LOST: Final = "state_lost"
@@ -165,7 +167,7 @@ class Episode:
         self.specs: list[ToolSpec] = []
 
     @property
-    def about(self) -> list[ServerInfo]:
+    def server_infos(self) -> list[ServerInfo]:
         """What there is to know of the servers."""
         return [
             ServerInfo(
@@ -174,7 +176,7 @@ class Episode:
                 calls=member.calls,
                 restarts=member.restarts,
                 dead=member.death,
-                **member.about,
+                **member.info,
             )
             for member in self._members.values()
         ]
@@ -193,7 +195,7 @@ class Episode:
             await start_all(list(self._members.values()), self._shared.starts)
             # A start is nothing of the policy's time.
             self._budget = Budget(self._options.calls, self._options.time_s)
-            self._name()
+            self._update_names()
         except BaseException as error:
             await self.close()
             if isinstance(error, OSError):
@@ -214,24 +216,24 @@ class Episode:
                 await member.refresh()
             except CallError:
                 continue  # a call of its tools tells
-        self._name()
+        self._update_names()
         return self.specs
 
     async def call_tool(self, name: str, arguments: Mapping[str, Any], context: ToolContext) -> ToolResult:
         """Call a tool by the name that it is offered under."""
         started_s = self._budget.elapsed_s()
-        began = time.monotonic()
-        reason = why_unsendable(arguments)
-        if (spent := self._budget.spent()) is not None:
-            self.ended = spent
-            kind = ToolErrorType.TIMEOUT if spent == "time" else ToolErrorType.EXECUTION_ERROR
+        start = time.monotonic()
+        reason = describe_unsendable(arguments)
+        if (exhausted := self._budget.find_exhausted()) is not None:
+            self.ended = exhausted
+            kind = ToolErrorType.TIMEOUT if exhausted == "time" else ToolErrorType.EXECUTION_ERROR
             result = replace(
-                ToolResult.failed(kind, self._budget.describe_spent(spent), **{BUDGET: spent}),
+                ToolResult.failed(kind, self._budget.describe_exhausted(exhausted), **{BUDGET: exhausted}),
                 done=True,
                 truncated=True,
             )
         else:
-            self._budget.made += 1
+            self._budget.calls_made += 1
             if reason is None:
                 result = await self._call_by_name(name, arguments, context)
             else:
@@ -240,14 +242,14 @@ class Episode:
                 self.ended = "time"
                 metadata = {**result.metadata, BUDGET: "time"}
                 result = replace(result, done=True, truncated=True, metadata=metadata)
-        self._transcript.add(name, reason or arguments, result, started_s, time.monotonic() - began)
+        self._transcript.add(name, reason or arguments, result, started_s, time.monotonic() - start)
         self._time_left_s = round(self._budget.time_left_s(), 3)
         return result
 
     def describe(self, state: McpToolsState) -> None:
         """Write into the state where the episode stands."""
-        state.servers = self.about
-        state.calls = self._budget.made
+        state.servers = self.server_infos
+        state.calls = self._budget.calls_made
         state.calls_left = self._budget.calls_left
         state.time_left_s = self._time_left_s
         state.done = self.ended is not None
@@ -267,20 +269,20 @@ class Episode:
         if name not in self._names:
             await self.list_tools()
         if name not in self._names:
-            return self._not_found(name)
+            return self._make_not_found(name)
         server, tool = self._names[name]
         member = self._members[server]
         metadata: dict[str, Any] = {}
         try:
-            if await member.ready():
-                self._name()
+            if await member.ensure_ready():
+                self._update_names()
                 metadata[STATE_LOST] = f"{server} had died and was started anew: what it knew is gone"
                 if tool not in member.tools:
-                    return replace(self._not_found(name), metadata=metadata)
+                    return replace(self._make_not_found(name), metadata=metadata)
         except ServerFailedError as error:
             self.ended = "infrastructure"
             return _make_failure(ToolErrorType.TRANSPORT_ERROR, str(error), infrastructure=True, done=True)
-        if faults := member.faults(tool, arguments):
+        if faults := member.find_faults(tool, arguments):
             return _make_failure(ToolErrorType.INVALID_ARGS, "; ".join(faults), metadata)
         if member.policy.calls is not None and member.calls >= member.policy.calls:
             message = f"the {member.policy.calls} calls that {server} takes in an episode are used up"
@@ -295,9 +297,9 @@ class Episode:
         try:
             answer = await member.call(tool, arguments, timeout_s, context)
         except CallError as error:
-            if error.error_type is ToolErrorType.INVALID_ARGS and not await member.still_has(tool):
-                self._name()
-                return self._not_found(name)
+            if error.error_type is ToolErrorType.INVALID_ARGS and not await member.has_tool(tool):
+                self._update_names()
+                return self._make_not_found(name)
             if error.infrastructure and member.death is not None and not member.policy.restart:
                 self.ended = "infrastructure"
             return _make_failure(
@@ -305,15 +307,15 @@ class Episode:
             )
         result = result_of(answer, member.policy.max_result_bytes)
         if result.error is not None and (member.stale or result.error.message.startswith(_INVALID)):
-            if not await member.still_has(tool):
-                self._name()
-                return self._not_found(name)
+            if not await member.has_tool(tool):
+                self._update_names()
+                return self._make_not_found(name)
             if result.error.message.startswith(_INVALID):
                 error_type = ToolErrorType.INVALID_ARGS
                 return replace(result, error=result.error.model_copy(update={"error_type": error_type}))
         return result
 
-    def _name(self) -> None:
+    def _update_names(self) -> None:
         """Work out the names that tools are offered under, from the lists that the servers gave last."""
         count = len(self._shared.settings.servers)
         places = name_tools(
@@ -327,10 +329,10 @@ class Episode:
             if matches_any(name, self._options.allow) and not matches_any(name, self._options.deny)
         }
         self.specs = [
-            _spec(name, self._members[place[0]].tools[place[1]]) for name, place in self._names.items()
+            _to_spec(name, self._members[place[0]].tools[place[1]]) for name, place in self._names.items()
         ]
 
-    def _not_found(self, name: str) -> ToolResult:
+    def _make_not_found(self, name: str) -> ToolResult:
         known = ", ".join(self._names)
         return _make_failure(
             ToolErrorType.TOOL_NOT_FOUND,
@@ -346,13 +348,13 @@ def _make_failure(
     infrastructure: bool = False,
     done: bool = False,
 ) -> ToolResult:
-    known = dict(metadata or {})
+    all_metadata = dict(metadata or {})
     if infrastructure:
-        known[INFRASTRUCTURE_ERROR] = message
-    return replace(ToolResult.failed(error_type, message, **known), done=done)
+        all_metadata[INFRASTRUCTURE_ERROR] = message
+    return replace(ToolResult.failed(error_type, message, **all_metadata), done=done)
 
 
-def _spec(name: str, tool: types.Tool) -> ToolSpec:
+def _to_spec(name: str, tool: types.Tool) -> ToolSpec:
     annotations = None
     if tool.annotations is not None:
         annotations = tool.annotations.model_dump(mode="json", by_alias=True, exclude_none=True)

@@ -16,13 +16,13 @@ from servers.execution import keep
 from .config import HttpServer, ServerPolicy, ServerSpec, StdioServer, fill_folder
 from .upstream.connection import UpstreamConnection
 from .upstream.errors import CallError, ServerFailedError, UpstreamWire
-from .upstream.http import http_wire
+from .upstream.http import make_http_wire
 from .upstream.schemas import ArgumentCheck
 from .upstream.stdio import open_stdio
 
 _PREFIX: Final = "ropewalk-mcp-"
 
-PASSED: Final = ("PATH", "LANG", "LC_ALL", "LC_CTYPE", "TZ")
+PASSED_VARIABLES: Final = ("PATH", "LANG", "LC_ALL", "LC_CTYPE", "TZ")
 """Variables of the environment's server that every process gets: none of them holds a secret."""
 
 _DEFAULTS: Final = {"PATH": os.defpath, "LANG": "C.UTF-8"}
@@ -33,11 +33,15 @@ def make_folder() -> Path:
     return Path(tempfile.mkdtemp(prefix=_PREFIX))
 
 
-def _process(server: StdioServer, folder: Path) -> tuple[tuple[str, ...], dict[str, str], Path]:
+def _process_arguments(server: StdioServer, folder: Path) -> tuple[tuple[str, ...], dict[str, str], Path]:
     """Return the command, the variables and the working directory of a server's process."""
     home = str(folder)
     command = (fill_folder(server.command, ""), *(fill_folder(argument, home) for argument in server.args))
-    passed = {name: os.environ[name] for name in (*PASSED, *server.ropewalk.env_pass) if name in os.environ}
+    passed = {
+        name: os.environ[name]
+        for name in (*PASSED_VARIABLES, *server.ropewalk.env_pass)
+        if name in os.environ
+    }
     configured = {name: fill_folder(value, home) for name, value in server.env.items()}
     cwd = folder if server.cwd is None else Path(fill_folder(server.cwd, home))
     return command, {**_DEFAULTS, "HOME": home, "TMPDIR": home, **passed, **configured}, cwd
@@ -55,7 +59,7 @@ class EpisodeServer:
     """One server of an episode.
 
     Attributes:
-        about: What it says of itself, fields of `ServerInfo`; empty before it was started.
+        info: What it says of itself, fields of `ServerInfo`; empty before it was started.
         policy: What its configuration allows.
         folder: The session's, where it is a process.
         calls: How many were made.
@@ -66,9 +70,9 @@ class EpisodeServer:
     def __init__(self, name: str, spec: ServerSpec, modes: dict[str, str]) -> None:
         self.name = name
         self._spec = spec
-        self._known = modes
+        self._known_modes = modes
         self._connection: UpstreamConnection | None = None
-        self.about: dict[str, str] = {}
+        self.info: dict[str, str] = {}
         self.policy: ServerPolicy = spec.ropewalk
         self.folder: Path | None = None
         self._checks: dict[str, ArgumentCheck] = {}
@@ -98,8 +102,8 @@ class EpisodeServer:
         timeout_s = self.policy.start_timeout_s
         try:
             await connection.open(timeout_s)
-            self.about = connection.describe()
-            await self._list(connection)
+            self.info = connection.describe()
+            await self._update_tools(connection)
         except (CallError, ServerFailedError) as error:
             await self.close()
             raise ServerFailedError(f"{self.name}: {error}") from error
@@ -107,7 +111,7 @@ class EpisodeServer:
             await self.close()
             raise
         if self.policy.protocol == "auto":
-            self._known[self.name] = connection.mode
+            self._known_modes[self.name] = connection.mode
 
     async def close(self) -> None:
         """End it. Bounded in time."""
@@ -123,9 +127,9 @@ class EpisodeServer:
         """
         connection = self._connection
         if connection is not None and connection.dead is None and (connection.stale or connection.stateless):
-            await self._list(connection)
+            await self._update_tools(connection)
 
-    async def ready(self) -> bool:
+    async def ensure_ready(self) -> bool:
         """Start it where it cannot be called; return whether it had to be started again.
 
         Raises:
@@ -133,10 +137,10 @@ class EpisodeServer:
         """
         connection = self._connection
         if connection is not None:
-            await connection.notice()
+            await connection.check_alive()
         if connection is not None and connection.dead is None and connection.hung:
             try:
-                if not await connection.answers():
+                if not await connection.check_answers():
                     connection.dead = "it gave no sign of life after a call that took too long"
             except CallError as error:
                 connection.dead = str(error)
@@ -162,32 +166,34 @@ class EpisodeServer:
         self.calls += 1
         return await connection.call(tool, arguments, timeout_s, context)
 
-    async def still_has(self, tool: str) -> bool:
+    async def has_tool(self, tool: str) -> bool:
         """Return whether it offers a tool by its list of now; true where it does not say."""
         connection = self._connection
         if connection is None or connection.dead is not None:
             return True
         try:
-            await self._list(connection)
+            await self._update_tools(connection)
         except CallError:
             return True
         return tool in self.tools
 
-    def faults(self, tool: str, arguments: Mapping[str, Any]) -> Sequence[str]:
+    def find_faults(self, tool: str, arguments: Mapping[str, Any]) -> Sequence[str]:
         """Return what is wrong with arguments, by the tool's own schema."""
         if (check := self._checks.get(tool)) is None:
             check = self._checks[tool] = ArgumentCheck(self.tools[tool].input_schema)
-        return check.faults(arguments)
+        return check.find_faults(arguments)
 
-    async def _list(self, connection: UpstreamConnection) -> None:
+    async def _update_tools(self, connection: UpstreamConnection) -> None:
         try:
-            listed = await connection.list_tools(min(self.policy.timeout_s, self.policy.start_timeout_s))
+            listed_tools = await connection.list_tools(
+                min(self.policy.timeout_s, self.policy.start_timeout_s)
+            )
         except CallError as error:
             if error.infrastructure or error.error_type is ToolErrorType.TIMEOUT:
                 raise
-            listed = []  # a server without tools says that it does not know the method
+            listed_tools = []  # a server without tools says that it does not know the method
         self._checks = {}
-        self.tools = {tool.name: tool for tool in listed if self._allows(tool.name)}
+        self.tools = {tool.name: tool for tool in listed_tools if self._allows(tool.name)}
 
     def _allows(self, tool: str) -> bool:
         return matches_any(tool, self.policy.allow) and not matches_any(tool, self.policy.deny)
@@ -195,12 +201,12 @@ class EpisodeServer:
     async def _open_wire(self) -> UpstreamWire:
         spec = self._spec
         if isinstance(spec, HttpServer):
-            return http_wire(spec.url, spec.headers, allow_private=spec.ropewalk.allow_private)
+            return make_http_wire(spec.url, spec.headers, allow_private=spec.ropewalk.allow_private)
         assert self.folder is not None
-        return await open_stdio(*_process(spec, self.folder), self.folder)
+        return await open_stdio(*_process_arguments(spec, self.folder), self.folder)
 
     def _modes(self) -> tuple[str, ...]:
-        known = self._known.get(self.name) if self.policy.protocol == "auto" else None
+        known = self._known_modes.get(self.name) if self.policy.protocol == "auto" else None
         return (known,) if known is not None else _MODES[self.policy.protocol]
 
 
@@ -209,7 +215,7 @@ def matches_any(name: str, patterns: Sequence[str]) -> bool:
     return any(fnmatch.fnmatchcase(name, pattern) for pattern in patterns)
 
 
-async def start_all(members: Sequence[EpisodeServer], at_once: asyncio.Semaphore) -> None:
+async def start_all(members: Sequence[EpisodeServer], start_slots: asyncio.Semaphore) -> None:
     """Start servers side by side; where one fails, those on their way are given up, and those that are up stay so.
 
     Raises:
@@ -217,7 +223,7 @@ async def start_all(members: Sequence[EpisodeServer], at_once: asyncio.Semaphore
     """
 
     async def start(member: EpisodeServer) -> None:
-        async with at_once:
+        async with start_slots:
             await member.start()
 
     tasks = [keep(asyncio.create_task(start(member))) for member in members]

@@ -47,18 +47,20 @@ def read_options(options: Mapping[str, Any], settings: McpToolsSettings) -> Rese
         InvalidResetOptionError: One that does not exist, or a value that cannot be.
     """
     configured = list(settings.servers)
-    read = read_reset(ResetOptions, options, servers=configured, calls=settings.calls, time_s=settings.time_s)
-    if wrong := sorted(set(read.servers) - set(configured)):
+    parsed = read_reset(
+        ResetOptions, options, servers=configured, calls=settings.calls, time_s=settings.time_s
+    )
+    if unknown := sorted(set(parsed.servers) - set(configured)):
         raise InvalidResetOptionError(
-            f"expected servers that are configured ({', '.join(configured)}), got {', '.join(wrong)[:200]}"
+            f"expected servers that are configured ({', '.join(configured)}), got {', '.join(unknown)[:200]}"
         )
     for name in ("calls", "time_s"):
-        if getattr(read, name) > (most := getattr(settings, name)):
+        if getattr(parsed, name) > (limit := getattr(settings, name)):
             raise InvalidResetOptionError(
-                f"expected at most {most:g}, which is what the server allows, for the reset option {name}, got "
-                f"{getattr(read, name):g}"
+                f"expected at most {limit:g}, which is what the server allows, for the reset option {name}, got "
+                f"{getattr(parsed, name):g}"
             )
-    return read.model_copy(update={"servers": [name for name in configured if name in read.servers]})
+    return parsed.model_copy(update={"servers": [name for name in configured if name in parsed.servers]})
 
 
 class Budget:
@@ -67,30 +69,30 @@ class Budget:
     def __init__(self, calls: int, time_s: float) -> None:
         self._calls = calls
         self._time_s = time_s
-        self._began = time.monotonic()
-        self.made = 0
+        self._start = time.monotonic()
+        self.calls_made = 0
 
     @property
     def calls_left(self) -> int:
         """How many calls there are left."""
-        return self._calls - self.made
+        return self._calls - self.calls_made
 
     def elapsed_s(self) -> float:
         """Return the seconds since the beginning."""
-        return time.monotonic() - self._began
+        return time.monotonic() - self._start
 
     def time_left_s(self) -> float:
         """Return how many seconds there are left; 0 where none are."""
         return max(0.0, self._time_s - self.elapsed_s())
 
-    def spent(self) -> Literal["calls", "time"] | None:
+    def find_exhausted(self) -> Literal["calls", "time"] | None:
         """Return which part of it is used up."""
         if self.calls_left <= 0:
             return "calls"
         return "time" if self.time_left_s() <= 0 else None
 
-    def describe_spent(self, spent: Literal["calls", "time"]) -> str:
+    def describe_exhausted(self, exhausted: Literal["calls", "time"]) -> str:
         """Return which part is used up, in words."""
-        if spent == "calls":
+        if exhausted == "calls":
             return f"the episode's {self._calls} calls are used up; it has ended"
         return f"the episode's {self._time_s:g} s are used up; it has ended"

@@ -14,10 +14,10 @@ from openenv_core.worlds import Level, ToolWorld
 from ..models import ShopObservation, ShopState
 from ..tasks import CALLS, ShopTaskSpec, make_task
 from ..world.records import (
-    OPEN,
+    OPEN_STATUSES,
     STORE_CREDIT,
-    Asked,
     Customer,
+    CustomerTopic,
     Decision,
     Ground,
     Line,
@@ -26,13 +26,13 @@ from ..world.records import (
     PostalAddress,
     ProductVariant,
     Records,
+    ReturnReason,
     Topic,
-    Why,
 )
-from ..world.rules import DeskReply, Fact, RightOutcome, facts, judge, verdicts
-from ..world.speech import answer, euros, show_coupon, show_customer, show_order, show_product
+from ..world.rules import DeskReply, ExpectedOutcome, Fact, collect_facts, determine_outcomes, judge
+from ..world.speech import answer_question, show_coupon, show_customer, show_order, show_product, to_euros
 
-TRIES: Final = 5
+MAX_TRIES: Final = 5
 """How often the facts about somebody may be wrong before nobody is verified any more."""
 
 MAX_CREDIT: Final = 10_000
@@ -50,7 +50,7 @@ Lines: TypeAlias = Annotated[
 
 T = TypeVar("T")
 
-_READS: Final = {"readOnlyHint": True, "openWorldHint": False}
+_READ_ONLY: Final = {"readOnlyHint": True, "openWorldHint": False}
 
 
 class ShopEnvironment(ToolWorld[ShopTaskSpec, ShopState]):
@@ -73,8 +73,8 @@ class ShopEnvironment(ToolWorld[ShopTaskSpec, ShopState]):
     def begin_task(self, task: ShopTaskSpec, calls: int) -> ShopObservation:
         """Open the desk, and let a customer come."""
         scenario = task.scenario
-        self._before: dict[Fact, Any] = facts(scenario.records)
-        self._verdicts: tuple[RightOutcome, ...] = verdicts(scenario)
+        self._facts_before: dict[Fact, Any] = collect_facts(scenario.records)
+        self._expected_outcomes: tuple[ExpectedOutcome, ...] = determine_outcomes(scenario)
         self._replies: dict[int, DeskReply] = {}
         self._verified: set[str] = set()
         self._wrong_tries = 0
@@ -87,17 +87,19 @@ class ShopEnvironment(ToolWorld[ShopTaskSpec, ShopState]):
 
     def earned(self) -> float:
         """Return what the conversation was worth."""
-        return judge(self._verdicts, self._replies, self._before, facts(self._records)).reward
+        return judge(
+            self._expected_outcomes, self._replies, self._facts_before, collect_facts(self._records)
+        ).reward
 
     # The tools: callers are told of them by their types and docstrings.
 
-    @tool(annotations=_READS)
+    @tool(annotations=_READ_ONLY)
     def get_policy(self, topic: Topic) -> dict[str, str]:
         """Read the policy on a topic."""
         return {"topic": topic, "text": self._current().scenario.policy.text(topic)}
 
-    @tool(annotations=_READS)
-    def ask_customer(self, topic: Asked, request: int = 1) -> str:
+    @tool(annotations=_READ_ONLY)
+    def ask_customer(self, topic: CustomerTopic, request: int = 1) -> str:
         """Ask the customer about something.
 
         Args:
@@ -105,16 +107,16 @@ class ShopEnvironment(ToolWorld[ShopTaskSpec, ShopState]):
             request: The number of the request that it is about.
         """
         self._require_request(request)
-        return answer(self._current().scenario, topic, request)
+        return answer_question(self._current().scenario, topic, request)
 
-    @tool(annotations=_READS)
+    @tool(annotations=_READ_ONLY)
     def find_customer(self, name: Short) -> list[dict[str, str]]:
         """Find accounts by the name of the customer, or a part of it."""
-        wanted = _fold(name)
+        search_text = _fold(name)
         customers = [
             customer
             for customer in self._records.customers.values()
-            if wanted and wanted in _fold(customer.name)
+            if search_text and search_text in _fold(customer.name)
         ]
         return [{"customer_id": customer.id, "name": customer.name} for customer in customers[:MAX_FOUND]]
 
@@ -127,70 +129,72 @@ class ShopEnvironment(ToolWorld[ShopTaskSpec, ShopState]):
         phone: Short | None = None,
     ) -> dict[str, bool]:
         """Compare what the customer told with an account. Give two of the three or more; all given must be right."""
-        customer = self._customer(customer_id)
-        if self._wrong_tries >= TRIES:
+        customer = self._require_customer(customer_id)
+        if self._wrong_tries >= MAX_TRIES:
             raise ToolFailedError(
-                f"expected at most {TRIES} wrong tries in one conversation, got another; nobody is verified now"
+                f"expected at most {MAX_TRIES} wrong tries in one conversation, got another; nobody is verified now"
             )
         pairs = ((email, customer.email), (postcode, customer.postcode), (phone, customer.phone))
-        right = [_bare(answer) == _bare(known) for answer, known in pairs if answer is not None]
-        if verified := len(right) >= 2 and all(right):
+        matches = [
+            _remove_spaces(answer) == _remove_spaces(known) for answer, known in pairs if answer is not None
+        ]
+        if verified := len(matches) >= 2 and all(matches):
             self._verified.add(customer.id)
         else:
             self._wrong_tries += 1
         return {"verified": verified}
 
-    @tool(annotations=_READS)
+    @tool(annotations=_READ_ONLY)
     def get_customer(self, customer_id: Id) -> dict[str, Any]:
         """Look up an account that was verified, with a list of its orders."""
-        customer = self._customer(customer_id)
+        customer = self._require_customer(customer_id)
         if customer.id not in self._verified:
             raise ToolFailedError(f"expected verify_identity of {customer.id} first, got none that was right")
         orders = [order for order in self._records.orders.values() if order.customer_id == customer.id]
         orders.sort(key=lambda order: (order.placed, order.id))
         return show_customer(customer, orders, self._records)
 
-    @tool(annotations=_READS)
+    @tool(annotations=_READ_ONLY)
     def get_order(self, order_id: Id) -> dict[str, Any]:
         """Look up an order of a customer who was verified."""
-        return show_order(self._order(order_id), self._records)
+        return show_order(self._require_order(order_id), self._records)
 
-    @tool(annotations=_READS)
+    @tool(annotations=_READ_ONLY)
     def search_products(self, text: Short) -> list[dict[str, Any]]:
         """Find products by a part of their name or by their category."""
-        wanted, records = text.strip().casefold(), self._records
+        search_text, records = text.strip().casefold(), self._records
         products = [
             product
             for product in records.products.values()
-            if wanted in product.name.casefold() or wanted == product.category
+            if search_text in product.name.casefold() or search_text == product.category
         ]
         return [show_product(product, records) for product in products[:MAX_FOUND]]
 
-    @tool(annotations=_READS)
+    @tool(annotations=_READ_ONLY)
     def get_product(self, product_id: Id) -> dict[str, Any]:
         """Look up a product: category, whether it is final sale, variants with their prices."""
         return show_product(_require(self._records.products, product_id, "id of a product"), self._records)
 
-    @tool(annotations=_READS)
+    @tool(annotations=_READ_ONLY)
     def check_stock(self, sku: Id) -> dict[str, Any]:
         """Tell how many of a variant are in stock."""
-        variant = self._variant(sku)
+        variant = self._require_variant(sku)
         return {"sku": variant.sku, "in_stock": variant.stock}
 
-    @tool(annotations=_READS)
+    @tool(annotations=_READ_ONLY)
     def get_coupon(self, code: Id) -> dict[str, Any]:
         """Look up a coupon."""
         return show_coupon(_require(self._records.coupons, code, "code of a coupon"))
 
     @tool
-    def return_items(self, order_id: Id, lines: Lines, reason: Why) -> dict[str, Any]:
+    def return_items(self, order_id: Id, lines: Lines, reason: ReturnReason) -> dict[str, Any]:
         """Take lines of an order back. This gives no money back: issue_refund does."""
-        order = self._order(order_id)
+        order = self._require_order(order_id)
         if len(set(lines)) != len(lines):
             raise ToolFailedError(f"expected the numbers of lines, each once, got {lines}")
-        returned = [_line(order, number) for number in lines]
+        returned_lines = [_require_line(order, number) for number in lines]
         _require_delivered(order)
-        for line in returned:
+        for line in returned_lines:
             line.returned = True
             if reason != "damaged":
                 self._records.variants[line.sku].stock += line.quantity
@@ -199,8 +203,8 @@ class ShopEnvironment(ToolWorld[ShopTaskSpec, ShopState]):
     @tool
     def exchange_item(self, order_id: Id, line: int, new_sku: Id) -> dict[str, Any]:
         """Exchange a line of an order for another variant. A difference in price is yours to refund or to charge."""
-        order = self._order(order_id)
-        item, new = _line(order, line), self._variant(new_sku)
+        order = self._require_order(order_id)
+        item, new = _require_line(order, line), self._require_variant(new_sku)
         _require_delivered(order)
         old = self._records.variants[item.sku]
         if new.product_id != old.product_id or new.sku == old.sku:
@@ -215,7 +219,7 @@ class ShopEnvironment(ToolWorld[ShopTaskSpec, ShopState]):
     @tool
     def cancel_order(self, order_id: Id) -> dict[str, Any]:
         """Cancel an order. This gives no money back: issue_refund does."""
-        order = self._open_order(order_id)
+        order = self._require_open_order(order_id)
         order.status = "cancelled"
         for line in order.lines:
             self._records.variants[line.sku].stock += line.quantity
@@ -224,7 +228,7 @@ class ShopEnvironment(ToolWorld[ShopTaskSpec, ShopState]):
     @tool
     def change_address(self, order_id: Id, street: Short, postcode: Short, city: Short) -> dict[str, Any]:
         """Send an order to another address."""
-        order = self._open_order(order_id)
+        order = self._require_open_order(order_id)
         if not all(field.strip() for field in (street, postcode, city)):
             raise ToolFailedError("expected a street, a postcode and a city, got one that is empty")
         order.address = PostalAddress(street, postcode, city)
@@ -233,52 +237,52 @@ class ShopEnvironment(ToolWorld[ShopTaskSpec, ShopState]):
     @tool
     def apply_coupon(self, order_id: Id, code: Id) -> dict[str, Any]:
         """Put a coupon on an order; the discount is taken off by itself."""
-        order = self._open_order(order_id)
+        order = self._require_open_order(order_id)
         coupon = _require(self._records.coupons, code, "id of a coupon")
         if order.coupon is not None:
             raise ToolFailedError(f"expected an order without a coupon, {order.id} has {order.coupon}")
         order.coupon = coupon.code
         order.discount = order.items_total * coupon.percent // 100
-        return {"order_id": order.id, "discount": euros(order.discount)}
+        return {"order_id": order.id, "discount": to_euros(order.discount)}
 
     @tool
     def issue_refund(self, order_id: Id, amount: Euros, method: Short) -> dict[str, Any]:
         """Give money back for an order, by a payment method or as store_credit."""
-        order, cents = self._order(order_id), _cents(amount)
+        order, cents = self._require_order(order_id), _cents(amount)
         self._require_method(order, method)
-        left = order.paid + sum(order.charges.values()) - sum(order.refunds.values())
-        if cents > left:
+        refundable = order.paid + sum(order.charges.values()) - sum(order.refunds.values())
+        if cents > refundable:
             raise ToolFailedError(
-                f"expected at most {left / 100:.2f} euros, which is left of {order.id}, got {cents / 100:.2f}"
+                f"expected at most {refundable / 100:.2f} euros, which is left of {order.id}, got {cents / 100:.2f}"
             )
         return {"order_id": order.id, "refunds": _add(order.refunds, method, cents)}
 
     @tool
     def charge_customer(self, order_id: Id, amount: Euros, method: Short) -> dict[str, Any]:
         """Take more money for an order, by a payment method."""
-        order, cents = self._order(order_id), _cents(amount)
+        order, cents = self._require_order(order_id), _cents(amount)
         self._require_method(order, method)
         return {"order_id": order.id, "charges": _add(order.charges, method, cents)}
 
     @tool
     def give_credit(self, order_id: Id, amount: Euros) -> dict[str, Any]:
         """Give store credit for the late delivery of an order."""
-        order, cents = self._order(order_id), _cents(amount)
+        order, cents = self._require_order(order_id), _cents(amount)
         if order.credit + cents > MAX_CREDIT:
             raise ToolFailedError(f"expected at most {MAX_CREDIT // 100} euros of credit for an order")
         order.credit += cents
-        return {"order_id": order.id, "late_credit": euros(order.credit)}
+        return {"order_id": order.id, "late_credit": to_euros(order.credit)}
 
     @tool
     def escalate(self, order_id: Id, reason: Literal["over_limit", "other"]) -> str:
         """Hand an order to a supervisor."""
-        self._order(order_id).escalations.add(reason)
+        self._require_order(order_id).escalations.add(reason)
         return "handed on"
 
     @tool
     def add_note(self, customer_id: Id, kind: NoteKind, text: Long) -> str:
         """Put a note on an account."""
-        customer = self._customer(customer_id)
+        customer = self._require_customer(customer_id)
         if kind != "other":
             customer.notes.add(kind)
         return "noted"
@@ -321,24 +325,24 @@ class ShopEnvironment(ToolWorld[ShopTaskSpec, ShopState]):
     def _records(self) -> Records:
         return self._current().scenario.records
 
-    def _customer(self, customer_id: str) -> Customer:
+    def _require_customer(self, customer_id: str) -> Customer:
         return _require(self._records.customers, customer_id, "id of a customer")
 
-    def _variant(self, sku: str) -> ProductVariant:
+    def _require_variant(self, sku: str) -> ProductVariant:
         return _require(self._records.variants, sku, "id of a variant (sku)")
 
-    def _order(self, order_id: str) -> Order:
+    def _require_order(self, order_id: str) -> Order:
         """Return an order of somebody who is verified."""
         order = _require(self._records.orders, order_id, "id of an order")
         if order.customer_id not in self._verified:
             raise ToolFailedError(f"expected an order of a verified customer, got {order.id}")
         return order
 
-    def _open_order(self, order_id: str) -> Order:
-        order = self._order(order_id)
-        if order.status not in OPEN:
+    def _require_open_order(self, order_id: str) -> Order:
+        order = self._require_order(order_id)
+        if order.status not in OPEN_STATUSES:
             raise ToolFailedError(
-                f"expected an order that has not left ({', '.join(OPEN)}), got {order.id}, {order.status}"
+                f"expected an order that has not left ({', '.join(OPEN_STATUSES)}), got {order.id}, {order.status}"
             )
         return order
 
@@ -358,7 +362,7 @@ def _require_delivered(order: Order) -> None:
         raise ToolFailedError(f"expected an order that was delivered, got {order.id}, {order.status}")
 
 
-def _line(order: Order, number: int) -> Line:
+def _require_line(order: Order, number: int) -> Line:
     """Return a line of an order that was not sent back."""
     item = next((line for line in order.lines if line.number == number), None)
     if item is None:
@@ -378,7 +382,7 @@ def _require(records: dict[str, T], key: str, kind: str) -> T:
 def _add(amounts: dict[str, int], method: str, cents: int) -> dict[str, float]:
     """Add to what went by a method, and return all amounts in euros."""
     amounts[method] = amounts.get(method, 0) + cents
-    return {name: euros(amount) for name, amount in amounts.items()}
+    return {name: to_euros(amount) for name, amount in amounts.items()}
 
 
 def _cents(amount: float) -> int:
@@ -392,5 +396,5 @@ def _fold(text: str) -> str:
     return " ".join(text.split()).casefold()
 
 
-def _bare(text: str) -> str:
+def _remove_spaces(text: str) -> str:
     return "".join(text.split()).casefold()

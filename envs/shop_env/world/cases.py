@@ -17,8 +17,8 @@ from .records import (
     PostalAddress,
     Product,
     Records,
+    ReturnReason,
     Status,
-    Why,
 )
 
 Kind: TypeAlias = Literal["return", "exchange", "cancel", "address", "coupon", "late", "total"]
@@ -42,13 +42,13 @@ class CustomerRequest:
     case: str
     order_id: str
     lines: tuple[int, ...] = ()
-    why: Why | None = None
+    why: ReturnReason | None = None
     new_sku: str | None = None
     fallback: Fallback = "keep"
     address: PostalAddress | None = None
     code: str | None = None
     product: str = ""
-    says: str = ""
+    wording: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,7 +70,7 @@ class Scenario:
     knows_numbers: tuple[bool, ...] = ()
 
 
-SEVERAL: Final = ("two", "partly", "big")
+TWO_ITEM_CASES: Final = ("two", "partly", "big")
 """Cases of a return of two things, the last where there is another."""
 
 
@@ -79,60 +79,66 @@ class CaseMaker:
     """What requests are made with.
 
     Attributes:
-        left: products that no request of this customer is about yet.
+        unused_products: products that no request of this customer is about yet.
     """
 
     maker: Maker
     policy: ShopPolicy
     customer: Customer
-    left: list[Product]
+    unused_products: list[Product]
 
-    def take(self, *, final_sale: bool = False, category: Category | None = None) -> Product | None:
+    def take_product(self, *, final_sale: bool = False, category: Category | None = None) -> Product | None:
         """Take a product; None where none is left that fits."""
-        for product in self.left:
+        for product in self.unused_products:
             if product.final_sale == final_sale and category in (None, product.category):
-                self.left.remove(product)
+                self.unused_products.remove(product)
                 return product
         return None
 
-    def window(self, product: Product) -> int:
+    def return_window(self, product: Product) -> int:
         """Return in how many days a product can be sent back by somebody who changed their mind."""
         days = self.policy.electronics_days if product.category == "electronics" else self.policy.days
         return days + (self.policy.gold_days if self.customer.tier == "gold" else 0)
 
-    def within(self, most: int) -> int:
+    def draw_within(self, limit: int) -> int:
         """Draw a number of days up to a bound, often the bound itself."""
-        return most if self.maker.source.random() < 0.3 else self.maker.source.randint(1, most)
+        return limit if self.maker.source.random() < 0.3 else self.maker.source.randint(1, limit)
 
-    def beyond(self, most: int) -> int:
+    def draw_beyond(self, limit: int) -> int:
         """Draw a number of days after a bound, often the first."""
-        return most + (1 if self.maker.source.random() < 0.4 else self.maker.source.randint(2, 9))
+        return limit + (1 if self.maker.source.random() < 0.4 else self.maker.source.randint(2, 9))
 
 
-def _return(bench: CaseMaker, case: str) -> CustomerRequest | None:
-    source, policy = bench.maker.source, bench.policy
-    product = bench.take(final_sale=case == "final_sale" or (case == "faulty" and source.random() < 0.3))
+def _make_return(case_maker: CaseMaker, case: str) -> CustomerRequest | None:
+    source, policy = case_maker.maker.source, case_maker.policy
+    product = case_maker.take_product(
+        final_sale=case == "final_sale" or (case == "faulty" and source.random() < 0.3)
+    )
     if product is None:
         return None
     products = [product]
-    if case in SEVERAL and (other := bench.take(final_sale=case == "partly")):
+    if case in TWO_ITEM_CASES and (other := case_maker.take_product(final_sale=case == "partly")):
         products.append(other)
     elif case in ("two", "partly"):
         return None
-    least = min(bench.window(bought) for bought in products)
+    least = min(case_maker.return_window(bought) for bought in products)
     faulty = case.startswith("faulty")
-    days = bench.within(least)
+    days = case_maker.draw_within(least)
     if case == "over":
-        days = bench.beyond(least)
+        days = case_maker.draw_beyond(least)
     elif case == "faulty":
-        days = bench.beyond(least) if source.random() < 0.6 else bench.within(policy.faulty_days)
+        days = (
+            case_maker.draw_beyond(least)
+            if source.random() < 0.6
+            else case_maker.draw_within(policy.faulty_days)
+        )
     elif case == "faulty_over":
-        days = bench.beyond(policy.faulty_days)
-    order = bench.maker.order(
-        bench.customer, products, "shipped" if case == "transit" else "delivered", delivered_days=days
+        days = case_maker.draw_beyond(policy.faulty_days)
+    order = case_maker.maker.add_order(
+        case_maker.customer, products, "shipped" if case == "transit" else "delivered", delivered_days=days
     )
     if case == "big":
-        _raise_above(bench, order)
+        _exceed_refund_limit(case_maker, order)
     if case == "already":
         order.lines[0].returned = True
         method = STORE_CREDIT if order.payment == GIFT_CARD else order.payment
@@ -147,22 +153,22 @@ def _return(bench: CaseMaker, case: str) -> CustomerRequest | None:
     )
 
 
-def _exchange(bench: CaseMaker, case: str) -> CustomerRequest | None:
-    maker, policy = bench.maker, bench.policy
-    product = bench.take(final_sale=case == "final_sale")
+def _make_exchange(case_maker: CaseMaker, case: str) -> CustomerRequest | None:
+    maker, policy = case_maker.maker, case_maker.policy
+    product = case_maker.take_product(final_sale=case == "final_sale")
     if product is None:
         return None
-    limit, window = policy.exchange_days, bench.window(product)
-    days = bench.within(limit)
+    limit, window = policy.exchange_days, case_maker.return_window(product)
+    days = case_maker.draw_within(limit)
     if case == "over":
-        days = bench.beyond(limit)
+        days = case_maker.draw_beyond(limit)
     elif case == "fallback_refund":
-        days = bench.within(min(limit, window))
+        days = case_maker.draw_within(min(limit, window))
     elif case == "fallback_over":
         if window >= limit:
             return None
         days = maker.source.randint(window + 1, limit)
-    order = maker.order(bench.customer, [product], "delivered", delivered_days=days)
+    order = maker.add_order(case_maker.customer, [product], "delivered", delivered_days=days)
     (line,) = order.lines
     new = maker.source.choice([sku for sku in product.skus if sku != line.sku])
     if case.startswith("fallback"):
@@ -178,28 +184,28 @@ def _exchange(bench: CaseMaker, case: str) -> CustomerRequest | None:
     )
 
 
-def _cancel(bench: CaseMaker, case: str) -> CustomerRequest | None:
-    order = _open_order(bench, case)
+def _make_cancellation(case_maker: CaseMaker, case: str) -> CustomerRequest | None:
+    order = _make_open_order(case_maker, case)
     if order is not None and case == "big":
-        _raise_above(bench, order)
-    return _about(bench, order, "cancel", case)
+        _exceed_refund_limit(case_maker, order)
+    return _make_request(case_maker, order, "cancel", case)
 
 
-def _address(bench: CaseMaker, case: str) -> CustomerRequest | None:
-    request = _about(bench, _open_order(bench, case), "address", case)
+def _make_address_change(case_maker: CaseMaker, case: str) -> CustomerRequest | None:
+    request = _make_request(case_maker, _make_open_order(case_maker, case), "address", case)
     if request is None:
         return None
-    new = bench.maker.address()
+    new = case_maker.maker.draw_address()
     if case == "po_box":
-        new = PostalAddress(f"PO Box {bench.maker.source.randint(10, 999)}", new.postcode, new.city)
+        new = PostalAddress(f"PO Box {case_maker.maker.source.randint(10, 999)}", new.postcode, new.city)
     return CustomerRequest(
         kind="address", case=case, order_id=request.order_id, address=new, product=request.product
     )
 
 
-def _coupon(bench: CaseMaker, case: str) -> CustomerRequest | None:
-    source, records = bench.maker.source, bench.maker.records
-    order = _open_order(bench, case)
+def _make_coupon_request(case_maker: CaseMaker, case: str) -> CustomerRequest | None:
+    source, records = case_maker.maker.source, case_maker.maker.records
+    order = _make_open_order(case_maker, case)
     if order is None:
         return None
     total = order.items_total
@@ -214,46 +220,49 @@ def _coupon(bench: CaseMaker, case: str) -> CustomerRequest | None:
     if case == "used":
         order.coupon = source.choice(sorted(code for code in records.coupons if code != coupon.code))
         order.discount = total // 100 * records.coupons[order.coupon].percent
-    request = _about(bench, order, "coupon", case)
+    request = _make_request(case_maker, order, "coupon", case)
     return request and CustomerRequest(
         kind="coupon", case=case, order_id=order.id, code=coupon.code, product=request.product
     )
 
 
-def _late(bench: CaseMaker, case: str) -> CustomerRequest | None:
-    source, limit = bench.maker.source, bench.policy.late_days
-    product = bench.take()
+def _make_late_delivery(case_maker: CaseMaker, case: str) -> CustomerRequest | None:
+    source, limit = case_maker.maker.source, case_maker.policy.late_days
+    product = case_maker.take_product()
     if product is None:
         return None
     late_by = limit - source.choice((1, 1, 2)) if case == "in_time" else limit + source.choice((0, 0, 1, 4))
-    order = bench.maker.order(
-        bench.customer, [product], "delivered", delivered_days=source.randint(2, 50), late_by=late_by
+    order = case_maker.maker.add_order(
+        case_maker.customer, [product], "delivered", delivered_days=source.randint(2, 50), late_by=late_by
     )
     if case == "already":
-        order.credit = bench.policy.late_credit
+        order.credit = case_maker.policy.late_credit
     return CustomerRequest(kind="late", case=case, order_id=order.id, product=product.name)
 
 
-def _total(bench: CaseMaker, case: str) -> CustomerRequest | None:
-    return _about(bench, _open_order(bench, case), "total", case)
+def _make_total_question(case_maker: CaseMaker, case: str) -> CustomerRequest | None:
+    return _make_request(case_maker, _make_open_order(case_maker, case), "total", case)
 
 
 CASES: Final[dict[Kind, tuple[Callable[[CaseMaker, str], CustomerRequest | None], dict[str, int]]]] = {
     "return": (
-        _return,
+        _make_return,
         {"fine": 3, "two": 2, "faulty": 2, "partly": 2, "big": 1}
         | {"over": 1, "faulty_over": 1, "final_sale": 1, "already": 1, "transit": 1},
     ),
     "exchange": (
-        _exchange,
+        _make_exchange,
         {"fine": 6, "fallback_refund": 2}
         | {"over": 1, "final_sale": 1, "fallback_keep": 1, "fallback_over": 1},
     ),
-    "cancel": (_cancel, {"pending": 4, "processing": 2, "big": 2, "shipped": 1, "foreign": 1}),
-    "address": (_address, {"pending": 5, "processing": 2, "shipped": 1, "po_box": 1, "foreign": 1}),
-    "coupon": (_coupon, {"pending": 4, "expired": 1, "minimum": 1, "used": 1, "processing": 1}),
-    "late": (_late, {"fine": 5, "in_time": 1, "already": 1}),
-    "total": (_total, {"pending": 3, "shipped": 3, "foreign": 1}),
+    "cancel": (_make_cancellation, {"pending": 4, "processing": 2, "big": 2, "shipped": 1, "foreign": 1}),
+    "address": (
+        _make_address_change,
+        {"pending": 5, "processing": 2, "shipped": 1, "po_box": 1, "foreign": 1},
+    ),
+    "coupon": (_make_coupon_request, {"pending": 4, "expired": 1, "minimum": 1, "used": 1, "processing": 1}),
+    "late": (_make_late_delivery, {"fine": 5, "in_time": 1, "already": 1}),
+    "total": (_make_total_question, {"pending": 3, "shipped": 3, "foreign": 1}),
 }
 """What makes a request of a kind and the order that it is about, or None where this shop has not what it takes; and the
 cases that there are, with how often each is drawn beside the others.
@@ -262,32 +271,34 @@ What takes nothing but words is rare: who always refuses on the ground that is t
 """
 
 
-def _open_order(bench: CaseMaker, case: str) -> Order | None:
+def _make_open_order(case_maker: CaseMaker, case: str) -> Order | None:
     """Make an order that has not arrived; one of somebody else where that is the case."""
-    source, records = bench.maker.source, bench.maker.records
-    product = bench.take()
+    source, records = case_maker.maker.source, case_maker.maker.records
+    product = case_maker.take_product()
     if product is None:
         return None
-    owner = bench.customer
+    owner = case_maker.customer
     if case == "foreign":
         owner = source.choice(
             [customer for customer in records.customers.values() if customer.name != owner.name]
         )
     products = [product]
-    if source.random() < 0.4 and (other := bench.take()):
+    if source.random() < 0.4 and (other := case_maker.take_product()):
         products.append(other)
     statuses: dict[str, Status] = {"processing": "processing", "shipped": "shipped"}
-    return bench.maker.order(owner, products, statuses.get(case, "pending"))
+    return case_maker.maker.add_order(owner, products, statuses.get(case, "pending"))
 
 
-def _about(bench: CaseMaker, order: Order | None, kind: Kind, case: str) -> CustomerRequest | None:
+def _make_request(
+    case_maker: CaseMaker, order: Order | None, kind: Kind, case: str
+) -> CustomerRequest | None:
     if order is None:
         return None
-    product = bench.maker.records.product_of(order.lines[0].sku)
+    product = case_maker.maker.records.product_of(order.lines[0].sku)
     return CustomerRequest(kind=kind, case=case, order_id=order.id, product=product.name)
 
 
-def _raise_above(bench: CaseMaker, order: Order) -> None:
+def _exceed_refund_limit(case_maker: CaseMaker, order: Order) -> None:
     """Make an order so large that to refund it is for a supervisor, whatever is kept of it."""
-    while order.items_total * 3 < bench.policy.refund_limit * 4:
+    while order.items_total * 3 < case_maker.policy.refund_limit * 4:
         order.lines[0].quantity += 1

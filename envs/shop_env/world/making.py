@@ -5,13 +5,13 @@ from datetime import date, timedelta
 from typing import Final
 
 from .records import (
+    BRANDS,
     CATEGORIES,
     CITIES,
     COLOURS,
     FIRST_NAMES,
     GIFT_CARD,
     LAST_NAMES,
-    MAKES,
     PRODUCTS,
     SIZES,
     STREETS,
@@ -42,29 +42,29 @@ class Maker:
         self._customer = source.randint(200, 800)
         self._names: list[str] = []
         for _ in range(CUSTOMERS):
-            self.customer()
-        self._products()
-        self._coupons()
+            self.add_customer()
+        self._add_products()
+        self._add_coupons()
 
     def days_ago(self, days: int) -> date:
         """Return the day so many days before today."""
         return self.records.today - timedelta(days)
 
-    def address(self) -> PostalAddress:
+    def draw_address(self) -> PostalAddress:
         """Draw an address."""
         source = self.source
         street = f"{source.randint(1, 180)} {source.choice(STREETS)}"
         return PostalAddress(street, f"{source.randint(10000, 99999)}", source.choice(CITIES))
 
-    def customer(self, name: str | None = None) -> Customer:
+    def add_customer(self, name: str | None = None) -> Customer:
         """Add a customer; without a name, one whose name nobody else has."""
         source = self.source
         while name is None:
-            drawn = f"{source.choice(FIRST_NAMES)} {source.choice(LAST_NAMES)}"
-            name = None if drawn in self._names else drawn
+            candidate = f"{source.choice(FIRST_NAMES)} {source.choice(LAST_NAMES)}"
+            name = None if candidate in self._names else candidate
         self._names.append(name)
         self._customer += source.randint(1, 7)
-        address = self.address()
+        address = self.draw_address()
         mail = f"{name.lower().replace(' ', '.').replace(chr(39), '')}{source.randint(1, 99)}@example.org"
         customer = Customer(
             id=f"C{self._customer}",
@@ -79,7 +79,7 @@ class Maker:
         self.records.customers[customer.id] = customer
         return customer
 
-    def order(
+    def add_order(
         self,
         customer: Customer,
         products: list[Product],
@@ -123,9 +123,9 @@ class Maker:
         records.orders[order.id] = order
         return order
 
-    def _products(self) -> None:
+    def _add_products(self) -> None:
         source = self.source
-        makes = source.sample(MAKES, len(MAKES))
+        brands = source.sample(BRANDS, len(BRANDS))
         for category in CATEGORIES:
             for noun in source.sample(PRODUCTS[category], PER_CATEGORY):
                 number = len(self.records.products) + 1
@@ -139,10 +139,10 @@ class Maker:
                     cost = price + source.choice((0, 0, 300, 500))
                     self.records.variants[sku] = ProductVariant(sku, id_, option, cost, source.randint(3, 30))
                     skus.append(sku)
-                name = f"{makes[number % len(makes)]} {noun}"
+                name = f"{brands[number % len(brands)]} {noun}"
                 self.records.products[id_] = Product(id_, name, category, source.random() < 0.15, skus)
 
-    def _coupons(self) -> None:
+    def _add_coupons(self) -> None:
         source = self.source
         for percent in source.sample((5, 10, 15, 20, 25), 4):
             code = f"{source.choice(('SAVE', 'HELLO', 'THANKS', 'SPRING'))}{percent}{source.choice('ABCDEF')}"

@@ -40,8 +40,8 @@ class ShopPolicy:
         """Put the policy on a topic into words."""
         values = asdict(self) | {
             "refund_limit": self.refund_limit // 100,
-            "cancel": _open(self.cancel_processing),
-            "move": _open(self.move_processing),
+            "cancel": _describe_statuses(self.cancel_processing),
+            "move": _describe_statuses(self.move_processing),
             "late_credit": self.late_credit // 100,
             "late_credit_gold": self.late_credit // 50,
         }
@@ -65,7 +65,7 @@ def draw_policy(source: random.Random) -> ShopPolicy:
     )
 
 
-def _open(processing: bool) -> str:
+def _describe_statuses(processing: bool) -> str:
     return "pending or processing" if processing else "pending"
 
 

@@ -12,7 +12,7 @@ Status: TypeAlias = Literal["pending", "processing", "shipped", "delivered", "ca
 Category: TypeAlias = Literal["electronics", "furniture", "clothing", "kitchen", "toys"]
 Tier: TypeAlias = Literal["basic", "gold"]
 
-Why: TypeAlias = Literal["changed_mind", "damaged", "wrong_item"]
+ReturnReason: TypeAlias = Literal["changed_mind", "damaged", "wrong_item"]
 """Why something is sent back."""
 
 Topic: TypeAlias = Literal[
@@ -28,7 +28,9 @@ Topic: TypeAlias = Literal[
 ]
 """What there are policies about."""
 
-Asked: TypeAlias = Literal["name", "email", "postcode", "phone", "order", "reason", "fallback", "address"]
+CustomerTopic: TypeAlias = Literal[
+    "name", "email", "postcode", "phone", "order", "reason", "fallback", "address"
+]
 """What a customer can be asked about."""
 
 Decision: TypeAlias = Literal["done", "partly", "refused", "escalated"]
@@ -56,7 +58,7 @@ NoteKind: TypeAlias = Literal["suspicious", "other"]
 
 STORE_CREDIT: Final = "store_credit"
 GIFT_CARD: Final = "gift_card"
-OPEN: Final[tuple[Status, ...]] = ("pending", "processing")
+OPEN_STATUSES: Final[tuple[Status, ...]] = ("pending", "processing")
 """Orders that have not left."""
 
 TOPICS: Final[tuple[Topic, ...]] = get_args(Topic)
@@ -215,6 +217,6 @@ PRODUCTS: Final[dict[Category, tuple[str, ...]]] = {
     "toys": ("Train Set", "Puzzle", "Dollhouse", "Kite", "Building Blocks"),
 }
 
-MAKES: Final = "Aurora Birch Cobalt Drift Ember Fjord Grove Haven Iris Juno".split()
+BRANDS: Final = "Aurora Birch Cobalt Drift Ember Fjord Grove Haven Iris Juno".split()
 COLOURS: Final = ("black", "blue", "green", "red", "white", "yellow")
 SIZES: Final = ("size S", "size M", "size L", "size XL")

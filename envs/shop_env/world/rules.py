@@ -15,18 +15,18 @@ Fact: TypeAlias = tuple[str | int, ...]
 Changes: TypeAlias = dict[Fact, Any]
 
 
-def facts(records: Records) -> Changes:
+def collect_facts(records: Records) -> Changes:
     """Return all that can be changed, without what is as good as absent."""
-    return dict(_facts(records))
+    return dict(_iter_facts(records))
 
 
-def differences(before: Changes, after: Changes) -> Changes:
+def find_changes(before: Changes, after: Changes) -> Changes:
     """Return the facts that are different, with what they are now; None where there is nothing any more."""
     keys = [*before, *(fact for fact in after if fact not in before)]
     return {fact: after.get(fact) for fact in keys if before.get(fact) != after.get(fact)}
 
 
-def _facts(records: Records) -> Iterator[tuple[Fact, Any]]:
+def _iter_facts(records: Records) -> Iterator[tuple[Fact, Any]]:
     for sku, variant in records.variants.items():
         yield ("stock", sku), variant.stock
     for customer in records.customers.values():
@@ -66,7 +66,7 @@ class DeskReply:
 
 
 @dataclass(frozen=True, slots=True)
-class RightOutcome:
+class ExpectedOutcome:
     """What has to become of a request.
 
     Attributes:
@@ -80,19 +80,19 @@ class RightOutcome:
     changes: Changes = field(default_factory=dict)
 
 
-def verdicts(scenario: Scenario) -> tuple[RightOutcome, ...]:
+def determine_outcomes(scenario: Scenario) -> tuple[ExpectedOutcome, ...]:
     """Return what has to become of each request."""
     if scenario.impostor:
         note: Changes = {("note", scenario.customer_id, "suspicious"): True}
-        return tuple(RightOutcome("refused", "not_verified", changes=note) for _ in scenario.requests)
+        return tuple(ExpectedOutcome("refused", "not_verified", changes=note) for _ in scenario.requests)
     customer = scenario.records.customers[scenario.customer_id]
     return tuple(
-        _Judge(scenario.records, scenario.policy, customer, request).verdict()
+        _OutcomeRules(scenario.records, scenario.policy, customer, request).determine()
         for request in scenario.requests
     )
 
 
-class _Judge:
+class _OutcomeRules:
     def __init__(
         self, records: Records, policy: ShopPolicy, customer: Customer, request: CustomerRequest
     ) -> None:
@@ -103,47 +103,47 @@ class _Judge:
         self._order = records.orders[request.order_id]
         self._lines = [line for line in self._order.lines if line.number in request.lines]
 
-    def verdict(self) -> RightOutcome:
+    def determine(self) -> ExpectedOutcome:
         if self._order.customer_id != self._customer.id:
-            return RightOutcome("refused", "not_your_order")
+            return ExpectedOutcome("refused", "not_your_order")
         match self._request.kind:
             case "return":
-                return self._return()
+                return self._judge_return()
             case "exchange":
-                return self._exchange()
+                return self._judge_exchange()
             case "cancel":
-                return self._cancel()
+                return self._judge_cancellation()
             case "address":
-                return self._address()
+                return self._judge_address_change()
             case "coupon":
-                return self._coupon()
+                return self._judge_coupon()
             case "late":
-                return self._late()
+                return self._judge_late_delivery()
             case "total":
-                return RightOutcome("done", amount=self._order.paid)
+                return ExpectedOutcome("done", amount=self._order.paid)
 
-    def _return(self) -> RightOutcome:
+    def _judge_return(self) -> ExpectedOutcome:
         faulty = self._request.why != "changed_mind"
-        grounds = {line.number: self._against_return(line, faulty) for line in self._lines}
-        fine = [line for line in self._lines if grounds[line.number] is None]
+        grounds = {line.number: self._find_refusal(line, faulty) for line in self._lines}
+        accepted = [line for line in self._lines if grounds[line.number] is None]
         against = next((ground for ground in grounds.values() if ground is not None), None)
-        if not fine:
-            return RightOutcome("refused", against or "none")
-        amount = sum(self._worth(line, faulty) for line in fine)
+        if not accepted:
+            return ExpectedOutcome("refused", against or "none")
+        amount = sum(self._refund_worth(line, faulty) for line in accepted)
         changes: Changes = {}
-        for line in fine:
-            changes |= self._sent_back(line, restock=self._request.why != "damaged")
+        for line in accepted:
+            changes |= self._return_changes(line, restock=self._request.why != "damaged")
         if amount > self._policy.refund_limit:
-            return RightOutcome("escalated", "over_limit", 0, {**changes, self._escalated: True})
-        changes |= self._refund(amount)
-        return RightOutcome("partly" if against else "done", against or "none", amount, changes)
+            return ExpectedOutcome("escalated", "over_limit", 0, {**changes, self._escalation_fact: True})
+        changes |= self._refund_change(amount)
+        return ExpectedOutcome("partly" if against else "done", against or "none", amount, changes)
 
-    def _against_return(self, line: Line, faulty: bool) -> Ground | None:
+    def _find_refusal(self, line: Line, faulty: bool) -> Ground | None:
         if line.returned:
             return "already_done"
         if self._order.delivered is None:
             return "not_delivered"
-        product, age = self._records.product_of(line.sku), self._age
+        product, age = self._records.product_of(line.sku), self._days_since_delivery
         if faulty:
             return "window_over" if age > self._policy.faulty_days else None
         if product.final_sale:
@@ -153,100 +153,102 @@ class _Judge:
             days += self._policy.gold_days
         return "window_over" if age > days else None
 
-    def _worth(self, line: Line, faulty: bool) -> int:
+    def _refund_worth(self, line: Line, faulty: bool) -> int:
         price = line.quantity * line.unit_price
         if faulty or self._records.product_of(line.sku).category != "furniture":
             return price
         return price - price * self._policy.restocking_percent // 100
 
-    def _exchange(self) -> RightOutcome:
+    def _judge_exchange(self) -> ExpectedOutcome:
         (line,) = self._lines
-        if self._age > self._policy.exchange_days:
-            return RightOutcome("refused", "window_over")
+        if self._days_since_delivery > self._policy.exchange_days:
+            return ExpectedOutcome("refused", "window_over")
         if self._records.product_of(line.sku).final_sale:
-            return RightOutcome("refused", "final_sale")
+            return ExpectedOutcome("refused", "final_sale")
         new = self._records.variants[self._request.new_sku or ""]
         if new.stock < line.quantity:
-            if self._request.fallback == "keep" or self._against_return(line, False):
-                return RightOutcome("refused", "out_of_stock")
-            amount = self._worth(line, False)
-            changes = self._sent_back(line, restock=True) | self._refund(amount)
-            return RightOutcome("partly", "out_of_stock", amount, changes)
-        back = (line.unit_price - new.price) * line.quantity
+            if self._request.fallback == "keep" or self._find_refusal(line, False):
+                return ExpectedOutcome("refused", "out_of_stock")
+            amount = self._refund_worth(line, False)
+            changes = self._return_changes(line, restock=True) | self._refund_change(amount)
+            return ExpectedOutcome("partly", "out_of_stock", amount, changes)
+        difference = (line.unit_price - new.price) * line.quantity
         old = self._records.variants[line.sku]
         changes = {
             ("line", self._order.id, line.number, "sku"): new.sku,
             ("stock", old.sku): old.stock + line.quantity,
             ("stock", new.sku): new.stock - line.quantity,
         }
-        if back > 0:
-            changes |= self._refund(back)
-        elif back < 0:
+        if difference > 0:
+            changes |= self._refund_change(difference)
+        elif difference < 0:
             method = self._order.payment
-            changes["charge", self._order.id, method] = self._order.charges.get(method, 0) - back
-        return RightOutcome("done", amount=back, changes=changes)
+            changes["charge", self._order.id, method] = self._order.charges.get(method, 0) - difference
+        return ExpectedOutcome("done", amount=difference, changes=changes)
 
-    def _cancel(self) -> RightOutcome:
+    def _judge_cancellation(self) -> ExpectedOutcome:
         allowed = {"pending", "processing"} if self._policy.cancel_processing else {"pending"}
         if self._order.status not in allowed:
-            return RightOutcome("refused", "too_late")
+            return ExpectedOutcome("refused", "too_late")
         changes: Changes = {("order", self._order.id, "status"): "cancelled"}
         for line in self._order.lines:
             changes["stock", line.sku] = self._records.variants[line.sku].stock + line.quantity
         if self._order.paid > self._policy.refund_limit:
-            return RightOutcome("escalated", "over_limit", 0, {**changes, self._escalated: True})
-        return RightOutcome("done", amount=self._order.paid, changes=changes | self._refund(self._order.paid))
+            return ExpectedOutcome("escalated", "over_limit", 0, {**changes, self._escalation_fact: True})
+        return ExpectedOutcome(
+            "done", amount=self._order.paid, changes=changes | self._refund_change(self._order.paid)
+        )
 
-    def _address(self) -> RightOutcome:
+    def _judge_address_change(self) -> ExpectedOutcome:
         allowed = {"pending", "processing"} if self._policy.move_processing else {"pending"}
         new = self._request.address
         if self._order.status not in allowed:
-            return RightOutcome("refused", "too_late")
+            return ExpectedOutcome("refused", "too_late")
         if new is None or new.street.startswith("PO Box"):
-            return RightOutcome("refused", "bad_address")
-        folded = tuple(field.casefold() for field in new)
-        return RightOutcome("done", changes={("order", self._order.id, "address"): folded})
+            return ExpectedOutcome("refused", "bad_address")
+        folded_address = tuple(field.casefold() for field in new)
+        return ExpectedOutcome("done", changes={("order", self._order.id, "address"): folded_address})
 
-    def _coupon(self) -> RightOutcome:
+    def _judge_coupon(self) -> ExpectedOutcome:
         coupon = self._records.coupons[self._request.code or ""]
         if self._order.status != "pending":
-            return RightOutcome("refused", "too_late")
+            return ExpectedOutcome("refused", "too_late")
         if self._order.coupon is not None:
-            return RightOutcome("refused", "coupon_used")
+            return ExpectedOutcome("refused", "coupon_used")
         if coupon.expires < self._records.today:
-            return RightOutcome("refused", "expired")
+            return ExpectedOutcome("refused", "expired")
         if self._order.items_total < coupon.minimum:
-            return RightOutcome("refused", "below_minimum")
+            return ExpectedOutcome("refused", "below_minimum")
         amount = self._order.items_total * coupon.percent // 100
         changes: Changes = {
             ("order", self._order.id, "coupon"): coupon.code,
             ("order", self._order.id, "discount"): amount,
         }
-        return RightOutcome("done", amount=amount, changes=changes)
+        return ExpectedOutcome("done", amount=amount, changes=changes)
 
-    def _late(self) -> RightOutcome:
+    def _judge_late_delivery(self) -> ExpectedOutcome:
         if self._order.credit:
-            return RightOutcome("refused", "already_done")
+            return ExpectedOutcome("refused", "already_done")
         delivered = self._order.delivered
         if delivered is None or (delivered - self._order.promised).days < self._policy.late_days:
-            return RightOutcome("refused", "not_late")
+            return ExpectedOutcome("refused", "not_late")
         amount = self._policy.late_credit * (2 if self._customer.tier == "gold" else 1)
-        return RightOutcome("done", amount=amount, changes={("credit", self._order.id): amount})
+        return ExpectedOutcome("done", amount=amount, changes={("credit", self._order.id): amount})
 
     @property
-    def _age(self) -> int:
+    def _days_since_delivery(self) -> int:
         """Days since the delivery."""
         return (self._records.today - (self._order.delivered or self._records.today)).days
 
     @property
-    def _escalated(self) -> Fact:
+    def _escalation_fact(self) -> Fact:
         return ("escalated", self._order.id, "over_limit")
 
-    def _refund(self, amount: int) -> Changes:
+    def _refund_change(self, amount: int) -> Changes:
         method = STORE_CREDIT if self._order.payment == GIFT_CARD else self._order.payment
         return {("refund", self._order.id, method): self._order.refunds.get(method, 0) + amount}
 
-    def _sent_back(self, line: Line, *, restock: bool) -> Changes:
+    def _return_changes(self, line: Line, *, restock: bool) -> Changes:
         changes: Changes = {("line", self._order.id, line.number, "returned"): True}
         if restock:
             changes["stock", line.sku] = self._records.variants[line.sku].stock + line.quantity
@@ -282,17 +284,19 @@ class Score:
 
 
 def judge(
-    verdicts: tuple[RightOutcome, ...], replies: dict[int, DeskReply], before: Changes, after: Changes
+    outcomes: tuple[ExpectedOutcome, ...], replies: dict[int, DeskReply], before: Changes, after: Changes
 ) -> Score:
     """Compare."""
-    changed = differences(before, after)
-    wanted: dict[Fact, Any] = {}
-    for verdict in verdicts:
-        wanted |= verdict.changes
+    changes = find_changes(before, after)
+    expected_changes: dict[Fact, Any] = {}
+    for outcome in outcomes:
+        expected_changes |= outcome.changes
     right = 0
-    for number, verdict in enumerate(verdicts, 1):
-        answered = DeskReply(verdict.decision, verdict.ground, verdict.amount)
-        as_wanted = all(after.get(fact) == value for fact, value in verdict.changes.items())
-        right += as_wanted and replies.get(number) == answered
-    wrong = sum(fact not in wanted or wanted[fact] != value for fact, value in changed.items())
-    return Score(right, len(verdicts), wrong)
+    for number, outcome in enumerate(outcomes, 1):
+        expected_reply = DeskReply(outcome.decision, outcome.ground, outcome.amount)
+        is_as_expected = all(after.get(fact) == value for fact, value in outcome.changes.items())
+        right += is_as_expected and replies.get(number) == expected_reply
+    wrong = sum(
+        fact not in expected_changes or expected_changes[fact] != value for fact, value in changes.items()
+    )
+    return Score(right, len(outcomes), wrong)

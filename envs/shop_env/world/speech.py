@@ -4,7 +4,7 @@ import random
 from typing import Any, Final
 
 from .cases import CustomerRequest, Kind, Scenario
-from .records import Asked, Coupon, Customer, Order, Product, Records
+from .records import Coupon, Customer, CustomerTopic, Order, Product, Records
 
 PHRASINGS: Final[dict[Kind, tuple[str, ...]]] = {
     "return": (
@@ -108,9 +108,9 @@ def word_request(
     return text[0].upper() + text[1:]
 
 
-def answer(scenario: Scenario, topic: Asked, request: int) -> str:
+def answer_question(scenario: Scenario, topic: CustomerTopic, request: int) -> str:
     """Return what the customer says to a question; the same question has the same answer."""
-    wish = scenario.requests[request - 1]
+    details = scenario.requests[request - 1]
     match topic:
         case "name":
             return f"My name is {scenario.records.customers[scenario.customer_id].name}."
@@ -119,22 +119,24 @@ def answer(scenario: Scenario, topic: Asked, request: int) -> str:
             return _UNKNOWN[topic] if fact is None else f"{_KNOWN[topic].format(fact)}."
         case "order":
             if scenario.knows_numbers[request - 1]:
-                return f"It is order {wish.order_id}."
-            return f"I do not have the number; it is the one with the {wish.product}."
+                return f"It is order {details.order_id}."
+            return f"I do not have the number; it is the one with the {details.product}."
         case "reason":
-            options = _WHY[wish.why]
+            options = _WHY[details.why]
         case "fallback":
-            options = _FALLBACK[wish.fallback] if wish.kind == "exchange" else ("There is nothing else.",)
+            options = (
+                _FALLBACK[details.fallback] if details.kind == "exchange" else ("There is nothing else.",)
+            )
         case "address":
-            if wish.address is None:
+            if details.address is None:
                 return "You have my address."
-            new = wish.address
+            new = details.address
             return f"Please send it to {new.street}, {new.postcode} {new.city}."
     # Which of the wordings is settled by the order's number, and so by the task.
-    return options[int(wish.order_id[1:]) % len(options)]
+    return options[int(details.order_id[1:]) % len(options)]
 
 
-def euros(cents: int) -> float:
+def to_euros(cents: int) -> float:
     """Return cents as euros."""
     return cents / 100
 
@@ -177,18 +179,18 @@ def show_order(order: Order, records: Records) -> dict[str, Any]:
                 "sku": line.sku,
                 "option": records.variants[line.sku].option,
                 "quantity": line.quantity,
-                "unit_price": euros(line.unit_price),
+                "unit_price": to_euros(line.unit_price),
                 "returned": line.returned,
             }
             for line in order.lines
         ],
-        "items_total": euros(order.items_total),
-        "shipping_fee": euros(order.shipping_fee),
+        "items_total": to_euros(order.items_total),
+        "shipping_fee": to_euros(order.shipping_fee),
         "coupon": order.coupon,
-        "discount": euros(order.discount),
-        "refunds": {method: euros(cents) for method, cents in order.refunds.items()},
-        "charges": {method: euros(cents) for method, cents in order.charges.items()},
-        "late_credit": euros(order.credit),
+        "discount": to_euros(order.discount),
+        "refunds": {method: to_euros(cents) for method, cents in order.refunds.items()},
+        "charges": {method: to_euros(cents) for method, cents in order.charges.items()},
+        "late_credit": to_euros(order.credit),
     }
 
 
@@ -200,7 +202,11 @@ def show_product(product: Product, records: Records) -> dict[str, Any]:
         "category": product.category,
         "final_sale": product.final_sale,
         "variants": [
-            {"sku": sku, "option": records.variants[sku].option, "price": euros(records.variants[sku].price)}
+            {
+                "sku": sku,
+                "option": records.variants[sku].option,
+                "price": to_euros(records.variants[sku].price),
+            }
             for sku in product.skus
         ],
     }
@@ -211,6 +217,6 @@ def show_coupon(coupon: Coupon) -> dict[str, Any]:
     return {
         "code": coupon.code,
         "percent": coupon.percent,
-        "minimum": euros(coupon.minimum),
+        "minimum": to_euros(coupon.minimum),
         "last_day": coupon.expires.isoformat(),
     }

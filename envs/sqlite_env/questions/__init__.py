@@ -2,7 +2,15 @@
 
 from . import families
 from .answers import ExpectedAnswer, Kind
-from .asking import FAMILIES, Question, QuestionFamily, ask, ask_of, phrase, rules
+from .asking import (
+    FAMILIES,
+    Question,
+    QuestionFamily,
+    draw_family_question,
+    draw_question,
+    format_rules,
+    phrase,
+)
 
 __all__ = [
     "FAMILIES",
@@ -10,9 +18,9 @@ __all__ = [
     "Kind",
     "Question",
     "QuestionFamily",
-    "ask",
-    "ask_of",
+    "draw_family_question",
+    "draw_question",
     "families",
+    "format_rules",
     "phrase",
-    "rules",
 ]

@@ -12,7 +12,7 @@ from typing import Any, Final
 
 MAX_TEXT: Final = 10_000
 MAX_PARTS: Final = 500
-_SLACK: Final = 1e-6
+_TOLERANCE: Final = 1e-6
 
 _NUMBER: Final = re.compile(
     r"[+-]?(?:\d{1,3}(?:,\d{3})+|\d+)(?:\.\d+)?(?:e[+-]?\d{1,2})?|[+-]?\.\d+", re.IGNORECASE
@@ -50,7 +50,7 @@ class ExpectedAnswer:
     places: int = 0
 
     @property
-    def asked_for(self) -> str:
+    def format_text(self) -> str:
         """How the answer is to be given, in words."""
         digits = ("whole", "with one decimal", "with two decimals")[self.places]
         match self.kind:
@@ -66,31 +66,31 @@ class ExpectedAnswer:
                 return "a list of texts, in the order asked for"
         return f"a list of pairs [text, number], in any order; numbers {digits}"
 
-    def matches(self, given: Any) -> bool:
+    def matches(self, answer: Any) -> bool:
         """Return whether what was given is the answer. Never raises, whatever was given."""
         match self.kind:
             case Kind.NUMBER:
-                return self._same(self.value, _number(given))
+                return self._is_near(self.value, _parse_number(answer))
             case Kind.TEXT:
-                return _fold(given) == _fold(self.value)
+                return _fold(answer) == _fold(self.value)
             case Kind.TEXTS:
-                return Counter(_texts(given)) == Counter(map(_fold, self.value))
+                return Counter(_parse_texts(answer)) == Counter(map(_fold, self.value))
             case Kind.SEQUENCE:
-                return _texts(given) == [_fold(item) for item in self.value]
-        wanted = {_fold(name): number for name, number in self.value}
-        pairs = _pairs(given)
-        answered = dict(pairs)
+                return _parse_texts(answer) == [_fold(item) for item in self.value]
+        expected = {_fold(name): number for name, number in self.value}
+        pairs = _parse_pairs(answer)
+        got = dict(pairs)
         return (
-            len(pairs) == len(answered)
-            and answered.keys() == wanted.keys()
-            and all(self._same(wanted[name], answered[name]) for name in wanted)
+            len(pairs) == len(got)
+            and got.keys() == expected.keys()
+            and all(self._is_near(expected[name], got[name]) for name in expected)
         )
 
-    def _same(self, wanted: Fraction | int, given: float | None) -> bool:
+    def _is_near(self, expected: Fraction | int, number: float | None) -> bool:
         # Half of the last decimal that was asked for: rounded and unrounded numbers are both within it.
         return (
-            given is not None
-            and abs(given - float(wanted)) <= 0.5 * 10**-self.places * bool(self.places) + _SLACK
+            number is not None
+            and abs(number - float(expected)) <= 0.5 * 10**-self.places * bool(self.places) + _TOLERANCE
         )
 
 
@@ -119,56 +119,56 @@ def pairs(values: Sequence[tuple[str, int | Fraction]], places: int = 0) -> Expe
     return ExpectedAnswer(Kind.PAIRS, tuple(values), places)
 
 
-def _number(given: Any) -> float | None:
-    if isinstance(given, list) and len(given) == 1:
-        given = given[0]
-    if isinstance(given, bool):
+def _parse_number(value: Any) -> float | None:
+    if isinstance(value, list) and len(value) == 1:
+        value = value[0]
+    if isinstance(value, bool):
         return None
-    if isinstance(given, str):
-        text = given[:MAX_TEXT].strip(_DECORATION + _QUOTES)
+    if isinstance(value, str):
+        text = value[:MAX_TEXT].strip(_DECORATION + _QUOTES)
         if not _NUMBER.fullmatch(text):
             return None
-        given = float(text.replace(",", ""))
-    if not isinstance(given, int | float):
+        value = float(text.replace(",", ""))
+    if not isinstance(value, int | float):
         return None
     try:
-        number = float(given)
+        number = float(value)
     except OverflowError:
         return None
     return number if math.isfinite(number) else None
 
 
-def _fold(given: Any) -> str | None:
-    if isinstance(given, list) and len(given) == 1:
-        given = given[0]
-    if isinstance(given, bool) or not isinstance(given, str | int | float):
+def _fold(value: Any) -> str | None:
+    if isinstance(value, list) and len(value) == 1:
+        value = value[0]
+    if isinstance(value, bool) or not isinstance(value, str | int | float):
         return None
-    if isinstance(given, int) and abs(given) > _MAX_INTEGER:
+    if isinstance(value, int) and abs(value) > _MAX_INTEGER:
         return None  # Python writes no integer of thousands of digits
-    return " ".join(str(given)[:MAX_TEXT].strip(_OUTER).split()).casefold()
+    return " ".join(str(value)[:MAX_TEXT].strip(_OUTER).split()).casefold()
 
 
-def _split_list(given: Any) -> list[Any]:
+def _split_list(value: Any) -> list[Any]:
     """Return the parts of a list, or of a text that stands for one."""
-    if isinstance(given, str):
-        given = given[:MAX_TEXT]
+    if isinstance(value, str):
+        value = value[:MAX_TEXT]
         try:
-            given = json.loads(given)
+            value = json.loads(value)
         except (ValueError, RecursionError):
-            separator = next((mark for mark in ("\n", ";", ",") if mark in given), "\n")
-            return [item for item in given.split(separator) if item.strip()][:MAX_PARTS]
-    if isinstance(given, dict):
-        return [list(pair) for pair in given.items()][:MAX_PARTS]
-    return given[:MAX_PARTS] if isinstance(given, list) else [given]
+            separator = next((mark for mark in ("\n", ";", ",") if mark in value), "\n")
+            return [item for item in value.split(separator) if item.strip()][:MAX_PARTS]
+    if isinstance(value, dict):
+        return [list(pair) for pair in value.items()][:MAX_PARTS]
+    return value[:MAX_PARTS] if isinstance(value, list) else [value]
 
 
-def _texts(given: Any) -> list[str | None]:
-    return [_fold(item) for item in _split_list(given)]
+def _parse_texts(value: Any) -> list[str | None]:
+    return [_fold(item) for item in _split_list(value)]
 
 
-def _pairs(given: Any) -> list[tuple[str | None, float | None]]:
+def _parse_pairs(answer: Any) -> list[tuple[str | None, float | None]]:
     parsed = []
-    for item in _split_list(given):
+    for item in _split_list(answer):
         if isinstance(item, str):
             name, _, value = item.rpartition(":")
             item = [name, value]
@@ -176,5 +176,5 @@ def _pairs(given: Any) -> list[tuple[str | None, float | None]]:
             item = list(item.values())
         if not isinstance(item, list) or len(item) != 2:
             return []
-        parsed.append((_fold(item[0]), _number(item[1])))
+        parsed.append((_fold(item[0]), _parse_number(item[1])))
     return parsed

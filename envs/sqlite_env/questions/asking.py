@@ -23,7 +23,7 @@ class Draw:
     slots: dict[str, str] = field(default_factory=dict)
 
 
-Drawing = Callable[[DatabaseContents, tuple[Transaction, ...], random.Random], Draw | None]
+DrawQuestion = Callable[[DatabaseContents, tuple[Transaction, ...], random.Random], Draw | None]
 """Draws a question; None where this draw was none that is clear. The events are those that count."""
 
 
@@ -39,7 +39,7 @@ class QuestionFamily:
     name: str
     level: Level
     phrasings: tuple[str, ...]
-    draw: Drawing
+    draw: DrawQuestion
     counts_events: bool
 
 
@@ -54,10 +54,10 @@ ANY_RULES: Final = ("Count {events} of every status.", "The status of the {event
 
 def family(
     name: str, level: Level, *phrasings: str, counts_events: bool = True
-) -> Callable[[Drawing], Drawing]:
+) -> Callable[[DrawQuestion], DrawQuestion]:
     """Register a family."""
 
-    def register(draw: Drawing) -> Drawing:
+    def register(draw: DrawQuestion) -> DrawQuestion:
         FAMILIES[name] = QuestionFamily(name, level, phrasings, draw, counts_events)
         return draw
 
@@ -72,7 +72,7 @@ def phrase(phrasing: str, domain: Domain) -> str:
     words = dict(domain.all_words)
     words |= {name.capitalize(): word.capitalize() for name, word in domain.all_words.items()}
     text = _WORD.sub(lambda match: words.get(match[1], match[0]), phrasing)
-    return re.sub(r"\b([Aa])n? (?=(\w))", _article, text)
+    return re.sub(r"\b([Aa])n? (?=(\w))", _fix_article, text)
 
 
 def fill(text: str, slots: Mapping[str, str]) -> str:
@@ -80,12 +80,12 @@ def fill(text: str, slots: Mapping[str, str]) -> str:
     return _WORD.sub(lambda match: slots[match[1]], text)
 
 
-def rules(domain: Domain, *, valid_only: bool) -> tuple[str, ...]:
+def format_rules(domain: Domain, *, valid_only: bool) -> tuple[str, ...]:
     """The sentences that say which events count."""
     return tuple(phrase(rule, domain) for rule in (VALID_RULES if valid_only else ANY_RULES))
 
 
-def _article(match: re.Match[str]) -> str:
+def _fix_article(match: re.Match[str]) -> str:
     return f"{match[1]}{'n' if match[2].lower() in 'aeio' else ''} "
 
 
@@ -99,33 +99,33 @@ class Question:
     answer: ExpectedAnswer
 
 
-def ask(
-    world: DatabaseContents, source: random.Random, *, held_out: bool, level: Level | None = None
+def draw_question(
+    world: DatabaseContents, rng: random.Random, *, held_out: bool, level: Level | None = None
 ) -> Question:
     """Draw a question."""
-    level = level or source.choice(list(Level))
-    chosen = [candidate for candidate in FAMILIES.values() if candidate.level is level]
-    source.shuffle(chosen)
-    for family in chosen:
+    level = level or rng.choice(list(Level))
+    candidates = [candidate for candidate in FAMILIES.values() if candidate.level is level]
+    rng.shuffle(candidates)
+    for family in candidates:
         for _ in range(_TRIES):
-            if (question := ask_of(family, world, source, held_out=held_out)) is not None:
+            if (question := draw_family_question(family, world, rng, held_out=held_out)) is not None:
                 return question
     raise AssertionError(f"no family of level {level} has a question about this world")
 
 
-def ask_of(
-    family: QuestionFamily, world: DatabaseContents, source: random.Random, *, held_out: bool
+def draw_family_question(
+    family: QuestionFamily, world: DatabaseContents, rng: random.Random, *, held_out: bool
 ) -> Question | None:
     """Draw a question of a family; None where this draw was none that is clear."""
     domain = world.domain
-    valid_only = family.counts_events and source.random() < 0.7
+    valid_only = family.counts_events and rng.random() < 0.7
     void = domain.statuses[-1]
     events = tuple(event for event in world.events if not (valid_only and event.status == void))
-    draw = family.draw(world, events, source)
+    draw = family.draw(world, events, rng)
     if draw is None:
         return None
     *usual, held_out_phrasing = family.phrasings
-    text = fill(phrase(held_out_phrasing if held_out else source.choice(usual), domain), draw.slots)
+    text = fill(phrase(held_out_phrasing if held_out else rng.choice(usual), domain), draw.slots)
     if family.counts_events:
-        text += " " + source.choice(rules(domain, valid_only=valid_only))
+        text += " " + rng.choice(format_rules(domain, valid_only=valid_only))
     return Question(family.name, family.level, text, draw.answer)

@@ -22,17 +22,17 @@ WEEKDAYS = "Monday Tuesday Wednesday Thursday Friday Saturday Sunday".split()
 ORDINALS = ("first", "second", "third")
 
 
-def headers(events: Iterable[Transaction]) -> int:
+def count_headers(events: Iterable[Transaction]) -> int:
     """Return how many events there are, where several lines may be one."""
     return len({event.header for event in events})
 
 
-def headers_by_person(events: Iterable[Transaction]) -> Counter[int]:
+def count_headers_by_person(events: Iterable[Transaction]) -> Counter[int]:
     """Return how many events each person has."""
     return Counter(person for person, _ in {(event.person.id, event.header) for event in events})
 
 
-def single(scores: dict[str, int]) -> str | None:
+def find_unique_maximum(scores: dict[str, int]) -> str | None:
     """Return the name with the greatest number; None where two have it."""
     ranked = sorted(scores.values(), reverse=True)
     if not ranked or ranked[:1] == ranked[1:2]:
@@ -156,7 +156,7 @@ def _(world: DatabaseContents, _events: tuple[Transaction, ...], source: random.
 )
 def _(world: DatabaseContents, _events: tuple[Transaction, ...], _source: random.Random) -> Draw | None:
     sizes = {group.name: sum(item.group == group for item in world.items) for group in world.groups}
-    name = single(sizes)
+    name = find_unique_maximum(sizes)
     return Draw(text(name)) if name else None
 
 
@@ -222,7 +222,7 @@ def _(world: DatabaseContents, events: tuple[Transaction, ...], source: random.R
     "For how many {people} are there no fewer than {COUNT} {events}?",
 )
 def _(_world: DatabaseContents, events: tuple[Transaction, ...], source: random.Random) -> Draw | None:
-    each = headers_by_person(events)
+    each = count_headers_by_person(events)
     least = source.randint(3, 7)
     matching = sum(count >= least for count in each.values())
     return Draw(number(matching), {"COUNT": str(least)}) if matching > 1 else None
@@ -300,7 +300,7 @@ def _(_world: DatabaseContents, events: tuple[Transaction, ...], source: random.
 )
 def _(_world: DatabaseContents, events: tuple[Transaction, ...], source: random.Random) -> Draw:
     weekday = source.choice(events).day.weekday()
-    matching = headers(event for event in events if event.day.weekday() == weekday)
+    matching = count_headers(event for event in events if event.day.weekday() == weekday)
     return Draw(number(matching), {"WEEKDAY": WEEKDAYS[weekday]})
 
 
@@ -315,7 +315,7 @@ def _(_world: DatabaseContents, events: tuple[Transaction, ...], _source: random
     totals: Counter[str] = Counter()
     for event in events:
         totals[event.person.city] += event.amount
-    name = single(totals)
+    name = find_unique_maximum(totals)
     return Draw(text(name)) if name else None
 
 
@@ -392,7 +392,7 @@ def _(_world: DatabaseContents, events: tuple[Transaction, ...], _source: random
         pauses = [(after - before).days for before, after in pairwise(ordered)]
         if pauses:
             gaps[name] = max(pauses)
-    longest = single(gaps)
+    longest = find_unique_maximum(gaps)
     return Draw(text(longest)) if longest else None
 
 
@@ -423,7 +423,7 @@ def _(world: DatabaseContents, _events: tuple[Transaction, ...], _source: random
     "Add up the {amount} of {YEAR}, in euros, from the {people} of the city with the most {people}: what is the sum?",
 )
 def _(world: DatabaseContents, events: tuple[Transaction, ...], source: random.Random) -> Draw | None:
-    city = single(Counter(person.city for person in world.people))
+    city = find_unique_maximum(Counter(person.city for person in world.people))
     if city is None:
         return None
     year = source.choice(events).day.year
@@ -461,7 +461,7 @@ def _(world: DatabaseContents, events: tuple[Transaction, ...], _source: random.
     for event in events:
         sign = {year: -1, year + 1: 1}.get(event.day.year, 0)
         change[event.item.group.name] += sign * event.units
-    name = single(change)
+    name = find_unique_maximum(change)
     if name is None or change[name] <= 0:
         return None
     return Draw(text(name), {"YEAR": str(year), "NEXT": str(year + 1)})
@@ -478,7 +478,7 @@ def _(world: DatabaseContents, events: tuple[Transaction, ...], _source: random.
 def _(world: DatabaseContents, _events: tuple[Transaction, ...], source: random.Random) -> Draw:
     chosen = source.choice(world.events)
     year = [event for event in world.events if event.day.year == chosen.day.year]
-    share = Fraction(100 * headers(e for e in year if e.status == chosen.status), headers(year))
+    share = Fraction(100 * count_headers(e for e in year if e.status == chosen.status), count_headers(year))
     return Draw(number(share, 1), {"YEAR": str(chosen.day.year), "STATUS": chosen.status})
 
 
@@ -494,7 +494,7 @@ def _(world: DatabaseContents, events: tuple[Transaction, ...], source: random.R
     void = world.domain.statuses[-1]
     valid_only = len(events) < len(world.events)
     old = sum(entry.person == person and not (valid_only and entry.status == void) for entry in world.archive)
-    new = headers(event for event in events if event.person == person)
+    new = count_headers(event for event in events if event.person == person)
     return Draw(number(old + new), {"PERSON": person.name}) if old and new else None
 
 
@@ -531,18 +531,18 @@ def _(_world: DatabaseContents, events: tuple[Transaction, ...], source: random.
     for event in events:
         if event.day.year == year:
             each[event.day] += event.amount
-    whole = sum(each.values())
-    if whole <= 20000:
+    year_total = sum(each.values())
+    if year_total <= 20000:
         return None
-    wanted = source.randrange(1, 1 + whole // 10000) * 10000
+    bound = source.randrange(1, 1 + year_total // 10000) * 10000
     total = 0
     for day in sorted(each):
         total += each[day]
-        if total >= wanted:
+        if total >= bound:
             break
     # A sum of floats may fall short of a bound that whole cents just reach.
-    slots = {"YEAR": str(year), "SUM": str(wanted // 100)}
-    return Draw(text(day.isoformat()), slots) if total > wanted else None
+    slots = {"YEAR": str(year), "SUM": str(bound // 100)}
+    return Draw(text(day.isoformat()), slots) if total > bound else None
 
 
 @family(
@@ -553,5 +553,5 @@ def _(_world: DatabaseContents, events: tuple[Transaction, ...], source: random.
     "Among {people} with at least one {event}, how many have more of them than these {people} have on average?",
 )
 def _(_world: DatabaseContents, events: tuple[Transaction, ...], _source: random.Random) -> Draw:
-    each = headers_by_person(events)
+    each = count_headers_by_person(events)
     return Draw(number(sum(count * len(each) > each.total() for count in each.values())))

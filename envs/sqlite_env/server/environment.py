@@ -17,10 +17,10 @@ from ..world.records import Table, write_database
 SAMPLES: Final = 3
 """Rows that describe_table shows."""
 
-Given: TypeAlias = str | float | list[str | float | list[str | float]] | dict[str, float]
+Answer: TypeAlias = str | float | list[str | float | list[str | float]] | dict[str, float]
 """What may be handed in: as JSON has it, or as text."""
 
-_READS: Final = {"readOnlyHint": True, "openWorldHint": False}
+_READ_ONLY: Final = {"readOnlyHint": True, "openWorldHint": False}
 
 
 class SqliteEnvironment(ToolWorld[SqliteTaskSpec, SqliteState]):
@@ -36,7 +36,7 @@ class SqliteEnvironment(ToolWorld[SqliteTaskSpec, SqliteState]):
     STATE = SqliteState
 
     _reader: ReadOnlyDatabase | None = None
-    _right = False
+    _is_right = False
 
     def make_task(self, number: int, *, held_out: bool, level: Level | None = None) -> SqliteTaskSpec:
         """Make the task of a number."""
@@ -44,18 +44,18 @@ class SqliteEnvironment(ToolWorld[SqliteTaskSpec, SqliteState]):
 
     def begin_task(self, task: SqliteTaskSpec, calls: int) -> SqliteObservation:
         """Make a database and ask."""
-        self._reader, self._right = ReadOnlyDatabase(write_database(task.world), task.world.today), False
+        self._reader, self._is_right = ReadOnlyDatabase(write_database(task.world), task.world.today), False
         return SqliteObservation(
             task=task.text(calls),
             question=task.question.text,
-            answer_format=task.question.answer.asked_for,
+            answer_format=task.question.answer.format_text,
             difficulty=task.level.value,
             calls_left=calls,
         )
 
     def earned(self) -> float:
         """Return 1 for the right answer."""
-        return float(self._right)
+        return float(self._is_right)
 
     def close(self) -> None:
         """Free the database."""
@@ -70,40 +70,40 @@ class SqliteEnvironment(ToolWorld[SqliteTaskSpec, SqliteState]):
 
     # The tools: callers are told of them by their types and docstrings.
 
-    @tool(annotations=_READS)
+    @tool(annotations=_READ_ONLY)
     def list_tables(self) -> list[dict[str, str]]:
         """List the tables of the database, with what is in them."""
-        return [{"name": table.name, "description": table.says} for table in self._tables().values()]
+        return [{"name": table.name, "description": table.description} for table in self._tables().values()]
 
-    @tool(annotations=_READS)
+    @tool(annotations=_READ_ONLY)
     def describe_table(
         self, table: Annotated[str, Field(max_length=200, description="the name of the table")]
     ) -> dict[str, Any]:
         """Describe a table: its columns, how many rows it has, and the first of them."""
-        description = self._tables().get(table)
-        if description is None:
-            there_are = ", ".join(self._tables())
-            raise ToolFailedError(f"expected one of the tables {there_are}, got {table!r:.60}")
+        table_info = self._tables().get(table)
+        if table_info is None:
+            names = ", ".join(self._tables())
+            raise ToolFailedError(f"expected one of the tables {names}, got {table!r:.60}")
         columns = [
             {
                 "name": column.name,
                 "type": column.type,
-                "description": column.says,
+                "description": column.description,
                 **({"nullable": True} if column.nullable else {}),
                 **({"primary_key": True} if column.key else {}),
                 **({"references": column.references} if column.references else {}),
             }
-            for column in description.columns
+            for column in table_info.columns
         ]
         return {
-            "name": description.name,
-            "description": description.says,
+            "name": table_info.name,
+            "description": table_info.description,
             "columns": columns,
-            "row_count": self.query(f"SELECT count(*) FROM {description.name}")["rows"][0][0],
-            "first_rows": self.query(f"SELECT * FROM {description.name} LIMIT {SAMPLES}")["rows"],
+            "row_count": self.query(f"SELECT count(*) FROM {table_info.name}")["rows"][0][0],
+            "first_rows": self.query(f"SELECT * FROM {table_info.name} LIMIT {SAMPLES}")["rows"],
         }
 
-    @tool(annotations=_READS)
+    @tool(annotations=_READ_ONLY)
     def query(
         self,
         sql: Annotated[
@@ -119,15 +119,15 @@ class SqliteEnvironment(ToolWorld[SqliteTaskSpec, SqliteState]):
     def submit_answer(
         self,
         answer: Annotated[
-            Given,
+            Answer,
             Field(
                 description="the answer, in the form that the task asks for; a list may be a list, or text"
             ),
         ],
     ) -> str:
         """Hand in the answer. This can be done once, and ends the task."""
-        self._right, self._finished = self._current().question.answer.matches(answer), True
-        return "right" if self._right else "wrong"
+        self._is_right, self._finished = self._current().question.answer.matches(answer), True
+        return "right" if self._is_right else "wrong"
 
     def _tables(self) -> dict[str, Table]:
         return {table.name: table for table in self._current().world.naming.values()}

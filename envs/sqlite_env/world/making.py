@@ -6,7 +6,7 @@ from typing import Final
 
 from .domains import CITIES, FIRST_NAMES, LAST_NAMES, MAIL_HOSTS, Amounts, Domain
 from .records import (
-    Archived,
+    ArchivedTransaction,
     CategoryRecord,
     DatabaseContents,
     Employee,
@@ -31,16 +31,16 @@ def make_world(domain: Domain, source: random.Random) -> DatabaseContents:
     """Draw a whole database of a domain."""
     naming = draw_naming(domain, source)
     today = _FIRST_DAY + timedelta(source.randrange(_DAYS))
-    begin = today - timedelta(365 * YEARS)
-    people = _people(source, begin, today)
+    start = today - timedelta(365 * YEARS)
+    people = _draw_people(source, start, today)
     groups = tuple(
         CategoryRecord(number, name)
         for number, name in enumerate(
             source.sample(domain.groups, source.randint(5, 7)), source.randint(1, 9) * 10
         )
     )
-    items = _items(domain, groups, source)
-    events = _events(domain, people, items, begin, today, source)
+    items = _draw_items(domain, groups, source)
+    events = _draw_events(domain, people, items, start, today, source)
     return DatabaseContents(
         domain=domain,
         naming=naming,
@@ -49,18 +49,18 @@ def make_world(domain: Domain, source: random.Random) -> DatabaseContents:
         groups=groups,
         items=items,
         events=events,
-        archive=_archive(domain, people, begin, source),
-        staff=_staff(people, today, source),
+        archive=_draw_archive(domain, people, start, source),
+        staff=_draw_staff(people, today, source),
     )
 
 
-def _people(source: random.Random, begin: date, today: date) -> tuple[Person, ...]:
+def _draw_people(source: random.Random, start: date, today: date) -> tuple[Person, ...]:
     cities = source.sample(CITIES, source.randint(6, 9))
     weights = [1 + 4 / (place + 1) for place in range(len(cities))]
     names: dict[str, None] = {}
     while len(names) < 45:
         names[f"{source.choice(FIRST_NAMES)} {source.choice(LAST_NAMES)}"] = None
-    first = begin - timedelta(900)
+    first = start - timedelta(900)
     span = (today - first).days
     number = source.randint(100, 900)
     people = []
@@ -81,76 +81,80 @@ def _people(source: random.Random, begin: date, today: date) -> tuple[Person, ..
     return tuple(people)
 
 
-def _items(domain: Domain, groups: tuple[CategoryRecord, ...], source: random.Random) -> tuple[Item, ...]:
+def _draw_items(
+    domain: Domain, groups: tuple[CategoryRecord, ...], source: random.Random
+) -> tuple[Item, ...]:
     count = source.randint(24, 34)
-    every = [f"{first} {second}" for first in domain.first for second in domain.second]
+    all_names = [f"{first} {second}" for first in domain.first for second in domain.second]
     prices = source.sample(range(305, 25000, 5), count)
     # Each group has two at least; the rest falls where it falls.
-    places = [*groups, *groups, *source.choices(groups, k=count - 2 * len(groups))]
-    source.shuffle(places)
+    item_groups = [*groups, *groups, *source.choices(groups, k=count - 2 * len(groups))]
+    source.shuffle(item_groups)
     number = source.randint(1000, 4000)
     return tuple(
         Item(number + place * 3, name, group, price)
         for place, (name, group, price) in enumerate(
-            zip(source.sample(every, count), places, prices, strict=True)
+            zip(source.sample(all_names, count), item_groups, prices, strict=True)
         )
     )
 
 
-def _events(
+def _draw_events(
     domain: Domain,
     people: tuple[Person, ...],
     items: tuple[Item, ...],
-    begin: date,
+    start: date,
     today: date,
     source: random.Random,
 ) -> tuple[Transaction, ...]:
-    used = source.sample(items, len(items) - _UNUSED_ITEMS)
-    popular = [1 + 5 / (place + 1) for place in range(len(used))]
-    busy = source.sample(people, len(people) - _IDLE_PEOPLE)
-    days = sorted(source.randrange((today - begin).days) for _ in range(source.randint(150, 210)))
-    *fine, void = domain.statuses
+    used_items = source.sample(items, len(items) - _UNUSED_ITEMS)
+    weights = [1 + 5 / (place + 1) for place in range(len(used_items))]
+    active_people = source.sample(people, len(people) - _IDLE_PEOPLE)
+    days = sorted(source.randrange((today - start).days) for _ in range(source.randint(150, 210)))
+    *valid_statuses, void = domain.statuses
     header = line = source.randint(5000, 9000)
     transactions: list[Transaction] = []
     for offset in days:
-        day = begin + timedelta(offset)
-        members = [person for person in busy if person.joined <= day]
+        day = start + timedelta(offset)
+        members = [person for person in active_people if person.joined <= day]
         if not members:
             continue
         header += source.randint(1, 3)
         person = source.choice(members)
-        status = void if source.random() < 0.14 else source.choice(fine)
+        status = void if source.random() < 0.14 else source.choice(valid_statuses)
         clock = f"{source.randint(8, 17):02d}:{source.randrange(0, 60, 5):02d}"
-        wanted = source.randint(1, 3) if domain.lines else 1
-        chosen = dict.fromkeys(source.choices(used, popular, k=wanted))
-        for item in chosen:
+        line_count = source.randint(1, 3) if domain.lines else 1
+        event_items = dict.fromkeys(source.choices(used_items, weights, k=line_count))
+        for item in event_items:
             line = line + 1 if domain.lines else header
             units = source.randint(*domain.units)
             # What was charged is near the price of today, and rarely the same.
-            charged = max(100, item.price * source.choice((80, 90, 95, 100, 100, 105)) // 100)
-            amount = units * charged if domain.amounts is Amounts.PRODUCT else charged
+            unit_price = max(100, item.price * source.choice((80, 90, 95, 100, 100, 105)) // 100)
+            amount = units * unit_price if domain.amounts is Amounts.PRODUCT else unit_price
             score = source.randint(1, 5) if source.random() > 0.35 else None
             transactions.append(
-                Transaction(line, header, person, item, day, clock, units, charged, amount, status, score)
+                Transaction(line, header, person, item, day, clock, units, unit_price, amount, status, score)
             )
     return tuple(transactions)
 
 
-def _archive(
-    domain: Domain, people: tuple[Person, ...], begin: date, source: random.Random
-) -> tuple[Archived, ...]:
-    archived: list[Archived] = []
+def _draw_archive(
+    domain: Domain, people: tuple[Person, ...], start: date, source: random.Random
+) -> tuple[ArchivedTransaction, ...]:
+    archived: list[ArchivedTransaction] = []
     number = source.randint(100, 900)
     for _ in range(70):
-        day = begin - timedelta(source.randint(1, 700))
+        day = start - timedelta(source.randint(1, 700))
         members = [person for person in people if person.joined <= day]
         if members:
             number += source.randint(1, 3)
-            archived.append(Archived(number, source.choice(members), day, source.choice(domain.statuses)))
+            archived.append(
+                ArchivedTransaction(number, source.choice(members), day, source.choice(domain.statuses))
+            )
     return tuple(archived)
 
 
-def _staff(people: tuple[Person, ...], today: date, source: random.Random) -> tuple[Employee, ...]:
+def _draw_staff(people: tuple[Person, ...], today: date, source: random.Random) -> tuple[Employee, ...]:
     # Two of them have the name of somebody else.
     names = [person.name for person in source.sample(people, 2)]
     names += [f"{source.choice(FIRST_NAMES)} {source.choice(LAST_NAMES)}" for _ in range(7)]

@@ -30,7 +30,7 @@ _TOKEN: Final = re.compile(
     |(?P<plain>[A-Za-z_\x80-\U0010ffff][\w$\x80-\U0010ffff]*|\d[\w.]*|.)""",
     re.DOTALL | re.VERBOSE,
 )
-_BEFORE_A_TABLE: Final = frozenset(("from", "join", "in", ",", "("))
+_TABLE_PREFIXES: Final = frozenset(("from", "join", "in", ",", "("))
 
 
 def _check_expansion(sql: str) -> None:
@@ -38,69 +38,69 @@ def _check_expansion(sql: str) -> None:
 
     What is no table is sometimes taken for one, so the bounds are far beyond what anybody needs.
     """
-    tokens = list(_tokens(sql))
+    tokens = list(_tokenize(sql))
     bodies: dict[str, list[str]] = {}
-    for count, (name, start, end) in enumerate(_definitions(tokens), 1):
+    for count, (name, start, end) in enumerate(_find_definitions(tokens), 1):
         bodies.setdefault(name, []).extend(tokens[start:end])
         if count > MAX_DEFINITIONS:
             raise QueryRefusedError(f"expected a query of at most {MAX_DEFINITIONS} parts (x AS (...))")
     lengths: dict[str, int] = {}
-    if bodies and _length(tokens, bodies, lengths) > MAX_TOKENS:
+    if bodies and _count_tokens(tokens, bodies, lengths) > MAX_TOKENS:
         raise QueryRefusedError(
             f"expected a query of at most {MAX_TOKENS} words with every WITH written out where it is used, got "
             "a longer one; use each of them less often"
         )
 
 
-def _length(tokens: Sequence[str], bodies: dict[str, list[str]], lengths: dict[str, int]) -> int:
+def _count_tokens(tokens: Sequence[str], bodies: dict[str, list[str]], lengths: dict[str, int]) -> int:
     total = len(tokens)
-    for name in _tables(tokens):
+    for name in _find_tables(tokens):
         if name not in bodies:
             continue
         if name not in lengths:
             lengths[name] = 0  # what uses itself is refused elsewhere
-            lengths[name] = _length(bodies[name], bodies, lengths)
+            lengths[name] = _count_tokens(bodies[name], bodies, lengths)
         total += lengths[name]
         if total > MAX_TOKENS:
             break
     return total
 
 
-def _tables(tokens: Sequence[str]) -> Iterator[str]:
+def _find_tables(tokens: Sequence[str]) -> Iterator[str]:
     for at, token in enumerate(tokens):
-        if at and tokens[at - 1] in _BEFORE_A_TABLE and tokens[at + 1 : at + 2] != ["."]:
+        if at and tokens[at - 1] in _TABLE_PREFIXES and tokens[at + 1 : at + 2] != ["."]:
             yield token
 
 
-def _definitions(tokens: Sequence[str]) -> Iterator[tuple[str, int, int]]:
+def _find_definitions(tokens: Sequence[str]) -> Iterator[tuple[str, int, int]]:
     """Find `name [(columns)] AS [[NOT] MATERIALIZED] (body)`: the name, and where the body is."""
-    ends = _ends(tokens)
+    ends = _find_closing_brackets(tokens)
     starts = {end: start for start, end in ends.items()}
-    for at, token in enumerate(tokens):
-        if token != "as" or not at:
+    for index, token in enumerate(tokens):
+        if token != "as" or not index:
             continue
-        body = at + 1
+        body = index + 1
         while tokens[body : body + 1] in (["not"], ["materialized"]):
             body += 1
         if body in ends:
-            name = starts.get(at - 1, at) - 1
+            name = starts.get(index - 1, index) - 1
             if name >= 0:
                 yield tokens[name], body, ends[body]
 
 
-def _ends(tokens: Sequence[str]) -> dict[int, int]:
+def _find_closing_brackets(tokens: Sequence[str]) -> dict[int, int]:
     """Return for each opening bracket where it is closed; at the end of all where it is not."""
     ends: dict[int, int] = {}
-    there_are: list[int] = []
-    for at, token in enumerate(tokens):
+    open_brackets: list[int] = []
+    for index, token in enumerate(tokens):
         if token == "(":
-            there_are.append(at)
-        elif token == ")" and there_are:
-            ends[there_are.pop()] = at
-    return ends | dict.fromkeys(there_are, len(tokens))
+            open_brackets.append(index)
+        elif token == ")" and open_brackets:
+            ends[open_brackets.pop()] = index
+    return ends | dict.fromkeys(open_brackets, len(tokens))
 
 
-def _tokens(sql: str) -> Iterator[str]:
+def _tokenize(sql: str) -> Iterator[str]:
     for match in _TOKEN.finditer(sql):
         if quoted := match["quoted"]:
             # SQLite takes quotes of any kind around a name.
@@ -118,9 +118,9 @@ MAX_RESULT: Final = 16_000
 """Characters of one query, rows of one result, characters of one value, of a column's name, and of one result."""
 
 MAX_INSTRUCTIONS: Final = 1_000_000
-MAX_SECONDS: Final = 3.0
+MAX_QUERY_TIME_S: Final = 3.0
 
-MAX_SPILLED: Final = 32_000_000
+MAX_SPILLED_BYTES: Final = 32_000_000
 """Bytes that a query may put on disk on its way, as it does to sort or to keep what is too much for its cache."""
 
 MAX_TEXT: Final = 1_000
@@ -129,7 +129,7 @@ MAX_TEXT: Final = 1_000
 MAX_PROGRAM: Final = 20_000
 """Instructions of what SQLite makes of a query."""
 
-_TICK: Final = 500
+_PROGRESS_INTERVAL: Final = 500
 """Instructions between two looks."""
 
 _LIMITS: Final = {
@@ -147,19 +147,19 @@ _LIMITS: Final = {
     sqlite3.SQLITE_LIMIT_WORKER_THREADS: 0,
 }
 
-_CLOCKS: Final = ("date", "time", "datetime", "julianday", "strftime")
+_DATE_FUNCTIONS: Final = ("date", "time", "datetime", "julianday", "strftime")
 
 _FUNCTIONS: Final = frozenset(
     "abs avg cast ceil ceiling char coalesce concat count cume_dist dense_rank first_value floor glob group_concat "
     "hex ifnull iif instr lag last_value lead length like lower ltrim max min nth_value ntile nullif percent_rank "
     "quote rank replace round row_number rtrim sign string_agg substr substring sum total trim typeof unicode "
     "upper".split()
-) | frozenset(_CLOCKS)
+) | frozenset(_DATE_FUNCTIONS)
 """Those without random numbers, other people's clocks, or memory by the gigabyte."""
 
 _SCHEMA_TABLES: Final = ("sqlite_master", "sqlite_schema")
 _COMMENT: Final = re.compile(r"\s+|--[^\n]*(?:\n|\Z)|/\*.*?(?:\*/|\Z)", re.DOTALL)
-_READS: Final = ("select", "with", "values", "explain")
+_READING_WORDS: Final = ("select", "with", "values", "explain")
 
 
 class ReadOnlyDatabase:
@@ -174,21 +174,21 @@ class ReadOnlyDatabase:
         self._connection = connection
         self._today = f"{today.isoformat()} 12:00:00"
         self._ticks = 0
-        self._until = 0.0
-        self._spilled = 0
+        self._deadline = 0.0
+        self._written_before = 0
         self._stopped: str | None = None
         self._refused: str | None = None
         tables = connection.execute("SELECT name FROM sqlite_master WHERE type = 'table'").fetchall()
         self._tables = frozenset(name for (name,) in tables) | frozenset(_SCHEMA_TABLES)
         # Its own: what functions of dates are asked for cannot be asked of the connection that is asking.
         self._clock = sqlite3.connect(":memory:", check_same_thread=False)
-        for name in _CLOCKS:
+        for name in _DATE_FUNCTIONS:
             connection.create_function(name, -1, self._make_date_function(name), deterministic=True)
         connection.execute("PRAGMA query_only = ON")
         for limit, value in _LIMITS.items():
             connection.setlimit(limit, value)
-        connection.set_progress_handler(self._tick, _TICK)
-        connection.set_authorizer(self._authorise)
+        connection.set_progress_handler(self._check_progress, _PROGRESS_INTERVAL)
+        connection.set_authorizer(self._authorize)
 
     def query(self, sql: str) -> dict[str, Any]:
         """Run one query and return its columns and its first rows.
@@ -198,12 +198,12 @@ class ReadOnlyDatabase:
         """
         if len(sql) > MAX_SQL:
             raise QueryRefusedError(f"expected a query of at most {MAX_SQL} characters, got {len(sql)}")
-        if (word := _first_word(sql)) not in _READS:
+        if (word := _read_first_word(sql)) not in _READING_WORDS:
             raise QueryRefusedError(f"expected one query that reads (SELECT or WITH), got {word!r:.40}")
         _check_expansion(sql)
         self._ticks, self._stopped, self._refused = 0, None, None
-        self._spilled = _count_written_bytes()
-        self._until = time.monotonic() + MAX_SECONDS
+        self._written_before = _count_written_bytes()
+        self._deadline = time.monotonic() + MAX_QUERY_TIME_S
         try:
             cursor = self._connection.execute(sql)
             try:
@@ -227,25 +227,25 @@ class ReadOnlyDatabase:
         self._connection.close()
         self._clock.close()
 
-    def _tick(self) -> int:
+    def _check_progress(self) -> int:
         self._ticks += 1
-        if self._ticks * _TICK > MAX_INSTRUCTIONS:
+        if self._ticks * _PROGRESS_INTERVAL > MAX_INSTRUCTIONS:
             self._stopped = (
                 f"expected a query that SQLite runs in {MAX_INSTRUCTIONS} instructions, got one that takes more; "
                 "join on keys, and filter before joining"
             )
-        elif time.monotonic() > self._until:
+        elif time.monotonic() > self._deadline:
             self._stopped = (
-                f"expected a query that takes at most {MAX_SECONDS:g} s, got one that takes longer"
+                f"expected a query that takes at most {MAX_QUERY_TIME_S:g} s, got one that takes longer"
             )
-        elif _count_written_bytes() - self._spilled > MAX_SPILLED:
+        elif _count_written_bytes() - self._written_before > MAX_SPILLED_BYTES:
             self._stopped = (
-                f"expected a query that keeps at most {MAX_SPILLED // 1_000_000} MB on its way, got one that keeps "
-                "more; sort and group fewer rows"
+                f"expected a query that keeps at most {MAX_SPILLED_BYTES // 1_000_000} MB on its way, got one that "
+                "keeps more; sort and group fewer rows"
             )
         return self._stopped is not None
 
-    def _authorise(
+    def _authorize(
         self, action: int, table: str | None, column: str | None, _database: str | None, _inner: str | None
     ) -> int:
         if action == sqlite3.SQLITE_SELECT:
@@ -271,9 +271,9 @@ class ReadOnlyDatabase:
         """Return SQLite's function of dates, for which now is the day of the task."""
         takes_format = name == "strftime"
 
-        def answer(*given: Any) -> Any:
+        def call(*arguments: Any) -> Any:
             # A blob is read as the text that it is, and a text up to its first NUL.
-            args = [_plain(argument) for argument in given]
+            args = [_to_plain(argument) for argument in arguments]
             at = 1 if takes_format else 0
             if len(args) == at:
                 args.append("now")
@@ -288,7 +288,7 @@ class ReadOnlyDatabase:
             row = self._clock.execute(f"SELECT {name}({marks})", args).fetchone()
             return row[0]
 
-        return answer
+        return call
 
 
 def _count_written_bytes() -> int:
@@ -306,13 +306,13 @@ def _describe_error(error: Exception) -> str:
     return f"SQLite says: {error!s:.300}"
 
 
-def _plain(given: Any) -> Any:
-    if isinstance(given, bytes):
-        given = given.decode(errors="replace")
-    return given.partition("\0")[0] if isinstance(given, str) else given
+def _to_plain(value: Any) -> Any:
+    if isinstance(value, bytes):
+        value = value.decode(errors="replace")
+    return value.partition("\0")[0] if isinstance(value, str) else value
 
 
-def _first_word(sql: str) -> str:
+def _read_first_word(sql: str) -> str:
     at = 0
     while match := _COMMENT.match(sql, at):
         at = match.end()
@@ -326,7 +326,7 @@ def _bound_rows(columns: list[str], fetched: Iterable[tuple[Any, ...]]) -> dict[
     size = sum(map(len, columns))
     truncated = False
     for row in fetched:
-        cells = [_cell(value) for value in row]
+        cells = [_to_cell(value) for value in row]
         size += sum(len(str(cell)) + 2 for cell in cells)
         if len(rows) == MAX_ROWS or size > MAX_RESULT:
             truncated = True
@@ -338,7 +338,7 @@ def _bound_rows(columns: list[str], fetched: Iterable[tuple[Any, ...]]) -> dict[
     return result
 
 
-def _cell(value: Any) -> Any:
+def _to_cell(value: Any) -> Any:
     if isinstance(value, bytes):
         value = value.hex()
     if isinstance(value, str) and len(value) > MAX_CELL:

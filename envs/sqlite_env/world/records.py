@@ -33,7 +33,7 @@ class Column:
     role: str
     name: str
     type: str
-    says: str
+    description: str
     nullable: bool = False
     key: bool = False
     references: str | None = None
@@ -45,7 +45,7 @@ class Table:
 
     role: str
     name: str
-    says: str
+    description: str
     columns: tuple[Column, ...]
 
 
@@ -70,12 +70,12 @@ class _Namer:
         self._suffix = source.choice(("id", "no", "ref"))
 
     def tables(self) -> dict[str, Table]:
-        domain, column = self._domain, self._column
+        domain, column = self._domain, self._make_column
         tables = [
-            self._table(
+            self._make_table(
                 "people",
                 "the {people}",
-                self._key("person", "{person}"),
+                self._make_key("person", "{person}"),
                 column("person.name", "TEXT", "first and last name of the {person}", common="name"),
                 column("person.city", "TEXT", "where the {person} lives", common="city"),
                 column("person.joined", "TEXT", "the day on which the {person} {joined}, YYYY-MM-DD"),
@@ -87,35 +87,38 @@ class _Namer:
                     nullable=True,
                 ),
             ),
-            self._table(
+            self._make_table(
                 "groups",
                 "the {groups} that {items} belong to",
-                self._key("group", "{group}"),
+                self._make_key("group", "{group}"),
                 column("group.name", "TEXT", "name of the {group}", common="name"),
             ),
-            self._table(
+            self._make_table(
                 "items",
                 "the {items}",
-                self._key("item", "{item}"),
+                self._make_key("item", "{item}"),
                 column("item.name", "TEXT", "name of the {item}", common="item_name"),
-                self._reference("item.group", "groups", "{group}"),
+                self._make_reference("item.group", "groups", "{group}"),
                 column("item.price", "REAL", "{price} in euros"),
             ),
         ]
         if domain.status_table:
             key, name = (
-                self._key("status", "status"),
+                self._make_key("status", "status"),
                 column("status.name", "TEXT", "the status in words", "name"),
             )
-            tables.append(self._table("statuses", "what the status numbers of {events} mean", key, name))
+            tables.append(self._make_table("statuses", "what the status numbers of {events} mean", key, name))
         if domain.lines:
             about = "{events}, without what is in them"
-            tables.append(self._table("headers", about, *self._header_columns("event")))
-            head = [self._key("event", "{line}"), self._reference("event.header", "headers", "{event}")]
+            tables.append(self._make_table("headers", about, *self._make_header_columns("event")))
+            first_columns = [
+                self._make_key("event", "{line}"),
+                self._make_reference("event.header", "headers", "{event}"),
+            ]
         else:
-            head = self._header_columns("event")
+            first_columns = self._make_header_columns("event")
         item, units = (
-            self._reference("event.item", "items", "{item}"),
+            self._make_reference("event.item", "items", "{item}"),
             column("event.units", "INTEGER", "{units}"),
         )
         amount = {
@@ -130,14 +133,14 @@ class _Namer:
         score = "{score}, 1 to 5; NULL where none was given"
         measured = (column(*amount), column("event.score", "INTEGER", score, nullable=True))
         about = "what is in the {events}, line by line" if domain.lines else "the {events}"
-        tables.append(self._table("events", about, *head, item, units, *measured))
+        tables.append(self._make_table("events", about, *first_columns, item, units, *measured))
         about = "{events} of former years; they are not in any other table, and count only where it is said"
-        tables.append(self._table("archive", about, *self._header_columns("archived")))
+        tables.append(self._make_table("archive", about, *self._make_header_columns("archived")))
         tables.append(
-            self._table(
+            self._make_table(
                 "staff",
                 "who works here",
-                self._key("employee", "employee"),
+                self._make_key("employee", "employee"),
                 column("employee.name", "TEXT", "first and last name", common="name"),
                 column("employee.city", "TEXT", "where they live", common="city"),
                 column("employee.hired", "TEXT", "since when they work here, YYYY-MM-DD", common="hired"),
@@ -145,42 +148,42 @@ class _Namer:
         )
         return {table.role: table for table in tables}
 
-    def _header_columns(self, role: str) -> list[Column]:
+    def _make_header_columns(self, role: str) -> list[Column]:
         domain, is_event = self._domain, role == "event"
-        form = "YYYY-MM-DD HH:MM" if domain.clocked and is_event else "YYYY-MM-DD"
+        day_format = "YYYY-MM-DD HH:MM" if domain.clocked and is_event else "YYYY-MM-DD"
         columns = [
-            self._key("header" if domain.lines and is_event else role, "{event}"),
-            self._reference(f"{role}.person", "people", "{person}"),
-            self._column(f"{role}.day", "TEXT", f"when the {{event}} was, {form}", common="day"),
+            self._make_key("header" if domain.lines and is_event else role, "{event}"),
+            self._make_reference(f"{role}.person", "people", "{person}"),
+            self._make_column(f"{role}.day", "TEXT", f"when the {{event}} was, {day_format}", common="day"),
         ]
         if domain.status_table:
-            return [*columns, self._reference(f"{role}.status", "statuses", "status")]
-        says = f"one of: {', '.join(domain.statuses)}"
-        return [*columns, self._column(f"{role}.status", "TEXT", says, common="status")]
+            return [*columns, self._make_reference(f"{role}.status", "statuses", "status")]
+        description = f"one of: {', '.join(domain.statuses)}"
+        return [*columns, self._make_column(f"{role}.status", "TEXT", description, common="status")]
 
-    def _table(self, role: str, says: str, *columns: Column) -> Table:
-        return Table(role, self._names[role], says.format(**self._words), columns)
+    def _make_table(self, role: str, description: str, *columns: Column) -> Table:
+        return Table(role, self._names[role], description.format(**self._words), columns)
 
-    def _key(self, role: str, noun: str) -> Column:
+    def _make_key(self, role: str, noun: str) -> Column:
         noun = noun.format(**self._words)
-        name = "id" if self._bare_keys else self._pointer(noun)
+        name = "id" if self._bare_keys else self._key_name(noun)
         return Column(f"{role}.id", name, "INTEGER", f"number of the {noun}", key=True)
 
-    def _reference(self, role: str, table: str, noun: str) -> Column:
+    def _make_reference(self, role: str, table: str, noun: str) -> Column:
         noun = noun.format(**self._words)
-        key = "id" if self._bare_keys else self._pointer(noun)
+        key = "id" if self._bare_keys else self._key_name(noun)
         target = f"{self._names[table]}.{key}"
-        return Column(role, self._pointer(noun), "INTEGER", f"number of the {noun}", references=target)
+        return Column(role, self._key_name(noun), "INTEGER", f"number of the {noun}", references=target)
 
-    def _column(
-        self, role: str, type_: str, says: str, common: str | None = None, *, nullable: bool = False
+    def _make_column(
+        self, role: str, type_: str, description: str, common: str | None = None, *, nullable: bool = False
     ) -> Column:
         options = _COMMON[common] if common else self._domain.columns[role]
         return Column(
-            role, self._source.choice(options), type_, says.format(**self._words), nullable=nullable
+            role, self._source.choice(options), type_, description.format(**self._words), nullable=nullable
         )
 
-    def _pointer(self, noun: str) -> str:
+    def _key_name(self, noun: str) -> str:
         return f"{noun.replace(' ', '_')}_{self._suffix}"
 
 
@@ -243,7 +246,7 @@ class Transaction:
 
 
 @dataclass(frozen=True, slots=True)
-class Archived:
+class ArchivedTransaction:
     """An event of former years, of which less is kept."""
 
     id: int
@@ -277,7 +280,7 @@ class DatabaseContents:
     groups: tuple[CategoryRecord, ...]
     items: tuple[Item, ...]
     events: tuple[Transaction, ...]
-    archive: tuple[Archived, ...]
+    archive: tuple[ArchivedTransaction, ...]
     staff: tuple[Employee, ...]
 
 
@@ -289,7 +292,7 @@ def write_database(world: DatabaseContents) -> sqlite3.Connection:
     for table in world.naming.values():
         connection.execute(f"CREATE TABLE {table.name} ({', '.join(_declare_columns(table))})")
         marks = ", ".join("?" for _ in table.columns)
-        connection.executemany(f"INSERT INTO {table.name} VALUES ({marks})", _rows(world, table))
+        connection.executemany(f"INSERT INTO {table.name} VALUES ({marks})", _iter_rows(world, table))
     connection.execute("COMMIT")
     return connection
 
@@ -307,12 +310,12 @@ def _declare_columns(table: Table) -> Iterator[str]:
         yield declaration
 
 
-def _rows(world: DatabaseContents, table: Table) -> Iterator[tuple[Any, ...]]:
-    for record in _records(world, table.role):
-        yield tuple(_value(world, record, column) for column in table.columns)
+def _iter_rows(world: DatabaseContents, table: Table) -> Iterator[tuple[Any, ...]]:
+    for record in _select_records(world, table.role):
+        yield tuple(_column_value(world, record, column) for column in table.columns)
 
 
-def _records(world: DatabaseContents, table: str) -> Iterable[Any]:
+def _select_records(world: DatabaseContents, table: str) -> Iterable[Any]:
     match table:
         case "headers":
             return {event.header: event for event in world.events}.values()
@@ -324,7 +327,7 @@ def _records(world: DatabaseContents, table: str) -> Iterable[Any]:
     raise ValueError(f"expected the role of a table, got {table!r}")
 
 
-def _value(world: DatabaseContents, record: Any, column: Column) -> Any:
+def _column_value(world: DatabaseContents, record: Any, column: Column) -> Any:
     role = column.role
     field = role.partition(".")[2]
     match role:

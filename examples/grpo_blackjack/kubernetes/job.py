@@ -18,24 +18,24 @@ def pods() -> KubernetesJob:
     Raises:
         ConfigError: It does not.
     """
-    job = KubernetesJob(namespace=_given("NAMESPACE"), timeout=PODS_S)
+    job = KubernetesJob(namespace=_read_variable("NAMESPACE"), timeout=PODS_S)
     for mesh, component in (("hosts", "gpus"), ("cpus", "cpus")):
         job.add_mesh(
             mesh,
-            num_replicas=_count(f"{component.upper()}_PODS"),
+            num_replicas=_read_count(f"{component.upper()}_PODS"),
             label_selector=f"app.kubernetes.io/name=ropewalk,app.kubernetes.io/component={component}",
         )
     return job
 
 
-def _count(variable: str) -> int:
-    text = _given(variable)
+def _read_count(variable: str) -> int:
+    text = _read_variable(variable)
     if not text.isdecimal() or int(text) < 1:
         raise ConfigError(f"expected the variable {variable} as a number of pods, 1 or more, got {text!r}")
     return int(text)
 
 
-def _given(variable: str) -> str:
+def _read_variable(variable: str) -> str:
     try:
         return os.environ[variable]
     except KeyError:

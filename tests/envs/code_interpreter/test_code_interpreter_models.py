@@ -17,7 +17,7 @@ from envs.code_interpreter_env import (
 )
 from envs.code_interpreter_env.models import AnyAction
 from envs.code_interpreter_env.server.backends import make_backend
-from envs.code_interpreter_env.server.observations import full, to_released
+from envs.code_interpreter_env.server.observations import to_observation, to_released
 from envs.code_interpreter_env.server.options import read_options
 from envs.code_interpreter_env.server.settings import InterpreterSettings
 from openenv_core.errors import ConfigurationError
@@ -106,13 +106,16 @@ def test_the_released_shape_has_no_other_key() -> None:
     # And with the fields of the full shape the same model refuses it, which is why there are two.
     with pytest.raises(ValidationError):
         ReleasedObservation.model_validate(
-            json.loads(encode_observation(full(EXECUTION)))["data"]["observation"]
+            json.loads(encode_observation(to_observation(EXECUTION)))["data"]["observation"]
         )
 
 
 def test_both_shapes_are_read_into_the_same_fields() -> None:
     read = {}
-    for name, observation in (("full", full(EXECUTION)), ("released", to_released(EXECUTION, None))):
+    for name, observation in (
+        ("full", to_observation(EXECUTION)),
+        ("released", to_released(EXECUTION, None)),
+    ):
         data = json.loads(encode_observation(observation))["data"]
         read[name] = CodeInterpreterObservation.model_validate(
             {**data["observation"], "reward": data["reward"], "done": data["done"]}
@@ -158,8 +161,11 @@ def test_options_are_read() -> None:
         read_options({"snapshot": True}, replace(SETTINGS, max_snapshot=False))
     assert InterpreterSettings.from_environment({"CODE_INTERPRETER_MAX_SNAPSHOT": "true"}).max_snapshot
     assert read_options({"split": "train", "index": 3}, SETTINGS).task == {"split": "train", "index": 3}
-    full = {"limits": {"files": 8, "file_bytes": 4096}, "files": {str(n): "x" * 4096 for n in range(8)}}
-    assert len(read_options(full, SETTINGS).files) == 8
+    options = {
+        "limits": {"files": 8, "file_bytes": 4096},
+        "files": {str(n): "x" * 4096 for n in range(8)},
+    }
+    assert len(read_options(options, SETTINGS).files) == 8
 
 
 @pytest.mark.parametrize(
@@ -248,10 +254,10 @@ def test_who_can_reach_a_server_decides_how_strong_its_walls_must_be(
     exposed: bool | None, named: str | None, least: str
 ) -> None:
     settings = InterpreterSettings(minimum_isolation=None if named is None else Isolation(named))
-    assert settings.least(exposed) == least
+    assert settings.required_isolation(exposed) == least
     low = InterpreterSettings(strongest_isolation=Isolation.SECCOMP)
     with pytest.raises(ConfigurationError, match="CODE_INTERPRETER_MINIMUM_ISOLATION=seccomp"):
-        low.least(None)
+        low.required_isolation(None)
 
 
 def test_tasks_are_hidden_where_they_really_lie(tmp_path: Path) -> None:

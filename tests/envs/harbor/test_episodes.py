@@ -167,7 +167,7 @@ def test_the_time_of_a_task_ends_its_episode_which_is_judged(player: Player, tmp
     assert was_truncated(seen)
     env = player.environment(tasks)
     player.thread.run(env.reset_async)
-    env._until = 0.0
+    env._deadline = 0.0
     late = player.thread.run(env.step_async, Run(command="echo 3 > count.txt"))
     assert (late.done, late.reward, late.status, was_truncated(late)) == (True, 0.0, "ok", True)
 

@@ -9,7 +9,7 @@ from harbor_player import Player
 from harbor_tasks import TASKS
 
 from envs.harbor_env.server.machines import ARCHIVE_BYTES, CommandResult, Machine, Machines, TransferError
-from envs.harbor_env.server.verifier import UnscoredError, plain_archive, read_rewards, verify
+from envs.harbor_env.server.verifier import UnscoredError, make_plain_archive, read_rewards, verify
 from envs.harbor_env.tasks import HarborTask
 
 GIVE = "printf '#!/bin/bash\\necho 1 > /logs/verifier/reward.txt\\n'"
@@ -148,7 +148,7 @@ def test_only_what_is_plain_and_leads_nowhere_else_is_taken_over() -> None:
         ("app/device", tarfile.CHRTYPE, ""),
         ("app/pipe", tarfile.FIFOTYPE, ""),
     )
-    with tarfile.open(fileobj=io.BytesIO(plain_archive(given, "app"))) as kept:
+    with tarfile.open(fileobj=io.BytesIO(make_plain_archive(given, "app"))) as kept:
         found = {member.name: (member.type, member.mode) for member in kept}
         file = kept.extractfile("app/same")
         assert file is not None
@@ -160,14 +160,14 @@ def test_only_what_is_plain_and_leads_nowhere_else_is_taken_over() -> None:
         "app/same": (plain, 0o755),
         "app/down": (link, 0o755),
     }
-    assert plain_archive(packed(("app", tarfile.SYMTYPE, "tests")), "app").strip(b"\0") == b""
+    assert make_plain_archive(packed(("app", tarfile.SYMTYPE, "tests")), "app").strip(b"\0") == b""
     file_instead = packed(("app", tarfile.REGTYPE, "a file"))
-    assert plain_archive(file_instead, "app", folder=True).strip(b"\0") == b""
+    assert make_plain_archive(file_instead, "app", folder=True).strip(b"\0") == b""
     with pytest.raises(TransferError):
-        plain_archive(b"no archive", "app")
+        make_plain_archive(b"no archive", "app")
     half = "x" * (ARCHIVE_BYTES // 2)
     with pytest.raises(TransferError):
-        plain_archive(packed(*((f"app/{n}", tarfile.REGTYPE, half) for n in "abc")), "app")
+        make_plain_archive(packed(*((f"app/{n}", tarfile.REGTYPE, half) for n in "abc")), "app")
 
 
 def test_reward_files_are_numbers_by_name() -> None:

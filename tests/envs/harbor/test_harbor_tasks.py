@@ -8,7 +8,7 @@ from harbor_tasks import TASKS
 
 from envs.harbor_env.server.app import app
 from envs.harbor_env.server.environment import shared_tasks
-from envs.harbor_env.tasks import HarborTask, HarborTasks, InvalidTaskError, digest
+from envs.harbor_env.tasks import HarborTask, HarborTasks, InvalidTaskError, compute_digest
 from openenv_core.errors import ConfigurationError
 
 
@@ -39,8 +39,8 @@ def test_a_task_is_what_its_folder_says() -> None:
     assert tasks.find("sort-table") == ("train", 4)
     report = tasks.task(*tasks.find("ropewalk/report"))
     assert (report.kind, report.image, report.separate) == ("container", "python:3.11-slim", True)
-    assert report.collected("/srv") == ["/tmp/report", "/logs/artifacts"]
-    assert tasks.task("train", 4).collected("/app") == ["/app", "/logs/artifacts"]
+    assert report.collect_paths("/srv") == ["/tmp/report", "/logs/artifacts"]
+    assert tasks.task("train", 4).collect_paths("/app") == ["/app", "/logs/artifacts"]
     for split, index in (("test", 0), ("train", 5), ("train", True)):
         with pytest.raises((KeyError, IndexError)):
             tasks.task(split, index)
@@ -125,9 +125,9 @@ def test_what_has_to_be_there_is_asked_for(tmp_path: Path, missing: str) -> None
 def test_nothing_of_the_policys_lands_where_the_verifiers_own_is(tmp_path: Path, path: str) -> None:
     place = with_config(tmp_path, f'artifacts = ["{path}"]\n{IMAGE}')
     with pytest.raises(InvalidTaskError, match="apart from"):
-        HarborTask.read(place).collected("/app")
+        HarborTask.read(place).collect_paths("/app")
     with pytest.raises(InvalidTaskError, match="workdir"):
-        HarborTask.read(with_config(tmp_path, IMAGE)).collected("/")
+        HarborTask.read(with_config(tmp_path, IMAGE)).collect_paths("/")
 
 
 def test_variables_are_filled_in_and_missing_ones_are_named(
@@ -144,9 +144,9 @@ def test_variables_are_filled_in_and_missing_ones_are_named(
 def test_an_image_is_built_anew_when_what_it_is_built_of_changes(tmp_path: Path) -> None:
     folder = tmp_path / "environment"
     shutil.copytree(TASKS / "sort-table" / "environment", folder)
-    before = digest(folder)
-    assert digest(TASKS / "sort-table" / "environment") == before
+    before = compute_digest(folder)
+    assert compute_digest(TASKS / "sort-table" / "environment") == before
     (folder / "people.csv").write_text("name,age\n")
-    changed = digest(folder)
+    changed = compute_digest(folder)
     (folder / "people.csv").chmod(0o755)
-    assert len({before, changed, digest(folder)}) == 3
+    assert len({before, changed, compute_digest(folder)}) == 3

@@ -19,7 +19,12 @@ from envs.mcp_tools_env.server.environment import McpToolsEnvironment
 from envs.mcp_tools_env.server.upstream import schemas as weight
 from envs.mcp_tools_env.server.upstream import stdio
 from envs.mcp_tools_env.server.upstream.errors import FirstFailure
-from envs.mcp_tools_env.server.upstream.schemas import MAX_VALUES, ArgumentCheck, Pace, Weight
+from envs.mcp_tools_env.server.upstream.schemas import (
+    MAX_VALUES,
+    ArgumentCheck,
+    MessageThrottle,
+    ValueCounter,
+)
 from envs.mcp_tools_env.server.upstream.stdio import ServerProcess
 from openenv_core.errors import EpisodeOverError
 from openenv_core.guard import remove_tree
@@ -42,13 +47,13 @@ async def test_a_server_that_dies_in_a_call_is_started_anew_for_the_next_and_oth
     async with playing(house) as env, playing(house) as other:
         assert (await call(env, "count")).result == 1
         assert (await call(other, "count")).result == 1
-        died = await call(env, "die", code=3)
-        assert kind(died) == "transport_error"
-        said = infrastructure_failure(died)
+        death = await call(env, "die", code=3)
+        assert kind(death) == "transport_error"
+        said = infrastructure_failure(death)
         assert said is not None
         assert "status 3" in said
         assert "I am dying" in said
-        assert not died.done
+        assert not death.done
         again = await call(env, "count")
         assert again.result == 1  # of a new process
         assert "one" in again.metadata["state_lost"]
@@ -73,9 +78,9 @@ async def test_a_server_that_is_killed_between_calls_is_started_anew() -> None:
 
 async def test_without_restarts_a_death_ends_the_episode() -> None:
     async with playing(house_of({"one": entry(restart=False)})) as env:
-        died = await call(env, "die", code=0)
-        assert (kind(died), died.done, died.reward) == ("transport_error", True, None)
-        assert infrastructure_failure(died)
+        death = await call(env, "die", code=0)
+        assert (kind(death), death.done, death.reward) == ("transport_error", True, None)
+        assert infrastructure_failure(death)
         assert env.state.ended == "infrastructure"
         with pytest.raises(EpisodeOverError):
             await call(env, "count")
@@ -330,14 +335,14 @@ COUNTRIES = [f"c{number}" for number in range(250)]
 )
 def test_what_takes_too_long_to_check_is_left_to_the_server(schema: dict[str, Any], value: Any) -> None:
     check = ArgumentCheck({"properties": {"a": schema, "b": {"type": "string"}}})
-    assert check.faults({"a": value, "b": 1}) == []
+    assert check.find_faults({"a": value, "b": 1}) == []
 
 
 def test_what_a_policy_writes_in_earnest_is_checked() -> None:
     check = ArgumentCheck({"properties": {"a": {"items": {"enum": COUNTRIES}}}, "required": ["a"]})
-    assert check.faults({"a": ["c1"] * 100}) == []
-    assert check.faults({"a": [*["c1"] * 100, "no"]})
-    assert ArgumentCheck({"properties": {"text": {"type": "integer"}}}).faults({"text": "x" * 500_000})
+    assert check.find_faults({"a": ["c1"] * 100}) == []
+    assert check.find_faults({"a": [*["c1"] * 100, "no"]})
+    assert ArgumentCheck({"properties": {"text": {"type": "integer"}}}).find_faults({"text": "x" * 500_000})
 
 
 async def test_values_and_texts_of_an_answer_are_bounded_before_they_are_parsed() -> None:
@@ -355,10 +360,10 @@ def test_values_are_counted_in_pieces_and_not_within_texts() -> None:
     text = rb'{"a": [1, 2, "[[,{\"[,\\\\", {}], "\\": "[[["}'
     expected = text.replace(rb'"[[,{\"[,\\\\"', b"").replace(b'"[[["', b"").count(b",") + 3
     for size in (1, 2, 3, 1000):
-        found = Weight()
+        found = ValueCounter()
         assert all(found.add(text[at : at + size]) for at in range(0, len(text), size))
         assert found.values == expected
-    assert not Weight().add(b'"",' * (MAX_VALUES + 1))
+    assert not ValueCounter().add(b'"",' * (MAX_VALUES + 1))
 
 
 async def test_who_sends_too_many_messages_waits(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -368,9 +373,9 @@ async def test_who_sends_too_many_messages_waits(monkeypatch: pytest.MonkeyPatch
         slept.append(seconds)
 
     monkeypatch.setattr(weight.asyncio, "sleep", sleep)
-    pace = Pace()
+    pace = MessageThrottle()
     for _ in range(4000):
-        await pace.keep()
+        await pace.wait()
     assert len(slept) == 2
     assert sum(slept) <= 2
 

@@ -16,7 +16,7 @@ from tool_site import Site, packed
 
 from envs.mcp_tools_env.server.environment import McpToolsEnvironment
 from envs.mcp_tools_env.server.upstream import http
-from envs.mcp_tools_env.server.upstream.addresses import check, resolve_checked
+from envs.mcp_tools_env.server.upstream.addresses import check_address, resolve_checked
 from envs.mcp_tools_env.server.upstream.errors import AddressRefusedError, FirstFailure
 from envs.mcp_tools_env.server.upstream.http import MAX_BODY_BYTES
 from envs.mcp_tools_env.server.upstream.schemas import MAX_VALUES
@@ -35,7 +35,7 @@ PUBLIC = ("8.8.8.8", "1.1.1.1", "2606:4700::1111", "::ffff:8.8.8.8", "64:ff9b::8
 
 def is_refused(address: str) -> bool:
     try:
-        check(address)
+        check_address(address)
     except AddressRefusedError:
         return True
     return False

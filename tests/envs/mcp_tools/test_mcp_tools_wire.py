@@ -66,8 +66,8 @@ async def test_the_same_tools_are_offered_over_mcp() -> None:
         assert [block.type for block in blocks.content] == ["text", "image"]
         failed = await client.call_tool("fail", {"text": "it is broken"})
         assert (failed.is_error, text_of(failed)) == (True, "it is broken")
-        died = await client.call_tool("die", {"code": 1})
-        assert died.is_error
+        death = await client.call_tool("die", {"code": 1})
+        assert death.is_error
         assert (await client.call_tool("count", {})).structured_content == {"result": 1}  # of a new process
         assert "used up" in text_of(await client.call_tool("count", {}))
 

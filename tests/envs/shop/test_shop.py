@@ -8,12 +8,20 @@ from typing import Any, get_args
 
 import pytest
 
-from envs.shop_env.server.environment import TRIES, ShopEnvironment
+from envs.shop_env.server.environment import MAX_TRIES, ShopEnvironment
 from envs.shop_env.solver import solve
 from envs.shop_env.tasks import make_task
 from envs.shop_env.world.cases import CASES, Scenario
 from envs.shop_env.world.records import Decision, Ground
-from envs.shop_env.world.rules import DeskReply, RightOutcome, Score, differences, facts, judge, verdicts
+from envs.shop_env.world.rules import (
+    DeskReply,
+    ExpectedOutcome,
+    Score,
+    collect_facts,
+    determine_outcomes,
+    find_changes,
+    judge,
+)
 from envs.shop_env.world.speech import PHRASINGS
 from openenv_core.tools import CallToolObservation
 from tests.envs.tool_calls import calls_of
@@ -79,13 +87,13 @@ def test_nothing_hidden_is_told(shop: ShopEnvironment) -> None:
 def test_nothing_of_an_account_before_it_is_verified(shop: ShopEnvironment) -> None:
     shop.reset(index=0)
     scenario, call = scenario_of(shop), calls_of(shop)
-    before = facts(scenario.records)
+    before = collect_facts(scenario.records)
     order = next(one for one in scenario.records.orders.values() if one.customer_id == scenario.customer_id)
     for name, arguments in private(order.id, scenario.customer_id):
         seen = call(name, arguments)
         assert seen.error is not None, name
         assert "verif" in seen.error.message, name
-    assert facts(scenario.records) == before
+    assert collect_facts(scenario.records) == before
 
 
 def test_nothing_is_said_to_somebody_who_is_not_verified(shop: ShopEnvironment) -> None:
@@ -124,7 +132,7 @@ def private(order: str, customer: str) -> list[tuple[str, dict[str, Any]]]:
 
 def test_another_customers_orders_stay_theirs(shop: ShopEnvironment) -> None:
     scenario = honest(shop)
-    before = facts(scenario.records)
+    before = collect_facts(scenario.records)
     foreign = [one for one in scenario.records.orders.values() if one.customer_id != scenario.customer_id]
     assert len(foreign) > 3
     call = calls_of(shop)
@@ -133,7 +141,7 @@ def test_another_customers_orders_stay_theirs(shop: ShopEnvironment) -> None:
         assert seen.error is not None, name
     for forged in (foreign[1].id.lower(), f" {foreign[1].id} ", f"{foreign[1].id}\x00", "O", "", "O1; DROP"):
         assert call("get_order", {"order_id": forged}).error is not None
-    assert facts(scenario.records) == before
+    assert collect_facts(scenario.records) == before
 
 
 def test_who_guesses_is_shut_out(shop: ShopEnvironment) -> None:
@@ -148,7 +156,7 @@ def test_who_guesses_is_shut_out(shop: ShopEnvironment) -> None:
         {"email": "", "postcode": "", "phone": ""},
         {"postcode": f"{customer.postcode}0", "phone": customer.phone},
     ]
-    assert len(wrong) == TRIES
+    assert len(wrong) == MAX_TRIES
     for told in wrong:
         assert call("verify_identity", {"customer_id": customer.id, **told}).result == {"verified": False}
     seen = call("verify_identity", {"customer_id": customer.id, **right})
@@ -167,11 +175,11 @@ def test_money_has_bounds(shop: ShopEnvironment) -> None:
     def refund(amount: Any, method: str = order.payment) -> CallToolObservation:
         return call("issue_refund", {"order_id": order.id, "amount": amount, "method": method})
 
-    before = facts(scenario.records)
+    before = collect_facts(scenario.records)
     for amount in (0, -5, 0.001, 1.005, paid + 0.01, 1e300, "5", None, True, float("nan"), float("inf")):
         assert refund(amount).error is not None, amount
     assert refund(1, "visa-0000").error is not None
-    assert facts(scenario.records) == before
+    assert collect_facts(scenario.records) == before
     assert refund(paid).error is None
     assert refund(0.01).error is not None  # nothing is left
     assert call("give_credit", {"order_id": order.id, "amount": 100.01}).error is not None
@@ -181,11 +189,13 @@ def test_money_has_bounds(shop: ShopEnvironment) -> None:
 
 def test_a_reset_forgets_what_the_last_episode_changed(shop: ShopEnvironment) -> None:
     first = shop.reset(index=0)
-    before = facts(scenario_of(shop).records)
+    before = collect_facts(scenario_of(shop).records)
     solve(first.task, calls_of(shop))
-    assert facts(scenario_of(shop).records) != before or not any(one.changes for one in shop._verdicts)
+    assert collect_facts(scenario_of(shop).records) != before or not any(
+        one.changes for one in shop._expected_outcomes
+    )
     assert shop.reset(index=0) == first
-    assert facts(scenario_of(shop).records) == before
+    assert collect_facts(scenario_of(shop).records) == before
     seen = shop.reset(seed=2, difficulty="hard")
     assert (seen.requests, seen.difficulty) == (3, "hard")
 
@@ -331,9 +341,9 @@ def test_what_was_not_asked_for_costs(shop: ShopEnvironment) -> None:
 
 
 def test_a_reward_counts_replies_and_what_was_changed() -> None:
-    verdicts = (
-        RightOutcome("done", amount=500, changes={("credit", "O1"): 500}),
-        RightOutcome("refused", "too_late"),
+    determine_outcomes = (
+        ExpectedOutcome("done", amount=500, changes={("credit", "O1"): 500}),
+        ExpectedOutcome("refused", "too_late"),
     )
     paid, refused = DeskReply("done", "none", 500), DeskReply("refused", "too_late", 0)
     credit: dict[Any, Any] = {("credit", "O1"): 500}
@@ -346,9 +356,13 @@ def test_a_reward_counts_replies_and_what_was_changed() -> None:
         ({}, {}, (0, 0), 0.0),
     ]
     for replies, after, score, reward in cases:
-        found = judge(verdicts, replies, {}, after)
+        found = judge(determine_outcomes, replies, {}, after)
         assert (found, found.reward) == (Score(score[0], 2, score[1]), reward)
-    assert differences({("a",): 1, ("b",): 2}, {("b",): 3, ("c",): 4}) == {("a",): None, ("b",): 3, ("c",): 4}
+    assert find_changes({("a",): 1, ("b",): 2}, {("b",): 3, ("c",): 4}) == {
+        ("a",): None,
+        ("b",): 3,
+        ("c",): 4,
+    }
 
 
 def test_figures_of_the_policies_matter() -> None:
@@ -358,5 +372,5 @@ def test_figures_of_the_policies_matter() -> None:
         for scenario in scenarios:
             now = getattr(scenario.policy, figure)
             policy = replace(scenario.policy, **{figure: now + 30 if figure == "late_days" else 0})
-            different += verdicts(scenario) != verdicts(replace(scenario, policy=policy))
+            different += determine_outcomes(scenario) != determine_outcomes(replace(scenario, policy=policy))
         assert different > 1, figure

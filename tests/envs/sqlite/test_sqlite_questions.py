@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from envs.sqlite_env.questions import FAMILIES, Kind, Question, ask, ask_of, phrase
+from envs.sqlite_env.questions import FAMILIES, Kind, Question, draw_family_question, draw_question, phrase
 from envs.sqlite_env.questions.answers import ExpectedAnswer, number, pairs, sequence, text, texts
 from envs.sqlite_env.server.environment import SqliteEnvironment
 from envs.sqlite_env.solver import Schema, read_question, solve, write_query
@@ -43,7 +43,9 @@ def compare(worlds: range) -> Counter[str]:
         for family in FAMILIES.values():
             question: Question | None = None
             for _ in range(3):
-                question = question or ask_of(family, world, source, held_out=source.random() < 0.3)
+                question = question or draw_family_question(
+                    family, world, source, held_out=source.random() < 0.3
+                )
             if question is None:
                 continue
             read = read_question(question.text, world.domain)
@@ -77,7 +79,7 @@ def test_held_out_phrasings_are_never_asked_in_training() -> None:
     def phrasings_used(held_out: bool) -> set[str]:
         found = set()
         for place in range(80):
-            question = ask(world, random.Random(place), held_out=held_out)
+            question = draw_question(world, random.Random(place), held_out=held_out)
             forms = FAMILIES[question.family].phrasings
             found |= {
                 form

@@ -20,7 +20,7 @@ from envs.blackjack_env.oracle import (
 )
 from envs.blackjack_env.server.environment import BlackjackEnvironment
 from examples.grpo_blackjack import chat
-from examples.grpo_blackjack.hands import hands_played
+from examples.grpo_blackjack.hands import count_hands
 from examples.grpo_blackjack.report import summarize, write_report
 from examples.grpo_blackjack.task import BlackjackTask
 from rl_bridge.config import Config, load_config, resolve
@@ -173,7 +173,7 @@ def test_by_hand() -> None:
 
 def test_hands_of_refused_groups_were_played_and_a_batch_may_change() -> None:
     # 4 groups of 8; 4 and 2 that were refused; 8 and 4.
-    assert hands_played(ROWS).tolist() == [32.0, 80.0, 176.0]
+    assert count_hands(ROWS).tolist() == [32.0, 80.0, 176.0]
     # An illegal answer is no loss by play, whatever it costs.
     lenient = summary(STAND, result((0.0, Ending.ILLEGAL), (1.0, Ending.COMPLETED)))
     assert [lenient[f"{name}_rate"] for name in ("win", "push", "loss", "illegal")] == [0.5, 0.0, 0.0, 0.5]

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from openenv_core.cli.main import run
-from rl_bridge.cli.doctor import COMMAND, _meeting
+from rl_bridge.cli.doctor import COMMAND, _make_meeting
 from rl_bridge.config import load_config
 from rl_bridge.doctor import host, meeting
 from rl_bridge.doctor.host import Finding, Severity
@@ -18,7 +18,7 @@ GUIDE = str(Path(__file__).parents[1] / "config" / "guide.yaml")
 
 @pytest.fixture(autouse=True)
 def without_torch(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(host, "usable_gpus", lambda: 0)  # it takes seconds to import
+    monkeypatch.setattr(host, "count_usable_gpus", lambda: 0)  # it takes seconds to import
 
 
 def asked(*words: str, gpus: int = 0) -> Meeting:
@@ -26,7 +26,7 @@ def asked(*words: str, gpus: int = 0) -> Meeting:
     COMMAND.configure(parser)
     arguments = parser.parse_intermixed_args(words)
     config = None if arguments.config is None else load_config(arguments.config, arguments.overrides)
-    return _meeting(arguments, config, gpus=gpus)
+    return _make_meeting(arguments, config, gpus=gpus)
 
 
 def who(found: Meeting) -> tuple[int, int, int, bool]:
@@ -64,8 +64,8 @@ def test_words_that_make_no_sense(words: list[str], told: str, capsys: pytest.Ca
 def test_what_would_fail_decides_the_exit_status(
     level: Severity, status: int, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(host, "packages", lambda: [Finding("a", "b", level)])
-    monkeypatch.setattr(host, "machine", lambda **_: [])
+    monkeypatch.setattr(host, "check_packages", lambda: [Finding("a", "b", level)])
+    monkeypatch.setattr(host, "check_machine", lambda **_: [])
     monkeypatch.setattr(meeting, "meet", lambda found: [Finding("c", str(found.world))])
     assert run(COMMAND, []) == run(COMMAND, ["--json"]) == status
     told = capsys.readouterr().out.splitlines()

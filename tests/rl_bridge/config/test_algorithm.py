@@ -9,7 +9,7 @@ import yaml
 from pydantic import ValidationError
 
 from rl_bridge.config import PRESETS, AlgorithmConfig, LoraConfig, load_config, save_config
-from rl_bridge.config.effects import without_effect
+from rl_bridge.config.effects import find_unused_keys
 from rl_bridge.errors import ConfigError
 
 RUN = "env: {app: 'package.app:app'}\nrollout: {task: 'package.task:Task', batch_size: 64, group_size: 8}\n"
@@ -99,6 +99,6 @@ def test_adapters_are_made_by_nothing_but_their_section(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"model\.lora\.targets"):
         load_config(file, ["model.lora.targets=[lm_head]"])
     idle = load_config(file, ["model.lora={}", "monarch.roles.reference.replicas=2"])
-    assert without_effect(idle) == [
+    assert find_unused_keys(idle) == [
         "monarch.roles.reference has no effect: with model.lora the reference is the trainer's model, adapters off"
     ]

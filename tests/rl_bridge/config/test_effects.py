@@ -7,7 +7,7 @@ import pytest
 import yaml
 
 from rl_bridge.config.algorithm import PRESETS, AlgorithmConfig
-from rl_bridge.config.effects import OF_EPISODES, idle_in_algorithm, without_effect
+from rl_bridge.config.effects import EPISODE_KEYS, find_unused_algorithm_keys, find_unused_keys
 from rl_bridge.config.schema import Config
 
 ROOT = Path(__file__).parents[3]
@@ -15,7 +15,9 @@ OURS = [Path(__file__).with_name("guide.yaml"), *ROOT.glob("examples/*/*.yaml")]
 
 
 def told(**keys: Any) -> list[str]:
-    return [line.partition("=")[0] for line in idle_in_algorithm(AlgorithmConfig.model_validate(keys))]
+    return [
+        line.partition("=")[0] for line in find_unused_algorithm_keys(AlgorithmConfig.model_validate(keys))
+    ]
 
 
 @pytest.mark.parametrize(
@@ -51,7 +53,7 @@ def test_what_is_used_is_not(keys: dict[str, Any]) -> None:
 
 
 def test_a_bonus_that_is_held_for_the_whole_run_is_lowered_to_nothing() -> None:
-    lines = idle_in_algorithm(AlgorithmConfig(entropy_coef=0.1, entropy_final_factor=0.1))
+    lines = find_unused_algorithm_keys(AlgorithmConfig(entropy_coef=0.1, entropy_final_factor=0.1))
     assert lines == [
         "algorithm.entropy_final_factor=0.1 has no effect: it counts where algorithm.entropy_coef is above 0, and "
         "entropy_final_factor and entropy_hold below 1"
@@ -86,23 +88,23 @@ def config(*, world: dict[str, Any], **sections: dict[str, Any]) -> Config:
 
 
 def test_what_episodes_alone_have_is_told_with_a_dataset() -> None:
-    assert without_effect(config(world={"data": {"source": "prompts.jsonl"}})) == []
+    assert find_unused_keys(config(world={"data": {"source": "prompts.jsonl"}})) == []
     on_gpus = {"trainer": {"num_gpus": 1}, "monarch": {"gpus_per_node": 2}}
-    assert without_effect(config(world={"data": {"source": "prompts.jsonl"}}, **on_gpus)) == []
-    lines = without_effect(config(world={"data": {"source": "prompts.jsonl"}}, **EPISODES))
+    assert find_unused_keys(config(world={"data": {"source": "prompts.jsonl"}}, **on_gpus)) == []
+    lines = find_unused_keys(config(world={"data": {"source": "prompts.jsonl"}}, **EPISODES))
     assert lines == [
         f"{section}.{key}={value} has no effect: it counts where env.* is set, not data.*"
         for section, keys in EPISODES.items()
         for key, value in keys.items()
     ]
-    assert {section: tuple(keys) for section, keys in EPISODES.items()} == OF_EPISODES
+    assert {section: tuple(keys) for section, keys in EPISODES.items()} == EPISODE_KEYS
 
 
 def test_sampling_of_tasks_that_no_group_comes_back_to_is_told() -> None:
     def lines(tasks: int, sampling: str) -> list[str]:
         env = {"url": "http://127.0.0.1:8000", "tasks": tasks, "sampling": sampling}
         rollout = {"batch_size": 64, "group_size": 8}
-        return without_effect(
+        return find_unused_keys(
             Config.model_validate({"env": env, "rollout": rollout, "trainer": {"iterations": 5}})
         )
 
@@ -147,4 +149,4 @@ def test_a_fork_that_no_group_can_have_is_refused(fork_turn: Any, sessions: int,
 
 
 def test_what_episodes_have_is_not_told_with_an_environment() -> None:
-    assert without_effect(config(world={"env": {"url": "http://127.0.0.1:8000"}}, **EPISODES)) == []
+    assert find_unused_keys(config(world={"env": {"url": "http://127.0.0.1:8000"}}, **EPISODES)) == []

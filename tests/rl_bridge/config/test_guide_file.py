@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from rl_bridge.config import Config, load_config, ready_to_train
+from rl_bridge.config import Config, load_config, require_trainable
 from rl_bridge.errors import ConfigError
 
 GUIDE = Path(__file__).with_name("guide.yaml")
@@ -17,7 +17,7 @@ PLAYS = (
 
 def refusal(config: Config) -> str:
     with pytest.raises(ConfigError) as caught:
-        ready_to_train(config)
+        require_trainable(config)
     return str(caught.value)
 
 
@@ -58,8 +58,8 @@ def test_training_on_hosts_is_refused_until_they_can_be_reached() -> None:
     told = refusal(load_config(GUIDE, PLAYS))
     assert "the addresses of 8 hosts" in told
     assert "env.*" not in told
-    ready_to_train(load_config(GUIDE, [*PLAYS, "monarch.job=mine:job"]))
-    ready_to_train(load_config(GUIDE, [*PLAYS, f"monarch.workers={[f'tcp://h{n}:1' for n in range(8)]}"]))
+    require_trainable(load_config(GUIDE, [*PLAYS, "monarch.job=mine:job"]))
+    require_trainable(load_config(GUIDE, [*PLAYS, f"monarch.workers={[f'tcp://h{n}:1' for n in range(8)]}"]))
     assert "got 1 addresses" in refusal(load_config(GUIDE, [*PLAYS, "monarch.workers=[tcp://h:1]"]))
 
 
@@ -68,7 +68,7 @@ def test_weights_stay_on_a_gpu_only_where_trainer_and_generators_share_it() -> N
     told = "expected monarch.colocate=true and generators that each have all of the trainer's GPUs"
     assert told in refusal(load_config(GUIDE, [*words, "trainer.num_gpus=1"]))
     assert told in refusal(load_config(GUIDE, [*words, "trainer.num_gpus=2", "monarch.colocate=true"]))
-    ready_to_train(load_config(GUIDE, [*words, "trainer.num_gpus=1", "monarch.colocate=true"]))
+    require_trainable(load_config(GUIDE, [*words, "trainer.num_gpus=1", "monarch.colocate=true"]))
 
 
 @pytest.mark.parametrize("url", ["[http://one:8000, two:8000]", "http://[::1"])
@@ -82,5 +82,5 @@ def test_an_address_that_no_client_would_take_is_refused(url: str) -> None:
 @pytest.mark.parametrize("learned_from", [PLAYS, ("data.source=prompts.jsonl",)])
 def test_with_overrides_it_is_ready(learned_from: tuple[str, ...]) -> None:
     config = load_config(GUIDE, [*HERE, *learned_from, "model.path=/m", "reward.function=mine.compute"])
-    ready_to_train(config)
+    require_trainable(config)
     assert config.monarch.roles.gpus() == 0

@@ -6,8 +6,8 @@ from pathlib import Path
 import pytest
 import yaml
 
-from rl_bridge.config import CONFIG_FILE, Config, load_config, ready_to_train, resolve, save_config
-from rl_bridge.config.effects import without_effect
+from rl_bridge.config import CONFIG_FILE, Config, load_config, require_trainable, resolve, save_config
+from rl_bridge.config.effects import find_unused_keys
 from rl_bridge.config.schema import TASK_OF_A_WORLD
 from rl_bridge.errors import ConfigError
 from rl_bridge.rollout import Task
@@ -250,15 +250,15 @@ def test_several_environments_are_keys_by_name(file: Path, tmp_path: Path) -> No
     assert load_config(tmp_path / CONFIG_FILE) == config
     with pytest.raises(ValueError, match="a run on one environment, got 2"):
         _ = config.environment
-    ready_to_train(config)
+    require_trainable(config)
     with pytest.raises(ConfigError, match=r"model\.path with several environments"):
-        ready_to_train(load_config(file, [SEVERAL, "model.path=null"]))
+        require_trainable(load_config(file, [SEVERAL, "model.path=null"]))
     with pytest.raises(ConfigError, match=r"env\.shop\.url: "):
-        ready_to_train(load_config(file, [SEVERAL, "env.shop.url=nowhere"]))
+        require_trainable(load_config(file, [SEVERAL, "env.shop.url=nowhere"]))
     alone = load_config(file)
     assert alone.environments == {"": alone.env}
     assert alone.of("") == alone
-    assert "env.weight=2.0 has no effect" in without_effect(load_config(file, ["env.weight=2"]))[0]
+    assert "env.weight=2.0 has no effect" in find_unused_keys(load_config(file, ["env.weight=2"]))[0]
 
 
 @pytest.mark.parametrize(

@@ -8,7 +8,7 @@ from collections.abc import Callable
 import pytest
 
 from rl_bridge.config.sections import Sampling
-from rl_bridge.data.sampling import FLOOR, LATEST, STEEPNESS, Passes, TaskSampler
+from rl_bridge.data.sampling import FLOOR_SHARE, LATEST_WEIGHT, STEEPNESS, Passes, TaskSampler
 
 TASKS = 40
 
@@ -72,7 +72,7 @@ def test_by_signal_what_teaches_nothing_is_drawn_less_often_and_nothing_is_starv
     assert max(others) - min(others) <= 2
     assert max(dull) - min(dull) <= 2
     # Half of the tasks have q = 1, and all have the floor.
-    assert sum(dull) / sum(others) == pytest.approx(FLOOR / 2 / (1 + FLOOR / 2), rel=0.1)
+    assert sum(dull) / sum(others) == pytest.approx(FLOOR_SHARE / 2 / (1 + FLOOR_SHARE / 2), rel=0.1)
     assert sampler.metrics()["tasks/dull_share"] == 0.5
     # One that begins to teach is drawn as often as the others; a group of which nobody can say changes nothing.
     drawn(sampler, range(8800, 12000), lambda task: True)
@@ -98,7 +98,7 @@ def test_a_task_weighs_the_cube_of_what_its_groups_had_of_late(signals: list[flo
     drawn(sampler, range(len(signals)), lambda task: next(results), step=1)
     sampler.draw(len(signals), known=len(signals))
     assert sampler.state()["signal"] == [estimate]
-    assert LATEST == 0.5
+    assert LATEST_WEIGHT == 0.5
     # The later group counts as the later one, whichever comes back first.
     overtaken = TaskSampler(1, sampling="signal", seed=0)
     overtaken.restore({"results": [*reversed([(group, 0, one) for group, one in enumerate(signals)])]})
@@ -108,7 +108,7 @@ def test_a_task_weighs_the_cube_of_what_its_groups_had_of_late(signals: list[flo
     pair.restore({"signal": [1.0, estimate]})
     often = Counter(drawn(pair, range(3400), lambda task: None, step=1))
     mean = (1 + estimate**STEEPNESS) / 2
-    expected = (estimate**STEEPNESS + FLOOR * mean) / (1 + FLOOR * mean)
+    expected = (estimate**STEEPNESS + FLOOR_SHARE * mean) / (1 + FLOOR_SHARE * mean)
     assert often[1] / often[0] == pytest.approx(expected, rel=0.02)
 
 

@@ -9,7 +9,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from rl_bridge.doctor.host import Finding, Severity, machine, packages, requirements
+from rl_bridge.doctor.host import Finding, Severity, check_machine, check_packages, collect_requirements
 
 
 def named(findings: Iterable[Finding]) -> dict[str, Finding]:
@@ -26,7 +26,7 @@ def test_requirements_of_an_extra_include_those_of_the_extras_it_names() -> None
         'ropewalk[one]; extra == "two"',
         'c; extra == "three"',
     ]
-    found = requirements(lines, "one")
+    found = collect_requirements(lines, "one")
     assert {name: set(map(str, versions)) for name, versions in found.items()} == {
         "a": {"==1", ">=0.5"},
         "b": {"<3"},
@@ -41,11 +41,11 @@ def test_packages_are_compared_with_what_the_extra_asks_for(monkeypatch: pytest.
             raise importlib.metadata.PackageNotFoundError(name)
         return there[name]
 
-    wanted = ("torch==2.13.0", "vllm==0.32.0", "torchtitan==0.3.0", "numpy>=1.26")
-    asked = [f'{requirement}; extra == "rl"' for requirement in wanted]
+    expected_gpus = ("torch==2.13.0", "vllm==0.32.0", "torchtitan==0.3.0", "numpy>=1.26")
+    asked = [f'{requirement}; extra == "rl"' for requirement in expected_gpus]
     monkeypatch.setattr(importlib.metadata, "version", version)
     monkeypatch.setattr(importlib.metadata, "requires", lambda name: asked)
-    found = named(packages())
+    found = named(check_packages())
     assert (found["torch"].level, found["torch"].told) == (Severity.GOOD, "2.13.0+cpu")
     assert found["numpy"].level is Severity.GOOD
     assert (found["vllm"].level, found["torchtitan"].level) == (Severity.ODD, Severity.BAD)
@@ -54,14 +54,16 @@ def test_packages_are_compared_with_what_the_extra_asks_for(monkeypatch: pytest.
 
 @pytest.mark.parametrize(("in_dev", "wanted"), [(1, 0), (0, 1)])
 def test_what_a_small_container_lacks_is_said(
-    in_dev: int, wanted: int, monkeypatch: pytest.MonkeyPatch
+    in_dev: int, expected_gpus: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(shutil, "disk_usage", lambda path: SimpleNamespace(free=64 << 20))
     monkeypatch.setattr(resource, "getrlimit", lambda what: (1024, 4096))
     monkeypatch.setattr(Path, "glob", lambda self, pattern: iter([self / "nvidia0"][:in_dev]))
-    found = named(machine(gpus=0, wanted=wanted))
+    found = named(check_machine(gpus=0, expected_gpus=expected_gpus))
     assert (found["/dev/shm"].level, found["descriptors"].level) == (Severity.ODD, Severity.ODD)
     assert "--shm-size" in found["/dev/shm"].told
     assert found["GPUs"].level is Severity.BAD
     assert "CUDA_VISIBLE_DEVICES" in found["GPUs"].told
-    assert named(machine(gpus=0, wanted=0))["GPUs"].level is (Severity.BAD if in_dev else Severity.GOOD)
+    assert named(check_machine(gpus=0, expected_gpus=0))["GPUs"].level is (
+        Severity.BAD if in_dev else Severity.GOOD
+    )

@@ -7,7 +7,14 @@ from collections.abc import Sequence
 import pytest
 
 from rl_bridge.doctor.host import Severity
-from rl_bridge.doctor.meeting import HostFacts, Meeting, MeetingError, _results, _versions, call_roll
+from rl_bridge.doctor.meeting import (
+    HostFacts,
+    Meeting,
+    MeetingError,
+    _compare_versions,
+    _report_results,
+    exchange_facts,
+)
 
 VERSIONS = {"python": "3.11.7", "torch": "2.13.0"}
 
@@ -42,7 +49,7 @@ def meeting(node_rank: int) -> Meeting:
 
 
 def called(store: MemoryStore, node_rank: int, own: HostFacts) -> list[HostFacts]:
-    return call_roll(store, meeting(node_rank), own, tells=True)
+    return exchange_facts(store, meeting(node_rank), own, reports=True)
 
 
 def facts(name: str, **changes: object) -> HostFacts:
@@ -98,18 +105,18 @@ def test_a_store_that_goes_away_is_the_first_hosts() -> None:
 
 def test_versions_that_differ_are_said() -> None:
     other = facts("c", versions={"torch": "2.12.0", "vllm": "1"})
-    (found,) = _versions([facts("a"), facts("b"), other])
+    (found,) = _compare_versions([facts("a"), facts("b"), other])
     assert found.level is Severity.BAD
     assert found.told == "expected one of torch, got 2.13.0 on a, b; 2.12.0 on c"
-    (same,) = _versions([facts("a"), facts("b", versions={"vllm": "1"})])
+    (same,) = _compare_versions([facts("a"), facts("b", versions={"vllm": "1"})])
     assert same.level is Severity.GOOD
-    assert list(_versions([facts("a")])) == []
+    assert list(_compare_versions([facts("a")])) == []
 
 
 def test_a_wrong_sum_on_any_process_is_said() -> None:
     pair = Meeting(address="h:1", num_nodes=1, node_rank=0, per_host=2, on_gpus=False)
     measured = {"backend": "gloo", "right": True, "small_us": 1.0, "reduce_gbps": 1.0, "pair_gbps": {}}
-    (right,) = list(_results(pair, [facts("a")], [measured, measured]))
-    (wrong,) = _results(pair, [facts("a")], [measured, measured | {"right": False}])
+    (right,) = list(_report_results(pair, [facts("a")], [measured, measured]))
+    (wrong,) = _report_results(pair, [facts("a")], [measured, measured | {"right": False}])
     assert (right.level, wrong.level) == (Severity.GOOD, Severity.BAD)
     assert "wrong sum" in wrong.told

@@ -10,7 +10,7 @@ import pytest
 from completions_server import MODEL, VOCABULARY, Behaviour, StandIn, completions_server, distribution
 from generator_fixtures import WAIT_S, engine_config, wait_until
 
-from rl_bridge.config import Config, load_config, ready_to_train
+from rl_bridge.config import Config, load_config, require_trainable
 from rl_bridge.errors import ConfigError, GeneratorError, PromptRefusedError, WeightsError
 from rl_bridge.generator.client import GeneratorClient
 from rl_bridge.generator.endpoint import EndpointEngine
@@ -190,9 +190,9 @@ def test_training_on_a_server_is_refused() -> None:
     with pytest.raises(
         ConfigError, match="the weights of the server at http://host:8000/v1 cannot be updated"
     ):
-        ready_to_train(named)
+        require_trainable(named)
     for kind in ("vllm", "vllm_async"):
-        ready_to_train(config(engine=kind))
+        require_trainable(config(engine=kind))
 
 
 @pytest.mark.parametrize(

@@ -88,7 +88,7 @@ def test_signal_ends_the_evaluation_in_order(
     stopped: list[str] = []
 
     @asynccontextmanager
-    async def go_on(*_: Any, **__: Any) -> AsyncIterator[None]:
+    async def append_turn(*_: Any, **__: Any) -> AsyncIterator[None]:
         try:
             os.kill(os.getpid(), number)
             await asyncio.sleep(20)
@@ -96,7 +96,7 @@ def test_signal_ends_the_evaluation_in_order(
         finally:
             stopped.append("in order")
 
-    monkeypatch.setattr(session, "open_players", go_on)
+    monkeypatch.setattr(session, "open_players", append_turn)
     monkeypatch.setattr(session, "load_tasks", lambda *_: {})
     before = signal.signal(signal.SIGTERM, lambda *_: None)
     try:

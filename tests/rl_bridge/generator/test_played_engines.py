@@ -168,7 +168,7 @@ def calls(engine: VllmEngine) -> list[str]:
     return played(engine).calls
 
 
-def go_on(engine: VllmEngine) -> None:
+def append_turn(engine: VllmEngine) -> None:
     loop = engine._loop
     assert loop is not None
     loop.call_soon_threadsafe(played(engine).stands_still.set)
@@ -219,7 +219,7 @@ def test_load_whose_caller_leaves_is_finished_and_prompts_wait_for_it(engine: Vl
     wait_until(lambda: "load_handed_over" in calls(engine))
     asked = engine.generate([[1]], HOW)
     assert loading.cancel()
-    go_on(engine)
+    append_turn(engine)
     assert asked.result(WAIT_S)[0].versions == [1] * 4
     assert calls(engine)[-2:] == ["resume", "add 1"]
 

@@ -2,14 +2,14 @@
 
 import pytest
 
-from rl_bridge.metrics.sinks import iteration_line
+from rl_bridge.metrics.sinks import format_iteration
 
 
 @pytest.mark.parametrize(
     ("failed", "retried", "told"), [(0.0, 0.0, ""), (0.125, 31.0, "  failed 12.5%  retried 31")]
 )
 def test_the_line_of_an_iteration(failed: float, retried: float, told: str) -> None:
-    line = iteration_line(
+    line = format_iteration(
         7,
         150,
         {

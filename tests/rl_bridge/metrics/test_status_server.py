@@ -15,29 +15,29 @@ from rl_bridge.metrics import status as status_server
 from rl_bridge.metrics.status import (
     StatusServer,
     StatusSnapshot,
-    ask_status,
+    choose_status_host,
     format_address,
-    host_to_serve_on,
     parse_address,
+    request_status,
 )
 from tests.rl_bridge.metrics.status_fixtures import snapshot
 
 
 async def test_snapshot_arrives_as_it_was_taken() -> None:
     async with StatusServer("127.0.0.1", 0, snapshot) as server:
-        assert await ask_status(server.address) == snapshot()
+        assert await request_status(server.address) == snapshot()
 
 
 @pytest.mark.parametrize(
-    ("host", "alone", "served_on"),
+    ("host", "is_local", "served_on"),
     [
         ("127.0.0.1", True, "127.0.0.1"),
         ("no-such-host.invalid", True, "127.0.0.1"),
         ("192.0.2.1", False, "192.0.2.1"),
     ],
 )
-def test_run_that_is_alone_serves_where_it_can_be_asked(host: str, alone: bool, served_on: str) -> None:
-    assert host_to_serve_on(host, alone=alone) == served_on
+def test_run_that_is_alone_serves_where_it_can_be_asked(host: str, is_local: bool, served_on: str) -> None:
+    assert choose_status_host(host, is_local=is_local) == served_on
 
 
 async def test_snapshots_are_not_taken_for_each_of_a_crowd(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -50,11 +50,11 @@ async def test_snapshots_are_not_taken_for_each_of_a_crowd(monkeypatch: pytest.M
         return snapshot()
 
     async with StatusServer("127.0.0.1", 0, take) as server:
-        await asyncio.gather(*(ask_status(server.address) for _ in range(20)))
+        await asyncio.gather(*(request_status(server.address) for _ in range(20)))
         assert taken == 1
         monkeypatch.setattr(status_server, "SNAPSHOT_MAX_AGE_S", 0.05)
         await asyncio.sleep(0.1)
-        await ask_status(server.address)
+        await request_status(server.address)
         assert taken == 2
 
 
@@ -68,18 +68,18 @@ async def test_snapshot_that_fails_is_told_and_the_next_may_work() -> None:
 
     async with StatusServer("127.0.0.1", 0, take) as server:
         with pytest.raises(StatusError, match="the ledger is on fire"):
-            await ask_status(server.address)
+            await request_status(server.address)
         broken = False
         await asyncio.sleep(status_server.SNAPSHOT_MAX_AGE_S * 1.5)
-        assert await ask_status(server.address) == snapshot()
+        assert await request_status(server.address) == snapshot()
 
 
 @pytest.fixture
 async def endless() -> AsyncIterator[StatusServer]:
     """Has more to say than the buffers of a socket hold."""
     async with StatusServer("127.0.0.1", 0, snapshot) as server:
-        server._line = b"x" * (64 << 20)
-        server._taken = float("inf")
+        server._body = b"x" * (64 << 20)
+        server._taken_at = float("inf")
         yield server
 
 
@@ -100,7 +100,7 @@ async def test_callers_who_do_not_read_are_few(
     callers = await connected(endless, 4)
     try:
         with pytest.raises(StatusError):
-            await ask_status(endless.address)  # one too many
+            await request_status(endless.address)  # one too many
         assert len(endless._callers) == 4
     finally:
         for caller in callers:
@@ -113,8 +113,8 @@ async def test_callers_who_do_not_read_are_let_go(
     monkeypatch.setattr(status_server, "TIMEOUT_S", 0.3)
     (caller,) = await connected(endless, 1)
     await until(lambda: not endless._callers)
-    endless._taken = -1.0
-    assert await ask_status(endless.address) == snapshot()
+    endless._taken_at = -1.0
+    assert await request_status(endless.address) == snapshot()
     caller.close()
 
 
@@ -128,9 +128,9 @@ async def test_whoever_else_answers_is_no_run() -> None:
     async with other:
         port = other.sockets[0].getsockname()[1]
         with pytest.raises(StatusError, match=r"SSH-2\.0"):
-            await ask_status(f"127.0.0.1:{port}")
+            await request_status(f"127.0.0.1:{port}")
     with pytest.raises(StatusError, match="is the run under way"):
-        await ask_status(f"127.0.0.1:{port}")
+        await request_status(f"127.0.0.1:{port}")
 
 
 async def test_whoever_says_nothing_is_waited_for_so_long() -> None:
@@ -145,7 +145,7 @@ async def test_whoever_says_nothing_is_waited_for_so_long() -> None:
     async with await asyncio.start_server(keep_still, "127.0.0.1", 0) as other:
         port = other.sockets[0].getsockname()[1]
         with pytest.raises(StatusError, match=r"within 0\.1 s"):
-            await ask_status(f"127.0.0.1:{port}", timeout_s=0.1)
+            await request_status(f"127.0.0.1:{port}", timeout_s=0.1)
         await gone.wait()
 
 
@@ -209,4 +209,4 @@ async def test_who_sends_no_request_is_let_go(monkeypatch: pytest.MonkeyPatch) -
                 assert await reader.read() == b""
             writer.close()
         await until(lambda: not server._callers)
-        assert await ask_status(server.address) == snapshot()
+        assert await request_status(server.address) == snapshot()

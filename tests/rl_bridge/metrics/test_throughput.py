@@ -24,12 +24,12 @@ def trainer(wall_s: float, train_s: float, rest_s: float, began: float = 1.0) ->
 def test_stretch_between_two_snapshots() -> None:
     first = snapshot().model_copy(update={"spans": {"trainer-0": trainer(100, 10, 80)}})
     second = later(first, groups={"trained": 128}, spans={"trainer-0": trainer(120, 22, 86)})
-    found = Throughput.between(first, second)
+    found = Throughput.from_snapshots(first, second)
     assert (found.seconds, found.steps, found.groups) == (20, 4, 32)
     assert found.utilisation("trainer") == pytest.approx(12 / 20)
     assert found.unaccounted == pytest.approx(2 / 20)
     assert found.utilisation("coder") is None
-    assert found.met("coder") is found.met("policy") is None
+    assert found.meets_target("coder") is found.meets_target("policy") is None
 
 
 @pytest.mark.parametrize(
@@ -38,7 +38,7 @@ def test_stretch_between_two_snapshots() -> None:
 )
 def test_targets(role: str, busy_s: float, met: bool | None) -> None:
     found = Throughput(seconds=100, steps=1, groups=1, roles={role: trainer(100, busy_s, 100 - busy_s)})
-    assert found.met(role) is met
+    assert found.meets_target(role) is met
     targets = found.as_json()["targets"]
     assert targets == ({} if met is None else {role: {"at_least": TARGETS[role], "met": met}})
 

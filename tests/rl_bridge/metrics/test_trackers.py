@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 from missing import missing
 
-from rl_bridge.config import Config, ready_to_train
+from rl_bridge.config import Config, require_trainable
 from rl_bridge.errors import ConfigError
 from rl_bridge.metrics.sinks import MetricsLog, TrackerSink
 
@@ -109,7 +109,7 @@ class Failing(TrackerSink):
     logged: list[int]
     finished: bool | None = None
 
-    def _begin(self, *_: Any, **__: Any) -> Any:
+    def _start_run(self, *_: Any, **__: Any) -> Any:
         self.logged = []
         return self
 
@@ -141,7 +141,7 @@ def test_training_goes_on_without_a_tracker_that_fails(
     assert again.logged == []
 
     class NotLoggedIn(Failing):
-        def _begin(self, *_: Any, **__: Any) -> Any:
+        def _start_run(self, *_: Any, **__: Any) -> Any:
             raise RuntimeError("no API key")
 
     with pytest.raises(ConfigError, match=r"metrics\.sinks: failing cannot begin a run: no API key; mend it"):
@@ -154,4 +154,4 @@ def test_sink_whose_package_is_missing_is_refused_with_the_configuration(
     monkeypatch.setattr("rl_bridge.config.effects.find_spec", lambda name: None)
     keys = {"env": {"app": "a:b"}, "rollout": {"task": "c:D"}, "metrics": {"sinks": ["trackio"]}}
     with pytest.raises(ConfigError, match=r"'trackio' to be installed.*pip install 'ropewalk\[trackio\]'"):
-        ready_to_train(Config.model_validate(keys))
+        require_trainable(Config.model_validate(keys))

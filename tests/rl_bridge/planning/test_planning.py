@@ -15,8 +15,8 @@ from rl_bridge.planning import (
     RunPlan,
     bytes_by_checkpointing,
     choose_checkpointing,
-    gpus_of,
     memory_of_roles,
+    split_spot_gpus,
     with_checkpointing,
 )
 from rl_bridge.titan.architecture import architecture_of
@@ -343,5 +343,5 @@ def test_memory_of_a_run_with_everything(tmp_path: Path) -> None:
 
 def test_gpus_that_may_be_taken_away(tmp_path: Path) -> None:
     table = ["trainer.num_gpus=2", "rollout.num_workers=14", "algorithm.kl_coef=0.1"]
-    assert gpus_of(loaded(tmp_path, *table)) == (0, 17)
-    assert gpus_of(loaded(tmp_path, *table, "rollout.spot_eligible=true")) == (14, 3)
+    assert split_spot_gpus(loaded(tmp_path, *table)) == (0, 17)
+    assert split_spot_gpus(loaded(tmp_path, *table, "rollout.spot_eligible=true")) == (14, 3)

@@ -3,7 +3,7 @@
 import random
 from dataclasses import replace
 
-from rl_bridge.records import LeftOut, TokenText, TrajectoryRecord, group_records, shorten_text
+from rl_bridge.records import LeftOut, TokenDecoder, TrajectoryRecord, make_group_records, shorten_text
 from rl_bridge.tokens.conversation import training_rows
 from rl_bridge.types import Completion, Ending, Group, TrainSample, Trajectory, Turn
 from tests.rl_bridge.records.records_fixtures import completion, decode, trajectory, turn
@@ -15,7 +15,7 @@ def spread(values: tuple[tuple[int, int], ...]) -> list[int]:
 
 def record(one: Trajectory, rows: list[TrainSample]) -> TrajectoryRecord:
     group = Group(id=4, seed=7, trajectories=[one])
-    (made,) = group_records(group, [rows], iteration=9, text=TokenText(decode))
+    (made,) = make_group_records(group, [rows], iteration=9, text=TokenDecoder(decode))
     return made
 
 

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from rl_bridge.records import TokenText
+from rl_bridge.records import TokenDecoder
 from rl_bridge.tokens.chat import ChatTokenizer
 from tests.rl_bridge.records.records_fixtures import decode
 
@@ -32,12 +32,12 @@ def stripped(tokens: Sequence[int]) -> str:
     ],
 )
 def test_token_that_ends_within_a_character_has_no_text(text: str, pieces: list[str]) -> None:
-    assert TokenText(decode).pieces(list(text.encode())) == pieces
+    assert TokenDecoder(decode).split(list(text.encode())) == pieces
 
 
 def test_spaces_that_decoding_makes_belong_to_the_word_behind_them() -> None:
-    assert TokenText(words).pieces([1, 2, 3]) == ["w1", " w2", " w3"]
-    assert TokenText(stripped).pieces([1, 2, 3]) == ["w1", " w2", " w3"]
+    assert TokenDecoder(words).split([1, 2, 3]) == ["w1", " w2", " w3"]
+    assert TokenDecoder(stripped).split([1, 2, 3]) == ["w1", " w2", " w3"]
 
 
 def test_joined_they_are_the_answer_and_no_token_is_decoded_with_all_before_it() -> None:
@@ -49,7 +49,7 @@ def test_joined_they_are_the_answer_and_no_token_is_decoded_with_all_before_it()
         return words(tokens)
 
     tokens = list(range(400))
-    assert "".join(TokenText(watched).pieces(tokens)) == words(tokens)
+    assert "".join(TokenDecoder(watched).split(tokens)) == words(tokens)
     assert longest <= 2
 
 
@@ -57,6 +57,6 @@ def test_joined_they_are_the_answer_and_no_token_is_decoded_with_all_before_it()
 def test_answers_of_words_are_kept_with_their_spaces(tiny_policy: Path) -> None:
     tokenizer = ChatTokenizer(tiny_policy)
     tokens = tokenizer.prompt([{"role": "user", "content": "answer hit or stand"}])
-    pieces = TokenText(tokenizer.raw).pieces(tokens)
+    pieces = TokenDecoder(tokenizer.raw).split(tokens)
     assert pieces[:4] == ["<|im_start|>", " user", " answer", " hit"]
     assert "".join(pieces) == tokenizer.raw(tokens)

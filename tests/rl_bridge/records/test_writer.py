@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from rl_bridge.config.sections import RecordsConfig
-from rl_bridge.records import SEGMENTS, RolloutRecords, TrajectoryRecord, read_lines, segment_files
+from rl_bridge.records import SEGMENTS, RolloutRecords, TrajectoryRecord, list_segment_files, read_lines
 from rl_bridge.types import Group
 from tests.rl_bridge.records.records_fixtures import decode, group, rows_of
 
@@ -56,7 +56,7 @@ def fill(record: RolloutRecords, iterations: range, *, size: int = 20_000) -> No
 def test_first_and_newest_stay_within_the_bound(tmp_path: Path) -> None:
     record = writer(tmp_path)
     fill(record, range(1, 200))
-    files = segment_files(tmp_path)
+    files = list_segment_files(tmp_path)
     assert len(files) == SEGMENTS
     assert sum(path.stat().st_size for path in files) <= 1 << 20
     iterations = [r.iteration for r in kept(tmp_path)][::2]
@@ -85,21 +85,21 @@ def test_group_that_is_too_large_is_left_out_and_told_of_once(
 def test_rewound_run_keeps_what_its_history_has(tmp_path: Path) -> None:
     record = writer(tmp_path)
     fill(record, range(1, 30))
-    files = len(segment_files(tmp_path))
+    files = len(list_segment_files(tmp_path))
     record.rewind(12)
     assert [r.iteration for r in kept(tmp_path)] == [i for i in range(1, 13) for _ in "ab"]
-    assert len(segment_files(tmp_path)) < files
+    assert len(list_segment_files(tmp_path)) < files
     fill(record, range(13, 15))
     assert [r.iteration for r in kept(tmp_path)][-4:] == [13, 13, 14, 14]
     record.rewind(0)
-    assert segment_files(tmp_path) == []
+    assert list_segment_files(tmp_path) == []
 
 
 def test_line_that_was_cut_off_within_a_character_goes(tmp_path: Path) -> None:
     record = writer(tmp_path)
     groups = [group(1, 1.0, text="plain"), group(2, 1.0, text="€")]
     record.write(1, groups, rows_of(groups))
-    (file,) = segment_files(tmp_path)
+    (file,) = list_segment_files(tmp_path)
     written = file.read_bytes()
     file.write_bytes(written[: written.index("€".encode()) + 1])
     record.rewind(1)

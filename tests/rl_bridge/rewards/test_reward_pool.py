@@ -282,7 +282,7 @@ async def test_slots_in_equal_slots_out(tmp_path: Path) -> None:
             await asyncio.gather(*(one(number) for number in range(60)))
             await until(lambda: len(pool.pids) == 3 and not pool._renewals)
         assert len(pool._idle) == 3
-        assert not pool._waiting
+        assert not pool._waiters
         # From here on nothing is meant to take too long.
         pool._reward = pool._reward.model_copy(update={"timeout_seconds": HANG_S})
         assert len(set(await asyncio.gather(*(ask(pool, "pid") for _ in range(30))))) == 3

@@ -8,12 +8,12 @@ import re
 from pathlib import Path
 
 from rl_bridge.records import read_lines
-from rl_bridge.rollouts_page.server import policy, script, served_page, whole_page
+from rl_bridge.rollouts_page.server import make_served_page, make_whole_page, policy, script
 from tests.rl_bridge.rollouts_page.page_fixtures import conversation, keep, said, told
 
 
 def whole(run: Path) -> str:
-    return b"".join(whole_page(run, read_lines(run))).decode()
+    return b"".join(make_whole_page(run, read_lines(run))).decode()
 
 
 def block(text: str, name: str) -> str:
@@ -39,7 +39,7 @@ def test_names_of_folders_are_text(tmp_path: Path) -> None:
     assert f"<title>{html.escape(run.name)} · rollouts</title>" in text
     assert "<b>" not in text.partition("<script>")[0]
     assert json.loads(block(text, "settings")) == {"title": run.name, "served": None}
-    served = served_page(run).decode()
+    served = make_served_page(run).decode()
     assert json.loads(block(served, "settings")) == {"title": run.name, "served": "records.jsonl"}
     assert block(served, "records") == ""
 

@@ -99,7 +99,7 @@ def test_ctrl_c_while_somebody_is_let_in_is_not_lost(run: Path, monkeypatch: pyt
 
     def interrupted(self: ThreadingHTTPServer, request: socket.socket, address: Any) -> None:
         let_in(self, request, address)
-        while page._free._value < MAX_CALLERS:  # the thread has come to its end, and has made room
+        while page._slots._value < MAX_CALLERS:  # the thread has come to its end, and has made room
             time.sleep(0.001)
         raise KeyboardInterrupt
 

@@ -108,7 +108,7 @@ def test_conversation_grows_as_the_template_writes_it(name: str, request: pytest
         ("the sea?", [{"role": "user", "content": "é 世界"}]),
     ]
     for answer, told in exchanges:
-        conversation.go_on(tokenizer.answer(answer), told)
+        conversation.append_turn(tokenizer.answer(answer), told)
         chat += [{"role": "assistant", "content": answer}, *told]
         assert list(conversation.prompt) == whole(tokenizer, chat)
 
@@ -120,7 +120,7 @@ def test_sampled_tokens_stay_as_they_were_spelled(qwen: ChatTokenizer) -> None:
     assert letters != qwen._tokenizer.encode("call the tool")
     sampled = [*letters, qwen.stop_token_ids[0]]
     told: list[ChatMessage] = [{"role": "tool", "content": "hello"}]
-    conversation.go_on(sampled, told)
+    conversation.append_turn(sampled, told)
     assert list(conversation.prompt) == [*before, *sampled, *qwen.continuation(told)]
     assert qwen.decode_written(sampled) == "call the tool"
 
@@ -141,7 +141,7 @@ def test_llama_ends_a_call_by_another_token(llama: ChatTokenizer) -> None:
     assert [llama._tokenizer.convert_ids_to_tokens(one) for one in (end, more)] == list(LLAMA_MARKS[:2])
     conversation = Conversation(llama, ASKED, LOOK)
     before = conversation.prompt
-    conversation.go_on([7, more], [{"role": "tool", "content": "hello"}])
+    conversation.append_turn([7, more], [{"role": "tool", "content": "hello"}])
     added = conversation.prompt[len(before) :]
     assert added[:2] == [7, more]
     assert end not in added[: added.index(llama._tokenizer.convert_tokens_to_ids("<|start_header_id|>"))]
@@ -177,4 +177,4 @@ def test_templates_that_cannot_be_used_are_refused(tokenizer_of: Make) -> None:
         "<tool_call>{{ tools }}{% for m in messages %}{{ m.content }}{% endfor %}", QWEN_MARKS
     )
     with pytest.raises(ModelError, match=r"behind"):
-        Conversation(endless, ASKED, LOOK).go_on([5], [{"role": "tool", "content": "1"}])
+        Conversation(endless, ASKED, LOOK).append_turn([5], [{"role": "tool", "content": "1"}])

@@ -48,7 +48,7 @@ _POLL_INTERVAL_S: Final = 0.05
 _MIB: Final = 1 << 20
 
 
-def _walled_off() -> ContainerOptions:
+def _default_options() -> ContainerOptions:
     return ContainerOptions(network="none", memory="1g", cpus=1.0, stop_timeout_s=0.0)
 
 
@@ -70,7 +70,7 @@ class ContainerSettings:
 
     image: str
     size: int = 4
-    options: ContainerOptions = field(default_factory=_walled_off)
+    options: ContainerOptions = field(default_factory=_default_options)
     lease_s: float = 60.0
     slack_s: float = 20.0
 
@@ -123,7 +123,7 @@ class _ContainerInterpreter(HostedInterpreter):
         self._settings = settings
         self._lease: PoolLease[Container] | None = None
         self._client: CodeInterpreterEnv | None = None
-        self._ours = False
+        self._is_our_server = False
 
     async def _begin(self) -> None:
         await self._end()
@@ -132,8 +132,8 @@ class _ContainerInterpreter(HostedInterpreter):
             self._lease = await asyncio.to_thread(self._pool.lease, self._settings.lease_s)
             self._client = client = self._make_client(self._lease)
             first = (await client.reset()).observation
-            self._ours = first.isolation != ""
-            if self._ours:
+            self._is_our_server = first.isolation != ""
+            if self._is_our_server:
                 await client.reset(packages=list(self._packages), limits=asdict(self._limits))
         except ServerError as error:
             # It is what the image allows: fewer packages, lower ceilings.
@@ -143,7 +143,7 @@ class _ContainerInterpreter(HostedInterpreter):
         try:
             await self._enter(own_folder=False)
         except NoAnswerError:
-            if self._ours or self._packages:
+            if self._is_our_server or self._packages:
                 raise
             self._root = ""  # code is all that it takes
 
@@ -162,17 +162,17 @@ class _ContainerInterpreter(HostedInterpreter):
     async def _run(
         self, code: str, collector: OutputCollector, timeout_s: float, stdin: str | None
     ) -> Execution:
-        if stdin is not None and not self._ours:
+        if stdin is not None and not self._is_our_server:
             raise HostFailureError(f"{self._settings.image} knows code alone, and no standard input for it")
         try:
             observation = await self._execute(code, timeout_s, stdin)
         except (RequestTimeoutError, TimeoutError):
-            if self._ours:  # its own time-out should have come first
+            if self._is_our_server:  # its own time-out should have come first
                 raise HostFailureError("the server in the container is silent", state_lost=True) from None
             reason = f"it took longer than {timeout_s:g} s, and its container was given up"
             return make_stopped("timeout", reason, state_lost=True)
         except ConnectionLostError as error:
-            return await self._after_the_end(error)
+            return await self._explain_end(error)
         except ServerError as error:
             raise HostFailureError(f"the server in the container failed: {error}") from error
         except ClientError as error:
@@ -184,14 +184,14 @@ class _ContainerInterpreter(HostedInterpreter):
             raise NoAnswerError(f"{self._settings.image} knows code alone, and no files")
         try:
             observation = await self._execute(
-                call.expression if self._ours else call.statement, timeout_s, None
+                call.expression if self._is_our_server else call.statement, timeout_s, None
             )
         except (ClientError, TimeoutError) as error:
             raise HostFailureError(f"expected the container to see to its files, got: {error}") from error
-        return (observation.result or "") if self._ours else observation.stdout
+        return (observation.result or "") if self._is_our_server else observation.stdout
 
     async def _put(self, path: str, data: bytes) -> None:
-        if not self._ours:
+        if not self._is_our_server:
             await super()._put(path, data)
             return
         try:
@@ -202,29 +202,31 @@ class _ContainerInterpreter(HostedInterpreter):
             failure = f"expected the container to take a file, got: {observation.reason}"
             raise HostFailureError(failure, state_lost=observation.state_lost)
         if observation.error is not None:
-            raise FileRefusedError(path, _reason(observation.error.evalue))
+            raise FileRefusedError(path, _refusal_reason(observation.error.evalue))
 
     async def _get(self, path: str) -> bytes:
-        if not self._ours:
+        if not self._is_our_server:
             return await super()._get(path)
         try:
             return await self._require_client().get_file(path)
         except FileNotFoundError as error:
-            raise FileRefusedError(path, _reason(str(error))) from None
+            raise FileRefusedError(path, _refusal_reason(str(error))) from None
         except ClientError as error:
             raise HostFailureError(f"expected the container to give a file, got: {error}") from error
 
     async def _execute(self, code: str, timeout_s: float, stdin: str | None) -> CodeInterpreterObservation:
         client = self._require_client()
         # A server of ours keeps the time itself.
-        slack_s = self._settings.slack_s if self._ours else 0.0
+        slack_s = self._settings.slack_s if self._is_our_server else 0.0
         async with asyncio.timeout(timeout_s + slack_s):
-            result = await client.execute(code, timeout_s=timeout_s if self._ours else None, stdin=stdin)
+            result = await client.execute(
+                code, timeout_s=timeout_s if self._is_our_server else None, stdin=stdin
+            )
         return result.observation
 
-    async def _after_the_end(self, error: ConnectionLostError) -> Execution:
+    async def _explain_end(self, error: ConnectionLostError) -> Execution:
         """Return how code ended under which the container ended: its memory is the code's, all else is not."""
-        state = None if self._lease is None else await asyncio.to_thread(_end_of, self._lease)
+        state = None if self._lease is None else await asyncio.to_thread(_wait_end_state, self._lease)
         if state is None:
             raise HostFailureError(str(error), state_lost=True) from error
         if not state.out_of_memory:
@@ -234,13 +236,13 @@ class _ContainerInterpreter(HostedInterpreter):
     def _make_client(self, lease: PoolLease[Container]) -> CodeInterpreterEnv:
         limits = self._limits
         # Every byte of a text may be spelled with six, and images are text already.
-        most = (
+        max_bytes = (
             6 * 2 * limits.output_bytes + 2 * limits.outputs_bytes + 2 * limits.file_bytes + MAX_REPLY_BYTES
         )
         return CodeInterpreterEnv(
             base_url=lease.url,
             message_timeout_s=limits.timeout_s + limits.grace_s + self._settings.slack_s,
-            max_message_size_mb=most / _MIB,
+            max_message_size_mb=max_bytes / _MIB,
             token=self._settings.options.token,
         )
 
@@ -250,7 +252,16 @@ class _ContainerInterpreter(HostedInterpreter):
         return self._client
 
 
-_ENDS: Final = ("status", "exit_code", "error", "state_lost", "reason", "signal", "max_rss_bytes", "files")
+_END_FIELDS: Final = (
+    "status",
+    "exit_code",
+    "error",
+    "state_lost",
+    "reason",
+    "signal",
+    "max_rss_bytes",
+    "files",
+)
 
 
 def _to_execution(observation: CodeInterpreterObservation, collector: OutputCollector) -> Execution:
@@ -260,11 +271,11 @@ def _to_execution(observation: CodeInterpreterObservation, collector: OutputColl
     for output in observation.outputs:
         collector.show(output.output_type, output.data, output.metadata)
     collector.note_loss(*(name for name, cut in asdict(observation.cut).items() if cut))
-    ends: dict[str, Any] = {name: getattr(observation, name) for name in _ENDS}
-    return Execution(**ends)
+    end_fields: dict[str, Any] = {name: getattr(observation, name) for name in _END_FIELDS}
+    return Execution(**end_fields)
 
 
-def _end_of(lease: PoolLease[Container]) -> ContainerState | None:
+def _wait_end_state(lease: PoolLease[Container]) -> ContainerState | None:
     """Return how a container ended, which takes a moment to show; None where it runs or its status is unknown."""
     deadline = time.monotonic() + EXIT_WAIT_S
     with suppress(ProviderError):
@@ -276,7 +287,7 @@ def _end_of(lease: PoolLease[Container]) -> ContainerState | None:
     return None
 
 
-def _reason(refusal: str) -> str:
+def _refusal_reason(refusal: str) -> str:
     """Return why the server in the container refused a file, without the part that is repeated here."""
     return refusal.rpartition(": ")[2]
 

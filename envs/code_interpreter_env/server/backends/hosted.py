@@ -159,13 +159,13 @@ class FileListing:
         try:
             for path, size, modified, digest in reply["files"][: self._limits.files]:
                 try:
-                    place = check_path(path)
+                    plain_path = check_path(path)
                 except FileRefusedError:  # nobody could ask for it
                     continue
-                known = self._files.get(place)
+                known = self._files.get(plain_path)
                 sha256 = str(digest)[:64] or (known.sha256 if known else "")
-                files[place], times[place] = (
-                    FileInfo(path=place, size=int(size), sha256=sha256),
+                files[plain_path], times[plain_path] = (
+                    FileInfo(path=plain_path, size=int(size), sha256=sha256),
                     int(modified),
                 )
         except (KeyError, TypeError, ValueError):
@@ -198,7 +198,7 @@ class HostedInterpreter(ABC):
         self._limits = limits
         self._packages = packages
         self._report_files = report_files
-        self._turn = asyncio.Lock()
+        self._lock = asyncio.Lock()
         self._count = 0
         self._lost = False
         self._loss: str | None = None  # that nobody was told of yet
@@ -231,7 +231,7 @@ class HostedInterpreter(ABC):
         HostFailureError: none can be had; ConfigurationError: a package cannot be imported there.
         """
         try:
-            await self._begin_anew()
+            await self._replace()
         except BaseException:
             await self.close()
             raise
@@ -240,72 +240,72 @@ class HostedInterpreter(ABC):
         self, code: str, *, timeout_s: float | None = None, stdin: str | None = None
     ) -> Execution:
         """Run code; see `Interpreter`."""
-        async with self._turn:
+        async with self._lock:
             self._require_open()
             self._count += 1
             collector = OutputCollector(self._limits)
             limit_s = self._limits.timeout_s if timeout_s is None else min(timeout_s, self._limits.timeout_s)
-            begin = time.monotonic()
+            start = time.monotonic()
             try:
-                await self._renew()
+                await self._replace_if_lost()
                 if (loss := self._loss) is not None:
                     reason = f"{loss}; nothing was run, and what comes next begins anew"
-                    ended = make_stopped("sandbox_error", reason, state_lost=True)
+                    execution = make_stopped("sandbox_error", reason, state_lost=True)
                 else:
-                    begin = time.monotonic()
-                    ended = await self._run(code, collector, limit_s, stdin)
-                    self._lost = self._lost or ended.state_lost
+                    start = time.monotonic()
+                    execution = await self._run(code, collector, limit_s, stdin)
+                    self._lost = self._lost or execution.state_lost
             except HostFailureError as failure:
                 lost = failure.state_lost or self._loss is not None
-                ended = make_stopped("sandbox_error", str(failure), state_lost=lost)
+                execution = make_stopped("sandbox_error", str(failure), state_lost=lost)
                 self._lost = self._lost or failure.state_lost
             except asyncio.CancelledError:
-                self._lose("the execution before was cancelled, and its interpreter given up")
+                self._mark_lost("the execution before was cancelled, and its interpreter given up")
                 raise
-            took_s = time.monotonic() - begin
+            elapsed_s = time.monotonic() - start
             self._loss = None
-            files = ended.files
+            files = execution.files
             if self._report_files:
                 files = () if self._lost else await self._changed_files()
             return replace(
-                collector.fill(ended),
+                collector.fill(execution),
                 execution_count=self._count,
                 session_id=self.session_id,
-                execution_time_s=took_s,
+                execution_time_s=elapsed_s,
                 files=files,
                 isolation=self.isolation,
             )
 
     async def put_file(self, path: str, data: bytes) -> FileInfo:
         """Write a file; see `Interpreter`."""
-        place = check_path(path)
+        plain_path = check_path(path)
         if len(data) > self._limits.file_bytes:
             raise FileRefusedError(path, f"it is larger than {self._limits.file_bytes} bytes")
-        async with self._turn:
-            await self._ready()
-            await self._put(place, data)
-        return FileInfo(path=place, size=len(data), sha256=hashlib.sha256(data).hexdigest())
+        async with self._lock:
+            await self._ensure_ready()
+            await self._put(plain_path, data)
+        return FileInfo(path=plain_path, size=len(data), sha256=hashlib.sha256(data).hexdigest())
 
     async def get_file(self, path: str) -> bytes:
         """Return a file's content; see `Interpreter`."""
-        place = check_path(path)
-        async with self._turn:
-            await self._ready()
-            return await self._get(place)
+        plain_path = check_path(path)
+        async with self._lock:
+            await self._ensure_ready()
+            return await self._get(plain_path)
 
     async def list_files(self) -> list[FileInfo]:
         """Return the files of the workspace; see `Interpreter`."""
-        async with self._turn:
-            await self._ready()
-            self._listing.read(await self._inside("files", **self._listing.arguments()))
+        async with self._lock:
+            await self._ensure_ready()
+            self._listing.read(await self._request_inside("files", **self._listing.arguments()))
             return self._listing.files()
 
     async def restart(self) -> None:
         """Begin anew; see `Interpreter`."""
-        async with self._turn:
+        async with self._lock:
             self._require_open()
             self._lost, self._loss = True, None
-            await self._renew()
+            await self._replace_if_lost()
 
     async def close(self) -> None:
         """End it. Idempotent. An execution that is under way is not waited for."""
@@ -316,24 +316,26 @@ class HostedInterpreter(ABC):
     async def _put(self, path: str, data: bytes) -> None:
         for offset in range(0, max(1, len(data)), PIECE_BYTES):
             piece = base64.b64encode(data[offset : offset + PIECE_BYTES]).decode()
-            await self._inside("put", path=path, offset=offset, data=piece)
+            await self._request_inside("put", path=path, offset=offset, data=piece)
 
     async def _get(self, path: str) -> bytes:
-        whole, most = bytearray(), self._limits.file_bytes
+        content, max_bytes = bytearray(), self._limits.file_bytes
         while True:
-            reply = await self._inside("get", path=path, offset=len(whole), piece=PIECE_BYTES, most=most)
+            reply = await self._request_inside(
+                "get", path=path, offset=len(content), piece=PIECE_BYTES, most=max_bytes
+            )
             try:
                 size, piece = int(reply["size"]), base64.b64decode(reply["data"], validate=True)
             except (KeyError, TypeError, ValueError, binascii.Error):
                 raise FileRefusedError(path, "the interpreter described it in words of its own") from None
-            whole += piece
-            if len(whole) >= size or not piece or len(whole) > most:
+            content += piece
+            if len(content) >= size or not piece or len(content) > max_bytes:
                 break
-        if len(whole) != size:
+        if len(content) != size:
             raise FileRefusedError(path, "it was changed while it was read")
-        return bytes(whole)
+        return bytes(content)
 
-    async def _inside(self, function: str, **arguments: Any) -> Mapping[str, Any]:
+    async def _request_inside(self, function: str, **arguments: Any) -> Mapping[str, Any]:
         path = str(arguments.get("path", "."))
         call = InsideCall(function, root=self._root, **arguments)
         try:
@@ -342,10 +344,10 @@ class HostedInterpreter(ABC):
             raise FileRefusedError(path, str(failure)) from None
         except HostFailureError as failure:
             if failure.state_lost:
-                self._lose(str(failure))
+                self._mark_lost(str(failure))
             raise
         except asyncio.CancelledError:
-            self._lose("work on its files was cancelled, and the interpreter given up")
+            self._mark_lost("work on its files was cancelled, and the interpreter given up")
             raise
         return require_done(path, reply)
 
@@ -371,7 +373,7 @@ class HostedInterpreter(ABC):
             await self._call_inside(InsideCall("stdin", text=stdin or ""), timeout_s)
             self._had_stdin = stdin is not None
 
-    async def _begin_anew(self) -> None:
+    async def _replace(self) -> None:
         if self._root:
             self._leftovers.append(self._root)  # one that died could not clear up after itself
         self._root, self._had_stdin = "", False
@@ -380,19 +382,19 @@ class HostedInterpreter(ABC):
             await self._end()
             self._require_open()
 
-    async def _renew(self) -> None:
+    async def _replace_if_lost(self) -> None:
         """Replace an interpreter that is lost."""
         if self._lost:
             try:
-                await self._begin_anew()
+                await self._replace()
             except (ConfigurationError, HostFailureError) as failure:
                 raise HostFailureError(str(failure), state_lost=True) from failure
             self._lost = False
 
-    async def _ready(self) -> None:
+    async def _ensure_ready(self) -> None:
         """Have an interpreter with files."""
         self._require_open()
-        await self._renew()
+        await self._replace_if_lost()
         if (loss := self._loss) is not None:
             self._loss = None
             raise SandboxFailureError(f"{loss}; its files are gone, and what comes next begins anew")
@@ -402,11 +404,11 @@ class HostedInterpreter(ABC):
         if not self._report_files:
             return ()
         try:
-            return self._listing.read(await self._inside("files", **self._listing.arguments()))
+            return self._listing.read(await self._request_inside("files", **self._listing.arguments()))
         except SandboxFailureError:
             return ()
 
-    def _lose(self, reason: str) -> None:
+    def _mark_lost(self, reason: str) -> None:
         """Note that the interpreter is gone, which the next result is to report."""
         self._lost, self._loss = True, reason
 
@@ -504,14 +506,14 @@ def make_http_client(url: str, headers: Mapping[str, str]) -> httpx.AsyncClient:
     Raises:
         ConfigurationError: The proxy of the environment cannot be used.
     """
-    verify = _trust() if url.startswith("https://") else False
+    verify = _make_ssl_context() if url.startswith("https://") else False
     transport = httpx.AsyncHTTPTransport(verify=verify, proxy=proxy_for(url))
     headers = {"Accept-Encoding": "identity", **headers}
     return httpx.AsyncClient(transport=transport, headers=headers, follow_redirects=False, trust_env=False)
 
 
 async def send_bounded(
-    client: httpx.AsyncClient, request: httpx.Request, most_bytes: int
+    client: httpx.AsyncClient, request: httpx.Request, max_bytes: int
 ) -> tuple[httpx.Response, bytes]:
     """Send a request, and return the response with its body; of an error's body no more than its beginning.
 
@@ -522,21 +524,21 @@ async def send_bounded(
     try:
         async for piece in response.aiter_raw():
             body += piece
-            if len(body) > most_bytes:
+            if len(body) > max_bytes:
                 if not response.is_success:
                     break
-                raise ResponseTooLargeError(f"expected an answer of at most {most_bytes} bytes, got more")
+                raise ResponseTooLargeError(f"expected an answer of at most {max_bytes} bytes, got more")
     finally:
         await response.aclose()
     return response, bytes(body)
 
 
-def excerpt(body: bytes) -> str:
+def shorten_body(body: bytes) -> str:
     """Return the beginning of a host's response, for a message."""
     text = body[: 4 * EXCERPT_CHARS].decode("utf-8", "replace")
     return " ".join(text.split())[:EXCERPT_CHARS] or "(nothing)"
 
 
 @cache
-def _trust() -> ssl.SSLContext:
+def _make_ssl_context() -> ssl.SSLContext:
     return httpx.create_ssl_context()

@@ -23,12 +23,12 @@ from .hosted import (
     HostedInterpreter,
     HostFailureError,
     InsideCall,
-    excerpt,
     make_http_client,
     require_plain_url,
     send_bounded,
+    shorten_body,
 )
-from .outputs import OutputCollector, make_raised, make_stopped, without_colours
+from .outputs import OutputCollector, make_raised, make_stopped, strip_colours
 
 if TYPE_CHECKING:
     from websockets.asyncio.client import ClientConnection
@@ -57,8 +57,8 @@ _RATE_NOTES: Final = ("IOPub data rate exceeded", "IOPub message rate exceeded")
 logger = logging.getLogger("openenv_core")
 
 # A connection's own log has its headers, token and all, in its lowest level.
-_quiet = logging.getLogger("openenv_core.jupyter")
-_quiet.setLevel(logging.WARNING)
+_websocket_logger = logging.getLogger("openenv_core.jupyter")
+_websocket_logger.setLevel(logging.WARNING)
 
 _Message: TypeAlias = Mapping[str, Any]
 
@@ -135,13 +135,13 @@ class JupyterBackend(HostedBackend):
 
     async def _connect(self) -> None:
         reply = await self._request("GET", "/api/kernelspecs")
-        known = reply.get("kernelspecs") if isinstance(reply, dict) else None
-        if not isinstance(known, dict):
+        kernel_specs = reply.get("kernelspecs") if isinstance(reply, dict) else None
+        if not isinstance(kernel_specs, dict):
             raise HostFailureError(f"expected {self.settings.url} to list its kernels, got something else")
         name = self.settings.kernel_name
-        if name is not None and name not in known:
+        if name is not None and name not in kernel_specs:
             raise HostFailureError(
-                f"expected the gateway to have kernels named {name!r}, it has {', '.join(known) or 'none'}"
+                f"expected the gateway to have kernels named {name!r}, it has {', '.join(kernel_specs) or 'none'}"
             )
 
     def _make_interpreter(self, limits: Limits, packages: tuple[str, ...]) -> "_JupyterInterpreter":
@@ -186,14 +186,14 @@ class JupyterBackend(HostedBackend):
         if response.status_code == 404 and method == "DELETE":
             return None
         if not response.is_success:
-            self._refuse(method, url, response.status_code, content)
+            self._raise_refused(method, url, response.status_code, content)
         try:
             return json.loads(content) if content else None
         except (ValueError, RecursionError):
             raise HostFailureError(f"expected {method} {url} to be answered with JSON") from None
 
-    def _refuse(self, method: str, url: str, status: int, content: bytes) -> None:
-        text = f"expected {method} {url} to succeed, got HTTP {status}: {excerpt(content)}"
+    def _raise_refused(self, method: str, url: str, status: int, content: bytes) -> None:
+        text = f"expected {method} {url} to succeed, got HTTP {status}: {shorten_body(content)}"
         if self.settings.token is not None:
             text = text.replace(self.settings.token, "[token]")
         # 403 is the kernel gateway's word for its limit, 429 and 503 are those of others in front of it.
@@ -209,7 +209,7 @@ class _KernelRequest:
         self._reply: _Message | None = None
         self._idle = False
 
-    def take(self, message: _Message, kind: str, content: _Message) -> None:
+    def handle(self, message: _Message, kind: str, content: _Message) -> None:
         """Take in one message that the kernel has sent because of it."""
         if kind == "status":
             self._idle = self._idle or content.get("execution_state") == "idle"
@@ -240,7 +240,7 @@ class _Channel:
         self._reader = asyncio.create_task(self._read())
 
     @classmethod
-    async def open(cls, settings: JupyterSettings, kernel: str, most_bytes: int) -> "_Channel":
+    async def open(cls, settings: JupyterSettings, kernel: str, max_bytes: int) -> "_Channel":
         """Connect to a kernel; no message of it may have more bytes."""
         with installed_with("server", "the package websockets"):
             from websockets.asyncio.client import connect
@@ -255,9 +255,9 @@ class _Channel:
                 proxy=proxy_for(url),
                 open_timeout=settings.start_s,  # a gateway answers once the kernel does
                 close_timeout=1.0,
-                max_size=most_bytes,
+                max_size=max_bytes,
                 max_queue=_MAX_QUEUED,
-                logger=_quiet,
+                logger=_websocket_logger,
             )
         except (WebSocketException, OSError, TimeoutError) as error:
             raise HostFailureError(
@@ -269,20 +269,20 @@ class _Channel:
         self, kind: str, content: _Message, on_message: Callable[[str, _Message], None] = lambda *_: None
     ) -> _KernelRequest:
         """Send a request; `on_message` is called with each message that the kernel publishes because of it."""
-        name = secrets.token_hex(16)
+        message_id = secrets.token_hex(16)
         header = {
-            "msg_id": name,
+            "msg_id": message_id,
             "username": "",
             "session": self._session,
             "msg_type": kind,
             "version": _PROTOCOL_VERSION,
             "date": datetime.now(UTC).isoformat(),
         }
-        around = {"parent_header": {}, "metadata": {}, "channel": "shell", "buffers": []}
+        envelope = {"parent_header": {}, "metadata": {}, "channel": "shell", "buffers": []}
         request = _KernelRequest(on_message)
-        self._requests = {name: request}
+        self._requests = {message_id: request}
         try:
-            await self._socket.send(json.dumps({"header": header, "content": content, **around}))
+            await self._socket.send(json.dumps({"header": header, "content": content, **envelope}))
         except OSError as error:
             raise HostFailureError(f"expected a kernel to take a request, got: {error}") from None
         except Exception as error:
@@ -305,17 +305,17 @@ class _Channel:
         reason = "the connection to the kernel ended"
         try:
             async for frame in self._socket:
-                if isinstance(frame, str) and (death := self._take(frame)):
+                if isinstance(frame, str) and (death := self._handle_frame(frame)):
                     self.died, reason = True, death
                     return
-            reason = self._closing_reason()
+            reason = self._read_close_reason()
         except Exception as error:
-            reason = self._closing_reason() if _is_closed(error) else f"{type(error).__name__}: {error}"
+            reason = self._read_close_reason() if _is_closed(error) else f"{type(error).__name__}: {error}"
         finally:
             if not self.ended.done():
                 self.ended.set_result(reason)
 
-    def _take(self, frame: str) -> str | None:
+    def _handle_frame(self, frame: str) -> str | None:
         """Take in a frame; return how the kernel died, where that is what it says."""
         try:
             message = json.loads(frame)
@@ -325,14 +325,14 @@ class _Channel:
                 return f"the kernel's process ended (the gateway says {content['execution_state']!r})"
             request = self._requests.get(parent) if isinstance(parent, str) else None
             if request is not None and isinstance(content, dict):
-                request.take(message, str(kind), content)
+                request.handle(message, str(kind), content)
         except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
             pass  # whatever it is, no kernel and no gateway writes it: the code got hold of the wire
         return None
 
-    def _closing_reason(self) -> str:
-        sent = self._socket.protocol.close_sent
-        self.flooded = sent is not None and sent.code == _TOO_LARGE
+    def _read_close_reason(self) -> str:
+        close_sent = self._socket.protocol.close_sent
+        self.flooded = close_sent is not None and close_sent.code == _TOO_LARGE
         if self.flooded:
             return "the kernel sent a message that is larger than any may be"
         code, reason = self._socket.close_code, self._socket.close_reason
@@ -357,7 +357,7 @@ class _JupyterInterpreter(HostedInterpreter):
         self._deletions: set[asyncio.Task[None]] = set()
 
     async def _begin(self) -> None:
-        await self._let_go()
+        await self._release_kernel()
         try:
             self._kernel = await self._gateway.create()
         except _NoRoomError:
@@ -372,34 +372,36 @@ class _JupyterInterpreter(HostedInterpreter):
         await self._enter(own_folder=True)
 
     async def _end(self) -> None:
-        if self._root and not self._turn.locked() and self._alive() is not None:
+        if self._root and not self._lock.locked() and self._get_live_channel() is not None:
             # What is in the folder is all that a kernel leaves. One that is busy, or gone, leaves it.
             with suppress(HostFailureError, TimeoutError):
                 await self._call_inside(InsideCall("end", root=self._root), CLEAN_UP_TIMEOUT_S)
         self._root = ""
-        await self._let_go()
+        await self._release_kernel()
         if self._deletions:
             await asyncio.wait(self._deletions)
 
     async def _run(
         self, code: str, collector: OutputCollector, timeout_s: float, stdin: str | None
     ) -> Execution:
-        ended = await self._execute(code, collector, timeout_s, stdin)
-        if ended.state_lost:
-            await self._let_go()  # at once: it may still be busy
-        return ended
+        execution = await self._execute(code, collector, timeout_s, stdin)
+        if execution.state_lost:
+            await self._release_kernel()  # at once: it may still be busy
+        return execution
 
     async def _execute(
         self, code: str, collector: OutputCollector, timeout_s: float, stdin: str | None
     ) -> Execution:
         channel = self._require_channel()
         await self._set_stdin(stdin, timeout_s)
-        request = await channel.request("execute_request", _execute_request(code), _into(collector))
+        request = await channel.request(
+            "execute_request", _execute_request(code), _make_message_handler(collector)
+        )
         done = await self._wait(channel, request, timeout_s, collector.flood)
         if done and not collector.flood.done():
             return _to_execution(request.done.result(), collector)
         if channel.ended.done():
-            return await self._after_the_end(channel)
+            return await self._explain_end(channel)
         state_kept = await self._interrupt(channel, request)
         consequence = (
             "it was interrupted" if state_kept else "it did not heed the interrupt, and its kernel was ended"
@@ -422,14 +424,18 @@ class _JupyterInterpreter(HostedInterpreter):
         if not done:
             lost = not await self._interrupt(channel, request)
             raise HostFailureError(f"expected the kernel's files within {timeout_s:g} s", state_lost=lost)
-        return _expression_value(request.done.result())
+        return _read_expression_value(request.done.result())
 
     async def _wait(
-        self, channel: _Channel, request: _KernelRequest, timeout_s: float, *ends: asyncio.Future[Any]
+        self,
+        channel: _Channel,
+        request: _KernelRequest,
+        timeout_s: float,
+        *other_futures: asyncio.Future[Any],
     ) -> bool:
         """Wait until a request is done, the connection or something else ends, or time is up; return which."""
-        waits: set[asyncio.Future[Any]] = {request.done, channel.ended, *ends}
-        await asyncio.wait(waits, timeout=timeout_s, return_when=asyncio.FIRST_COMPLETED)
+        futures: set[asyncio.Future[Any]] = {request.done, channel.ended, *other_futures}
+        await asyncio.wait(futures, timeout=timeout_s, return_when=asyncio.FIRST_COMPLETED)
         return request.done.done()
 
     async def _interrupt(self, channel: _Channel, request: _KernelRequest) -> bool:
@@ -442,26 +448,26 @@ class _JupyterInterpreter(HostedInterpreter):
             raise HostFailureError(f"{failure}; the code took too long", state_lost=True) from failure
         return await self._wait(channel, request, self._limits.grace_s + INTERRUPT_ALLOWANCE_S)
 
-    async def _after_the_end(self, channel: _Channel) -> Execution:
+    async def _explain_end(self, channel: _Channel) -> Execution:
         """Return how code ended under which the channel ended."""
         ending = channel.ended.result()
         if channel.died:
             return make_stopped("killed", f"{ending} while the code ran", state_lost=True)
         if channel.flooded:
-            state_kept = await self._reached_again(channel)
+            state_kept = await self._reconnect(channel)
             consequence = "it was interrupted" if state_kept else "its kernel was ended"
             reason = f"it wrote more than {self._limits.output_hard_bytes} bytes at once; {consequence}"
             return make_stopped("output_limit", reason, state_lost=not state_kept)
         reason = f"{ending} while the code ran, and nobody knows how far it got"
         return make_stopped("sandbox_error", reason, state_lost=True)
 
-    async def _reached_again(self, ended: _Channel) -> bool:
+    async def _reconnect(self, old_channel: _Channel) -> bool:
         """Interrupt a kernel that we hung up on, and connect to it again; return whether it answers."""
         if self._kernel is None:
             return False
         try:
             await self._gateway.interrupt(self._kernel)
-            await ended.close()
+            await old_channel.close()
             self._channel = channel = await self._connect(self._kernel)
             request = await channel.request("kernel_info_request", {})
         except HostFailureError:
@@ -469,21 +475,21 @@ class _JupyterInterpreter(HostedInterpreter):
         return await self._wait(channel, request, self._limits.grace_s + INTERRUPT_ALLOWANCE_S)
 
     def _require_channel(self) -> _Channel:
-        channel = self._alive()
+        channel = self._get_live_channel()
         if channel is None:
             reason = "there is no kernel" if self._channel is None else self._channel.ended.result()
             raise HostFailureError(f"{reason} before the code ran", state_lost=True)
         return channel
 
-    def _alive(self) -> _Channel | None:
+    def _get_live_channel(self) -> _Channel | None:
         return self._channel if self._channel is not None and not self._channel.ended.done() else None
 
     async def _connect(self, kernel: str) -> _Channel:
         limits = self._limits
-        most = max(2 * (limits.output_hard_bytes + limits.outputs_bytes), 2 * MAX_REPLY_BYTES)
-        return await _Channel.open(self._settings, kernel, most)
+        max_bytes = max(2 * (limits.output_hard_bytes + limits.outputs_bytes), 2 * MAX_REPLY_BYTES)
+        return await _Channel.open(self._settings, kernel, max_bytes)
 
-    async def _let_go(self) -> None:
+    async def _release_kernel(self) -> None:
         """Hang up, and have the kernel deleted meanwhile: one that does not listen takes the gateway seconds."""
         channel, self._channel = self._channel, None
         kernel, self._kernel = self._kernel, None
@@ -514,7 +520,7 @@ def _execute_request(
     }
 
 
-def _into(collector: OutputCollector) -> Callable[[str, _Message], None]:
+def _make_message_handler(collector: OutputCollector) -> Callable[[str, _Message], None]:
     """Return what hands a kernel's messages to a collector."""
 
     def on_message(kind: str, content: _Message) -> None:
@@ -528,7 +534,7 @@ def _into(collector: OutputCollector) -> Callable[[str, _Message], None]:
             metadata = content.get("metadata")
             collector.show(kind, content["data"], metadata if isinstance(metadata, dict) else {})
         elif kind == "error":
-            collector.error = _error(content)
+            collector.error = _to_code_error(content)
 
     return on_message
 
@@ -536,7 +542,7 @@ def _into(collector: OutputCollector) -> Callable[[str, _Message], None]:
 def _to_execution(reply: _Message, collector: OutputCollector) -> Execution:
     """Return how code ended to which its kernel has replied."""
     if reply.get("status") != "ok":
-        return make_raised(collector.error or _error(reply))
+        return make_raised(collector.error or _to_code_error(reply))
     payload = reply.get("payload")
     if isinstance(payload, list) and any(
         isinstance(each, dict) and each.get("source") == "ask_exit" and not each.get("keepkernel")
@@ -546,17 +552,17 @@ def _to_execution(reply: _Message, collector: OutputCollector) -> Execution:
     return Execution(status="ok")
 
 
-def _error(content: _Message) -> CodeError:
+def _to_code_error(content: _Message) -> CodeError:
     lines = content.get("traceback")
-    texts = [without_colours(str(line)) for line in lines] if isinstance(lines, list) else []
+    texts = [strip_colours(str(line)) for line in lines] if isinstance(lines, list) else []
     return CodeError(
-        ename=without_colours(str(content.get("ename") or "Exception"))[:200],
-        evalue=without_colours(str(content.get("evalue") or "")),
+        ename=strip_colours(str(content.get("ename") or "Exception"))[:200],
+        evalue=strip_colours(str(content.get("evalue") or "")),
         traceback=tuple(line for text in texts for line in text.split("\n")),
     )
 
 
-def _expression_value(reply: _Message) -> str:
+def _read_expression_value(reply: _Message) -> str:
     """Return the `repr` of what the expression of a call inside came to; empty where it came to nothing."""
     try:
         text = reply["user_expressions"]["answer"]["data"]["text/plain"]

@@ -14,13 +14,13 @@ Packages: TypeAlias = tuple[str, ...]
 
 
 @dataclass(slots=True)
-class _Kept:
+class _SandboxEntry:
     """The sandbox of one set of packages."""
 
     sandbox: Sandbox
     ready: asyncio.Task[None]
     opening: int = 0
-    used: float = field(default=0.0)
+    used_at: float = field(default=0.0)
 
     @property
     def idle(self) -> bool:
@@ -42,7 +42,7 @@ class LocalBackend:
         self._settings = settings
         self._minimum = minimum
         self.isolation = ""
-        self._kept: dict[Packages, _Kept] = {}
+        self._entries: dict[Packages, _SandboxEntry] = {}
         self._closing: set[asyncio.Task[None]] = set()
 
     async def start(self) -> None:
@@ -51,31 +51,31 @@ class LocalBackend:
         Raises:
             SandboxUnavailableError: No level at or above the minimum holds here.
         """
-        entry = self._keep(self._settings.preload)
+        entry = self._add_entry(self._settings.preload)
         await self._wait_started(entry, self._settings.preload)
         self.isolation = str(entry.sandbox.isolation)
 
     async def open(self, limits: Limits, *, packages: Packages = (), snapshot: bool = False) -> Interpreter:
         """Start an interpreter; see `openenv_core.sandbox.Backend`. SandboxUnavailableError: None can be had now."""
-        entry = self._kept.get(packages)
+        entry = self._entries.get(packages)
         if entry is None:
             self._make_room()
-            entry = self._keep(packages)
+            entry = self._add_entry(packages)
         entry.opening += 1
         try:
             if not entry.ready.done() or entry.ready.exception() is not None:
                 await self._wait_started(entry, packages)
-            entry.used = asyncio.get_running_loop().time()
+            entry.used_at = asyncio.get_running_loop().time()
             return await entry.sandbox.open(limits, snapshot=snapshot)
         finally:
             entry.opening -= 1
 
     async def close(self) -> None:
         """End every session and every sandbox. Idempotent."""
-        entries, self._kept = list(self._kept.values()), {}
-        await asyncio.gather(*(self._close_kept(entry) for entry in entries), *self._closing)
+        entries, self._entries = list(self._entries.values()), {}
+        await asyncio.gather(*(self._close_entry(entry) for entry in entries), *self._closing)
 
-    def _keep(self, packages: Packages) -> _Kept:
+    def _add_entry(self, packages: Packages) -> _SandboxEntry:
         config = SandboxConfig(
             preload=packages,
             strongest=self._settings.strongest_isolation,
@@ -84,36 +84,36 @@ class LocalBackend:
             hidden=self._settings.task_files,
         )
         sandbox = Sandbox(config)
-        entry = self._kept[packages] = _Kept(sandbox, asyncio.create_task(sandbox.start()))
-        entry.used = asyncio.get_running_loop().time()
+        entry = self._entries[packages] = _SandboxEntry(sandbox, asyncio.create_task(sandbox.start()))
+        entry.used_at = asyncio.get_running_loop().time()
         return entry
 
-    async def _wait_started(self, entry: _Kept, packages: Packages) -> None:
+    async def _wait_started(self, entry: _SandboxEntry, packages: Packages) -> None:
         """Wait for a sandbox that others may wait for too; one that does not start is forgotten."""
         try:
             await asyncio.shield(entry.ready)
         except asyncio.CancelledError:
             raise
         except BaseException:
-            if self._kept.get(packages) is entry:
-                del self._kept[packages]
+            if self._entries.get(packages) is entry:
+                del self._entries[packages]
             raise
 
     def _make_room(self) -> None:
-        if len(self._kept) < self._settings.max_sandboxes:
+        if len(self._entries) < self._settings.max_sandboxes:
             return
-        idle = [(entry.used, packages) for packages, entry in self._kept.items() if entry.idle]
+        idle = [(entry.used_at, packages) for packages, entry in self._entries.items() if entry.idle]
         if not idle:
             raise SandboxUnavailableError(
                 f"expected at most {self._settings.max_sandboxes} sets of packages in use at once, got one more; ask "
                 f"for a set that is in use, or raise {PREFIX}MAX_SANDBOXES"
             )
-        closing = asyncio.create_task(self._close_kept(self._kept.pop(min(idle)[1])))
+        closing = asyncio.create_task(self._close_entry(self._entries.pop(min(idle)[1])))
         self._closing.add(closing)
         closing.add_done_callback(self._closing.discard)
 
     @staticmethod
-    async def _close_kept(entry: _Kept) -> None:
+    async def _close_entry(entry: _SandboxEntry) -> None:
         if not entry.ready.done():
             entry.ready.cancel()
         await asyncio.gather(entry.ready, return_exceptions=True)

@@ -34,16 +34,16 @@ def make_raised(error: CodeError) -> Execution:
         return Execution(status="memory", exit_code=EXIT_ERROR, error=error)
     if error.ename != "SystemExit":
         return Execution(status="error", exit_code=EXIT_ERROR, error=error)
-    carried = error.evalue.strip()
-    if carried in ("", "None", "0"):
+    exit_value = error.evalue.strip()
+    if exit_value in ("", "None", "0"):
         return Execution(status="ok")
-    number = int(carried) if re.fullmatch(r"-?\d{1,9}", carried) else EXIT_ERROR
-    return Execution(status="error", exit_code=number & 0xFF or EXIT_ERROR, error=error)
+    exit_code = int(exit_value) if re.fullmatch(r"-?\d{1,9}", exit_value) else EXIT_ERROR
+    return Execution(status="error", exit_code=exit_code & 0xFF or EXIT_ERROR, error=error)
 
 
 def parse_traceback(text: str) -> CodeError:
     """Return the exception of a traceback's text, whose last line names it."""
-    lines = without_colours(text[-MAX_TRACEBACK_CHARS:]).strip("\n").split("\n")
+    lines = strip_colours(text[-MAX_TRACEBACK_CHARS:]).strip("\n").split("\n")
     for index in range(len(lines) - 1, -1, -1):
         # A message may have lines of its own; the line that names the class begins at the margin.
         match = _LAST_LINE.fullmatch("\n".join(lines[index:]).strip())
@@ -54,7 +54,7 @@ def parse_traceback(text: str) -> CodeError:
     return CodeError(ename="Exception", evalue=lines[-1] if lines else "", traceback=tuple(lines))
 
 
-def without_colours(text: str) -> str:
+def strip_colours(text: str) -> str:
     """Return a text without its colours, and without what no encoder could write."""
     return _COLOURS.sub("", text if text.isascii() else text.encode("utf-8", "replace").decode())
 
@@ -71,7 +71,7 @@ class OutputCollector:
         self.flood: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self.error: CodeError | None = None
         self._limits = limits
-        self._kept = {"stdout": bytearray(), "stderr": bytearray()}
+        self._buffers = {"stdout": bytearray(), "stderr": bytearray()}
         self._cut: set[str] = set()
         self._written = 0
         self._outputs: list[Output] = []
@@ -81,11 +81,11 @@ class OutputCollector:
     def write(self, stream: str, text: str) -> None:
         """Take in what was written to a stream; another name than stdout is taken for stderr."""
         name = "stdout" if stream == "stdout" else "stderr"
-        data, kept = text.encode("utf-8", "replace"), self._kept[name]
+        data, buffer = text.encode("utf-8", "replace"), self._buffers[name]
         self._count(len(data))
-        left = self._limits.output_bytes - len(kept)
-        kept += data[:left]
-        if len(data) > left:
+        bytes_left = self._limits.output_bytes - len(buffer)
+        buffer += data[:bytes_left]
+        if len(data) > bytes_left:
             self._cut.add(name)
 
     def show(self, kind: str, bundle: Mapping[str, Any], metadata: Mapping[str, Any]) -> None:
@@ -127,7 +127,7 @@ class OutputCollector:
 
     def _text(self, name: str) -> str:
         # A character that the limit has cut in two is left out.
-        return self._kept[name].decode("utf-8", "ignore" if name in self._cut else "replace")
+        return self._buffers[name].decode("utf-8", "ignore" if name in self._cut else "replace")
 
 
 def _as_text(mime: str, value: Any) -> str:

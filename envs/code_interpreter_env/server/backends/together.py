@@ -28,11 +28,11 @@ from .hosted import (
     HostFailureError,
     InsideCall,
     ResponseTooLargeError,
-    excerpt,
     make_http_client,
     require_done,
     require_plain_url,
     send_bounded,
+    shorten_body,
 )
 from .outputs import OutputCollector, make_raised, make_stopped, parse_traceback
 
@@ -50,7 +50,7 @@ _MAX_SESSIONS_BYTES: Final = 1 << 20
 _SLACK_BYTES: Final = 1 << 16
 _MAY_HAVE_RUN: Final = "the code may have run, so it is not sent again"
 
-_NOT_SENT: Final = (httpx.ConnectError, httpx.ConnectTimeout, httpx.PoolTimeout, httpx.ProxyError)
+_UNSENT_ERRORS: Final = (httpx.ConnectError, httpx.ConnectTimeout, httpx.PoolTimeout, httpx.ProxyError)
 """Failures before anything of a request has left."""
 
 logger = logging.getLogger("openenv_core")
@@ -64,7 +64,7 @@ class TogetherSettings:
         token: The bearer token.
         base_url: What `/tci/execute` follows.
         network_s: Seconds that a request may take beyond the time of the code in it.
-        patience_s: Seconds in which a request that may be sent again is sent again.
+        retry_timeout_s: Seconds in which a request that may be sent again is sent again.
         report_files: Whether each execution is followed by a look at the files, which is a request of its own.
 
     Raises:
@@ -74,7 +74,7 @@ class TogetherSettings:
     token: str = field(repr=False)
     base_url: str = DEFAULT_URL
     network_s: float = 10.0
-    patience_s: float = 60.0
+    retry_timeout_s: float = 60.0
     report_files: bool = False
 
     def __post_init__(self) -> None:
@@ -106,11 +106,11 @@ def backend_from_environment(environ: Mapping[str, str]) -> "TogetherBackend":
     )
 
 
-class _Pacing:
+class _RetryBackoff:
     """The pauses between the attempts of one request: doubled each time, and never shorter than asked for."""
 
-    def __init__(self, patience_s: float) -> None:
-        self._deadline = time.monotonic() + patience_s
+    def __init__(self, retry_timeout_s: float) -> None:
+        self._deadline = time.monotonic() + retry_timeout_s
         self.attempts = 1
 
     def next_pause_s(self, header: str | None) -> float | None:
@@ -132,7 +132,7 @@ class _ServiceRefusedError(HostFailureError):
     """The service understood, and said no: to a session that is gone, for one."""
 
 
-class _Ran(NamedTuple):
+class _RemoteExecution(NamedTuple):
     """An execution that took place: in which session, and what it wrote and showed and was ended by, as documented."""
 
     session_id: str
@@ -177,10 +177,10 @@ class TogetherBackend(HostedBackend):
         session_id: str | None,
         *,
         timeout_s: float,
-        most_bytes: int,
+        max_bytes: int,
         repeatable: bool,
         files: Sequence[Mapping[str, str]] = (),
-    ) -> _Ran:
+    ) -> _RemoteExecution:
         """Run code in a session, or in a new one; `repeatable` is what does no harm when it runs twice."""
         body: dict[str, Any] = {"language": "python", "code": code}
         if session_id is not None:
@@ -189,18 +189,20 @@ class TogetherBackend(HostedBackend):
             body["files"] = list(files)
         content = json.dumps(body).encode()
         limit_s = timeout_s + self._settings.network_s
-        return _read(await self._request("POST", "/tci/execute", content, limit_s, most_bytes, repeatable))
+        return _parse_execution(
+            await self._request("POST", "/tci/execute", content, limit_s, max_bytes, repeatable)
+        )
 
-    async def sessions(self, patience_s: float | None = None) -> frozenset[str]:
+    async def sessions(self, retry_timeout_s: float | None = None) -> frozenset[str]:
         """Return the ids of the sessions that there are."""
         limit_s = self._settings.network_s
         reply = await self._request(
-            "GET", "/tci/sessions", None, limit_s, _MAX_SESSIONS_BYTES, True, patience_s
+            "GET", "/tci/sessions", None, limit_s, _MAX_SESSIONS_BYTES, True, retry_timeout_s
         )
         try:
             return frozenset(str(each["id"]) for each in reply["data"]["sessions"])
         except (KeyError, TypeError):
-            raise self._not_as_documented("a list of sessions") from None
+            raise self._make_format_error("a list of sessions") from None
 
     async def _connect(self) -> None:
         await self.sessions()
@@ -217,11 +219,13 @@ class TogetherBackend(HostedBackend):
         path: str,
         content: bytes | None,
         limit_s: float,
-        most_bytes: int,
+        max_bytes: int,
         repeatable: bool,
-        patience_s: float | None = None,
+        retry_timeout_s: float | None = None,
     ) -> Any:
-        pacing = _Pacing(self._settings.patience_s if patience_s is None else patience_s)
+        backoff = _RetryBackoff(
+            self._settings.retry_timeout_s if retry_timeout_s is None else retry_timeout_s
+        )
         headers = {} if content is None else {"Content-Type": "application/json"}
         # One deadline holds for the whole; connecting has one of its own, as it may be tried again.
         timeout = httpx.Timeout(None, connect=self._settings.network_s / 2)
@@ -232,58 +236,60 @@ class TogetherBackend(HostedBackend):
             )
             try:
                 async with asyncio.timeout(limit_s):
-                    response, body = await send_bounded(self._http, request, most_bytes)
+                    response, body = await send_bounded(self._http, request, max_bytes)
             except TimeoutError:
                 raise _ServiceTimeoutError(
                     f"expected an answer of {self._base_url} within {limit_s:g} s, got none"
                 ) from None
             except httpx.TransportError as error:
                 failure = f"expected {self._base_url} to answer, got {type(error).__name__}: {error}"
-                if not repeatable and not isinstance(error, _NOT_SENT):
-                    raise HostFailureError(self._clean(f"{failure}; {_MAY_HAVE_RUN}")) from None
+                if not repeatable and not isinstance(error, _UNSENT_ERRORS):
+                    raise HostFailureError(self._hide_token(f"{failure}; {_MAY_HAVE_RUN}")) from None
             else:
                 if response.status_code == 200:
-                    return self._json(body, repeatable)
+                    return self._parse_json(body, repeatable)
                 status = response.status_code
-                failure = f"expected {self._base_url} to answer, got HTTP {status}: {excerpt(body)}"
+                failure = f"expected {self._base_url} to answer, got HTTP {status}: {shorten_body(body)}"
                 self._require_retry(status, failure, repeatable)
                 retry_after = response.headers.get("Retry-After")
-            pause_s = pacing.next_pause_s(retry_after)
+            pause_s = backoff.next_pause_s(retry_after)
             if pause_s is None:
                 wait = f", asked to wait {retry_after} s" if retry_after else ""
                 raise HostFailureError(
-                    self._clean(f"{failure}; gave up after {pacing.attempts} attempts{wait}")
+                    self._hide_token(f"{failure}; gave up after {backoff.attempts} attempts{wait}")
                 ) from None
-            logger.debug("%s %s is sent again in %.2f s: %s", method, path, pause_s, self._clean(failure))
+            logger.debug(
+                "%s %s is sent again in %.2f s: %s", method, path, pause_s, self._hide_token(failure)
+            )
             await asyncio.sleep(pause_s)
 
     def _require_retry(self, status: int, failure: str, repeatable: bool) -> None:
         """Raise where a status is the last word."""
         if status in (401, 403):
-            raise HostFailureError(self._clean(f"{failure}; see to {TOKEN}"))
+            raise HostFailureError(self._hide_token(f"{failure}; see to {TOKEN}"))
         if status == 429 or (status >= 500 and repeatable):
             return
         if status >= 500:
-            raise HostFailureError(self._clean(f"{failure}; {_MAY_HAVE_RUN}"))
-        raise _ServiceRefusedError(self._clean(failure))
+            raise HostFailureError(self._hide_token(f"{failure}; {_MAY_HAVE_RUN}"))
+        raise _ServiceRefusedError(self._hide_token(failure))
 
-    def _json(self, body: bytes, repeatable: bool) -> Any:
+    def _parse_json(self, body: bytes, repeatable: bool) -> Any:
         try:
             return json.loads(body)
         except (ValueError, RecursionError):
-            raise self._not_as_documented("JSON" if repeatable else f"JSON ({_MAY_HAVE_RUN})") from None
+            raise self._make_format_error("JSON" if repeatable else f"JSON ({_MAY_HAVE_RUN})") from None
 
-    def _not_as_documented(self, expected: str) -> HostFailureError:
+    def _make_format_error(self, expected: str) -> HostFailureError:
         return HostFailureError(
             f"expected {self._base_url} to answer with {expected}, as is documented, got something else"
         )
 
-    def _clean(self, text: str) -> str:
+    def _hide_token(self, text: str) -> str:
         """Return a text without the token, which a service may send back."""
         return text.replace(self._settings.token, "[token]")
 
 
-def _read(reply: Any) -> _Ran:
+def _parse_execution(reply: Any) -> _RemoteExecution:
     try:
         data, errors = reply.get("data"), reply.get("errors")
         if data is None and errors:
@@ -295,7 +301,7 @@ def _read(reply: Any) -> _Ran:
         session_id = None
     if not isinstance(session_id, str) or not session_id:
         raise HostFailureError("expected the service to answer with data or errors, got neither")
-    return _Ran(session_id, outputs)
+    return _RemoteExecution(session_id, outputs)
 
 
 class _TogetherInterpreter(HostedInterpreter):
@@ -325,16 +331,16 @@ class _TogetherInterpreter(HostedInterpreter):
     ) -> Execution:
         await self._set_stdin(stdin, timeout_s)
         # What may be written, some of it spelled with two characters.
-        most = 2 * (self._limits.output_hard_bytes + self._limits.outputs_bytes) + _SLACK_BYTES
+        max_bytes = 2 * (self._limits.output_hard_bytes + self._limits.outputs_bytes) + _SLACK_BYTES
         try:
-            ran = await self._send(code, timeout_s, most, repeatable=False)
-        except _ServiceTimeoutError as late:
+            execution = await self._send(code, timeout_s, max_bytes, repeatable=False)
+        except _ServiceTimeoutError as error:
             await self._require_service()
-            reason = f"{late}; the session was left behind, as there is no way to interrupt it"
+            reason = f"{error}; the session was left behind, as there is no way to interrupt it"
             return make_stopped("timeout", reason, state_lost=True)
         except ResponseTooLargeError as failure:
             return make_stopped("output_limit", str(failure), state_lost=False)
-        ran.collect_into(collector)
+        execution.collect_into(collector)
         if collector.flood.done():
             reason = f"it wrote more than {self._limits.output_hard_bytes} bytes, and was not stopped"
             return make_stopped("output_limit", reason, state_lost=False)
@@ -348,10 +354,10 @@ class _TogetherInterpreter(HostedInterpreter):
         name = f"upload-{secrets.token_hex(8)}"
         call = InsideCall("take", root=self._root, name=name, path=path)
         upload = {"name": name, "encoding": "base64", "content": base64.b64encode(data).decode()}
-        ran = await self._send(
+        execution = await self._send(
             call.statement, INSIDE_TIMEOUT_S, MAX_REPLY_BYTES, repeatable=True, files=(upload,)
         )
-        reply = require_done(path, call.read(ran.stdout()))
+        reply = require_done(path, call.read(execution.stdout()))
         if reply.get("sha256") != hashlib.sha256(data).hexdigest():
             raise HostFailureError("expected the service to put a file where its code runs, it did not")
 
@@ -359,17 +365,17 @@ class _TogetherInterpreter(HostedInterpreter):
         self,
         code: str,
         timeout_s: float,
-        most_bytes: int,
+        max_bytes: int,
         *,
         repeatable: bool,
         files: tuple[dict[str, str], ...] = (),
-    ) -> _Ran:
+    ) -> _RemoteExecution:
         try:
-            ran = await self._service.execute(
+            execution = await self._service.execute(
                 code,
                 self._remote_id,
                 timeout_s=timeout_s,
-                most_bytes=most_bytes,
+                max_bytes=max_bytes,
                 repeatable=repeatable,
                 files=files,
             )
@@ -377,10 +383,10 @@ class _TogetherInterpreter(HostedInterpreter):
             raise HostFailureError(
                 f"expected the service to run the code, got: {failure}", state_lost=await self._is_gone()
             ) from None
-        if self._remote_id is not None and ran.session_id != self._remote_id:
+        if self._remote_id is not None and execution.session_id != self._remote_id:
             raise HostFailureError("expected the answer of one session, got that of another", state_lost=True)
-        self._remote_id = ran.session_id
-        return ran
+        self._remote_id = execution.session_id
+        return execution
 
     async def _require_service(self) -> None:
         """Tell code that takes too long from a service that does not answer."""

@@ -27,7 +27,7 @@ SPECIAL: Final = tuple(
 _NAT64: Final = ipaddress.ip_network("64:ff9b::/96")
 
 
-def check(address: str) -> None:
+def check_address(address: str) -> None:
     """Refuse an address that is not public: of this machine, of a private network, of a cloud's metadata.
 
     Raises:
@@ -38,7 +38,7 @@ def check(address: str) -> None:
         ip = ipaddress.ip_address(address.partition("%")[0])
     except ValueError:
         raise AddressRefusedError(f"expected an IP address, got {address[:80]!r}") from None
-    if _private(_meant(ip)):
+    if _is_private(_unwrap_ipv4(ip)):
         raise AddressRefusedError(f"expected a public address, got {address}")
 
 
@@ -66,7 +66,7 @@ async def resolve_checked(
     if not allow_private:
         for address in addresses:
             try:
-                check(address)
+                check_address(address)
             except AddressRefusedError as error:
                 raise AddressRefusedError(
                     f"{error} for {host!r}; set ropewalk.allow_private in its configuration where that is right"
@@ -74,7 +74,7 @@ async def resolve_checked(
     return addresses
 
 
-def _private(address: _Address) -> bool:
+def _is_private(address: _Address) -> bool:
     return (
         any(address in network for network in SPECIAL)
         or not address.is_global
@@ -87,7 +87,7 @@ def _private(address: _Address) -> bool:
     )
 
 
-def _meant(address: _Address) -> _Address:
+def _unwrap_ipv4(address: _Address) -> _Address:
     """Return the IPv4 address that an IPv6 one stands for, where it does."""
     if isinstance(address, ipaddress.IPv6Address):
         if (inner := address.ipv4_mapped or address.sixtofour) is not None:

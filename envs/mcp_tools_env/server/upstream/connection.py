@@ -14,8 +14,8 @@ from pydantic import TypeAdapter, ValidationError
 
 from openenv_core.tools import ToolContext, ToolErrorType
 
-from .errors import CallError, FirstFailure, ServerFailedError, UpstreamWire, describe_error, leaf
-from .results import collect_tools, refused_by_server, server_failed, timed_out
+from .errors import CallError, FirstFailure, ServerFailedError, UpstreamWire, describe_error, unwrap_group
+from .results import collect_tools, make_refusal_error, make_server_error, make_timeout_error
 
 T = TypeVar("T")
 
@@ -35,46 +35,50 @@ class _UpstreamLostError(Exception):
 async def _wait_for_answer(answer: Awaitable[T], fault: FirstFailure, timeout_s: float) -> T:
     """Wait for an answer, for its time, or for a fault that means that it will not come."""
     fault.take()  # what went wrong before is nothing of this
-    began = time.monotonic()
-    asking = asyncio.ensure_future(answer)
-    broke = asyncio.create_task(fault.event.wait())
+    start = time.monotonic()
+    answer_task = asyncio.ensure_future(answer)
+    fault_task = asyncio.create_task(fault.event.wait())
     try:
         await asyncio.wait(
-            [asking, broke], timeout=timeout_s + LATENESS_ALLOWANCE_S, return_when=asyncio.FIRST_COMPLETED
+            [answer_task, fault_task],
+            timeout=timeout_s + LATENESS_ALLOWANCE_S,
+            return_when=asyncio.FIRST_COMPLETED,
         )
-        if not asking.done() and not broke.done():
-            raise timed_out(timeout_s)
-        if not asking.done():
-            await asyncio.wait([asking], timeout=ANSWER_AFTER_FAULT_S)
-        return _result_or_error(asking, fault.take(), timeout_s, time.monotonic() - began)
+        if not answer_task.done() and not fault_task.done():
+            raise make_timeout_error(timeout_s)
+        if not answer_task.done():
+            await asyncio.wait([answer_task], timeout=ANSWER_AFTER_FAULT_S)
+        return _result_or_error(answer_task, fault.take(), timeout_s, time.monotonic() - start)
     finally:
-        broke.cancel()
-        if not asking.done():
-            asking.cancel()
-            await asyncio.wait([asking], timeout=LATENESS_ALLOWANCE_S)
-        if asking.done() and not asking.cancelled():
-            asking.exception()  # heard, whatever it is
+        fault_task.cancel()
+        if not answer_task.done():
+            answer_task.cancel()
+            await asyncio.wait([answer_task], timeout=LATENESS_ALLOWANCE_S)
+        if answer_task.done() and not answer_task.cancelled():
+            answer_task.exception()  # heard, whatever it is
 
 
-def _result_or_error(asking: "asyncio.Future[T]", fault: str | None, timeout_s: float, took_s: float) -> T:
-    if not asking.done():
-        raise server_failed(fault or "it gave no answer")
-    error = asking.exception()
+def _result_or_error(
+    answer_task: "asyncio.Future[T]", fault: str | None, timeout_s: float, elapsed_s: float
+) -> T:
+    if not answer_task.done():
+        raise make_server_error(fault or "it gave no answer")
+    error = answer_task.exception()
     if error is None:
-        return asking.result()
+        return answer_task.result()
     if fault is not None:
-        raise server_failed(fault)
+        raise make_server_error(fault)
     if isinstance(error, MCPError):
-        if error.code == types.REQUEST_TIMEOUT and took_s >= timeout_s:
-            raise timed_out(timeout_s)
+        if error.code == types.REQUEST_TIMEOUT and elapsed_s >= timeout_s:
+            raise make_timeout_error(timeout_s)
         if _is_loss(error):
             raise _UpstreamLostError(error)
         if error.code in _NO_ANSWER and error.error.message.startswith(_NO_ANSWER[error.code]):
-            raise server_failed(describe_error(error))
-        raise refused_by_server(error)
+            raise make_server_error(describe_error(error))
+        raise make_refusal_error(error)
     if isinstance(error, ValidationError):
-        raise server_failed(f"it answered with what is no result: {describe_error(error)}")
-    raise server_failed(describe_error(error))
+        raise make_server_error(f"it answered with what is no result: {describe_error(error)}")
+    raise make_server_error(describe_error(error))
 
 
 # A tool server may use the codes of the SDK's own errors for what it will, -32000 above all; a call that it refuses
@@ -134,8 +138,8 @@ class UpstreamConnection:
         self._context: ToolContext | None = None
         self._owner: asyncio.Task[None] | None = None
         self._closing = asyncio.Event()
-        self._entering = True
-        self._wire_is_well = True
+        self._is_opening = True
+        self._is_wire_up = True
         self.mode = modes[0]
         self.stale = True
         self.dead: str | None = None
@@ -154,10 +158,10 @@ class UpstreamConnection:
                     if await self._try_open(mode):
                         return
         except TimeoutError:
-            stderr = self._wire.last_words() if self._wire is not None else ""
+            stderr = self._wire.stderr_tail() if self._wire is not None else ""
             await self.close()
-            last = f"; its last words: {stderr}" if stderr else ""
-            raise ServerFailedError(f"expected it to start within {timeout_s:g} s{last}") from None
+            suffix = f"; its last words: {stderr}" if stderr else ""
+            raise ServerFailedError(f"expected it to start within {timeout_s:g} s{suffix}") from None
         except BaseException:
             await self.close()
             raise
@@ -168,7 +172,7 @@ class UpstreamConnection:
         self._closing.set()
         if (owner := self._owner) is None:
             return
-        if self._entering:
+        if self._is_opening:
             owner.cancel()  # on its way in it listens to nothing else; on its way out it is not to be disturbed
         _, late = await asyncio.wait([owner], timeout=CLOSE_TIMEOUT_S)
         if late:
@@ -177,7 +181,7 @@ class UpstreamConnection:
 
     def describe(self) -> dict[str, str]:
         """Return what the server says of itself: title, version, protocol, instructions."""
-        client = self._alive()
+        client = self._require_client()
         info = client.server_info
         return {
             "title": info.name[:256] if info else "",
@@ -193,20 +197,20 @@ class UpstreamConnection:
 
     async def list_tools(self, timeout_s: float) -> list[types.Tool]:
         """Ask which tools it has, all within the time. CallError: It does not say, or says what is no list."""
-        session = self._alive().session
+        session = self._require_client().session
         self.stale = False
 
-        async def page(cursor: str | None, left_s: float) -> types.ListToolsResult:
+        async def list_page(cursor: str | None, left_s: float) -> types.ListToolsResult:
             params = None if cursor is None else types.PaginatedRequestParams(cursor=cursor)
-            return await self._wait(session.list_tools(params=params), left_s)
+            return await self._wait_for(session.list_tools(params=params), left_s)
 
-        return await collect_tools(page, timeout_s)
+        return await collect_tools(list_page, timeout_s)
 
     async def call(
         self, name: str, arguments: Mapping[str, Any], timeout_s: float, context: ToolContext
     ) -> types.CallToolResult:
         """Call a tool; one that takes too long is told to stop. CallError: there is no result."""
-        session = self._alive().session
+        session = self._require_client().session
         request = types.CallToolRequest(
             params=types.CallToolRequestParams(name=name, arguments=dict(arguments))
         )
@@ -216,7 +220,7 @@ class UpstreamConnection:
 
         self._context = context
         try:
-            result = await self._wait(
+            result = await self._wait_for(
                 session.send_request(
                     request, _CALL_RESULT, request_read_timeout_seconds=timeout_s, progress_callback=progress
                 ),
@@ -230,20 +234,22 @@ class UpstreamConnection:
             )
         return result
 
-    async def notice(self) -> None:
+    async def check_alive(self) -> None:
         """Check whether it has just died, before it was reported."""
         if self.dead is None and self._wire is not None and self._wire.is_gone() and self._owner is not None:
             await asyncio.wait([self._owner], timeout=EXIT_REASON_WAIT_S)
             self.dead = self.dead or "it reads no more"
 
-    async def answers(self) -> bool:
+    async def check_answers(self) -> bool:
         """Return whether it still answers, after a call that took too long."""
-        session = self._alive().session
+        session = self._require_client().session
         try:
             if self.stateless:
-                await self._wait(session.list_tools(), PING_TIMEOUT_S)
+                await self._wait_for(session.list_tools(), PING_TIMEOUT_S)
             else:
-                await self._wait(session.send_request(types.PingRequest(), types.EmptyResult), PING_TIMEOUT_S)
+                await self._wait_for(
+                    session.send_request(types.PingRequest(), types.EmptyResult), PING_TIMEOUT_S
+                )
         except CallError as error:
             # An error is an answer too.
             self.hung = error.infrastructure or error.error_type is ToolErrorType.TIMEOUT
@@ -254,25 +260,25 @@ class UpstreamConnection:
     async def _try_open(self, mode: str) -> bool:
         """Try one protocol; return whether the server took it."""
         ready: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        self._owner = asyncio.create_task(self._own(mode, ready))
+        self._owner = asyncio.create_task(self._run_connection(mode, ready))
         await asyncio.wait([ready, self._owner], return_when=asyncio.FIRST_COMPLETED)
         if ready.done() and ready.exception() is None:
             return True
         await asyncio.wait([self._owner])
         # The SDK may say it from within a group of tasks.
-        error = leaf(failure) if ready.done() and (failure := ready.exception()) is not None else None
-        if isinstance(error, MCPError | RuntimeError | ValidationError) and self._wire_is_well:
+        error = unwrap_group(failure) if ready.done() and (failure := ready.exception()) is not None else None
+        if isinstance(error, MCPError | RuntimeError | ValidationError) and self._is_wire_up:
             return False
         raise ServerFailedError(self.dead or "it ended before it was connected")
 
-    async def _own(self, mode: str, ready: "asyncio.Future[None]") -> None:
+    async def _run_connection(self, mode: str, ready: "asyncio.Future[None]") -> None:
         """Own the connection from open to close."""
         wire: UpstreamWire | None = None
-        dying: asyncio.Future[str] | None = None
-        self._entering = self._wire_is_well = True
+        death: asyncio.Future[str] | None = None
+        self._is_opening = self._is_wire_up = True
         try:
             self._wire = wire = await self._open_wire()
-            dying = asyncio.ensure_future(wire.died())
+            death = asyncio.ensure_future(wire.wait_ended())
             client = Client(
                 wire.transport,
                 mode=mode,
@@ -283,12 +289,12 @@ class UpstreamConnection:
             )
             async with client:
                 self._client = client
-                self._entering = False
+                self._is_opening = False
                 self.dead = None
                 ready.set_result(None)
                 closing = asyncio.create_task(self._closing.wait())
                 try:
-                    await asyncio.wait([closing, dying], return_when=asyncio.FIRST_COMPLETED)
+                    await asyncio.wait([closing, death], return_when=asyncio.FIRST_COMPLETED)
                 finally:
                     closing.cancel()
         except Exception as error:
@@ -298,25 +304,25 @@ class UpstreamConnection:
             self.dead = (wire and wire.fault.take()) or describe_error(error)
         finally:
             self._client = None
-            self._entering = False
-            if dying is not None:
+            self._is_opening = False
+            if death is not None:
                 # The end of its output comes a moment before that of the process.
                 with suppress(asyncio.TimeoutError):
                     if not self._closing.is_set():
-                        self.dead = f"it {await asyncio.wait_for(asyncio.shield(dying), 0.1)}"
-                        self._wire_is_well = False
-                dying.cancel()
+                        self.dead = f"it {await asyncio.wait_for(asyncio.shield(death), 0.1)}"
+                        self._is_wire_up = False
+                death.cancel()
             self.dead = self.dead or "it was closed"
             if wire is not None:
                 await wire.close()
 
-    async def _wait(self, answer: Awaitable[T], timeout_s: float) -> T:
+    async def _wait_for(self, answer: Awaitable[T], timeout_s: float) -> T:
         """Wait for an answer. CallError: it does not come, or is an error."""
         assert self._wire is not None
         try:
             return await _wait_for_answer(answer, self._wire.fault, timeout_s)
         except _UpstreamLostError as loss:
-            raise server_failed(await self._exit_reason(loss.error)) from None
+            raise make_server_error(await self._exit_reason(loss.error)) from None
         except CallError as error:
             self.hung = self.hung or error.error_type is ToolErrorType.TIMEOUT
             raise
@@ -328,9 +334,9 @@ class UpstreamConnection:
         self.dead = self.dead or describe_error(error)
         return self.dead
 
-    def _alive(self) -> Client:
+    def _require_client(self) -> Client:
         if self._client is None or self.dead is not None:
-            raise server_failed(self.dead or "it is not connected")
+            raise make_server_error(self.dead or "it is not connected")
         return self._client
 
     async def _on_message(self, message: object) -> None:

@@ -35,7 +35,7 @@ class CallError(UpstreamError):
         self.infrastructure = infrastructure
 
 
-def leaf(error: BaseException) -> BaseException:
+def unwrap_group(error: BaseException) -> BaseException:
     """Return the first error that is none of a group of them: the SDK's tasks raise groups."""
     while isinstance(error, BaseExceptionGroup) and error.exceptions:
         error = error.exceptions[0]
@@ -44,7 +44,7 @@ def leaf(error: BaseException) -> BaseException:
 
 def describe_error(error: BaseException) -> str:
     """Return an error in words, of one line that is not too long."""
-    cause = leaf(error)
+    cause = unwrap_group(error)
     message = " ".join(str(cause).split())
     return (message or type(cause).__name__)[:500]
 
@@ -69,9 +69,9 @@ class FirstFailure:
         return message
 
 
-async def _never() -> str:
-    never: asyncio.Future[str] = asyncio.get_running_loop().create_future()
-    return await never
+async def _wait_forever() -> str:
+    future: asyncio.Future[str] = asyncio.get_running_loop().create_future()
+    return await future
 
 
 async def _do_nothing() -> None:
@@ -85,15 +85,15 @@ class UpstreamWire:
     Attributes:
         transport: Its streams, to be entered; those of a server at an address connect then.
         fault: Is told why an answer will not come.
-        died: Returns how it died, once it has.
+        wait_ended: Returns how it died, once it has.
         is_gone: Whether it has died by now, or as good as: nobody reads what it is sent.
-        last_words: What it said last, beside its answers.
+        stderr_tail: What it wrote last to its standard error.
         close: Gives back what beside the streams was taken. Bounded in time.
     """
 
     transport: Transport
     fault: FirstFailure
-    died: Callable[[], Awaitable[str]] = _never
+    wait_ended: Callable[[], Awaitable[str]] = _wait_forever
     is_gone: Callable[[], bool] = lambda: False
-    last_words: Callable[[], str] = str
+    stderr_tail: Callable[[], str] = str
     close: Callable[[], Awaitable[None]] = _do_nothing

@@ -16,7 +16,7 @@ from mcp.client.streamable_http import streamable_http_client
 
 from .addresses import Resolve, resolve, resolve_checked
 from .errors import AddressRefusedError, FirstFailure, UpstreamWire, describe_error
-from .schemas import MAX_VALUES, Pace, Weight
+from .schemas import MAX_VALUES, MessageThrottle, ValueCounter
 
 T = TypeVar("T")
 
@@ -27,49 +27,49 @@ class _CancelledCallError(Exception):
     """The request was abandoned."""
 
 
-class _Post:
+class _PendingPost:
     """One request, while anybody waits for it."""
 
     def __init__(self) -> None:
         self._scope: anyio.CancelScope | None = None
-        self._over = False
+        self._is_aborted = False
 
     def abort(self) -> None:
-        self._over = True
+        self._is_aborted = True
         if self._scope is not None:
             self._scope.cancel()
 
-    async def within(self, work: Awaitable[T]) -> T:
+    async def run(self, work: Awaitable[T]) -> T:
         """Wait for a part of it, unless it is given up before, or meanwhile."""
         with anyio.CancelScope() as self._scope:
-            if self._over:
+            if self._is_aborted:
                 self._scope.cancel()
             return await work
         raise _CancelledCallError
 
 
-class _Posts:
+class _PendingPosts:
     """The requests of one connection, by the ids of their messages."""
 
     def __init__(self) -> None:
-        self._open: dict[Any, _Post] = {}
+        self._posts: dict[Any, _PendingPost] = {}
 
-    def begin(self, body: bytes) -> tuple[Any, _Post]:
+    def add(self, body: bytes) -> tuple[Any, _PendingPost]:
         """Note a request; one that cancels another ends that."""
         message = json.loads(body) if body else {}
         if message.get("method") == _CANCELLED:
-            other = self._open.pop((message.get("params") or {}).get("requestId"), None)
+            other = self._posts.pop((message.get("params") or {}).get("requestId"), None)
             if other is not None:
                 other.abort()
-        post = _Post()
-        number = message.get("id") if "method" in message else None
-        if number is not None:
-            self._open[number] = post
-        return number, post
+        post = _PendingPost()
+        request_id = message.get("id") if "method" in message else None
+        if request_id is not None:
+            self._posts[request_id] = post
+        return request_id, post
 
-    def end(self, number: Any, post: _Post) -> None:
-        if self._open.get(number) is post:
-            del self._open[number]
+    def remove(self, request_id: Any, post: _PendingPost) -> None:
+        if self._posts.get(request_id) is post:
+            del self._posts[request_id]
 
 
 MAX_BODY_BYTES: Final = 32 << 20
@@ -84,14 +84,14 @@ READ_TIMEOUT_S: Final = 3700.0
 """Of a stream that says nothing: longer than any call may take, which has a bound of its own."""
 
 
-def http_wire(url: str, headers: Mapping[str, str], *, allow_private: bool) -> UpstreamWire:
+def make_http_wire(url: str, headers: Mapping[str, str], *, allow_private: bool) -> UpstreamWire:
     """Return the wire to a server at an address; nothing is connected yet."""
     fault = FirstFailure()
-    return UpstreamWire(_streams(url, dict(headers), fault, allow_private), fault)
+    return UpstreamWire(_open_streams(url, dict(headers), fault, allow_private), fault)
 
 
 @asynccontextmanager
-async def _streams(
+async def _open_streams(
     url: str, headers: dict[str, str], fault: FirstFailure, allow_private: bool
 ) -> AsyncIterator[Any]:
     transport = _PinnedTransport(fault, allow_private=allow_private)
@@ -107,15 +107,15 @@ class _PinnedTransport(httpx2.AsyncHTTPTransport):
     """Connects to checked addresses, follows nothing, and unpacks nothing; `fault` is told why an answer is no use."""
 
     def __init__(self, fault: FirstFailure, *, allow_private: bool) -> None:
-        super().__init__(verify=_certificates())
+        super().__init__(verify=_make_ssl_context())
         self._pool = httpcore2.AsyncConnectionPool(
-            ssl_context=_certificates(),
+            ssl_context=_make_ssl_context(),
             max_connections=16,
             keepalive_expiry=5.0,
             network_backend=_PinnedBackend(allow_private=allow_private),
         )
         self._fault = fault
-        self._posts = _Posts()
+        self._posts = _PendingPosts()
         self._next_get = float("-inf")
 
     async def handle_async_request(self, request: httpx2.Request) -> httpx2.Response:
@@ -123,33 +123,33 @@ class _PinnedTransport(httpx2.AsyncHTTPTransport):
         # What is packed could be far larger than what is counted.
         request.headers["accept-encoding"] = "identity"
         if request.method != "POST":
-            await self._wait_to_get(request)
+            await self._throttle_get(request)
             return await self._send_request(
-                request, FirstFailure(), _Post(), lambda: None
+                request, FirstFailure(), _PendingPost(), lambda: None
             )  # nobody waits for these
-        number, post = self._posts.begin(request.content)
-        ended = partial(self._posts.end, number, post)
+        request_id, post = self._posts.add(request.content)
+        on_end = partial(self._posts.remove, request_id, post)
         try:
-            return await self._send_request(request, self._fault, post, ended)
+            return await self._send_request(request, self._fault, post, on_end)
         except _CancelledCallError:
-            return _instead("it was given up")
+            return _make_error_response("it was given up")
         except BaseException:
-            ended()
+            on_end()
             raise
 
-    async def _wait_to_get(self, request: httpx2.Request) -> None:
+    async def _throttle_get(self, request: httpx2.Request) -> None:
         """A server may end its stream of events at once, and ask to be asked again at once."""
         if request.method == "GET":
             now = time.monotonic()
-            turn = max(self._next_get, now - (GETS_AT_ONCE - 1) * GET_INTERVAL_S)
-            self._next_get = turn + GET_INTERVAL_S
-            await asyncio.sleep(max(0.0, turn - now))
+            send_at = max(self._next_get, now - (GETS_AT_ONCE - 1) * GET_INTERVAL_S)
+            self._next_get = send_at + GET_INTERVAL_S
+            await asyncio.sleep(max(0.0, send_at - now))
 
     async def _send_request(
-        self, request: httpx2.Request, fault: FirstFailure, post: _Post, ended: Callable[[], None]
+        self, request: httpx2.Request, fault: FirstFailure, post: _PendingPost, on_end: Callable[[], None]
     ) -> httpx2.Response:
         try:
-            response = await post.within(super().handle_async_request(request))
+            response = await post.run(super().handle_async_request(request))
         except AddressRefusedError as error:
             fault.note(describe_error(error))
             raise httpx2.ConnectError(str(error)) from error
@@ -157,11 +157,11 @@ class _PinnedTransport(httpx2.AsyncHTTPTransport):
             fault.note(f"it cannot be reached: {describe_error(error)}")
             raise
         assert isinstance(response.stream, httpx2.AsyncByteStream)
-        response.stream = _Bounded(
+        response.stream = _BoundedStream(
             response.stream,
             fault,
             post,
-            ended,
+            on_end,
             # Of a stream of events each is bounded, by the SDK.
             events=response.headers.get("content-type", "").startswith("text/event-stream"),
         )
@@ -217,30 +217,30 @@ class _PinnedBackend(httpcore2.AsyncNetworkBackend):
         await self._inner.sleep(seconds)
 
 
-class _Bounded(httpx2.AsyncByteStream):
+class _BoundedStream(httpx2.AsyncByteStream):
     """A body that breaks off where it becomes too long, or is given up."""
 
     def __init__(
         self,
         stream: httpx2.AsyncByteStream,
         fault: FirstFailure,
-        post: _Post,
-        ended: Callable[[], None],
+        post: _PendingPost,
+        on_end: Callable[[], None],
         *,
         events: bool,
     ) -> None:
         self._stream = stream
         self._fault = fault
         self._post = post
-        self._ended = ended
+        self._on_end = on_end
         self._events = events
 
     async def __aiter__(self) -> AsyncIterator[bytes]:
-        length, weight, pace = 0, Weight(), Pace()
+        length, counter, throttle = 0, ValueCounter(), MessageThrottle()
         parts = aiter(self._stream)
         while True:
             try:
-                chunk = await self._post.within(anext(parts))
+                chunk = await self._post.run(anext(parts))
             except StopAsyncIteration:
                 return
             except _CancelledCallError:
@@ -248,25 +248,25 @@ class _Bounded(httpx2.AsyncByteStream):
                 raise (httpx2.SSEError if self._events else httpx2.StreamError)("it was given up") from None
             length += len(chunk)
             if self._events:
-                await pace.keep(chunk.count(b"data:"))
-                before, between, part_of_next = chunk.rpartition(b"\n\n")
-                if between:
-                    self._check(weight.add(before), f"{MAX_VALUES} values")
-                    weight = Weight()
-                self._check(weight.add(part_of_next), f"{MAX_VALUES} values")
+                await throttle.wait(chunk.count(b"data:"))
+                before, separator, part_of_next = chunk.rpartition(b"\n\n")
+                if separator:
+                    self._require(counter.add(before), f"{MAX_VALUES} values")
+                    counter = ValueCounter()
+                self._require(counter.add(part_of_next), f"{MAX_VALUES} values")
             else:
-                self._check(length <= MAX_BODY_BYTES, f"{MAX_BODY_BYTES} bytes")
-                self._check(weight.add(chunk), f"{MAX_VALUES} values")
+                self._require(length <= MAX_BODY_BYTES, f"{MAX_BODY_BYTES} bytes")
+                self._require(counter.add(chunk), f"{MAX_VALUES} values")
             yield chunk
 
-    def _check(self, right: bool, most: str) -> None:
-        if not right:
-            message = f"it answered with more than {most}, which is the most here"
+    def _require(self, condition: bool, limit: str) -> None:
+        if not condition:
+            message = f"it answered with more than {limit}, which is the most here"
             self._fault.note(message)
             raise (httpx2.SSEError if self._events else httpx2.StreamError)(message)
 
     async def aclose(self) -> None:
-        self._ended()
+        self._on_end()
         await self._stream.aclose()
 
 
@@ -274,10 +274,10 @@ async def _make_refusal(response: httpx2.Response, fault: FirstFailure, reason: 
     """Return an error of the server instead of what it sent: it fails the request, and not the connection."""
     await response.aclose()
     fault.note(reason)
-    return _instead(reason)
+    return _make_error_response(reason)
 
 
-def _instead(reason: str) -> httpx2.Response:
+def _make_error_response(reason: str) -> httpx2.Response:
     body = {"jsonrpc": "2.0", "id": None, "error": {"code": -32000, "message": reason}}
     return httpx2.Response(
         502, headers={"content-type": "application/json"}, content=json.dumps(body).encode()
@@ -285,5 +285,5 @@ def _instead(reason: str) -> httpx2.Response:
 
 
 @lru_cache(maxsize=1)
-def _certificates() -> ssl.SSLContext:
+def _make_ssl_context() -> ssl.SSLContext:
     return httpx2.create_ssl_context()

@@ -33,10 +33,10 @@ def result_of(answer: CallToolResult, max_bytes: int) -> ToolResult:
     size = _size(content) + (0 if structured is None else len(dumps(structured)))
     metadata: dict[str, Any] = {}
     if size > max_bytes:
-        content, structured = _keep_what_fits(content, max_bytes), None
+        content, structured = _truncate_content(content, max_bytes), None
         metadata[CUT] = {"bytes": size, "kept": _size(content)}
     if answer.is_error:
-        message = _text(content) or "the tool failed, and did not say why"
+        message = _join_texts(content) or "the tool failed, and did not say why"
         return ToolResult(
             content=content,
             structured=structured,
@@ -44,11 +44,11 @@ def result_of(answer: CallToolResult, max_bytes: int) -> ToolResult:
             metadata=metadata,
         )
     return ToolResult(
-        content=content, structured=structured, value=_value(content, structured), metadata=metadata
+        content=content, structured=structured, value=_extract_value(content, structured), metadata=metadata
     )
 
 
-def _value(content: list[ContentBlock], structured: dict[str, Any] | None) -> Any:
+def _extract_value(content: list[ContentBlock], structured: dict[str, Any] | None) -> Any:
     if structured is not None:
         return structured[_WRAPPED] if _is_wrapped(structured, content) else structured
     if not content:
@@ -70,7 +70,7 @@ def _is_wrapped(structured: dict[str, Any], content: list[ContentBlock]) -> bool
         return True
 
 
-def _text(content: list[ContentBlock]) -> str:
+def _join_texts(content: list[ContentBlock]) -> str:
     return "\n".join(block["text"] for block in content if block["type"] == "text")
 
 
@@ -78,39 +78,39 @@ def _size(content: list[ContentBlock]) -> int:
     return sum(len(dumps(block)) for block in content)
 
 
-def _keep_what_fits(content: list[ContentBlock], max_bytes: int) -> list[ContentBlock]:
+def _truncate_content(content: list[ContentBlock], max_bytes: int) -> list[ContentBlock]:
     """Keep what fits, in order: texts are cut, anything else is kept whole or named."""
-    blocks_kept: list[ContentBlock] = []
-    left = max_bytes
+    blocks: list[ContentBlock] = []
+    bytes_left = max_bytes
     for block in content:
         size = len(dumps(block))
-        if size <= left:
-            blocks_kept.append(block)
-        elif block["type"] == "text" and left > 0:
-            cut = block["text"].encode(errors="replace")[:left].decode(errors="ignore")
-            blocks_kept.append({"type": "text", "text": cut})
-            size = left
+        if size <= bytes_left:
+            blocks.append(block)
+        elif block["type"] == "text" and bytes_left > 0:
+            cut = block["text"].encode(errors="replace")[:bytes_left].decode(errors="ignore")
+            blocks.append({"type": "text", "text": cut})
+            size = bytes_left
         else:
-            blocks_kept.append({"type": "text", "text": f"[{block['type']} of {size} bytes left out]"})
+            blocks.append({"type": "text", "text": f"[{block['type']} of {size} bytes left out]"})
             size = 0
-        left -= size
-        if len(blocks_kept) >= 1024:
+        bytes_left -= size
+        if len(blocks) >= 1024:
             break
-    return blocks_kept
+    return blocks
 
 
-def timed_out(timeout_s: float) -> CallError:
+def make_timeout_error(timeout_s: float) -> CallError:
     """Return the failure of a call that took too long: its arguments may be why, so it tells of the policy too."""
     message = f"expected an answer within {timeout_s:g} s, got none; the server was told to stop"
     return CallError(ToolErrorType.TIMEOUT, message)
 
 
-def server_failed(reason: str) -> CallError:
+def make_server_error(reason: str) -> CallError:
     """Return the failure of a call whose server failed."""
     return CallError(ToolErrorType.TRANSPORT_ERROR, f"the tool server failed: {reason}", infrastructure=True)
 
 
-def refused_by_server(error: MCPError) -> CallError:
+def make_refusal_error(error: MCPError) -> CallError:
     """Return the failure of a call that its server refused."""
     kind = ToolErrorType.EXECUTION_ERROR
     if error.code == types.INVALID_PARAMS:
@@ -128,7 +128,7 @@ MAX_PAGES: Final = 64
 
 
 async def collect_tools(
-    page: Callable[[str | None, float], Awaitable[types.ListToolsResult]], timeout_s: float
+    list_page: Callable[[str | None, float], Awaitable[types.ListToolsResult]], timeout_s: float
 ) -> list[types.Tool]:
     """Return the tools of all pages. CallError: a page does not come, or not in time."""
     deadline = time.monotonic() + timeout_s
@@ -137,8 +137,8 @@ async def collect_tools(
     cursor: str | None = None
     for _ in range(MAX_PAGES):
         if (left_s := deadline - time.monotonic()) <= 0:
-            raise timed_out(timeout_s)
-        answer = await page(cursor, left_s)
+            raise make_timeout_error(timeout_s)
+        answer = await list_page(cursor, left_s)
         for tool in answer.tools:
             size += len(tool.model_dump_json())
             if len(tools) >= MAX_TOOLS or size > MAX_LIST_BYTES:

@@ -36,10 +36,10 @@ MAX_FAULTS: Final = 3
 
 _Keyword: TypeAlias = Callable[[Any, Any, Any, Any], Any]
 
-_LEFT_OUT: Final = ("unevaluatedProperties", "unevaluatedItems", "format")
+_SKIPPED_KEYWORDS: Final = ("unevaluatedProperties", "unevaluatedItems", "format")
 """Keywords whose cost has no bound here."""
 
-_WHOLE: Final = ("enum", "const")
+_WHOLE_VALUE_KEYWORDS: Final = ("enum", "const")
 """Keywords that hold values against each other whole."""
 
 
@@ -64,7 +64,7 @@ class ArgumentCheck:
         except Exception:
             self._validator = None  # not a schema: the server's affair
 
-    def faults(self, arguments: Mapping[str, Any]) -> list[str]:
+    def find_faults(self, arguments: Mapping[str, Any]) -> list[str]:
         """Return what is wrong with the arguments, in words; nothing where that cannot be told."""
         if self._validator is None:
             return []
@@ -108,16 +108,16 @@ def _describe(error: jsonschema.ValidationError) -> str:
 def _bound_validator(kind: type[Validator]) -> type[Validator]:
     """Return a kind of validator whose every keyword is counted, and whose dangerous ones are tamed."""
     keywords: dict[str, _Keyword] = {
-        name: _count_keyword(keyword, whole=name in _WHOLE)
+        name: _count_keyword(keyword, whole=name in _WHOLE_VALUE_KEYWORDS)
         for name, keyword in kind.VALIDATORS.items()
-        if name not in _LEFT_OUT
+        if name not in _SKIPPED_KEYWORDS
     }
-    keywords |= dict.fromkeys((name for name in _LEFT_OUT if name in kind.VALIDATORS), _pass)
-    keywords["uniqueItems"] = _count_keyword(_unique, whole=True)
-    keywords["pattern"] = _pattern
+    keywords |= dict.fromkeys((name for name in _SKIPPED_KEYWORDS if name in kind.VALIDATORS), _skip_keyword)
+    keywords["uniqueItems"] = _count_keyword(_check_unique, whole=True)
+    keywords["pattern"] = _check_pattern
     for name in ("patternProperties", "additionalProperties"):
         if name in keywords:
-            keywords[name] = _where_patterns_are_tame(keywords[name])
+            keywords[name] = _require_tame_patterns(keywords[name])
     extended: type[Validator] = validators.extend(kind, keywords)  # type: ignore[no-untyped-call]
     return extended
 
@@ -125,8 +125,8 @@ def _bound_validator(kind: type[Validator]) -> type[Validator]:
 def _count_keyword(keyword: _Keyword, *, whole: bool = False) -> _Keyword:
     def check(validator: Any, value: Any, instance: Any, schema: Any) -> Iterator[Any]:
         budget = _BUDGET.get()
-        budget.spend(1 + _members(value) + _members(instance))
-        if whole and _members(instance):
+        budget.spend(1 + _count_members(value) + _count_members(instance))
+        if whole and _count_members(instance):
             budget.spend((len(dumps(value)) + len(dumps(instance))) // BYTES_A_CHECK)
         for error in keyword(validator, value, instance, schema) or ():
             budget.spend(budget.fault)
@@ -135,23 +135,25 @@ def _count_keyword(keyword: _Keyword, *, whole: bool = False) -> _Keyword:
     return check
 
 
-def _members(value: Any) -> int:
+def _count_members(value: Any) -> int:
     return len(value) if isinstance(value, list | dict) else 0
 
 
-def _pass(validator: Any, value: Any, instance: Any, schema: Any) -> None:
+def _skip_keyword(validator: Any, value: Any, instance: Any, schema: Any) -> None:
     return None
 
 
-def _unique(validator: Any, wanted: Any, instance: Any, schema: Any) -> Iterator[jsonschema.ValidationError]:
+def _check_unique(
+    validator: Any, is_required: Any, instance: Any, schema: Any
+) -> Iterator[jsonschema.ValidationError]:
     """As the standard has it, in one pass: two equal items have one text."""
-    if wanted is True and isinstance(instance, list):
+    if is_required is True and isinstance(instance, list):
         texts = [json.dumps(item, sort_keys=True) for item in instance]
         if len(set(texts)) != len(texts):
             yield jsonschema.ValidationError("has items that are equal, and may not")
 
 
-def _pattern(
+def _check_pattern(
     validator: Any, pattern: Any, instance: Any, schema: Any
 ) -> Iterator[jsonschema.ValidationError]:
     _BUDGET.get().spend()
@@ -161,7 +163,7 @@ def _pattern(
         yield jsonschema.ValidationError(f"{instance!r} does not match {pattern!r}")
 
 
-def _where_patterns_are_tame(keyword: _Keyword) -> _Keyword:
+def _require_tame_patterns(keyword: _Keyword) -> _Keyword:
     def check(validator: Any, value: Any, instance: Any, schema: Any) -> Any:
         patterns = schema.get("patternProperties", {}) if isinstance(schema, Mapping) else {}
         tame = isinstance(patterns, Mapping) and all(is_tame(pattern) for pattern in patterns)
@@ -183,36 +185,36 @@ def is_tame(pattern: Any) -> bool:
     if not isinstance(pattern, str) or len(pattern) > MAX_PATTERN_CHARS:
         return False
     try:
-        return _ways(parser.parse(pattern), repeated=False) <= MAX_WAYS
+        return _count_ways(parser.parse(pattern), repeated=False) <= MAX_WAYS
     except (re.error, RecursionError, OverflowError):
         return False
 
 
 _REPEATS: Final = (constants.MAX_REPEAT, constants.MIN_REPEAT, constants.POSSESSIVE_REPEAT)
-_WILD: Final = MAX_WAYS + 1
+_TOO_MANY_WAYS: Final = MAX_WAYS + 1
 
 
-def _ways(parsed: Any, *, repeated: bool) -> int:
+def _count_ways(parsed: Any, *, repeated: bool) -> int:
     """Count the ways to match, no further than is of interest; what is repeated may have one alone."""
     total = 1
-    for kind, given in parsed:
+    for kind, argument in parsed:
         if kind in _REPEATS:
-            least, most, items = given
-            choices = min(int(most), MAX_MATCHED_CHARS) - min(int(least), MAX_MATCHED_CHARS) + 1
-            ways = choices * _ways(items, repeated=repeated or most > 1)
+            low, high, items = argument
+            choices = min(int(high), MAX_MATCHED_CHARS) - min(int(low), MAX_MATCHED_CHARS) + 1
+            ways = choices * _count_ways(items, repeated=repeated or high > 1)
         elif kind is constants.SUBPATTERN:
-            ways = _ways(given[3], repeated=repeated)
+            ways = _count_ways(argument[3], repeated=repeated)
         elif kind is constants.ATOMIC_GROUP:
-            ways = _ways(given, repeated=repeated)
+            ways = _count_ways(argument, repeated=repeated)
         elif kind is constants.BRANCH:
-            ways = sum(_ways(branch, repeated=repeated) for branch in given[1])
+            ways = sum(_count_ways(branch, repeated=repeated) for branch in argument[1])
         elif kind in (constants.GROUPREF, constants.GROUPREF_EXISTS, constants.ASSERT, constants.ASSERT_NOT):
-            return _WILD
+            return _TOO_MANY_WAYS
         else:
             continue
         if repeated and ways > 1:
-            return _WILD
-        total = min(total * ways, _WILD)
+            return _TOO_MANY_WAYS
+        total = min(total * ways, _TOO_MANY_WAYS)
     return total
 
 
@@ -222,19 +224,19 @@ MAX_NUMBER: Final = 1 << 1023
 """Beyond it a whole number is none that every parser reads; it has 308 digits."""
 
 
-def why_unsendable(arguments: Mapping[str, Any]) -> str | None:
+def describe_unsendable(arguments: Mapping[str, Any]) -> str | None:
     """Return why arguments cannot be sent to any tool; None where they can."""
     level: list[Any] = [arguments]
     for _ in range(MAX_DEPTH):
-        below: list[Any] = []
+        next_level: list[Any] = []
         for value in level:
             if isinstance(value, Mapping):
-                below += value.values()
+                next_level += value.values()
             elif isinstance(value, list | tuple):
-                below += value
+                next_level += value
             elif isinstance(value, int) and abs(value) > MAX_NUMBER:
                 return f"expected numbers of at most {MAX_NUMBER.bit_length()} bits, got one of {value.bit_length()}"
-        level = below
+        level = next_level
         if not level:
             break
     else:
@@ -252,15 +254,15 @@ MAX_VALUES: Final = 1 << 18
 MESSAGES_A_SECOND: Final = 2000
 """Of one tool server; after so many it waits for the second to end."""
 
-_BEFORE_A_VALUE: Final = (b"[", b"{", b",")
+_VALUE_PREFIXES: Final = (b"[", b"{", b",")
 
 
-class Weight:
+class ValueCounter:
     """Counts the values of one JSON text that comes in pieces."""
 
     def __init__(self) -> None:
         self.values = 0
-        self._within = False
+        self._in_string = False
         self._escape = b""
 
     def add(self, data: bytes) -> bool:
@@ -269,34 +271,34 @@ class Weight:
         What stands within strings does not count; every quote there has a backslash before it.
         """
         data = self._escape + data
-        self._escape = b"\\" if _ends_in_an_escape(data) else b""
+        self._escape = b"\\" if _ends_with_escape(data) else b""
         if self._escape:
             data = data[:-1]
         if b"\\" in data:
             data = data.replace(b"\\\\", b"").replace(b'\\"', b"")
         pieces = data.split(b'"', 2 * MAX_VALUES + 2)
-        for piece in pieces[self._within :: 2]:
-            self.values += sum(map(piece.count, _BEFORE_A_VALUE))
-        self._within ^= len(pieces) % 2 == 0
+        for piece in pieces[self._in_string :: 2]:
+            self.values += sum(map(piece.count, _VALUE_PREFIXES))
+        self._in_string ^= len(pieces) % 2 == 0
         return self.values <= MAX_VALUES and len(pieces) <= 2 * MAX_VALUES
 
 
-def _ends_in_an_escape(data: bytes) -> bool:
+def _ends_with_escape(data: bytes) -> bool:
     return (len(data) - len(data.rstrip(b"\\"))) % 2 == 1
 
 
-class Pace:
+class MessageThrottle:
     """Lets so many messages pass in a second, and keeps the others waiting, and with them whoever sends them."""
 
     def __init__(self) -> None:
-        self._began = time.monotonic()
-        self._passed = 0
+        self._start = time.monotonic()
+        self._count = 0
 
-    async def keep(self, messages: int = 1) -> None:
+    async def wait(self, messages: int = 1) -> None:
         """Wait where there were too many."""
-        self._passed += messages
-        if self._passed < MESSAGES_A_SECOND:
+        self._count += messages
+        if self._count < MESSAGES_A_SECOND:
             return
-        left = self._began + self._passed / MESSAGES_A_SECOND - time.monotonic()
-        await asyncio.sleep(max(0.0, left))
-        self._began, self._passed = time.monotonic(), 0
+        pause_s = self._start + self._count / MESSAGES_A_SECOND - time.monotonic()
+        await asyncio.sleep(max(0.0, pause_s))
+        self._start, self._count = time.monotonic(), 0

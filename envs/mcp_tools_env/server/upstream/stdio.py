@@ -21,7 +21,7 @@ from openenv_core.guard import guard_command
 from openenv_core.signals import signal_name
 
 from .errors import FirstFailure, ServerFailedError, UpstreamWire
-from .schemas import MAX_VALUES, Pace, Weight
+from .schemas import MAX_VALUES, MessageThrottle, ValueCounter
 
 GRACE_PERIOD_S: Final = 0.5
 """What a tool server gets to end after its input has, and again after SIGTERM."""
@@ -76,7 +76,7 @@ class ServerProcess:
         lifeline_read, lifeline_write = os.pipe()
         status_read, status_write = os.pipe()
         pass_fds = (lifeline_read, status_write)
-        watched = guard_command(
+        guarded_command = guard_command(
             command,
             lifeline=lifeline_read,
             status=status_write,
@@ -85,7 +85,7 @@ class ServerProcess:
             everything=True,
         )
         try:
-            guard = _spawn(watched, environment, cwd, pass_fds)
+            guard = _spawn(guarded_command, environment, cwd, pass_fds)
         except (OSError, ValueError) as error:
             os.close(lifeline_write)
             os.close(status_read)
@@ -110,7 +110,7 @@ class ServerProcess:
         text = self._tail.decode(errors="replace")
         return " ".join("".join(char if char.isprintable() else " " for char in text).split())
 
-    async def died(self) -> str:
+    async def wait_ended(self) -> str:
         """Return how it ended, in words, once it has."""
         await self.ended.wait()
         code = self._code
@@ -120,8 +120,8 @@ class ServerProcess:
             ending = f"was killed by {signal_name(-code)}"
         else:
             ending = f"ended with status {code}"
-        last_words = self.stderr[-500:]
-        return f"{ending}; its last words: {last_words}" if last_words else ending
+        stderr_tail = self.stderr[-500:]
+        return f"{ending}; its last words: {stderr_tail}" if stderr_tail else ending
 
     def write(self, data: bytes) -> int:
         """Hand data to it and return how many bytes it has not read yet. ServerFailedError: It reads no more."""
@@ -130,7 +130,7 @@ class ServerProcess:
         self.stdin.write(data)
         return self.stdin.get_write_buffer_size()
 
-    def reads(self) -> bool:
+    def has_reader(self) -> bool:
         """Return whether anybody could still read what is written: the system knows it before the guard says it."""
         if self.ended.is_set() or self.stdin.is_closing():
             return False
@@ -185,7 +185,7 @@ class ServerProcess:
         self.stdout = readers[0]
         self._tasks = [
             asyncio.create_task(self._keep_tail(readers[1])),
-            asyncio.create_task(self._follow(readers[2])),
+            asyncio.create_task(self._read_status(readers[2])),
         ]
 
     async def _keep_tail(self, stderr: asyncio.StreamReader) -> None:
@@ -193,7 +193,7 @@ class ServerProcess:
             self._tail += data
             del self._tail[:-STDERR_BYTES]
 
-    async def _follow(self, status: asyncio.StreamReader) -> None:
+    async def _read_status(self, status: asyncio.StreamReader) -> None:
         """Read the guard's messages, to its end."""
         try:
             while line := await status.readline():
@@ -240,7 +240,7 @@ def _spawn(
 MAX_MESSAGE_BYTES: Final = 32 << 20
 """The longest message that a tool server may write."""
 
-PRINTED: Final = 16
+LINES_PER_MESSAGE: Final = 16
 """How many lines cost as much time as one message, where they are none."""
 
 MAX_BROKEN: Final = 64
@@ -258,9 +258,9 @@ async def open_stdio(
     return UpstreamWire(
         stdio_streams(process, fault),
         fault,
-        died=process.died,
-        is_gone=lambda: not process.reads(),
-        last_words=lambda: process.stderr[-500:],
+        wait_ended=process.wait_ended,
+        is_gone=lambda: not process.has_reader(),
+        stderr_tail=lambda: process.stderr[-500:],
         close=process.close,
     )
 
@@ -282,14 +282,14 @@ async def stdio_streams(
 
     async def read() -> None:
         async with to_session:
-            lines, pace, broken = _Lines(fault), Pace(), 0
+            lines, throttle, broken_count = _LineSplitter(fault), MessageThrottle(), 0
             while data := await process.stdout.read(CHUNK):
-                await pace.keep(data.count(b"\n") // PRINTED)
-                for line in lines.of(data):
-                    await pace.keep()
-                    if (message := _message(line, fault)) is None:
-                        broken += _is_like_an_answer(line)
-                        if broken > MAX_BROKEN:
+                await throttle.wait(data.count(b"\n") // LINES_PER_MESSAGE)
+                for line in lines.split(data):
+                    await throttle.wait()
+                    if (message := _parse_message(line, fault)) is None:
+                        broken_count += _looks_like_message(line)
+                        if broken_count > MAX_BROKEN:
                             return
                         continue
                     try:
@@ -320,23 +320,23 @@ async def stdio_streams(
             tasks.cancel_scope.cancel()
 
 
-def _message(line: bytes, fault: FirstFailure) -> SessionMessage | None:
+def _parse_message(line: bytes, fault: FirstFailure) -> SessionMessage | None:
     try:
         return SessionMessage(jsonrpc_message_adapter.validate_json(line, by_name=False))
     except ValidationError:
-        if (mended := _mend_message(line)) is not None:
-            return SessionMessage(mended)
-        if not _is_like_an_answer(line):
+        if (repaired := _repair_message(line)) is not None:
+            return SessionMessage(repaired)
+        if not _looks_like_message(line):
             return None
         fault.note(f"it wrote what is no JSON-RPC message: {line[:200].decode(errors='replace')!r}")
         return None
 
 
-def _is_like_an_answer(line: bytes) -> bool:
+def _looks_like_message(line: bytes) -> bool:
     return any(key in line for key in (b'"jsonrpc"', b'"result"', b'"error"', b'"id"'))
 
 
-def _mend_message(line: bytes) -> JSONRPCMessage | None:
+def _repair_message(line: bytes) -> JSONRPCMessage | None:
     """Return a message whose texts hold halves of characters, as JavaScript's may: a tool cut one in two."""
     if b"\\ud" not in line.lower():
         return None
@@ -347,7 +347,7 @@ def _mend_message(line: bytes) -> JSONRPCMessage | None:
         return None
 
 
-class _Lines:
+class _LineSplitter:
     """Cuts what comes into lines, and drops those that are too long."""
 
     def __init__(self, fault: FirstFailure) -> None:
@@ -356,17 +356,17 @@ class _Lines:
         self._length = 0
         self._dropping = False
 
-    def of(self, data: bytes) -> list[bytes]:
+    def split(self, data: bytes) -> list[bytes]:
         """Return the lines that begin as objects do and end in this data."""
         lines = []
         if b"{" not in data:
             # What only prints is not cut up, but for the ends of its first line and of its last.
             data = b"\n".join(data.split(b"\n", 1)[:1] + data.rsplit(b"\n", 1)[1:])
-        *whole, rest = data.split(b"\n")
-        for piece in whole:
+        *complete, rest = data.split(b"\n")
+        for piece in complete:
             self._add(piece)
             if not self._dropping and (line := b"".join(self._parts).strip()).startswith(b"{"):
-                if len(line) <= MAX_VALUES or Weight().add(line):
+                if len(line) <= MAX_VALUES or ValueCounter().add(line):
                     lines.append(line)
                 else:
                     self._fault.note(

@@ -164,7 +164,7 @@ async def test_a_session_that_was_lost_is_told_once(backend: TogetherBackend, fa
 
 @pytest.mark.soak
 async def test_patience_ends(fake: FakeTogether) -> None:
-    backend = TogetherBackend(settings(fake, patience_s=3.0))
+    backend = TogetherBackend(settings(fake, retry_timeout_s=3.0))
     await backend.start()
     session = await backend.open(LIMITS)
     fake.fails.append(Fail(429, {"Retry-After": "3600"}))
@@ -256,7 +256,7 @@ async def test_what_there_is_not_is_refused(backend: TogetherBackend, fake: Fake
         await backend.open(LIMITS, snapshot=True)
     with pytest.raises(ConfigurationError, match="no_such_package"):
         await backend.open(LIMITS, packages=("json", "no_such_package"))
-    nowhere = TogetherBackend(settings(fake, base_url="http://127.0.0.1:9/v1", patience_s=0.1))
+    nowhere = TogetherBackend(settings(fake, base_url="http://127.0.0.1:9/v1", retry_timeout_s=0.1))
     with pytest.raises(SandboxUnavailableError, match="gave up after"):
         await nowhere.start()
 
