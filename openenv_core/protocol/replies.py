@@ -126,6 +126,11 @@ def encode_error(code: str, message: str, extra: Mapping[str, Any] | None = None
     return (b'{"type":"error","data":%b}' % dumps({"message": clean, "code": code, **(extra or {})})).decode()
 
 
+def add_id(request_id: int, reply: str) -> str:
+    """Return a reply with the id of the request that it answers, as `ropewalk.v1` has it."""
+    return f'{{"id":{request_id},{reply[1:]}'
+
+
 def encode_mcp(response: bytes) -> str:
     """Write the frame that carries a JSON-RPC response."""
     return (b'{"type":"mcp","data":%b}' % response).decode()

@@ -26,14 +26,14 @@ from openenv_core.protocol.errors import (
     RefusalError,
 )
 from openenv_core.protocol.jsonio import dumps
-from openenv_core.protocol.replies import encode_error
+from openenv_core.protocol.replies import add_id, encode_error
 from openenv_core.protocol.requests import Close, Mcp, NumberedFrame, RequestDecoder, RequestHead
 from openenv_core.watchdog import Watchdog
 from servers.execution import CLOSE_TIMEOUT_S, FATAL, begin_here, keep
 from servers.metrics import size_of
 from servers.routes.batch import BatchDialect, data_of
 from servers.routes.http import reported
-from servers.routes.link_request import LinkRequest, id_in, numbered, read_frame
+from servers.routes.link_request import LinkRequest, id_in, read_frame
 from servers.routes.websocket import (
     GOING_AWAY,
     NORMAL_CLOSURE,
@@ -291,7 +291,8 @@ class Link:
             isinstance(head, NumberedFrame)
             and head.traceparent is None
             and not isinstance(asked, (Mcp, Close))
-            and (member := self.batch.alone(head.member)) is not None
+            and (member := self.batch.members.get(head.member)) is not None
+            and not (member.session.shared or member.session.over)
             and (self._inline or member.session.runner.in_thread)
         ):
             self._ask_here(member, head, asked, frame, began)
@@ -316,7 +317,7 @@ class Link:
             self._links.single.answer(member.session, frame, asked, began, here=True, resume=resume)
         )
         if isinstance(reply, str):
-            self.put(numbered(head.id, reply))
+            self.put(add_id(head.id, reply))
             return
         # It waits for its thread; or the environment promises not to wait, and does so all the same.
         request = request or LinkRequest(head, asked, [], frame, began)
@@ -347,7 +348,7 @@ class Link:
         reply = begin_here(request.answering)
         if isinstance(reply, str):
             request.end_turn()
-            self.put(numbered(request.head.id, reply))
+            self.put(add_id(request.head.id, reply))
             self._leave(request)
         else:  # the method has returned what is to be awaited
             self._begin(request)
@@ -449,7 +450,7 @@ class Link:
         if reply is None:
             self._finish()
         elif not request.expired:
-            self.put(numbered(head.id, reply))
+            self.put(add_id(head.id, reply))
 
     async def _ask_many(self, request: LinkRequest) -> None:
         head, batches = request.head, self._links.batches
@@ -636,7 +637,7 @@ class Links:
         """Return the frame that refuses a request; the id is null where it could not be read."""
         self.sessions.metrics.count_error(refusal.code)
         if single:
-            return numbered(request_id or 0, encode_error(refusal.code, refusal.message, refusal.extra))
+            return add_id(request_id or 0, encode_error(refusal.code, refusal.message, refusal.extra))
         frame = wire.encode_frame(
             {"id": dumps(request_id), "error": dumps(data_of(refusal)), "last": b"true"}, []
         )

@@ -13,11 +13,6 @@ from servers.execution import keep
 from servers.sessions.batch import BatchRound, Member
 
 
-def numbered(request_id: int, reply: str) -> str:
-    """Return a reply of the released dialect with the id of what it answers."""
-    return f'{{"id":{request_id},{reply[1:]}'
-
-
 @dataclass(slots=True, eq=False)
 class LinkRequest:
     """A request under way.

@@ -243,11 +243,6 @@ class SessionBatch:
                 raise UnknownSessionError(f"member {number}, which has ended")
         return [members[number] for number in numbers]
 
-    def alone(self, number: int) -> Member | None:
-        """Return a member if its session is open and not shared with other clients; otherwise None."""
-        member = self.members.get(number)
-        return None if member is None or member.session.shared or member.session.over else member
-
     async def close(self) -> None:
         """End all sessions that belong to this connection only. This continues even if the caller is cancelled.
 
