@@ -432,9 +432,7 @@ class Conversation:
         try:
             if carrier.subprotocol != SUBPROTOCOL:
                 raise ProtocolError(f"the server does not speak {SUBPROTOCOL} any more")
-            if (
-                self._session is None
-            ):  # the open was not answered: sessions it made cannot be named, so open again
+            if self._session is None:  # unanswered open: sessions it made cannot be named, so open again
                 self._frames_read = 0
             else:
                 credentials = {"session": self._session, "secret": self._secret, "read": self._frames_read}
