@@ -289,9 +289,8 @@ class Conversation:
             del self._pending[request_id]
         elif self._timeout_s is not None:
             call.deadline = self._loop.time() + self._timeout_s
-        if (
-            call.future.done() and call is not self._open_call
-        ):  # a late reply to the open still counts: it names the session
+        # A late reply to the open still counts: it names the session.
+        if call.future.done() and call is not self._open_call:
             return
         call.sink(BatchReply(request_id, fields, arrays, last))
         if last and not call.future.done():
@@ -361,9 +360,8 @@ class Conversation:
                 )
         next_deadline = min((call.deadline for call in waiting if call.deadline > now), default=None)
         self._timer = None
-        if (
-            next_deadline is not None and self._timeout_s is not None
-        ):  # at most timeout_s ahead, as later requests may be due sooner
+        # At most timeout_s ahead, as later requests may be due sooner.
+        if next_deadline is not None and self._timeout_s is not None:
             self._timer = self._loop.call_at(min(next_deadline, now + self._timeout_s), self._expire_calls)
 
     def _fail_calls(self, error: ClientError) -> None:
@@ -434,9 +432,7 @@ class Conversation:
         try:
             if carrier.subprotocol != SUBPROTOCOL:
                 raise ProtocolError(f"the server does not speak {SUBPROTOCOL} any more")
-            if (
-                self._session is None
-            ):  # the open was not answered: sessions it made cannot be named, so open again
+            if self._session is None:  # unanswered open: sessions it made cannot be named, so open again
                 self._frames_read = 0
             else:
                 credentials = {"session": self._session, "secret": self._secret, "read": self._frames_read}

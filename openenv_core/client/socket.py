@@ -428,7 +428,7 @@ def _close_reason(transport: WSTransport) -> str:
 
 def _violation_text(what: str) -> str:
     return (
-        f"expected messages that keep to the WebSocket protocol and to max_message_size_mb, got {what}; "
+        f"expected valid WebSocket messages within max_message_size_mb, got {what}; "
         "the session is over, call reset() to start a new one"
     )
 
