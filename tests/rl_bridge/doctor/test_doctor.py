@@ -41,8 +41,8 @@ def test_packages_are_compared_with_what_the_extra_asks_for(monkeypatch: pytest.
             raise importlib.metadata.PackageNotFoundError(name)
         return there[name]
 
-    expected_gpus = ("torch==2.13.0", "vllm==0.32.0", "torchtitan==0.3.0", "numpy>=1.26")
-    asked = [f'{requirement}; extra == "rl"' for requirement in expected_gpus]
+    requirements = ("torch==2.13.0", "vllm==0.32.0", "torchtitan==0.3.0", "numpy>=1.26")
+    asked = [f'{requirement}; extra == "rl"' for requirement in requirements]
     monkeypatch.setattr(importlib.metadata, "version", version)
     monkeypatch.setattr(importlib.metadata, "requires", lambda name: asked)
     found = named(check_packages())
@@ -52,7 +52,7 @@ def test_packages_are_compared_with_what_the_extra_asks_for(monkeypatch: pytest.
     assert "expected ==0.32.0, got 0.31.0; pip install 'ropewalk[rl]'" in found["vllm"].told
 
 
-@pytest.mark.parametrize(("in_dev", "wanted"), [(1, 0), (0, 1)])
+@pytest.mark.parametrize(("in_dev", "expected_gpus"), [(1, 0), (0, 1)])
 def test_what_a_small_container_lacks_is_said(
     in_dev: int, expected_gpus: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
