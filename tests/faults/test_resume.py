@@ -347,14 +347,14 @@ async def test_what_waits_for_its_turn_when_the_connection_breaks_is_answered_ov
         standing = await app.sessions.open("", "own")
         async with socket_to(address, "?session_id=own", subprotocols=[Subprotocol("ropewalk.v1")]) as first:
             told = await ask(first, id=1, op="open", lease_s=20)
-            await standing._take_turn()  # as a caller over HTTP
+            await standing._acquire()  # as a caller over HTTP
             await first.send(json.dumps({"id": 2, "type": "step", "data": {"amount": 1}}))
             (link,) = app._built().links._links.values()
             await eventually(lambda: link.taken == 2)
             known = {"session": told["session"], "secret": told["secret"], "read": 1}
             async with socket_to(address, subprotocols=[Subprotocol("ropewalk.v1")]) as second:
                 assert (await ask(second, id=0, op="resume", **known))["taken"] == 2
-                standing._turn_over()
+                standing._release_lock()
                 assert json.loads(await asyncio.wait_for(second.recv(), 20))["type"] == "observation"
 
 
