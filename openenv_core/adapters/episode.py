@@ -31,8 +31,8 @@ from openenv_core.types import Observation, StepResult
 ACT: Final = "act"
 """The one tool of an environment that has no tools: it takes the fields of an action."""
 
-FIRST_PAUSE_S: Final = 0.1
-LONGEST_PAUSE_S: Final = 2.0
+MIN_BACKOFF_S: Final = 0.1
+MAX_BACKOFF_S: Final = 2.0
 
 _TRANSIENT: Final = (
     CapacityError,
@@ -104,7 +104,7 @@ class TextEpisode:
             return
         schema = (await self._fetch_schema())["action"]
         if is_of_tools(schema):
-            await self._patiently(self._client.connect)
+            await self._retry(self._client.connect)
             self.tools = openai_tools(await self._client.list_tools())
         else:
             self._acts = True
@@ -132,8 +132,8 @@ class TextEpisode:
         """
         await self.open()
         self.done, self.failure, self._earned, self.unscored, self.truncated = False, None, 0.0, None, False
-        result = await self._patiently(self._client.reset, **options)
-        self._note(result)
+        result = await self._retry(self._client.reset, **options)
+        self._record(result)
         return text_of_observation(result.observation)
 
     async def call(self, name: str, arguments: Mapping[str, Any]) -> str:
@@ -152,7 +152,7 @@ class TextEpisode:
         except ClientError as error:
             self.failure = f"{type(error).__name__}: {error}"
             return "error: the environment has failed; this episode does not count"
-        self._note(result)
+        self._record(result)
         if self._acts:
             return text_of_observation(result.observation)
         try:
@@ -199,15 +199,15 @@ class TextEpisode:
         """End the session. Idempotent."""
         await self._client.close()
 
-    def _note(self, result: StepResult[Observation]) -> None:
+    def _record(self, result: StepResult[Observation]) -> None:
         self.done, self.truncated = result.done, result.truncated
         self.failure, self.unscored = result.infrastructure_error, result.unscored
         self._earned += float(result.reward or 0.0)
 
-    async def _patiently(self, request: Any, **options: Any) -> Any:
+    async def _retry(self, request: Any, **options: Any) -> Any:
         """Make a request until the server has room for it, or the time is up."""
         loop = asyncio.get_running_loop()
-        deadline, pause = loop.time() + self._reset_timeout_s, FIRST_PAUSE_S
+        deadline, pause = loop.time() + self._reset_timeout_s, MIN_BACKOFF_S
         while True:
             try:
                 return await request(**options)
@@ -215,7 +215,7 @@ class TextEpisode:
                 if loop.time() + pause > deadline:
                     raise
             await asyncio.sleep(pause)
-            pause = min(2 * pause, LONGEST_PAUSE_S)
+            pause = min(2 * pause, MAX_BACKOFF_S)
 
 
 async def fetch_schema(base_url: str, *, token: str | None = None, timeout_s: float = 60.0) -> dict[str, Any]:

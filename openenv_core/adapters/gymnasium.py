@@ -80,8 +80,8 @@ class ServedEnv(gymnasium.Env[Any, Any]):
             ClientError: The server cannot be reached, or refuses the options.
         """
         super().reset(seed=seed)
-        given = dict(options or {}) if seed is None else {"seed": seed, **(options or {})}
-        result = self._client.reset(**given)
+        reset_options = dict(options or {}) if seed is None else {"seed": seed, **(options or {})}
+        result = self._client.reset(**reset_options)
         return self._observation.read(result.observation), _info_of(result)
 
     def step(self, action: Any) -> tuple[Any, float, bool, bool, dict[str, Any]]:

@@ -68,16 +68,16 @@ async def run(
 
 async def reward_func(args: Any, samples: Any, **_: Any) -> float | list[float]:
     """Return what `run` says that samples are worth; of those without a reward `keep_group` drops the group."""
-    rewards = [float(sample.metadata.get("reward") or 0.0) for sample in _each([samples])]
+    rewards = [float(sample.metadata.get("reward") or 0.0) for sample in _flatten([samples])]
     return rewards if isinstance(samples, list) else rewards[0]
 
 
 def keep_group(args: Any, samples: Sequence[Any], **_: Any) -> bool:
     """Whether every sample of a group has a reward. Miles replaces a group that is not kept."""
-    return all(sample.metadata.get("reward") is not None for sample in _each(samples))
+    return all(sample.metadata.get("reward") is not None for sample in _flatten(samples))
 
 
-def _each(samples: Sequence[Any]) -> Iterator[Any]:
+def _flatten(samples: Sequence[Any]) -> Iterator[Any]:
     for sample in samples:
         yield from sample if isinstance(sample, list) else (sample,)
 

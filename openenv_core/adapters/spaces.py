@@ -69,33 +69,35 @@ def read_space(described: Mapping[str, Any]) -> Space[Any]:
     Raises:
         ConfigurationError: It stands for none.
     """
-    given = dict(described)
-    kind = given.pop("type", None)
+    space_fields = dict(described)
+    kind = space_fields.pop("type", None)
     try:
         match kind:
             case "Box":
-                dtype, shape = np.dtype(given["dtype"]), tuple(given["shape"])
-                low, high = (_read_bounds(given[end], fill, shape, dtype) for end, fill in _ENDS)
+                dtype, shape = np.dtype(space_fields["dtype"]), tuple(space_fields["shape"])
+                low, high = (_read_bounds(space_fields[end], fill, shape, dtype) for end, fill in _ENDS)
                 return spaces.Box(low, high, shape, dtype.type)
             case "Discrete":
-                return spaces.Discrete(given["n"], start=given["start"], dtype=np.dtype(given["dtype"]).type)
+                return spaces.Discrete(
+                    space_fields["n"], start=space_fields["start"], dtype=np.dtype(space_fields["dtype"]).type
+                )
             case "MultiDiscrete":
-                nvec, start = np.array(given["nvec"]), np.array(given["start"])
-                return spaces.MultiDiscrete(nvec, np.dtype(given["dtype"]).type, start=start)
+                nvec, start = np.array(space_fields["nvec"]), np.array(space_fields["start"])
+                return spaces.MultiDiscrete(nvec, np.dtype(space_fields["dtype"]).type, start=start)
             case "MultiBinary":
-                return spaces.MultiBinary(given["n"])
+                return spaces.MultiBinary(space_fields["n"])
             case "Text":
-                return spaces.Text(**given)
+                return spaces.Text(**space_fields)
             case "Tuple":
-                return spaces.Tuple([read_space(description) for description in given["spaces"]])
+                return spaces.Tuple([read_space(description) for description in space_fields["spaces"]])
             case "OneOf":
-                return spaces.OneOf([read_space(description) for description in given["spaces"]])
+                return spaces.OneOf([read_space(description) for description in space_fields["spaces"]])
             case "Dict":
                 return spaces.Dict(
-                    {key: read_space(description) for key, description in given["spaces"].items()}
+                    {key: read_space(description) for key, description in space_fields["spaces"].items()}
                 )
             case "Sequence":
-                return spaces.Sequence(read_space(given["space"]), stack=given["stack"])
+                return spaces.Sequence(read_space(space_fields["space"]), stack=space_fields["stack"])
     except (KeyError, TypeError, ValueError, AssertionError) as error:
         raise ConfigurationError(
             f"this describes no space of Gymnasium: {described!r:.300}: {error}"
@@ -177,8 +179,8 @@ def _without_infinity(value: Any) -> Any:
 
 
 def _read_bounds(
-    given: Any, fill: float, shape: tuple[int, ...], dtype: "np.dtype[Any]"
+    bounds: Any, fill: float, shape: tuple[int, ...], dtype: "np.dtype[Any]"
 ) -> "np.ndarray[Any, Any]":
-    filled = np.array(given, dtype=object)
+    filled = np.array(bounds, dtype=object)
     filled[filled == None] = fill  # noqa: E711 - element by element
     return np.broadcast_to(filled.astype(dtype), shape).copy()

@@ -133,17 +133,19 @@ class TRLEnvironments:
                 self._sessions.setdefault(name, []).append(episode)
             options = {key: value for key, value in row.items() if key != "environment"}
             players.append(_Player(episode, prompt, options, trainer))
-        shared_loop().run(_together, [player.begin for player in players])
+        shared_loop().run(_run_concurrently, [player.begin for player in players])
         turns = trainer.max_tool_calling_iterations
-        while live := [player for player in players if player.going and (not turns or player.turns < turns)]:
+        while live := [
+            player for player in players if player.is_running and (not turns or player.turns < turns)
+        ]:
             context = [[*player.prompt_ids, *player.completion_ids] for player in live]
             answers, logprobs = trainer._generate_single_turn(context, None, {}, 1)
             logprobs_each = logprobs or [None] * len(live)
             acts = [
-                partial(player.hear, *inputs)
+                partial(player.add_turn, *inputs)
                 for player, *inputs in zip(live, answers, logprobs_each, strict=True)
             ]
-            shared_loop().run(_together, acts)
+            shared_loop().run(_run_concurrently, acts)
         return {
             "prompt_ids": [player.prompt_ids for player in players],
             "completion_ids": [player.completion_ids for player in players],
@@ -162,7 +164,7 @@ class TRLEnvironments:
         sessions = [episode for name in self._sessions for episode in self._sessions[name]]
         self._sessions.clear()
         if sessions:
-            shared_loop().run(_together, [episode.close for episode in sessions])
+            shared_loop().run(_run_concurrently, [episode.close for episode in sessions])
         while self._servers:
             self._servers.pop().close()
 
@@ -220,7 +222,7 @@ class _Group:
         self._last: Mapping[str, Any] | None = None
         self._run = self._size = 1
 
-    def ahead_of(self, instance: "_TRLEnvironment", options: Mapping[str, Any]) -> None:
+    def prefetch(self, instance: "_TRLEnvironment", options: Mapping[str, Any]) -> None:
         """Start the resets that are likely to follow this one."""
         if options == self._last:
             self._run += 1
@@ -252,7 +254,7 @@ class _TRLEnvironment:
         """Start the episode of a row of the data set, and return its first observation."""
         options = {name: row[name] for name in self._factory.options if row.get(name) is not None}
         prefetched, self._prefetched = self._prefetched, None
-        self._group.ahead_of(self, options)
+        self._group.prefetch(self, options)
         self._settled = False
         if prefetched is not None:
             if prefetched[0] == options:
@@ -273,7 +275,7 @@ class _TRLEnvironment:
         return self._episode.reward
 
 
-async def _together(acts: Sequence[Callable[[], Any]]) -> None:
+async def _run_concurrently(acts: Sequence[Callable[[], Any]]) -> None:
     """Run several coroutines at once; an exception of one cancels all."""
     async with asyncio.TaskGroup() as group:
         for act in acts:
@@ -293,7 +295,7 @@ class _Player:
     mask: list[int] = field(default_factory=list)
     logprobs: list[float] = field(default_factory=list)
     turns: int = 0
-    going: bool = True
+    is_running: bool = True
 
     async def begin(self) -> None:
         """Reset the environment, and put its first observation and its tools behind the prompt."""
@@ -303,20 +305,20 @@ class _Player:
         text = "\n\n".join(section for section in parts if section)
         self.prompt_ids = self._render([*before, {**last, "content": text}], answer=True)
 
-    async def hear(self, answer: list[int], logprobs: list[float] | None) -> None:
+    async def add_turn(self, answer: list[int], logprobs: list[float] | None) -> None:
         """Execute the policy's message, and append the environment's reply."""
         room = self.trainer.max_completion_length - len(self.completion_ids)
         self._add(answer[:room], 1, logprobs)
         self.turns += 1
         if len(answer) >= room or answer[-1:] != [self.trainer._tokenizer.eos_token_id]:
-            self.going = False  # cut off: what it was about to say is not known
+            self.is_running = False  # cut off: what it was about to say is not known
             return
         reply = await self.episode.answer(self.trainer._tokenizer.decode(answer, skip_special_tokens=True))
         reply_ids = self._reply(reply)
-        self.going = (
+        self.is_running = (
             not self.episode.done and self.episode.failure is None and len(answer) + len(reply_ids) < room
         )
-        if self.going:
+        if self.is_running:
             self._add(reply_ids, 0)
 
     def _add(self, tokens: Sequence[int], mask: int, logprobs: Sequence[float] | None = None) -> None:
