@@ -40,7 +40,7 @@ _API_VERSION: Final = "1.0.0"
 """Version of the HTTP interface. Released validators choose their profile by its first number."""
 
 
-_OF_SESSIONS: Final = ("/reset", "/step", "/state", MCP_PATH)
+_SESSION_PATHS: Final = ("/reset", "/step", "/state", MCP_PATH)
 """Paths of HTTP whose bytes are counted."""
 
 Lifespan: TypeAlias = Callable[["EnvironmentApp"], AbstractAsyncContextManager[None]]
@@ -92,12 +92,12 @@ class EnvironmentApp(FastAPI):
     @property
     def sessions(self) -> SessionTable:
         """The table of its sessions."""
-        return self._built().sessions
+        return self._ensure_built().sessions
 
     @property
     def tooling(self) -> Tooling:
         """How the tools of its environments are listed and called."""
-        return self._built().tooling
+        return self._ensure_built().tooling
 
     @property
     def cap(self) -> int:
@@ -131,7 +131,7 @@ class EnvironmentApp(FastAPI):
         _check_cap(self.served.factory, settings.max_sessions or self.served.cap)
         self.settings, self._slots, self._new_id, self._counts = settings, slots, new_id, counts
 
-    def _built(self) -> "_Parts":
+    def _ensure_built(self) -> "_Parts":
         """Return the parts of the app; they are made on first use, which is at the start of its server."""
         if self._parts is None:
             self._parts = self._build()
@@ -203,7 +203,7 @@ class EnvironmentApp(FastAPI):
             page=page,
         )
 
-    def take_refusals(self) -> Callable[[], OpenEnvError | None]:
+    def collect_refusals(self) -> Callable[[], OpenEnvError | None]:
         """Return the errors that kept the app from starting; the caller reports them, so the log does not."""
         self._refusals_taken = True
         return lambda: self._refusal
@@ -215,7 +215,7 @@ class EnvironmentApp(FastAPI):
             deadline_s: Seconds after which it returns in any case.
         """
         deadline = asyncio.get_running_loop().time() + deadline_s
-        parts = self._built()
+        parts = self._ensure_built()
         parts.sessions.draining = True
         await asyncio.gather(parts.sockets.drain(deadline), parts.links.close())
         await parts.sessions.end_standing(deadline)
@@ -223,7 +223,7 @@ class EnvironmentApp(FastAPI):
 
     def openapi(self) -> dict[str, Any]:
         """Return the OpenAPI document."""
-        self._built()
+        self._ensure_built()
         if self.openapi_schema is None:
             self.openapi_schema = describe_api(
                 super().openapi(), self.served.models, production=self.settings.mode == "production"
@@ -235,17 +235,17 @@ class EnvironmentApp(FastAPI):
         if scope["type"] == "lifespan":
             await self.serve_admitted(scope, receive, send)
         else:
-            await self._built().guard(scope, receive, send)
+            await self._ensure_built().guard(scope, receive, send)
 
     async def serve_admitted(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Serve a connection that the guard has let in, or the application's lifespan."""
         if scope["type"] == "lifespan":
             await super().__call__(scope, receive, self._without_traceback(send))
             return
-        parts = self._built()
+        parts = self._ensure_built()
         path = path_of(scope)
         metrics = parts.sessions.metrics
-        if metrics.enabled and scope["type"] == "http" and path.startswith(_OF_SESSIONS):
+        if metrics.enabled and scope["type"] == "http" and path.startswith(_SESSION_PATHS):
             receive, send = metrics.http(receive, send)
         if scope["type"] == "websocket" and path in parts.routes_of_sockets:
             await parts.routes_of_sockets[path](scope, receive, send)
@@ -262,7 +262,7 @@ class EnvironmentApp(FastAPI):
         """
         self._refusal = None
         try:
-            parts = self._built()
+            parts = self._ensure_built()
         except OpenEnvError as error:
             self._refusal = error
             raise

@@ -80,9 +80,7 @@ def is_exposed(listener: socket.socket) -> bool:
     return listener.family != socket.AF_UNIX and not is_loopback(listener.getsockname()[0])
 
 
-def refuse_strangers_without_token(
-    listener: socket.socket, settings: ServerSettings, *, insecure: bool
-) -> None:
+def require_token_if_exposed(listener: socket.socket, settings: ServerSettings, *, insecure: bool) -> None:
     """Let a server without tokens be reached from this machine only, unless it was said otherwise.
 
     Raises:

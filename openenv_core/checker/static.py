@@ -13,7 +13,7 @@ from openenv_core.checker.check import CheckError, CheckLevel, NotApplicableErro
 from openenv_core.checker.drawing import require_own_names, require_schema, sample
 from openenv_core.checker.subject import Subject
 from openenv_core.images.dockerfile import BASE_ARG, PLACES, RELEASED_BASE, Dockerfile, variables_in
-from openenv_core.images.leaving_out import has_secret, is_secret_name, read_rules
+from openenv_core.images.ignore_rules import has_secret, is_secret_name, read_rules
 from openenv_core.manifest import MANIFEST, ManifestError, read_manifest
 from openenv_core.targets import TargetKind, exposed_port
 from openenv_core.types import Action, Observation, State

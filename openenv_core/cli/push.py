@@ -10,7 +10,7 @@ from openenv_core.errors import ConfigurationError, OpenEnvError
 from openenv_core.manifest import MANIFEST
 
 if TYPE_CHECKING:
-    from openenv_core.images.space import Staged
+    from openenv_core.images.space import StagedSpace
 
 FAILED: Final = 1
 
@@ -112,7 +112,7 @@ def _push_space(arguments: argparse.Namespace) -> int:
     return 0
 
 
-def _print_upload(staged: "Staged", arguments: argparse.Namespace) -> None:
+def _print_upload(staged: "StagedSpace", arguments: argparse.Namespace) -> None:
     visibility = "private" if arguments.private else "public"
     verb = "would upload" if arguments.dry_run else "uploading"
     size = sum(staged.files.values())

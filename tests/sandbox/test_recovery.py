@@ -324,7 +324,7 @@ class _NoZygote(Sandbox):
         self._isolation = Isolation.PROCESS
         self.zygote = Zygote({}, lambda: None)
 
-    async def _living_zygote(self) -> Zygote:
+    async def _ensure_zygote(self) -> Zygote:
         return self.zygote
 
 
