@@ -26,7 +26,7 @@ from openenv_core.sandbox import (
 from openenv_core.sandbox.answers import AnswerReader, Exit, ForgedAnswerError, fit, judge
 from openenv_core.sandbox.inside import runner as interrupts
 from openenv_core.sandbox.inside.frames import ANSWER, pack_answer
-from openenv_core.sandbox.inside.walls import ease_copying
+from openenv_core.sandbox.inside.walls import tolerate_copy_errors
 from openenv_core.sandbox.probes import prove
 from openenv_core.sandbox.readable import find_readable, without_hidden
 from openenv_core.sandbox.results import Execution, Output
@@ -254,7 +254,7 @@ def test_copying_does_without_modes_that_may_not_be_set(
     (tmp_path / "a").write_text("x")
     with pytest.raises(PermissionError):
         shutil.copy(tmp_path / "a", tmp_path / "b")
-    ease_copying()
+    tolerate_copy_errors()
     shutil.copy(tmp_path / "a", tmp_path / "b")
     shutil.copy2(tmp_path / "a", tmp_path / "c")
     assert (tmp_path / "c").read_text() == "x"
@@ -282,7 +282,7 @@ def test_a_handler_of_the_code_s_own_survives_an_interrupt_at_any_moment(
     monkeypatch.setattr(interrupts, "_install", install)
     monkeypatch.setattr(interrupts, "_installed", lambda _: installed[0])
     theirs = interrupts.Interrupts()
-    theirs.heed()
+    theirs.install()
     theirs.begin()
     installed[0] = handle
     theirs.end()
