@@ -175,7 +175,7 @@ def served_span(
     from opentelemetry import trace
     from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
 
-    waited_s = time.perf_counter() - began  # first: preempted before time_ns(), the span starts late, not early
+    waited_s = time.perf_counter() - began  # first: a delay in between makes the span late, not early
     began_ns = time.time_ns() - int(waited_s * 1e9)
     parent = TraceContextTextMapPropagator().extract({"traceparent": traceparent})
     attributes = {"ropewalk.environment": environment}
