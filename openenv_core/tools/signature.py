@@ -181,7 +181,7 @@ class Signature:
         try:
             self._model = create_model(method.attribute, __config__=_CONFIG, **fields)
             self.schema = self._model.model_json_schema(schema_generator=_Schema)
-        except (PydanticUserError, TypeError) as error:  # TypeError: a constraint that the type does not support
+        except (PydanticUserError, TypeError) as error:  # TypeError: unsupported constraints
             raise ConfigurationError(
                 f"expected JSON to hold the parameters of {method.name}: {error}"
             ) from None
