@@ -1,4 +1,4 @@
-"""Building the image of an environment: which Dockerfile, what it stands on, what the image is called."""
+"""Builds the image of an environment: its Dockerfile, base image and tags."""
 
 import difflib
 import os
@@ -31,10 +31,10 @@ PREDEFINED_ARGS: Final = frozenset(
     for upper in ("HTTP_PROXY", "HTTPS_PROXY", "FTP_PROXY", "NO_PROXY", "ALL_PROXY")
     for name in (upper, upper.lower())
 )
-"""Build arguments that every Dockerfile takes without an ARG."""
+"""Build arguments that every Dockerfile accepts without an ARG."""
 
 ENVIRONMENT: Final = "ropewalk.environment"
-"""The label with the environment's name."""
+"""Label with the environment's name."""
 
 _NAME = re.compile(r"[\w.-]+")
 _TAG = re.compile(
@@ -47,13 +47,13 @@ _RELEASED = re.compile(rf"(^|/){RELEASED_BASE}(:|@|$)")
 
 @dataclass(frozen=True, slots=True)
 class BuildPlan:
-    """What will be done for one environment.
+    """The plan to build one environment's image.
 
     Attributes:
-        name: What the environment is called.
-        request: The image to build; a base that is made first is already named in its arguments.
-        variant: The base of ours that it stands on; None: it stands on something else.
-        notes: What a person should know before.
+        name: The environment's name.
+        request: The build request; its arguments already name our base, if that is built first.
+        variant: The variant of our base; None for another base image.
+        notes: Warnings for the user.
     """
 
     name: str
@@ -72,19 +72,19 @@ def plan(
     no_cache: bool = False,
     pull: bool = False,
 ) -> BuildPlan:
-    """Read a folder and say how its image is built.
+    """Plan the build of an environment's image.
 
     Args:
-        folder: The environment's own folder, which is all that COPY sees.
-        tags: What the image is called; `{name}` stands for the environment's name. By default `NAME-env:latest`.
-        build_args: Values for ARGs that the Dockerfile has.
-        base_image: What the image stands on, instead of ours.
-        file: The Dockerfile, relative to the folder.
-        no_cache: Do every step anew.
-        pull: Ask the registry for newer images to stand on.
+        folder: The environment's folder, which is the build context.
+        tags: Tags of the image; `{name}` is replaced by the environment's name. By default `NAME-env:latest`.
+        build_args: Values of the Dockerfile's ARGs.
+        base_image: Base image to use instead of ours.
+        file: Path of the Dockerfile, relative to the folder.
+        no_cache: Whether to run every step again.
+        pull: Whether to pull a newer base image from the registry.
 
     Raises:
-        ConfigurationError: The folder is no environment, or cannot be built that way.
+        ConfigurationError: The folder is not an environment, or the options do not fit its Dockerfile.
     """
     path = _dockerfile_of(folder, file)
     if not (folder / MANIFEST).is_file() and (folder.parent / MANIFEST).is_file():
@@ -121,7 +121,7 @@ def plan(
             build_args=arguments,
             labels={ENVIRONMENT: name},
             no_cache=no_cache,
-            # Our base is made here; a registry does not have it.
+            # Our base is built locally; no registry has it.
             pull=pull and variant is None,
         ),
         variant=variant,
@@ -130,7 +130,7 @@ def plan(
 
 
 def name_of(folder: Path) -> str:
-    """Return what the environment in a folder is called: by its manifest, or as the folder is."""
+    """Return an environment's name, from its manifest or else its folder."""
     name = None
     with suppress(ManifestError):
         name = read_keys(folder).get("name")
@@ -138,7 +138,7 @@ def name_of(folder: Path) -> str:
 
 
 def default_tag(name: str) -> str:
-    """Return what an environment's image is called: `blackjack-env:latest` for `blackjack` and `blackjack_env`."""
+    """Return the default tag of an environment's image: `blackjack-env:latest` for `blackjack` or `blackjack_env`."""
     short = re.sub(r"[^a-z0-9]+", "-", name.lower()).strip("-")
     short = short.removesuffix("-env") or short
     if not short:
@@ -147,10 +147,10 @@ def default_tag(name: str) -> str:
 
 
 def complete_tags(tags: Sequence[str], name: str) -> list[str]:
-    """Fill in the environment's name, and say `latest` where no tag is given.
+    """Fill in the environment's name, and append `:latest` to names without a tag.
 
     Raises:
-        ConfigurationError: No image can be called that.
+        ConfigurationError: A name is not valid for an image.
     """
     completed = []
     for text in tags:
@@ -166,7 +166,7 @@ def complete_tags(tags: Sequence[str], name: str) -> list[str]:
 
 
 def variant_for(dockerfile: Dockerfile) -> base.Variant | None:
-    """Return which base of ours a Dockerfile asks for by the default of its ARG BASE_IMAGE."""
+    """Return the variant of our base that is a Dockerfile's default for ARG BASE_IMAGE; None for other images."""
     if not dockerfile.takes_base:
         return None
     default = dockerfile.args[BASE_ARG] or ""
@@ -178,10 +178,10 @@ def variant_for(dockerfile: Dockerfile) -> base.Variant | None:
 
 
 def read_build_args(arguments: Sequence[str]) -> dict[str, str]:
-    """Read `NAME=VALUE`, or `NAME` for the value that this shell's variable has.
+    """Parse `NAME=VALUE`, or `NAME` for the value of this process's environment variable.
 
     Raises:
-        ConfigurationError: A word is neither.
+        ConfigurationError: An argument is neither, or the variable is not set.
     """
     values: dict[str, str] = {}
     for argument in arguments:
@@ -233,11 +233,11 @@ def _refuse_unknown(build_args: Mapping[str, str], dockerfile: Dockerfile, path:
 
 
 def build(api: "docker.APIClient", planned: BuildPlan) -> str:
-    """Build one environment's image and return its identity; docker's own output goes to standard error.
+    """Build one environment's image and return its id; docker's output goes to standard error.
 
     Raises:
-        BuildError: A step failed, or the engine refused the build.
-        ConfigurationError: There is no command `docker`.
+        BuildError: A step failed, or the engine rejected the build.
+        ConfigurationError: The command `docker` is not installed.
     """
     for note in planned.notes:
         sys.stderr.write(f"note: {note}\n")
@@ -248,7 +248,7 @@ def build(api: "docker.APIClient", planned: BuildPlan) -> str:
 
 
 def refuse_same_tags(plans: Sequence[tuple[str, BuildPlan | None]]) -> None:
-    """Refuse to build environments of one command that would become images of the same name: ConfigurationError."""
+    """Raise `ConfigurationError` if two environments of one command would get the same tag."""
     owners: dict[str, str] = {}
     for target, planned in plans:
         for tag in planned.request.tags if planned is not None else ():

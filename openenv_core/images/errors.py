@@ -1,4 +1,4 @@
-"""What can go wrong with images, and what to do about what builds commonly fail of."""
+"""Errors of images, and remedies for common failures of builds."""
 
 import re
 from typing import Final
@@ -7,30 +7,30 @@ from openenv_core.errors import OpenEnvError
 
 
 class ImageError(OpenEnvError):
-    """The root of what goes wrong with images."""
+    """Base class of errors of images."""
 
 
 class BuildError(ImageError):
-    """A step of a Dockerfile failed, or the engine refused the build."""
+    """A step of a Dockerfile failed, or the engine rejected the build."""
 
     def __init__(self, message: str, remedy: str) -> None:
         super().__init__(f"{message}\n{remedy}")
 
 
 class PushError(ImageError):
-    """An image or a folder did not arrive where it was pushed to."""
+    """An image or folder could not be pushed."""
 
 
 class NotReachedError(PushError):
-    """Nobody answers at that address."""
+    """The registry or hub does not respond."""
 
 
 class NotAllowedError(PushError):
-    """The other side does not know us, or does not let us write there."""
+    """The registry or hub denies access: not logged in, or no permission to write."""
 
 
 class NoSuchImageError(PushError):
-    """The engine has no image of that name to push."""
+    """The engine has no image of that name."""
 
 
 _REMEDIES: Final = (
@@ -89,7 +89,7 @@ _REMEDIES: Final = (
 
 
 def remedy_for(output: str) -> str:
-    """Return what to do about what was said; the first thing that fits, and something general where none does."""
+    """Return the first remedy whose pattern matches a build's output, or else a general one."""
     for pattern, remedy in _REMEDIES:
         if re.search(pattern, output, re.IGNORECASE):
             return remedy
