@@ -1,1 +1,1 @@
-"""Stepping any environment from a terminal: nothing is known of it but its server's JSON schemas."""
+"""Plays any environment in a terminal, based only on its server's JSON schemas."""

@@ -1,4 +1,4 @@
-"""Reporters of a game: for a person in a terminal, or for a program as JSON lines."""
+"""Reporters of a game: readable lines for a terminal, or JSON lines for programs."""
 
 import json
 import os
@@ -13,7 +13,7 @@ from openenv_core.types import StepResult
 Result: TypeAlias = StepResult[Json]
 
 LONGEST: Final = 2_000
-"""Characters of one field that are shown; the rest is counted."""
+"""Maximum characters shown of a field; the rest is counted."""
 
 _WIDTH: Final = 100
 _CONTROL: Final = re.compile(
@@ -21,18 +21,18 @@ _CONTROL: Final = re.compile(
     r"|\x1b[\]P^_X][^\x07\x1b]*(?:\x07|\x1b\\)?"  # titles, links, the clipboard
     r"|[\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069]"
 )
-"""What a terminal obeys instead of showing it."""
+"""Terminal control sequences."""
 
 _COLOUR: Final = re.compile(r"\x1b\[[0-9;]*m")
 
 
 def observation_lines(observation: Mapping[str, Any], *, colours: bool = False) -> Iterator[str]:
-    """Yield an observation's lines: its `text` as it is, then every other field by its name, metadata not.
+    """Yield an observation's lines: its `text`, then all other fields with their names, except the metadata.
 
     Args:
         observation: The observation's fields.
-        colours: Let colours pass. All other control characters are taken out in any case: what an environment
-            says must not move the cursor, or set the window's title.
+        colours: Whether to keep colours. Other control characters are always removed: an environment's text must not
+            move the cursor or set the window's title.
     """
     text = observation.get("text")
     if isinstance(text, str) and text:
@@ -50,7 +50,7 @@ def observation_lines(observation: Mapping[str, Any], *, colours: bool = False) 
 
 
 def sanitize(text: str, *, colours: bool = False) -> str:
-    """Return a text without control characters; lines and tabs stay."""
+    """Remove control characters except newlines and tabs from a text."""
 
     def replacement(match: re.Match[str]) -> str:
         return match[0] if colours and _COLOUR.fullmatch(match[0]) else ""
@@ -61,14 +61,14 @@ def sanitize(text: str, *, colours: bool = False) -> str:
 
 
 def format_number(value: Any) -> str:
-    """Return a reward or a return, without what the binary number adds to it."""
+    """Format a reward or return to 6 significant digits."""
     if isinstance(value, float):
         return f"{value:.6g}"
     return "none" if value is None else json.dumps(value)
 
 
 def _plain(value: Any) -> str:
-    """Return a value as JSON: on one line, or, where that is long, with a line for each of its parts."""
+    """Format a value as JSON: on one line, or if that is long, one line per item."""
     line = _json(value)
     if len(line) <= _WIDTH:
         return line
@@ -102,11 +102,11 @@ class Terminal:
         self._completer: _Completer | None = None
 
     def say(self, text: str = "", style: str = "") -> None:
-        """Print a line for a person."""
+        """Print a line for the user."""
         self._write(f"\x1b[{style}m{text}\x1b[0m\n" if style and text and self.colours else f"{text}\n")
 
     def ask(self, prompt: str, choices: Sequence[str] = ()) -> str:
-        """Return the next line, without blanks around it. EOFError: there is none."""
+        """Return the next line, stripped. Raises EOFError at the end of the input."""
         if self._can_edit():
             assert self._completer is not None
             self._completer.choices = choices
@@ -117,7 +117,7 @@ class Terminal:
         if not line:
             raise EOFError
         if not self.is_interactive:
-            self.say(line.rstrip("\r\n"))  # as it would stand there had it been typed
+            self.say(line.rstrip("\r\n"))  # echo it, as if it had been typed
         return line.strip()
 
     def show_reset(self, episode: int, options: Json, result: Result) -> None:
@@ -133,13 +133,13 @@ class Terminal:
         self.say(line + ("   done" if result.done else ""), DIM)
 
     def show_end(self, episode: int, steps: int, total: float, done: bool) -> None:
-        """Report the end of an episode; one that is not done was left."""
+        """Report the end of an episode; one that is not done was abandoned."""
         duration = f"{steps} step" + ("" if steps == 1 else "s")
         outcome = "is over" if done else "was left"
         self.say(f"episode {episode} {outcome} after {duration}: return {format_number(total)}", BOLD)
 
     def show_failure(self, error: Exception) -> None:
-        """Report a refused action or another error; the game continues."""
+        """Report a rejected action or another error; the game continues."""
         self.say(f"{type(error).__name__}: {sanitize(str(error))}")
 
     def show_answer(self, name: str, value: Any, lines: Sequence[str] | None = None) -> None:
@@ -158,7 +158,7 @@ class Terminal:
         self._sink.flush()
 
     def _can_edit(self) -> bool:
-        """Whether lines can be edited, recalled and completed."""
+        """Whether lines can be edited, recalled and completed (readline)."""
         if self.is_json or self._source is not sys.stdin or self._sink is not sys.stdout:
             return False
         if not (self.is_interactive and self._sink.isatty()):
@@ -169,12 +169,12 @@ class Terminal:
 
 
 class JsonTerminal(Terminal):
-    """Reports as JSON: one object a line, each with its `event`."""
+    """Reports as JSON lines: one object per line, each with its `event`."""
 
     is_json = True
 
     def say(self, text: str = "", style: str = "") -> None:
-        """Print nothing: there is no person."""
+        """Print nothing, because the output is for programs."""
 
     def show_reset(self, episode: int, options: Json, result: Result) -> None:
         """Report a reset."""
@@ -216,7 +216,7 @@ class _Completer:
         self.installed = False
         try:
             import readline
-        except ImportError:  # an interpreter without it
+        except ImportError:  # an interpreter without readline
             return
         readline.set_completer(self._complete)
         readline.set_completer_delims(" ")
