@@ -1,1 +1,1 @@
-"""Policies played in served environments, and what that comes to; nothing here needs torch."""
+"""Evaluates policies in served environments; does not need torch."""
