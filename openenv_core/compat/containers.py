@@ -1,4 +1,4 @@
-"""The released package's providers: its shapes, over ours."""
+"""The released package's provider interfaces, on top of our providers."""
 
 import shlex
 from abc import ABC, abstractmethod
@@ -11,7 +11,7 @@ from openenv_core.providers.docker.container import LocalDockerProvider as Ours
 
 
 class ContainerProvider(ABC):
-    """Starts a container of a given image. `EnvClient.from_docker_image` takes it as `provider`."""
+    """Starts containers of a given image. `EnvClient.from_docker_image` accepts it as `provider`."""
 
     @abstractmethod
     def start_container(
@@ -25,11 +25,11 @@ class ContainerProvider(ABC):
 
     @abstractmethod
     def wait_for_ready(self, base_url: str, timeout_s: float = 30.0) -> None:
-        """Return when the server is healthy."""
+        """Wait until the server is healthy."""
 
 
 class RuntimeProvider(ABC):
-    """Starts a server that it knows of itself. A client takes it as `provider`."""
+    """Starts a server of its own choice. A client accepts it as `provider`."""
 
     @abstractmethod
     def start(
@@ -58,7 +58,7 @@ class RuntimeProvider(ABC):
 
 
 class LocalDockerProvider(ContainerProvider):
-    """The released provider's shape over ours: hardened, on loopback alone, and nothing it is told is dropped."""
+    """Our provider with the released interface: hardened, only on loopback, and no option is silently ignored."""
 
     def __init__(self) -> None:
         self._provider: Ours | None = None
@@ -70,13 +70,13 @@ class LocalDockerProvider(ContainerProvider):
 
         Args:
             image: Name or id of the image.
-            port: Port of this machine where it is published; any that is free by default.
+            port: Port on this machine under which it is published; by default a free one.
             env_vars: Environment variables.
-            kwargs: Fields of `ContainerOptions`; `command` may be one text.
+            kwargs: Fields of `ContainerOptions`; `command` may be a single string.
 
         Raises:
-            ProviderError: It could not be started.
-            ConfigurationError: There is no such option, or one container runs already.
+            ProviderError: The container could not be started.
+            ConfigurationError: An option is unknown, or this provider's container is already running.
         """
         if self._provider is not None:
             raise ConfigurationError(
@@ -96,10 +96,10 @@ class LocalDockerProvider(ContainerProvider):
             provider.stop()
 
     def wait_for_ready(self, base_url: str, timeout_s: float = 30.0) -> None:
-        """Return when the server is healthy; it was when it started.
+        """Wait until the server is healthy, as it was after its start.
 
         Raises:
-            ServerStartError: It is not within the time.
+            ServerStartError: It did not become healthy in time.
         """
         provider = self._provider  # which another thread may stop meanwhile
         if provider is None or base_url != provider.url:

@@ -1,4 +1,4 @@
-"""The released client of a Gitea server: clones of its repositories in a folder, and git commands there."""
+"""The released client of a Gitea server: clones its repositories into a workspace, and runs git there."""
 
 import os
 import shlex
@@ -23,7 +23,7 @@ PAGE_SIZE: Final = 50
 
 @dataclass
 class RepoInfo:
-    """A repository of the server."""
+    """A repository on the server."""
 
     name: str
     url: str
@@ -32,16 +32,16 @@ class RepoInfo:
 
 
 class GitServerClient:
-    """Clones, resets and runs git in a workspace. The credentials stand in a file of its own, outside of the workspace.
+    """Clones and resets repositories and runs git in a workspace. Credentials are in a file outside of the workspace.
 
     Args:
-        gitea_url: The server, as `http://gitea:3000`.
-        username: Whose repositories.
-        password: Of that user.
-        workspace_dir: Where the clones are; it is made where it is missing.
+        gitea_url: URL of the server, for example `http://gitea:3000`.
+        username: Owner of the repositories.
+        password: The user's password.
+        workspace_dir: Folder of the clones; created if missing.
 
     Attributes:
-        is_ready: Whether the server has answered.
+        is_ready: Whether the server has responded.
     """
 
     def __init__(
@@ -70,7 +70,7 @@ class GitServerClient:
         self._environ = {**os.environ, "GIT_CONFIG_GLOBAL": str(config), "GIT_TERMINAL_PROMPT": "0"}
 
     def wait_for_ready(self, timeout: float = 30) -> bool:
-        """Return whether the server answers within a time, in seconds."""
+        """Wait for the server, at most `timeout` seconds; return whether it responded."""
 
         def probe(left_s: float) -> str | None:
             try:
@@ -83,10 +83,10 @@ class GitServerClient:
         return self.is_ready
 
     def list_repositories(self) -> list[dict[str, str]]:
-        """Return name, full_name, clone_url and description of each repository of the user.
+        """Return name, full_name, clone_url and description of each of the user's repositories.
 
         Raises:
-            RuntimeError: The server has not answered yet, or refuses.
+            RuntimeError: The server is not ready, or rejects the request.
         """
         self._check_ready()
         repositories: list[Any] = []
@@ -106,18 +106,18 @@ class GitServerClient:
         return [{key: repo.get(key) or "" for key in keys} for repo in repositories]
 
     def clone_to_workspace(self, repo_name: str, target_dir: str | None = None, commit: str = "main") -> str:
-        """Clone a repository again and check out a commit.
+        """Clone a repository, replacing an existing clone, and check out a commit.
 
         Args:
-            repo_name: Its name.
-            target_dir: Folder in the workspace; the repository's name by default.
-            commit: A commit or branch; "main" is whatever branch the server's own is.
+            repo_name: Name of the repository.
+            target_dir: Folder in the workspace; by default the repository's name.
+            commit: A commit or branch; "main" means the server's default branch.
 
         Returns:
-            The clone's path.
+            Path of the clone.
 
         Raises:
-            RuntimeError: The server has not answered yet, or git failed.
+            RuntimeError: The server is not ready, or git failed.
         """
         self._check_ready()
         path = self._folder(target_dir or repo_name)
@@ -130,13 +130,13 @@ class GitServerClient:
         return str(path)
 
     def reset_workspace(self, repo_name: str, commit: str = "main") -> bool:
-        """Bring a clone back to a commit, without any files of others.
+        """Reset a clone to a commit, and remove all untracked files.
 
         Raises:
             RuntimeError: There is no such clone, or git failed.
         """
         path = self._clone(repo_name)
-        self._run(["git", "fetch", "--all"], path)  # without a network, what is here may do
+        self._run(["git", "fetch", "--all"], path)  # may fail without a network, if the commit is present
         self._git("checkout", "--force", commit, cwd=path)
         on_branch = self._run(["git", "symbolic-ref", "-q", "HEAD"], path).returncode == 0
         remote = self._run(["git", "rev-parse", "-q", "--verify", f"origin/{commit}"], path).returncode == 0
@@ -148,8 +148,8 @@ class GitServerClient:
         """Run git in the workspace.
 
         Args:
-            command: What comes after the word `git`.
-            working_dir: Below the workspace.
+            command: Arguments of git.
+            working_dir: Folder relative to the workspace.
 
         Returns:
             Exit code, stdout and stderr.
@@ -164,7 +164,7 @@ class GitServerClient:
         return done.returncode, done.stdout, done.stderr
 
     def get_current_commit(self, repo_name: str) -> str:
-        """Return the hash of the commit that a clone is at.
+        """Return the hash of a clone's current commit.
 
         Raises:
             RuntimeError: There is no such clone, or git failed.

@@ -1,8 +1,8 @@
-"""What released environment folders import, and what each name is here: data only.
+"""The table of the names that released environment folders import, and their targets here.
 
-A target is `module:attribute` of this package. Names whose part is not built yet are listed as such, so that an
-import of one is answered with its name instead of a riddle. The names of the server's side are handed to
-`install` by `servers`, since this package knows nobody above it.
+A target is `module:attribute` of this package. Names that are not provided are listed too, so that the error of an
+import can say what they belong to. `servers` provides the server's names through an entry point, because this package
+must not import it.
 """
 
 from collections.abc import Mapping
@@ -26,15 +26,15 @@ _SERVER = (
 
 @dataclass(frozen=True, slots=True)
 class Module:
-    """One module of the released package.
+    """A module of the released package.
 
     Attributes:
-        names: What each name is here.
+        names: Targets by name.
         later: Names that are not provided, each with what it belongs to.
-        also: Modules whose names it has too.
-        package: Whether modules lie below it.
-        rest: What every other name belongs to, where the whole module is not provided.
-        whole: The module of ours that it is, private names included: who patches one in it patches ours.
+        also: Modules whose names it includes.
+        package: Whether it has submodules.
+        rest: What all other names belong to, if the module as a whole is not provided.
+        whole: Our module that replaces it, private names included, so that patches of it apply to ours.
     """
 
     names: Mapping[str, str] = field(default_factory=dict)
@@ -46,7 +46,7 @@ class Module:
 
 
 def _names_in(module: str, names: str) -> dict[str, str]:
-    """Return where names are that a module of ours has under the same ones."""
+    """Return the targets of names that a module of ours has under the same names."""
     return {name: f"{module}:{name}" for name in names.split()}
 
 
@@ -228,11 +228,11 @@ MODULES: Final[Mapping[str, Module]] = {
 }
 
 FORMER_ROOTS: Final = ("env_server", "client_types", "env_client", "http_env_client", "containers")
-"""Which modules of `openenv.core` are found below `openenv_core` too; no module of ours has one of these names."""
+"""Modules of `openenv.core` that are also found below `openenv_core`; no module of ours has one of these names."""
 
 
 def module_for(fullname: str) -> str | None:
-    """Return the released module that an import asks for, None where it is none of ours to answer."""
+    """Return the released module of an import; None if it is not in the table."""
     if fullname == RELEASED or fullname.startswith(f"{RELEASED}."):
         return fullname if fullname in MODULES else None
     root, _, below = fullname.partition(".")

@@ -1,4 +1,4 @@
-"""The released names of types: what crosses the wire, JSON-RPC, and what chat and coding environments name."""
+"""The released types: models of the wire and of JSON-RPC, and types of chat and coding environments."""
 
 import inspect
 import json
@@ -28,7 +28,7 @@ class Message(TypedDict):
 
 
 class ModelTokenizer(Protocol):
-    """What such environments use of a tokenizer."""
+    """The interface of tokenizers that chat environments use."""
 
     def apply_chat_template(
         self,
@@ -37,19 +37,19 @@ class ModelTokenizer(Protocol):
         return_tensors: str | None = None,
         **options: Any,
     ) -> Any:
-        """Turn a conversation into text or token ids."""
+        """Convert a conversation to text or token ids."""
 
     def decode(self, token_ids: Any, skip_special_tokens: bool = False, **options: Any) -> str:
-        """Turn token ids into text."""
+        """Convert token ids to text."""
 
 
 class CodeExecResult(BaseModel):
-    """What running code gave.
+    """The result of running code.
 
     Attributes:
-        stdout: What was printed; then, on a line of its own, the `repr` of a last expression's value.
-        stderr: What was printed there, the traceback, and why code did not end by itself.
-        exit_code: 0 where it came to its end.
+        stdout: Standard output; then, on a line of its own, the `repr` of the last expression's value.
+        stderr: Standard error, the traceback, and why the code was ended.
+        exit_code: 0 if the code succeeded.
     """
 
     model_config = ConfigDict(extra="forbid", validate_assignment=True)
@@ -60,13 +60,13 @@ class CodeExecResult(BaseModel):
 
 
 class BaseMessage(BaseModel):
-    """A model without further keys."""
+    """A model that rejects unknown keys."""
 
     model_config = ConfigDict(extra="forbid", arbitrary_types_allowed=True)
 
 
 class JsonRpcErrorCode(IntEnum):
-    """What can be wrong with a request."""
+    """Error codes of JSON-RPC."""
 
     PARSE_ERROR = jsonrpc.PARSE_ERROR
     INVALID_REQUEST = jsonrpc.INVALID_REQUEST
@@ -87,14 +87,14 @@ _TEXTS: Final = {
 
 
 class McpMethod(StrEnum):
-    """The methods of tools."""
+    """The JSON-RPC methods of tools."""
 
     TOOLS_LIST = "tools/list"
     TOOLS_CALL = "tools/call"
 
 
 class JsonRpcError(BaseMessage):
-    """What was wrong."""
+    """The error of a JSON-RPC response."""
 
     code: int
     message: str
@@ -104,7 +104,7 @@ class JsonRpcError(BaseMessage):
     def from_code(
         cls, code: JsonRpcErrorCode, message: str | None = None, data: Any = None
     ) -> "JsonRpcError":
-        """Return an error; without a message, with the words that JSON-RPC has for the code."""
+        """Return an error; the default message is JSON-RPC's for the code."""
         return cls(code=int(code), message=message or _TEXTS.get(code, "Unknown error"), data=data)
 
 
@@ -121,18 +121,18 @@ class JsonRpcResponse(BaseMessage):
     id: str | int | None = None
 
     def model_dump(self, **options: Any) -> dict[str, Any]:
-        """Return what goes onto the wire."""
+        """Return the fields to send."""
         fields = super().model_dump(**options)
         outcome = "error" if self.error is not None else "result"
         return {name: fields[name] for name in ("jsonrpc", "id", outcome) if name in fields}
 
     def model_dump_json(self, **options: Any) -> str:
-        """Return the JSON that goes onto the wire."""
+        """Return the JSON to send."""
         return dumps(self.model_dump(mode="json")).decode()
 
     @classmethod
     def success(cls, result: Any, request_id: str | int | None = None) -> "JsonRpcResponse":
-        """Return the response of a method that has succeeded."""
+        """Return the response of a successful method."""
         return cls(result=result, id=request_id)
 
     @classmethod
@@ -143,19 +143,19 @@ class JsonRpcResponse(BaseMessage):
         data: Any = None,
         request_id: str | int | None = None,
     ) -> "JsonRpcResponse":
-        """Return the response of a method that has failed."""
+        """Return the response of a failed method."""
         return cls(error=JsonRpcError.from_code(code, message, data), id=request_id)
 
 
 class ServerMode(StrEnum):
-    """What a server offers: episodes too, or tools alone."""
+    """Whether a server offers episodes and tools, or only tools."""
 
     SIMULATION = "simulation"
     PRODUCTION = "production"
 
 
 class HealthStatus(StrEnum):
-    """What /health says."""
+    """The status on /health."""
 
     HEALTHY = "healthy"
     UNHEALTHY = "unhealthy"
@@ -163,7 +163,7 @@ class HealthStatus(StrEnum):
 
 
 class WSErrorCode(StrEnum):
-    """What an error frame says."""
+    """Codes of error frames."""
 
     INVALID_JSON = codes.INVALID_JSON
     UNKNOWN_TYPE = codes.UNKNOWN_TYPE
@@ -175,20 +175,20 @@ class WSErrorCode(StrEnum):
 
 
 class ResetRequest(ResetOptions):
-    """What /reset takes; further keys are for the environment."""
+    """The body of /reset; further keys are passed to the environment."""
 
 
 class StepRequest(StepOptions):
-    """What /step takes; likewise."""
+    """The body of /step; further keys are passed to the environment."""
 
 
 def _message(name: str, doc: str, base: Any = BaseMessage, **fields: Any) -> Any:
-    """Return a model of a message: fields with their defaults, `...` where there is none."""
+    """Return a model of a message with the fields' defaults, `...` for required fields."""
     return create_model(name, __base__=base, __doc__=doc, __module__=__name__, **fields)
 
 
 def _frame(name: str, doc: str, kind: str, data: Any = None) -> Any:
-    """Return a model of a frame: its type, and what it carries."""
+    """Return a model of a frame with a type and optional data."""
     fields = {} if data is None else {"data": (dict[str, Any], data)}
     return _message(name, doc, type=(Literal[kind], kind), **fields)
 
@@ -233,7 +233,7 @@ WSErrorResponse = _frame("WSErrorResponse", "Tells of a fault.", "error", ...)
 
 
 def serialize_observation(observation: Observation) -> dict[str, Any]:
-    """Return an observation as the wire has it: its reward, its end and its metadata beside it."""
+    """Return an observation as sent on the wire, with reward, done and metadata next to it."""
     data: dict[str, Any] = json.loads(encode_observation(observation))["data"]
     return data
 
@@ -241,7 +241,7 @@ def serialize_observation(observation: Observation) -> dict[str, Any]:
 def load_environment_metadata(
     env: Any, env_name: str | None = None
 ) -> EnvironmentMetadata | Awaitable[EnvironmentMetadata]:
-    """Return what an environment says of itself; of a class or a factory, what it is called and documented as."""
+    """Return an environment's metadata; for a class or factory, its name and docstring."""
     if isinstance(env, Environment):
         return env.get_metadata()
     own_name = str(getattr(env, "__name__", type(env).__name__))
@@ -251,7 +251,7 @@ def load_environment_metadata(
 
 
 def deserialize_action(action_data: Mapping[str, Any], action_cls: type[Action]) -> Action:
-    """Return the action that a dict stands for: of a class, or a call of tools where that may be any action.
+    """Return a dict as an action: of `action_cls`, or a tool action if that is `Action` or one of them.
 
     Raises:
         pydantic.ValidationError: It stands for none.
@@ -263,7 +263,7 @@ def deserialize_action(action_data: Mapping[str, Any], action_cls: type[Action])
 
 
 def deserialize_action_with_preprocessing(action_data: Mapping[str, Any], action_cls: type[Action]) -> Action:
-    """Do the same with what a form gives: arguments as JSON in a text, a number as digits.
+    """As `deserialize_action`, for values of a web form: arguments as JSON text, numbers as digits.
 
     Raises:
         pydantic.ValidationError: It stands for none.

@@ -1,6 +1,7 @@
-"""Put first on Python's path by `python -m openenv_core.compat`: supplies the released names when one is imported.
+"""Installs the compatibility hook when a released name is first imported.
 
-Standard library alone until then: it runs in every Python process below that command.
+`python -m openenv_core.compat` puts this file on the path of every Python process of a command, so it imports only the
+standard library until then.
 """
 
 import os
@@ -11,12 +12,12 @@ from types import ModuleType
 
 
 class Waiting:
-    """Installs the hook at the first import of a released name, and is gone then."""
+    """Installs the hook at the first import of a released name, and removes itself."""
 
     def find_spec(
         self, fullname: str, path: object = None, target: ModuleType | None = None
     ) -> ModuleSpec | None:
-        """Answer for no module by itself."""
+        """Install the hook for a released name, and let it find the module."""
         root, _, below = fullname.partition(".")
         former = ("env_server", "client_types", "env_client", "http_env_client", "containers")
         if root != "openenv" and not (root == "openenv_core" and below.partition(".")[0] in former):
