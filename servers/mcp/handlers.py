@@ -1,4 +1,4 @@
-"""The methods of MCP that an agent may use, each in the session of its request; and the SDK's server with them."""
+"""Handlers of MCP's methods, which run in the session of the request, and the SDK's server that uses them."""
 
 import asyncio
 import os
@@ -42,23 +42,23 @@ Ctx: TypeAlias = ServerRequestContext[Any, Any]
 T = TypeVar("T")
 
 _RESOURCE_NOT_FOUND: Final = -32002
-"""Of the handshake versions; the stateless one says that the address is an invalid parameter."""
+"""Error code of the versions with a handshake; the stateless one uses INVALID_PARAMS."""
 
 MAX_RESULT_CHARS: Final = 50 * 1024 * 1024
-"""Of the text and data in one result, whose structure repeats them; sockets' clients take twice as much."""
+"""Maximum characters of text and data in a result, which repeats them as structure; WebSocket clients accept 100 MB."""
 
 _ANSWER_SHARE: Final = 0.8
-"""Of the time that a step may take, what a client may take over a question: less, so that the tool can do without."""
+"""Share of the step timeout for a client's answer to a question: less than 1, so that the tool can continue without."""
 
 MAX_SUBSCRIPTIONS: Final = 1024
-"""Resources that one connection may subscribe to."""
+"""Maximum resources that a connection may subscribe to."""
 
 _MAX_SUBSCRIBED: Final = 256 * 1024
-"""Characters of their addresses."""
+"""Maximum characters of their URIs."""
 
 
 def _to_mcp_error(ctx: Ctx, error: BaseException) -> MCPError:
-    """Return a failure as an MCP error."""
+    """Convert an exception to an MCP error."""
     translated = _translate(ctx, error)
     return MCPError(
         translated.code, replace_surrogates(translated.message), replace_surrogates(translated.data)
@@ -85,7 +85,7 @@ def _translate(ctx: Ctx, error: BaseException) -> MCPError:
 
 
 def _no_handle() -> MCPError:
-    """Return the error for a request of the stateless wire that names no session."""
+    """Return the error for a stateless request without a session."""
     text = (
         f"expected a session for this request, got none, and nobody else's is taken for it; {HANDLES}; a client that "
         "begins with initialize has one of its own"
@@ -94,7 +94,7 @@ def _no_handle() -> MCPError:
 
 
 class Handlers:
-    """The methods."""
+    """The handlers of all methods."""
 
     def __init__(self, sessions: SessionTable, tooling: Tooling, only: RequestOrigin | None = None) -> None:
         self._sessions = sessions
@@ -104,17 +104,17 @@ class Handlers:
         self._answer_s = None if limit is None else limit * _ANSWER_SHARE
 
     def count_error(self, code: int) -> None:
-        """Count an error that is sent to a caller."""
+        """Count an error reply in the metrics."""
         self._sessions.metrics.count_error(code)
 
     def origin(self, ctx: Ctx) -> RequestOrigin:
-        """Return the seat of a request."""
+        """Return the origin of a request."""
         return origin_of(ctx, self._only)
 
     # Lists
 
     async def list_tools(self, ctx: Ctx, params: types.PaginatedRequestParams) -> dict[str, Any]:
-        """Answer tools/list."""
+        """Handle tools/list."""
         _refuse_cursor(params)
         specs = self._tooling.declared_tools()
         if specs is None:
@@ -124,7 +124,7 @@ class Handlers:
     async def list_objects(
         self, key: str, method: str, ctx: Ctx, params: types.PaginatedRequestParams
     ) -> dict[str, Any]:
-        """Answer resources/list, resources/templates/list or prompts/list, by the environment's own method."""
+        """Handle resources/list, resources/templates/list or prompts/list with a method of the environment."""
         _refuse_cursor(params)
 
         async def work(runner: EnvironmentRunner) -> Any:
@@ -141,7 +141,7 @@ class Handlers:
     # Calls
 
     async def call_tool(self, ctx: Ctx, params: types.CallToolRequestParams) -> dict[str, Any]:
-        """Answer tools/call."""
+        """Handle tools/call."""
         arguments, began = params.arguments or {}, perf_counter()
         result, context = await self._call(
             ctx,
@@ -169,14 +169,14 @@ class Handlers:
         return answer if result.structured is None else answer | {"structuredContent": result.structured}
 
     async def read_resource(self, ctx: Ctx, params: types.ReadResourceRequestParams) -> dict[str, Any]:
-        """Answer resources/read."""
+        """Handle resources/read."""
         contents, _ = await self._call(
             ctx, lambda runner, context: runner.begin("read_resource", str(params.uri), context)
         )
         return contents if isinstance(contents, dict) else {"contents": contents}
 
     async def get_prompt(self, ctx: Ctx, params: types.GetPromptRequestParams) -> dict[str, Any]:
-        """Answer prompts/get."""
+        """Handle prompts/get."""
         arguments = params.arguments or {}
         prompt, _ = await self._call(
             ctx, lambda runner, context: runner.begin("get_prompt", params.name, arguments, context)
@@ -187,7 +187,7 @@ class Handlers:
         return answer if prompt.description is None else answer | {"description": prompt.description}
 
     async def complete(self, ctx: Ctx, params: types.CompleteRequestParams) -> dict[str, Any]:
-        """Answer completion/complete."""
+        """Handle completion/complete."""
         ref = params.ref.model_dump(mode="json", by_alias=True, exclude_none=True)
         argument = params.argument.model_dump(mode="json", by_alias=True, exclude_none=True)
         result, _ = await self._call(
@@ -202,21 +202,21 @@ class Handlers:
     # Listening
 
     async def subscribe(self, ctx: Ctx, params: types.SubscribeRequestParams) -> dict[str, Any]:
-        """Answer resources/subscribe."""
+        """Handle resources/subscribe."""
         subscriptions = self._subscriptions(ctx)
         _check_subscriptions([*subscriptions, str(params.uri)])
         subscriptions.add(str(params.uri))
         return {}
 
     async def unsubscribe(self, ctx: Ctx, params: types.UnsubscribeRequestParams) -> dict[str, Any]:
-        """Answer resources/unsubscribe."""
+        """Handle resources/unsubscribe."""
         self._subscriptions(ctx).discard(str(params.uri))
         return {}
 
     async def listen(
         self, ctx: Ctx, params: types.SubscriptionsListenRequestParams
     ) -> types.SubscriptionsListenResult:
-        """Answer subscriptions/listen, for as long as the client listens."""
+        """Handle subscriptions/listen, until the client stops listening."""
         hub = self.origin(ctx).hub
         if hub is None:
             raise _no_handle()
@@ -224,7 +224,7 @@ class Handlers:
         return await hub.listen(ctx, params)
 
     async def set_level(self, ctx: Ctx, params: types.SetLevelRequestParams) -> dict[str, Any]:
-        """Answer logging/setLevel."""
+        """Handle logging/setLevel."""
         peer = self.origin(ctx).peer
         if peer is not None:
             peer.level = params.level
@@ -237,7 +237,7 @@ class Handlers:
         return peer.subscriptions
 
     async def _run_lookup(self, ctx: Ctx, work: Callable[[EnvironmentRunner], Awaitable[T]]) -> T:
-        """Look something up in the request's session; where it has none, in an environment of its own."""
+        """Run a lookup in the request's session, or in a temporary session if it has none."""
         origin = self.origin(ctx)
         try:
             if origin.session is not None:
@@ -253,7 +253,7 @@ class Handlers:
         begin: Callable[[EnvironmentRunner, CallContext], Awaitable[Any]],
         over: Callable[[EpisodeOverError], Any] | None = None,
     ) -> tuple[Any, CallContext]:
-        """Do something in the request's session that may tell and ask its caller, and that it may give up."""
+        """Run a call in the request's session, with a context that can notify and ask the caller; cancellable."""
         origin = self.origin(ctx)
         session = origin.session
         if session is None:
@@ -314,7 +314,7 @@ def _make_ended_result(error: EpisodeOverError) -> ToolResult:
 
 
 class _McpServer(Server[dict[str, Any]]):
-    """Says that its lists may change, which the SDK's own does not say over HTTP."""
+    """Declares that its lists may change, which the SDK's server does not do over HTTP."""
 
     def create_initialization_options(
         self,
@@ -322,7 +322,7 @@ class _McpServer(Server[dict[str, Any]]):
         experimental_capabilities: dict[str, dict[str, Any]] | None = None,
         extensions: dict[str, dict[str, Any]] | None = None,
     ) -> InitializationOptions:
-        """Return what the handshake answers."""
+        """Return the options of the handshake's response."""
         changes = NotificationOptions(prompts_changed=True, resources_changed=True, tools_changed=True)
         return super().create_initialization_options(
             notification_options or changes, experimental_capabilities, extensions
@@ -330,7 +330,7 @@ class _McpServer(Server[dict[str, Any]]):
 
 
 def make_server(name: str, handlers: Handlers, tooling: Tooling) -> Server[dict[str, Any]]:
-    """Return a server."""
+    """Return the SDK's server with the handlers of the features that the environment offers."""
     private = CacheHint(ttl_ms=0, scope="private")
     hints = cast("dict[CacheableMethod, CacheHint]", dict.fromkeys(CACHEABLE_METHODS, private))
     server = _McpServer(name, version=_version(), cache_hints=hints)
@@ -344,14 +344,14 @@ def make_server(name: str, handlers: Handlers, tooling: Tooling) -> Server[dict[
             answer = await handler(ctx, params)
             if isinstance(answer, dict):
                 answer = replace_surrogates(answer)
-            # An answer without content stays without: clients of the handshake versions refuse any key in it.
+            # An empty result stays empty: clients of the versions with a handshake reject any key in it.
             return {"resultType": "complete"} | answer if isinstance(answer, dict) and answer else answer
 
         server.add_request_handler(method, params, complete)
 
     async def discover(ctx: Ctx, params: types.RequestParams) -> types.DiscoverResult:
-        # The stateless wire has a session only where the caller names one: who does not is asked to begin a connection,
-        # which has one of its own.
+        # The stateless protocol needs a session in each request. Callers that name none are offered only the versions
+        # with a handshake, whose connections have their own session.
         named = handlers.origin(ctx).named
         return types.DiscoverResult(
             supported_versions=list(MODERN_PROTOCOL_VERSIONS if named else HANDSHAKE_PROTOCOL_VERSIONS),
@@ -398,8 +398,8 @@ def make_server(name: str, handlers: Handlers, tooling: Tooling) -> Server[dict[
                 origin.peer.refused = True
             raise
 
-    # In place of the SDK's own, which traces every message for exporters that nobody has asked for.
-    # States are sealed with a key of this process, which has the sessions that they belong to.
+    # Replaces the SDK's middleware, which traces every message even if no exporter is configured.
+    # States are sealed with a key of this process, which also holds their sessions.
     sealing = RequestStateSecurity(
         keys=[os.urandom(32)], bind_principal=lambda ctx: handlers.origin(ctx).binding
     )

@@ -1,4 +1,4 @@
-"""The listeners of a session, and the notifications that are sent to them."""
+"""The listeners of a session, and notifications to them."""
 
 import asyncio
 import logging
@@ -21,17 +21,17 @@ from mcp.server.subscriptions import (
 logger = logging.getLogger("servers")
 
 MAX_WAITING: Final = 512
-"""Messages that may wait; beyond them the oldest are dropped, which of progress and changes are worth least."""
+"""Maximum pending messages; beyond that the oldest are dropped, which matter least for progress and changes."""
 
 _FLUSH_TIMEOUT_S: Final = 30.0
-"""Seconds that a reply waits for what is to be told before it."""
+"""Seconds that a reply waits for earlier messages to be sent."""
 
 _MAX_STREAMS: Final = 64
-"""Streams of the stateless wire that may listen to one session."""
+"""Maximum streams of the stateless protocol that listen to a session."""
 
 
 class Outbox:
-    """Messages on their way. Made on the loop; may be filled from any thread."""
+    """A queue of messages to send. Created on the event loop; `put` may be called from any thread."""
 
     def __init__(self) -> None:
         self._loop = asyncio.get_running_loop()
@@ -41,30 +41,30 @@ class Outbox:
         self._woken = False
 
     def put(self, message: Callable[[], Awaitable[None]]) -> None:
-        """Have something sent; never waits."""
+        """Enqueue a message. Never waits."""
         if self._closed:
             return
         self._waiting.append(message)
-        if not self._woken:  # a thread that tells without end would fill the loop's queue, which has no bound
+        if not self._woken:  # wake once: a busy thread would fill the loop's unbounded queue
             self._woken = True
-            with suppress(RuntimeError):  # the loop has ended, and the client with it
+            with suppress(RuntimeError):  # the loop is closed, and with it the client
                 self._loop.call_soon_threadsafe(self._on_wake)
 
     async def flush(self) -> None:
-        """Wait until all is sent, for a bounded time."""
+        """Wait until all messages are sent, up to a timeout."""
         self._on_wake()
         if self._task is not None:
             await asyncio.wait([self._task], timeout=_FLUSH_TIMEOUT_S)
 
     def close(self) -> None:
-        """Send nothing any more."""
+        """Drop pending messages and send no more."""
         self._closed = True
         self._waiting.clear()
         if self._task is not None:
             self._task.cancel()
 
     def _on_wake(self) -> None:
-        self._woken = False  # first: what is put from now on wakes again
+        self._woken = False  # first, so that a later put wakes again
         if self._waiting and (self._task is None or self._task.done()):
             self._task = asyncio.create_task(self._send(), name="what an MCP client is told")
 
@@ -78,13 +78,13 @@ class Outbox:
 
 
 class Peer:
-    """One client that is notified of a session's changes.
+    """A client that is notified of a session's changes.
 
     Attributes:
-        channel: What reaches it outside of a request; None before its first.
-        level: The name of the least level of log messages that it is sent.
-        subscriptions: Addresses of the resources whose changes it is told of.
-        refused: The SDK did not take its handshake.
+        channel: The SDK's session for messages outside of a request; None before the first request.
+        level: Minimum level of log messages to send to it.
+        subscriptions: URIs of the resources that it has subscribed to.
+        refused: Whether the SDK has rejected its handshake.
     """
 
     def __init__(self) -> None:
@@ -100,7 +100,7 @@ class Peer:
             self._outbox.put(lambda: self._send(event))
 
     def close(self) -> None:
-        """Send it no more notifications."""
+        """Stop sending notifications."""
         self._outbox.close()
 
     async def _send(self, event: ServerEvent) -> None:
@@ -119,11 +119,11 @@ class Peer:
 
 
 class Hub:
-    """All who listen to one session.
+    """The listeners of a session.
 
     Attributes:
-        listen: Serves the streams of the stateless wire.
-        peers: The clients that have a connection.
+        listen: Serves streams of the stateless protocol.
+        peers: Clients with a connection.
     """
 
     def __init__(self) -> None:
