@@ -1,4 +1,4 @@
-"""The other workers of a fleet, reached over their private Unix sockets."""
+"""Connections to the other workers of a fleet over their private Unix sockets."""
 
 import asyncio
 import logging
@@ -26,19 +26,19 @@ logger = logging.getLogger("servers")
 _CONNECT_TIMEOUT_S: Final = 5.0
 
 _KEEPALIVE_EXPIRY_S: Final = 30.0
-"""How long a connection is kept unused; less than the server's side keeps it, which therefore never closes it."""
+"""Lifetime of an idle connection; shorter than the server's keep-alive, so that the server never closes it first."""
 
 _START_POLL_INTERVAL_S: Final = 0.02
-"""Pause between two looks for a neighbour that starts."""
+"""Poll interval for the socket of a starting worker."""
 
 _STREAM_SILENCE_TIMEOUT_S: Final = 60.0
-"""Seconds without anything on a stream after which its other side is taken for dead; it says something every 15."""
+"""Seconds of silence after which a stream's worker counts as dead; a stream has a message at least every 15 s."""
 
 _DEADLINE_MARGIN_S: Final = 15.0
-"""What a worker gets beyond the time that a step may take, to say itself that the time is over."""
+"""Seconds beyond the step timeout, so that the worker itself can reply with the timeout."""
 
 _MAX_MESSAGE_BYTES: Final = 128 * 1024 * 1024
-"""Replies are the environment's own, and clients take up to 100 MB."""
+"""Replies come from our own environment, and clients accept up to 100 MB."""
 
 _HOP_BY_HOP: Final = frozenset(
     (
@@ -61,12 +61,12 @@ _NORMAL: Final = 1000
 
 
 class UnixPeers:
-    """Passes connections on to the workers of a fleet.
+    """Forwards connections to the workers of a fleet.
 
     Args:
         path: Returns the path of a worker's socket.
-        reply_s: Seconds that a worker may take over a request; None: for ever.
-        connect_s: Seconds that a connection may take, to a neighbour that may still start.
+        reply_s: Timeout of a request, in seconds; None for no timeout.
+        connect_s: Timeout of a connection, in seconds, to a worker that may still be starting.
     """
 
     def __init__(
@@ -78,11 +78,11 @@ class UnixPeers:
         self._pools: dict[int, httpcore.AsyncConnectionPool] = {}
 
     async def http(self, worker: int, scope: Scope, body: bytes, receive: Receive, send: Send) -> None:
-        """Pass on a request, and its response back; a caller that leaves takes its request along."""
+        """Forward a request and its response; cancelled when the caller disconnects."""
         await while_connected(receive, self._request(worker, scope, body, send))
 
     async def socket(self, worker: int, scope: Scope, receive: Receive, send: Send) -> None:
-        """Pass on a WebSocket, in both ways, until it closes."""
+        """Relay a WebSocket in both directions until it closes."""
         from websockets.exceptions import InvalidStatus, WebSocketException
 
         await receive()  # websocket.connect
@@ -109,7 +109,7 @@ class UnixPeers:
             peer.transport.abort()
 
     async def close_worker(self, worker: int) -> None:
-        """Close the connections to a worker that is gone."""
+        """Close the connections to a dead worker."""
         if (pool := self._pools.pop(worker, None)) is not None:
             await pool.aclose()
 
@@ -119,7 +119,7 @@ class UnixPeers:
             await pool.aclose()
 
     async def _request(self, worker: int, scope: Scope, body: bytes, send: Send) -> bool:
-        """Pass on a request, and its response as a whole, or as it comes where it is a stream of events."""
+        """Forward a request, and its response: an event stream in chunks, any other as a whole."""
         headers = _without(scope["headers"], _HOP_BY_HOP)
         headers.append((b"content-length", str(len(body)).encode()))
         query = scope.get("query_string", b"")
@@ -168,7 +168,7 @@ class UnixPeers:
                 )
                 await send_refusal(HttpRefusalError(502, text), scope, send)
                 return True
-        # Where the worker dies after its stream has begun, that ends, and the caller misses what it waits for.
+        # If the worker dies during its stream, the stream ends without the awaited reply.
         await send({"type": "http.response.body", "body": b""})
         return True
 
@@ -198,7 +198,7 @@ class UnixPeers:
             user_agent_header=None,
             compression=None,
             max_size=_MAX_MESSAGE_BYTES,
-            ping_interval=None,  # the callers' own connections are watched
+            ping_interval=None,  # the server pings the client's own connection
             open_timeout=_CONNECT_TIMEOUT_S + wait_of(scope["headers"], HANDSHAKE_WAIT_S),
             close_timeout=_CONNECT_TIMEOUT_S,
         )
@@ -209,9 +209,9 @@ def _without(headers: Iterable[tuple[bytes, bytes]], names: frozenset[bytes]) ->
 
 
 async def _wait_for_socket(path: str) -> None:
-    """Wait, for ever, for a neighbour that starts later than this one: its socket is not there yet.
+    """Wait without limit for the socket of a worker that starts later than this one.
 
-    That of a neighbour that died is: connections to it are refused. One that is no file (Linux has such) is always.
+    A dead worker's socket still exists, and refuses connections. An abstract socket (Linux) is not a file; do not wait.
     """
     while not path.startswith("\0") and not os.path.exists(path):  # noqa: ASYNC110, ASYNC240 - the kernel answers at once, and tells nobody of it
         await asyncio.sleep(_START_POLL_INTERVAL_S)
@@ -236,7 +236,7 @@ async def _relay(worker: int, peer: "ClientConnection", receive: Receive, send: 
 
 
 async def _relay_to_worker(peer: "ClientConnection", receive: Receive) -> None:
-    """Pass on what the caller sends, and its close."""
+    """Relay the caller's messages and its close."""
     from websockets.exceptions import ConnectionClosed
 
     while (message := await receive())["type"] == "websocket.receive":
@@ -244,11 +244,11 @@ async def _relay_to_worker(peer: "ClientConnection", receive: Receive) -> None:
         try:
             await peer.send(message["bytes"] if text is None else text)
         except ConnectionClosed:
-            # The other direction tells the caller.
+            # The other direction closes the caller's side.
             await asyncio.get_running_loop().create_future()
     code = message.get("code") or _NORMAL
     if is_break(message):
-        peer.transport.abort()  # the worker is to see it as it is, and may keep the session for who comes back
+        peer.transport.abort()  # the worker must see a broken connection, so that it keeps a resumable session
     elif code not in (_NO_CODE, _ABNORMAL):
         await peer.close(code, message.get("reason") or "")
     elif code == _NO_CODE:
@@ -256,7 +256,7 @@ async def _relay_to_worker(peer: "ClientConnection", receive: Receive) -> None:
 
 
 async def _relay_to_caller(worker: int, peer: "ClientConnection", send: Send) -> None:
-    """Pass on what the worker sends, and its close."""
+    """Relay the worker's messages and its close."""
     from websockets.exceptions import ConnectionClosed
 
     try:
@@ -268,7 +268,8 @@ async def _relay_to_caller(worker: int, peer: "ClientConnection", send: Send) ->
                 await send({"type": "websocket.send", "bytes": frame})
     except ConnectionClosed as closed:
         if peer.close_code in (None, _ABNORMAL):
-            # Who comes back learns that the session is gone; a frame would be taken for the environment's word.
+            # A resuming client learns at its reconnect that the session is gone; an error frame would be taken for the
+            # environment's.
             await _close_broken(worker, closed, send, silent=peer.subprotocol == SUBPROTOCOL)
         else:
             code = _NORMAL if peer.close_code == _NO_CODE else peer.close_code

@@ -1,9 +1,8 @@
-"""The cap on sessions and the queue of newcomers, over all workers together.
+"""The cap on sessions and the queue of waiting clients, over all workers together.
 
-One table in memory that all workers share: a row a worker, a column a caller. A lock of the kernel's guards it,
-which the kernel takes away from a worker that dies; the row of that worker is then cleared by the supervisor.
-Taking a slot costs a few microseconds, once a session. Each worker has a pipe by which the others wake it when it has
-newcomers that wait and something may have come free.
+A table in shared memory has a row per worker and a column per caller. It is protected by a file lock, which the kernel
+releases when a worker dies; the supervisor then clears that worker's row. Taking a slot costs a few microseconds, once
+per session. Each worker has a pipe by which the others wake it when clients are waiting there and a slot may be free.
 """
 
 import asyncio
@@ -26,27 +25,27 @@ _COUNT_BYTES = 4
 _TIME_BYTES = 8
 
 LOCK_TIMEOUT_S: Final = 0.5
-"""Seconds after which a lock that takes microseconds is held by somebody who does not run."""
+"""Seconds after which the lock, usually held for microseconds, must be held by a stopped process."""
 POLL_INTERVAL_S: Final = 0.0005
-"""Between two attempts to get it."""
+"""Interval between attempts to get the lock."""
 LOCK_BACKOFF_S: Final = 5.0
-"""For so long nobody waits for it again."""
+"""How long not to wait for the lock again after a timeout."""
 
 HEARTBEAT_INTERVAL_S: Final = 1.0
-"""Between two looks of a worker at its queue, where nothing wakes it."""
+"""How often a worker checks its queue without a wake-up."""
 HEARTBEAT_TIMEOUT_S: Final = 3.0
-"""Seconds after which a worker that has not looked holds the others' newcomers up no longer."""
+"""Seconds after which a worker without a heartbeat no longer delays the clients of other workers."""
 
 
 class SlotTable:
-    """Counts of slots in use: `workers` rows of `columns`; of each worker the sessions that are ending, and the queue.
+    """Slots in use, `workers` rows of `columns`, and the ending sessions and the queue of each worker.
 
     Args:
-        fd: An open file of `size` bytes, zeros at first.
-        workers: How many rows.
-        columns: How many columns.
-        places: How many newcomers may wait in one worker; a row counts the one too many as well.
-        wakers: A descriptor for each worker; a byte that is written there wakes it.
+        fd: An open file of `size` bytes, initially zeros.
+        workers: Number of rows.
+        columns: Number of columns.
+        places: Maximum waiting clients in a worker; a row has room for one more, which will be rejected.
+        wakers: A descriptor per worker; writing a byte to it wakes the worker.
     """
 
     def __init__(self, fd: int, workers: int, columns: int, places: int, wakers: Sequence[int] = ()) -> None:
@@ -76,22 +75,22 @@ class SlotTable:
 
     @staticmethod
     def size(workers: int, columns: int, places: int) -> int:
-        """Return the bytes that a table takes."""
+        """Return the size of a table in bytes."""
         return workers * ((places + 3) * _TIME_BYTES + (columns + 2) * _COUNT_BYTES)
 
     @classmethod
     def create(cls, workers: int, columns: int, places: int) -> int:
-        """Return a descriptor of a new file without a name, for a table of this size."""
+        """Return the descriptor of a new anonymous file for a table."""
         with tempfile.TemporaryFile() as file:
             file.truncate(cls.size(workers, columns, places))
             return os.dup(file.fileno())
 
     @contextmanager
     def locked(self) -> Iterator[None]:
-        """Keep the other processes out.
+        """Hold the lock during the block.
 
-        A process that is frozen while it has the lock stops nobody: after a moment the others go on without it. Each
-        writes its own row alone, so the worst that comes of it is one session too many.
+        A process that is stopped while it holds the lock does not block the others: after a timeout they continue
+        without the lock. Each writes only its own row, so the worst case is one session too many.
         """
         acquired = self._lock()
         try:
@@ -116,12 +115,12 @@ class SlotTable:
             time.sleep(POLL_INTERVAL_S)
 
     def row(self, worker: int) -> int:
-        """Return the slots in use in one worker."""
+        """Return the slots in use in a worker."""
         start = worker * self._columns
         return sum(self._counts[start : start + self._columns])
 
     def column(self, column: int) -> int:
-        """Return the slots in use of one caller."""
+        """Return the slots in use by a caller."""
         return sum(self._counts[column :: self._columns])
 
     def total(self) -> int:
@@ -129,23 +128,23 @@ class SlotTable:
         return sum(self._counts)
 
     def add(self, worker: int, column: int, change: int) -> None:
-        """Change one count."""
+        """Change a count."""
         self._counts[worker * self._columns + column] += change
 
     def ending(self) -> int:
-        """Return the sessions that are about to give their slots back."""
+        """Return the number of sessions that are about to release their slots."""
         return sum(self._ending)
 
     def end(self, worker: int, change: int) -> None:
-        """Count one more of these, or one less."""
+        """Change a worker's number of ending sessions."""
         self._ending[worker] += change
 
     def waiting(self) -> int:
-        """Return the newcomers that wait."""
+        """Return the number of waiting clients."""
         return sum(self._waiting)
 
     def queue(self, worker: int, arrival: int) -> None:
-        """Count a newcomer that waits, the latest of its worker; a row that is full counts no more."""
+        """Add a waiting client, the latest of its worker; ignored if the row is full."""
         with self.locked():
             size = self._waiting[worker]
             if size < len(self._arrivals[worker]):
@@ -153,7 +152,7 @@ class SlotTable:
                 self._waiting[worker] = size + 1
 
     def dequeue(self, worker: int, arrival: int) -> None:
-        """Count it no more."""
+        """Remove a waiting client."""
         with self.locked():
             row, size = self._arrivals[worker], self._waiting[worker]
             at = bisect_left(row, arrival, 0, size)
@@ -162,17 +161,17 @@ class SlotTable:
                 self._waiting[worker] = size - 1
 
     def count_earlier(self, arrival: int) -> int:
-        """Return how many wait that came before."""
+        """Return the number of waiting clients that arrived earlier."""
         return sum(bisect_left(row, arrival, 0, self._waiting[n]) for n, row in enumerate(self._arrivals))
 
     def set_head(self, worker: int, arrival: int) -> bool:
-        """Say when the newcomer came that a worker serves next, 0 for none; return whether that is another."""
+        """Set the arrival time of a worker's next client, 0 for none; return whether it changed."""
         changed = self._heads[worker] != arrival
         self._heads[worker], self._beats[worker] = arrival, time.monotonic_ns()
         return changed
 
     def has_earlier(self, worker: int, arrival: int) -> bool:
-        """Return whether another worker that lives serves somebody next who came before."""
+        """Return whether another live worker's next client arrived earlier."""
         oldest = time.monotonic_ns() - int(HEARTBEAT_TIMEOUT_S * 1e9)
         return any(
             0 < head < arrival and beat > oldest and other != worker
@@ -180,14 +179,14 @@ class SlotTable:
         )
 
     def wake_others(self, worker: int | None = None) -> None:
-        """Have the other workers look at their queues, where they have any."""
+        """Wake the other workers that have waiting clients."""
         for other, waker in enumerate(self._wakers):
             if other != worker and self._waiting[other]:
-                with suppress(BlockingIOError):  # it has been told often enough
+                with suppress(BlockingIOError):  # the pipe is full of wake-ups
                     os.write(waker, b"\0")
 
     def clear(self, worker: int) -> None:
-        """Give back what a dead worker had taken."""
+        """Release the slots and queue of a dead worker."""
         with self.locked():
             for column in range(self._columns):
                 self._counts[worker * self._columns + column] = 0
@@ -195,7 +194,7 @@ class SlotTable:
         self.wake_others()
 
     def close(self) -> None:
-        """Let go of the memory and the file."""
+        """Release the memory and the file."""
         for view in reversed(self._views):
             view.release()
         self._memory.close()
@@ -203,17 +202,17 @@ class SlotTable:
 
 
 class SharedSlots(SessionSlots):
-    """The slots as one worker sees them.
+    """One worker's view of the slots.
 
     Args:
         table: The counts of all workers.
         worker: This worker's index.
-        workers: How many there are.
-        owners: The names of all callers, the same in every worker.
+        workers: Number of workers.
+        owners: Names of all callers, the same in every worker.
         total: The cap over all workers.
-        local: The cap in one worker; that of the whole, or 1 where a process takes no second environment.
-        per_owner: The cap on the sessions of one caller, over all workers; None: no cap.
-        waker: The descriptor that can be read from when another worker has written to this one's.
+        local: The cap in this worker: `total`, or 1 if a process can hold only one environment.
+        per_owner: The cap on one caller's sessions, over all workers; None for no cap.
+        waker: Descriptor from which to read wake-ups by other workers.
     """
 
     def __init__(
@@ -237,7 +236,7 @@ class SharedSlots(SessionSlots):
         self._per_owner = per_owner
         self._waker = waker
         self._wake: Callable[[], None] = lambda: None
-        self._here = 0  # newcomers that wait in this worker
+        self._here = 0  # clients waiting in this worker
         self._timer: asyncio.TimerHandle | None = None
 
     @property
@@ -247,12 +246,12 @@ class SharedSlots(SessionSlots):
 
     @property
     def cap(self) -> int:
-        """The greatest number of slots in use at once in this worker."""
+        """Maximum number of slots in this worker."""
         return min(self._total, self._local)
 
     @property
     def total(self) -> int:
-        """The same over all workers."""
+        """Maximum number of slots over all workers."""
         return self._total
 
     @property
@@ -261,7 +260,7 @@ class SharedSlots(SessionSlots):
         return [self._table.row(worker) for worker in range(self._workers)]
 
     def take(self, owner: str, count: int = 1, arrival: int | None = None) -> None:
-        """Take slots for a caller, all or none, in the order of arrival over all workers. FullError: Too few."""
+        """Take slots for a caller, all or none, in order of arrival over all workers. Raises `FullError`."""
         table = self._table
         with table.locked():
             lack = self.lack(owner, count)
@@ -273,31 +272,31 @@ class SharedSlots(SessionSlots):
             raise lack
 
     def give(self, owner: str) -> None:
-        """Give a slot back that this caller has taken."""
+        """Release a slot of a caller."""
         with self._table.locked():
             self._table.add(self._worker, self._columns[owner], -1)
         self._table.wake_others(self._worker)
 
     @property
     def ending(self) -> int:
-        """Sessions that are about to give their slots back, over all workers."""
+        """Number of sessions that are about to release their slots, over all workers."""
         return self._table.ending()
 
     def end(self, change: int) -> None:
-        """Count one more of these in this worker, or one less."""
+        """Change this worker's number of ending sessions."""
         self._table.end(self._worker, change)
 
     @property
     def waiting(self) -> int:
-        """Newcomers that wait, over all workers."""
+        """Number of waiting clients, over all workers."""
         return self._table.waiting()
 
     def listen(self, wake: Callable[[], None]) -> None:
-        """Call this when something may have come free elsewhere, as long as anybody waits here."""
+        """Set the callback for when a slot may be free, called while clients are waiting here."""
         self._wake = wake
 
     def enqueue(self, arrival: int) -> None:
-        """Count a newcomer that waits in this worker from now on."""
+        """Add a client that waits in this worker."""
         self._table.queue(self._worker, arrival)
         self._here += 1
         if self._here == 1:
@@ -307,7 +306,7 @@ class SharedSlots(SessionSlots):
                 loop.add_reader(self._waker, self._on_wake)
 
     def dequeue(self, arrival: int) -> None:
-        """Count it no more."""
+        """Remove a waiting client."""
         self._table.dequeue(self._worker, arrival)
         self._here -= 1
         if not self._here:
@@ -317,11 +316,11 @@ class SharedSlots(SessionSlots):
                 asyncio.get_running_loop().remove_reader(self._waker)
 
     def place(self, arrival: int) -> int:
-        """Return the place of a newcomer in the order of arrival, over all workers, from 1."""
+        """Return a client's position in the order of arrival over all workers, from 1."""
         return self._table.count_earlier(arrival) + 1
 
     def set_head(self, arrival: int | None) -> None:
-        """Say who of this worker is served next; if that is another than before, others may be first now."""
+        """Set this worker's next client; if it changed, wake the others, whose clients may be first now."""
         if self._table.set_head(self._worker, arrival or 0) and self._table.total() < self._total:
             self._table.wake_others(self._worker)
 
@@ -335,7 +334,7 @@ class SharedSlots(SessionSlots):
         self._wake()
 
     def find_free_worker(self) -> int | None:
-        """Return a worker that has room, where this one has none but others do."""
+        """Return a worker with room if this one has none; otherwise None."""
         if self._local >= self._total or self._table.row(self._worker) < self._local:
             return None
         rows = [(self._table.row(worker), worker) for worker in range(self._workers)]
@@ -343,7 +342,7 @@ class SharedSlots(SessionSlots):
         return worker if used < self._local else None
 
     def lack(self, owner: str, count: int) -> FullError | None:
-        """Return why a caller cannot have so many slots now; None where it can."""
+        """Return why a caller cannot get `count` slots now; None if it can."""
         table, column = self._table, self._columns[owner]
         if self._per_owner is not None and (used := table.column(column)) + count > self._per_owner:
             return FullError("session of this token", used, self._per_owner, count, own=True)
