@@ -1,1 +1,1 @@
-"""What this package adds to the command `ropewalk`."""
+"""Subcommands of `ropewalk` for servers."""

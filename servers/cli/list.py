@@ -1,4 +1,4 @@
-"""`ropewalk list`: the environments that there are."""
+"""`ropewalk list`: lists environments."""
 
 import argparse
 import dataclasses
@@ -110,7 +110,7 @@ def _print_table(listed: "Sequence[ListedEnvironment]") -> None:
         )
         for environment in listed
     ]
-    # A broken one has a line of its own below.
+    # The error of a broken one is on a line of its own.
     widths = [max(len(row[at]) for row in (_COLUMNS, *rows)) for at in range(len(_COLUMNS) - 1)]
     width = shutil.get_terminal_size().columns if sys.stdout.isatty() else None
     for row, environment in zip((_COLUMNS, *rows), (None, *listed), strict=True):
@@ -125,7 +125,7 @@ def _shorten(line: str, width: int | None) -> str:
 
 
 def _short(where: str) -> str:
-    """Return the shortest form of a folder: relative to the working directory, to home, or absolute."""
+    """Return a folder's path relative to the working directory or home, if it is below one of them."""
     path = Path(where)
     if not path.is_absolute():
         return where

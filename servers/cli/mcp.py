@@ -1,4 +1,4 @@
-"""`ropewalk mcp`: an environment as an MCP server of a desktop host, over standard input and output."""
+"""`ropewalk mcp`: serves an environment over MCP on standard input and output, for desktop hosts."""
 
 import argparse
 import asyncio
@@ -17,7 +17,7 @@ FAILED: Final = 2
 ENDED: Final = 1
 
 _LEFTOVER_GRACE_S: Final = 3.0
-"""Seconds that what an environment has left running gets at the end."""
+"""Seconds that processes left by an environment have to end at exit."""
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
@@ -46,10 +46,10 @@ def configure(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Serve until the host closes its end.
+    """Serve until the host closes standard input.
 
     Raises:
-        ConfigurationError: There is no such environment, it has no tools, or the SDK is missing.
+        ConfigurationError: There is no such environment, it has no tools, or the SDK is not installed.
     """
     options = _options(arguments)
     settings = ServerSettings.from_environment(os.environ)
@@ -58,7 +58,7 @@ def run(arguments: argparse.Namespace) -> int:
     try:
         from servers.mcp.stdio import take_standard_streams
 
-        wire = take_standard_streams()  # before any code of the environment's can print
+        wire = take_standard_streams()  # before the environment's code can print
         return _serve(arguments, options, settings, wire)
     except ModuleNotFoundError as error:
         extra = {"mcp": "mcp", "mcp_types": "mcp", "anyio": "mcp"}.get(error.name or "", "server")
@@ -90,7 +90,7 @@ def _serve(
         served = asyncio.run(serve_stdio(app, app.title, options, wire))
     except (OpenEnvError, ModuleNotFoundError):
         raise
-    except Exception as error:  # the author's, who reads it
+    except Exception as error:  # from the author's code
         show(error)
         return FAILED
     finally:

@@ -1,4 +1,4 @@
-"""`ropewalk serve`: an environment server with the best settings that the stack has."""
+"""`ropewalk serve`: runs an environment server with tuned settings."""
 
 import argparse
 import gc
@@ -28,10 +28,10 @@ from servers.settings import MODES, ServePlan, ServerSettings, count, seconds, s
 _FAILED: Final = 2
 
 _GC_THRESHOLD: Final = 50_000
-"""New objects between two looks for cycles while an app is loaded; `servers.hosting` has them while it is served."""
+"""Garbage-collection threshold while an app is loaded; `servers.hosting` sets it while the app is served."""
 
 _RELOAD_DRAIN_S: Final = 1.0
-"""What sessions get when the source has changed, unless --drain says otherwise: its author waits for it."""
+"""Default drain of a reload in seconds; short, because the author is waiting for it."""
 
 
 _STEP_TIMEOUT_HELP: Final = "for a reset, step, state or constructor; 0 for no bound (300)"
@@ -45,7 +45,7 @@ _LIMITS: Final = (
     ("--max-body", "max_body_bytes", count, "BYTES", "of an HTTP request (16777216)"),
     ("--drain", "drain_s", seconds, "SECONDS", "that sessions get when told to stop (8)"),
 )
-"""Options, the settings that they are, how they are read, in what, and their help."""
+"""Options: the flag, the setting, its parser, the metavar and the help."""
 
 _SERVER_SETTINGS: Final = ("max_body_bytes", "drain_s")
 _SESSION_OPTIONS: Final = {
@@ -53,7 +53,7 @@ _SESSION_OPTIONS: Final = {
     "mode": "--mode",
     "web": "--web",
 }
-"""Settings that only an application of create_app can heed, and their options."""
+"""Settings that only an application of create_app supports, and their options."""
 
 _NOT_GIVEN: Final = object()
 
@@ -75,10 +75,11 @@ def configure(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Serve until a signal says to stop.
+    """Serve until a signal stops it.
 
     Raises:
-        ConfigurationError: The app cannot be imported, the address cannot be had, or strangers could come in.
+        ConfigurationError: The app cannot be imported, the address is unavailable, or a server that others can reach
+            has no token.
     """
     _check_reload_options(arguments)
     if arguments.argument is not None:
@@ -107,14 +108,14 @@ def _listeners(arguments: argparse.Namespace) -> list[socket]:
 def _run_here(arguments: argparse.Namespace, settings: ServerSettings, listener: socket) -> int:
     from openenv_core.tracebacks import show
 
-    gc.set_threshold(_GC_THRESHOLD)  # what is loaded is no garbage, and many looks for some delay the start
+    gc.set_threshold(_GC_THRESHOLD)  # loading creates no garbage, and collections delay the start
     from servers.target import load_app
 
     try:
         app = load_app(arguments.app)
     except (OpenEnvError, ModuleNotFoundError):
         raise
-    except Exception as error:  # the author's, who reads it
+    except Exception as error:  # from the author's code
         show(error)
         return _FAILED
     from servers.hosting import assemble, host
@@ -258,14 +259,14 @@ def _add_options(parser: argparse.ArgumentParser) -> None:
 
 
 def _is_given(arguments: argparse.Namespace, name: str) -> bool:
-    """Return whether the option of a setting is on the command line."""
+    """Return whether a setting's option was given on the command line."""
     return getattr(arguments, name) is not _NOT_GIVEN
 
 
 def _read_settings(arguments: argparse.Namespace, environ: MutableMapping[str, str]) -> ServerSettings:
-    """Return the settings, and take the tokens out of the environment.
+    """Return the settings, and remove the tokens from the environment variables.
 
-    What an environment's code starts, or prints of its surroundings, should not have them.
+    Otherwise the environment's code and its child processes would see them.
     """
     settings = ServerSettings.from_environment(environ)
     environ.pop("ROPEWALK_TOKENS", None)
@@ -287,7 +288,7 @@ def _read_settings(arguments: argparse.Namespace, environ: MutableMapping[str, s
 
 
 def _is_insecure(arguments: argparse.Namespace) -> bool:
-    """Say whether a server without tokens may listen beyond loopback."""
+    """Return whether a server without tokens may listen beyond loopback."""
     value = os.environ.get("ROPEWALK_INSECURE", "").strip().lower()
     return bool(arguments.insecure) or value in ("1", "true", "yes")
 
