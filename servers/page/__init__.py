@@ -1,6 +1,6 @@
-"""The page to play on: its files, what it is told of the environment, and pages that authors make with Gradio.
+"""The page to play on: its files, its data about the environment, and authors' Gradio pages.
 
-What is played on it goes over `/ws`, as of any other client.
+The page plays over `/ws`, like any other client.
 """
 
 from servers.page.gradio import PageOptions

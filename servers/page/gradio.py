@@ -1,4 +1,4 @@
-"""A page that an author has made with Gradio, mounted as the released server does; nothing else imports Gradio."""
+"""Mounts an author's Gradio page as the released server does; the only module that imports Gradio."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -17,12 +17,12 @@ class PageOptions:
     """The options of the page, as given to `create_app`.
 
     Attributes:
-        title: What stands above it.
-        builder: Makes a page with Gradio.
-        tab: The name of the tab with that page.
-        tab_first: That tab is the first, and open.
-        playground: Our own page has a tab beside it.
-        always: There is a page, whatever the settings say.
+        title: Title of the page.
+        builder: Builds a Gradio page.
+        tab: Name of the tab with the Gradio page.
+        tab_first: Whether that tab is the first, and open.
+        playground: Whether our own page has a tab too.
+        always: Whether to serve a page regardless of the settings.
     """
 
     title: str | None = None
@@ -40,11 +40,11 @@ def build(
     action: dict[str, Any],
     playground: str,
 ) -> FastAPI:
-    """Return an application with the author's page below `/web`.
+    """Return an application with the author's page at `/web`.
 
     Raises:
         ConfigurationError: Gradio is not installed.
-        TypeError: The function has returned something else than blocks of Gradio.
+        TypeError: The builder did not return gradio.Blocks.
     """
     with installed_with("gradio", "the package that this environment's page is made with", "gradio"):
         import gradio
@@ -76,7 +76,7 @@ def build(
 
 
 def action_fields(schema: dict[str, Any]) -> list[dict[str, Any]]:
-    """Return the fields of an action as released builders of pages are given them."""
+    """Return the fields of an action in the form that released page builders expect."""
     names = {"default_value": "default", "choices": "enum", "min_value": "minimum", "max_value": "maximum"}
     names |= {"min_length": "minLength", "max_length": "maxLength", "pattern": "pattern"}
     return [
