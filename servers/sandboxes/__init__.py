@@ -1,1 +1,1 @@
-"""A service of sandboxes over this machine, which speaks E2B's API (docs/sandboxes.md)."""
+"""A service of sandboxes on this machine, with E2B's API (docs/sandboxes.md)."""

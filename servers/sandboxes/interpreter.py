@@ -1,4 +1,4 @@
-"""E2B's code interpreter API: cells in contexts, whose output is streamed line by line."""
+"""E2B's code interpreter API: runs cells in contexts, and streams their output as JSON lines."""
 
 import asyncio
 import codecs
@@ -24,8 +24,8 @@ def routes(find: Find, table: SandboxTable) -> list[Route]:
     """Return the routes.
 
     Args:
-        find: Returns the sandbox that a request is for, or raises.
-        table: Runs what goes on after its caller has left.
+        find: Returns the sandbox of a request, or raises.
+        table: Runs tasks that outlive their request.
     """
 
     async def execute(request: Request) -> Response:
@@ -67,7 +67,7 @@ def routes(find: Find, table: SandboxTable) -> list[Route]:
 
 
 async def _python(request: Request) -> dict[str, Any]:
-    """Return a body, whose language is Python."""
+    """Return the body of a request. Raises `ApiError` for languages other than Python."""
     body = message_of(await request.body())
     if (language := body.get("language")) not in (None, "", "python", "python3"):
         raise ApiError(400, f"expected the language python, got {language!r}; run others as commands")
@@ -81,7 +81,7 @@ def _context(record: Record, name: str) -> tuple[dict[str, str], asyncio.Lock]:
 
 
 async def _make(record: Record, name: str, cwd: str) -> dict[str, str]:
-    """Return what clients know of a context, which is made if it is not there."""
+    """Return a context as clients see it; create it if it does not exist."""
     async with record.making:
         if name not in record.contexts:
             if len(record.contexts) >= MAX_CONTEXTS:
@@ -95,8 +95,8 @@ async def _make(record: Record, name: str, cwd: str) -> dict[str, str]:
 async def _run(
     record: Record, table: SandboxTable, name: str, turn: asyncio.Lock, code: str, envs: dict[str, str]
 ) -> AsyncIterator[bytes]:
-    """Run a cell when its turn has come; a caller that disconnects interrupts it."""
-    # Not before: where the caller has left, this may never begin, and would not give the turn back.
+    """Run a cell, one at a time per context; the caller's disconnect interrupts it."""
+    # Acquired here, because a generator that never starts, after a disconnect, would not release it.
     await turn.acquire()
     async with contextlib.AsyncExitStack() as stack:
         stack.callback(turn.release)
@@ -115,7 +115,7 @@ async def _run(
 async def _interrupt(
     record: Record, name: str, output: Subscription, stack: contextlib.AsyncExitStack
 ) -> None:
-    """Interrupt an abandoned cell, and let the next one run."""
+    """Interrupt an abandoned cell, and release its context when it has ended."""
     async with stack:
         record.guest.notify("interrupt", name=name)
         while (message := await output.take()) is not None and "end" not in message[0]:

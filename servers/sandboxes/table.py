@@ -1,4 +1,4 @@
-"""The sandboxes of a service: whose they are, how many there may be, until when they live."""
+"""The sandboxes of a service: owners, limits and timeouts."""
 
 import asyncio
 import contextlib
@@ -20,33 +20,33 @@ from servers.sandboxes.machines import Machine, ProcessMachine, WarmContainers
 logger = logging.getLogger("servers")
 
 PROCESS_TEMPLATES: Final = ("base", "code-interpreter-v1", "process")
-"""Names of the template that is no image; the first two are what E2B's clients ask for by themselves."""
+"""Names of the template of process sandboxes; the first two are defaults of E2B's clients."""
 
 POLL_INTERVAL_S: Final = 0.25
 RETRY_INTERVAL_S: Final = 1.0
-"""Pause before a removal that failed is tried again: the engine may be restarting."""
+"""Pause before a failed removal is retried: the engine may be restarting."""
 
 MAX_STARTING: Final = 4
-"""Containers that start at once; further ones wait for their turn."""
+"""Maximum concurrent starts of containers; further ones wait."""
 
 MIB: Final = 1 << 20
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class SandboxLimits:
-    """What one service allows.
+    """The limits of a service.
 
     Attributes:
-        max_sandboxes: At once, those that are paused included.
-        max_sandboxes_per_key: The same, of one key; None: only the cap of all.
-        max_timeout_s: The longest time that a sandbox may be given.
-        memory_bytes: Of a container as a whole, and of each program of a process sandbox.
-        disk_bytes: All files of a process sandbox together.
-        pids: Processes and threads of one sandbox.
-        images: Patterns of the images that may be run, as in `my-env:*`; none: no image.
-        warm: Containers that are kept ready beside those in use, of images that were asked for last.
-        minimum_isolation: Below this no process sandbox is started.
-        preload: Modules that interpreters of process sandboxes begin with.
+        max_sandboxes: Maximum number of sandboxes, including paused ones.
+        max_sandboxes_per_key: Maximum number per key; None for no separate limit.
+        max_timeout_s: Maximum timeout of a sandbox.
+        memory_bytes: Memory of a container, or of each program of a process sandbox.
+        disk_bytes: Total size of a process sandbox's files.
+        pids: Processes and threads per sandbox.
+        images: Patterns of allowed images, such as `my-env:*`; empty allows none.
+        warm: Number of warm containers to keep, of recently requested images.
+        minimum_isolation: Minimum isolation level of process sandboxes.
+        preload: Modules to import in advance for interpreters of process sandboxes.
     """
 
     max_sandboxes: int = 16
@@ -61,7 +61,7 @@ class SandboxLimits:
     preload: tuple[str, ...] = ()
 
     def image(self, name: str) -> str:
-        """Return the image that is run for a name. ApiError: it is not allowed."""
+        """Return the full name of an allowed image. Raises `ApiError` if it is not allowed."""
         last = name.rpartition("/")[2]
         full = name if ":" in last or "@" in last else f"{name}:latest"
         for pattern in self.images:
@@ -82,18 +82,18 @@ class SandboxLimits:
 
 @dataclass(slots=True, eq=False)
 class Record:
-    """One sandbox.
+    """A sandbox or snapshot.
 
     Attributes:
-        id: Its name, which is also all that a connection to its ports needs.
-        owner: The name of the key that asked for it.
-        token: What its files and commands are asked for with.
-        expires: In the loop's time.
-        contexts: Interpreters of `run_code`: what clients know of each, and the lock of its turn.
-        making: Held while a context is made.
-        freezing: Held while it is paused, or goes on: an engine takes its time, in which others may ask for that.
-        snapshot_of: The sandbox whose state it keeps, where it is a snapshot and no sandbox.
-        names: A snapshot's.
+        id: Its id, which alone grants access to its ports.
+        owner: Name of the key that created it.
+        token: Token for its files and commands.
+        expires: Time of its end, by the loop's clock.
+        contexts: Interpreters of `run_code`: each as clients see it, and its lock.
+        making: Held while a context is created.
+        freezing: Held while it is paused or resumed, which an engine may take a while to do.
+        snapshot_of: The sandbox whose state it keeps, if it is a snapshot.
+        names: Names of a snapshot.
     """
 
     id: str
@@ -118,19 +118,19 @@ class Record:
 
     @property
     def guest(self) -> Guest:
-        """Its agent."""
+        """The client of its agent."""
         assert self.machine is not None
         return self.machine.guest
 
     @property
     def end_at(self) -> datetime:
-        """When its time is over."""
+        """When its timeout expires."""
         left = self.expires - asyncio.get_running_loop().time()
         return datetime.now(UTC) + timedelta(seconds=left)
 
 
 class SandboxTable:
-    """All sandboxes of one service, each its owner's alone. Lives on one event loop."""
+    """All sandboxes of a service, each accessible only to its owner. Bound to one event loop."""
 
     def __init__(self, limits: SandboxLimits) -> None:
         self.limits = limits
@@ -144,10 +144,10 @@ class SandboxTable:
         self._closing = False
 
     async def start(self) -> None:
-        """Get ready to fork process sandboxes.
+        """Start the process sandbox.
 
         Raises:
-            SandboxUnavailableError: There can be none here, and images are not allowed either.
+            SandboxUnavailableError: It does not work on this machine, and no images are allowed either.
         """
         limits = self.limits
         sandbox = Sandbox(SandboxConfig(minimum=limits.minimum_isolation, preload=limits.preload))
@@ -164,17 +164,17 @@ class SandboxTable:
     async def create(
         self, owner: str, template: str, timeout_s: float, envs: dict[str, str], **fields: Any
     ) -> Record:
-        """Start a sandbox, and return it once it answers.
+        """Start a sandbox, and return it once its agent responds.
 
         Args:
-            owner: The name of the key that asks for it.
-            template: What it is made from: a kind, an image, a snapshot.
-            timeout_s: How long it lives.
+            owner: Name of the key that creates it.
+            template: A process template, an image, or the id of a snapshot.
+            timeout_s: Its timeout in seconds.
             envs: Environment variables.
-            fields: Others of the record.
+            fields: Other fields of the record.
 
         Raises:
-            ApiError: It is not allowed, or does not start.
+            ApiError: It is not allowed, or its start failed.
         """
         source = self._records.get(template)
         if source is not None and source.owner == owner and source.snapshot_of is not None:
@@ -188,13 +188,13 @@ class SandboxTable:
         """Start a copy of a sandbox or snapshot, with its interpreters and files.
 
         Args:
-            source: What is copied.
-            timeout_s: How long it lives.
-            envs: Environment variables beside the original's.
-            fields: Of the record, where they are not the original's.
+            source: The sandbox or snapshot to copy.
+            timeout_s: Timeout of the copy in seconds.
+            envs: Environment variables in addition to the original's.
+            fields: Fields of the record that differ from the original's.
 
         Raises:
-            ApiError: It is paused, runs code, is a container, or its files are not copied.
+            ApiError: The source is paused, runs code or is a container, or its files cannot be copied.
         """
         if source.paused or any(turn.locked() for _, turn in source.contexts.values()):
             raise ApiError(
@@ -250,7 +250,7 @@ class SandboxTable:
         return record
 
     def records(self, owner: str | None = None, *, snapshots: bool = False) -> list[Record]:
-        """Return the sandboxes, or the snapshots, of an owner or of all, in the order of their starts."""
+        """Return the sandboxes or snapshots of an owner, or of all, in order of creation."""
         return [
             each
             for each in self._records.values()
@@ -261,31 +261,31 @@ class SandboxTable:
         ]
 
     def find(self, sandbox_id: str, owner: str | None = None, *, snapshots: bool = False) -> Record | None:
-        """Return a sandbox or a snapshot by its name; None where its owner, or nobody, has one."""
+        """Return a sandbox or snapshot by its id, among the owner's or all; None if there is none."""
         records = self.records(owner, snapshots=snapshots)
         return next((each for each in records if each.id == sandbox_id), None)
 
     def set_timeout(self, record: Record, timeout_s: float, *, only_longer: bool = False) -> None:
-        """Set how long a sandbox lives from now on. ApiError: it is too long."""
+        """Set the timeout of a sandbox, from now on. Raises `ApiError` if it is too long."""
         expires = self._deadline_after(timeout_s)
         record.expires = max(expires, record.expires) if only_longer and not record.paused else expires
 
     async def freeze(self, record: Record, *, frozen: bool) -> None:
-        """Pause a sandbox, with its memory and processes, or resume it. It keeps its slot."""
+        """Pause a sandbox, keeping its memory and processes, or resume it. A paused sandbox still counts."""
         async with record.freezing:
             if record.machine is not None and record.paused != frozen:
                 await record.machine.freeze(frozen=frozen)
                 record.paused = frozen
 
     def end(self, record: Record) -> "asyncio.Task[None]":
-        """Begin to remove a sandbox, unless that is under way."""
+        """Start the removal of a sandbox, if not started yet, and return its task."""
         record.doomed = True
         if record.ending is None:
             record.ending = self.spawn(self._remove(record), f"end of {record.id}")
         return record.ending
 
     async def close(self, deadline_s: float) -> None:
-        """End every sandbox, and start no further ones."""
+        """End all sandboxes, and reject new ones."""
         self._closing = True
         endings = [self.end(record) for record in list(self._records.values())]
         if endings:
@@ -315,7 +315,7 @@ class SandboxTable:
             logger.debug("%s failed: %s", task.get_name(), error)
 
     def _machine(self, record: Record) -> Callable[[], Awaitable[Machine]]:
-        """Return what makes the machine of a record."""
+        """Return a function that starts the machine of a record."""
         limits = self.limits
         if record.template not in PROCESS_TEMPLATES:
             options = ContainerOptions(
@@ -388,7 +388,7 @@ class SandboxTable:
                 self.end(record)
 
     def _deadline_after(self, timeout_s: float) -> float:
-        """Return when so many seconds are over, in the loop's time. ApiError: it is more than there may be."""
+        """Return the deadline of a timeout by the loop's clock. Raises `ApiError` if the timeout is too long."""
         if not 0 <= timeout_s <= (most := self.limits.max_timeout_s):
             raise ApiError(400, f"Timeout cannot be greater than {most:g} seconds, got {timeout_s:g}")
         return asyncio.get_running_loop().time() + timeout_s
