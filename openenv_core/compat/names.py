@@ -13,7 +13,7 @@ RELEASED: Final = "openenv"
 """The released package's name for imports."""
 
 FORMER: Final = "openenv_core"
-"""Its name until 0.2, which is now ours: the same modules are found below it."""
+"""Its name until 0.2, now that of our package; the same modules are found below it."""
 
 _PROVIDERS = (
     "hosts of containers that have no adapter here; openenv_core.providers has LocalDockerProvider and "

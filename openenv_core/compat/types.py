@@ -8,7 +8,7 @@ from enum import IntEnum, StrEnum
 from typing import Annotated, Any, Final, Literal, Protocol
 
 from pydantic import BaseModel, ConfigDict, Field, create_model
-from typing_extensions import TypedDict  # pydantic asks for this one before Python 3.12
+from typing_extensions import TypedDict  # pydantic needs this one before Python 3.12
 
 from openenv_core.environment import Environment
 from openenv_core.protocol import errors as codes
@@ -254,7 +254,7 @@ def deserialize_action(action_data: Mapping[str, Any], action_cls: type[Action])
     """Return a dict as an action: of `action_cls`, or a tool action if that is `Action` or one of them.
 
     Raises:
-        pydantic.ValidationError: It stands for none.
+        pydantic.ValidationError: The dict is not a valid action.
     """
     of_tools: dict[str, type[Action]] = {"list_tools": ListToolsAction, "call_tool": CallToolAction}
     if action_cls in (Action, *of_tools.values()):
@@ -266,7 +266,7 @@ def deserialize_action_with_preprocessing(action_data: Mapping[str, Any], action
     """As `deserialize_action`, for values of a web form: arguments as JSON text, numbers as digits.
 
     Raises:
-        pydantic.ValidationError: It stands for none.
+        pydantic.ValidationError: The dict is not a valid action.
     """
     data = dict(action_data)
     for name, read in (("arguments", json.loads), ("action_id", int)):

@@ -210,7 +210,7 @@ def _import_callable(text: str) -> Callable[..., Any]:
         raise ConfigurationError(f"cannot import the policy {text!r}: {error}") from error
     if not callable(target):
         raise ConfigurationError(f"expected {text!r} to be callable, got {type(target).__name__}")
-    return target  # type: ignore[no-any-return]  # it is one
+    return target  # type: ignore[no-any-return]  # checked above
 
 
 class _Function(BaseModel):

@@ -197,7 +197,7 @@ def run_docker(*arguments: str, timeout_s: float | None = None) -> tuple[int, li
 
 
 def find_image(api: "docker.APIClient", image: str) -> dict[str, Any] | None:
-    """Return what the engine knows of an image; None where it has none of that name."""
+    """Return the engine's description of an image; None if it has no image of that name."""
     from docker.errors import ImageNotFound
 
     try:

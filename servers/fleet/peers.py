@@ -213,7 +213,7 @@ async def _wait_for_socket(path: str) -> None:
 
     A dead worker's socket still exists, and refuses connections. An abstract socket (Linux) is not a file; do not wait.
     """
-    while not path.startswith("\0") and not os.path.exists(path):  # noqa: ASYNC110, ASYNC240 - the kernel answers at once, and tells nobody of it
+    while not path.startswith("\0") and not os.path.exists(path):  # noqa: ASYNC110, ASYNC240 - does not block, and there is no event to wait for
         await asyncio.sleep(_START_POLL_INTERVAL_S)
 
 

@@ -29,7 +29,7 @@ class Waiting:
 
 
 def run_next() -> None:
-    """Run the `sitecustomize` that this one stands before."""
+    """Run the `sitecustomize` that this one hides."""
     own_folder = os.path.dirname(os.path.abspath(__file__))
     spec = PathFinder.find_spec("sitecustomize", [place for place in sys.path if place != own_folder])
     if spec is not None and spec.loader is not None:
