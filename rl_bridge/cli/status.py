@@ -57,7 +57,7 @@ def run(arguments: argparse.Namespace) -> int:
             try:
                 snapshot = request_snapshot(address)
             except StatusError:
-                print(f"the run at {address} answers no more", file=sys.stderr)
+                print(f"the run at {address} no longer answers", file=sys.stderr)
                 break
     if (num_hosts := arguments.num_nodes) is None or len(snapshot.hosts) >= num_hosts:
         return 0

@@ -65,7 +65,9 @@ def find_unused_keys(config: Config) -> list[str]:
     """Return a line for each key that was set without effect; values from presets and defaults do not count."""
     lines = find_unused_algorithm_keys(config.algorithm)
     if isinstance(config.env, EnvConfig) and config.env.weight != 1:
-        lines.append(f"env.weight={config.env.weight} has no effect: it counts where env has several by name")
+        lines.append(
+            f"env.weight={config.env.weight} has no effect: it only counts if env has several by name"
+        )
     groups = config.trainer.iterations * config.rollout.groups_per_step
     for key, env in ((env_key(name, "sampling"), env) for name, env in config.environments.items()):
         if env.sampling == "signal" and env.tasks is not None and env.tasks >= groups:
@@ -101,7 +103,7 @@ def find_unused_algorithm_keys(algorithm: AlgorithmConfig) -> list[str]:
     """Return the lines for `algorithm.*`."""
     defaults = AlgorithmConfig(name=algorithm.name)
     return [
-        f"algorithm.{key}={getattr(algorithm, key)} has no effect: it counts where {condition}"
+        f"algorithm.{key}={getattr(algorithm, key)} has no effect: it only counts if {condition}"
         for key, (condition, is_met) in CONDITIONS.items()
         if getattr(algorithm, key) != getattr(defaults, key) and not is_met(algorithm)
     ]
@@ -110,7 +112,7 @@ def find_unused_algorithm_keys(algorithm: AlgorithmConfig) -> list[str]:
 def _find_unused_with_data(section: str, keys: Section) -> list[str]:
     fields = type(keys).model_fields
     return [
-        f"{section}.{key}={getattr(keys, key)} has no effect: it counts where env.* is set, not data.*"
+        f"{section}.{key}={getattr(keys, key)} has no effect: it only counts if env.* is set, not data.*"
         for key in EPISODE_KEYS[section]
         if getattr(keys, key) != fields[key].default
     ]

@@ -61,8 +61,8 @@ class GeneratorConfig(Section):
         if not valid or parts.username is not None or parts.query or parts.fragment:
             # The URL is not quoted: it may contain a key, which must not get into a log.
             raise ValueError(
-                "expected generator.url as http://HOST:PORT/v1, got something else, or more: what lets in is the key "
-                "in the environment variable that generator.key_variable names, never a part of the address"
+                "expected generator.url as http://HOST:PORT/v1, got something else: put the key "
+                "into the environment variable that generator.key_variable names, never into the URL"
             )
         return url.rstrip("/")
 
@@ -71,8 +71,8 @@ class GeneratorConfig(Section):
     def _check_key_variable(cls, name: str | None) -> str | None:
         if name is not None and not re.fullmatch("[A-Za-z_][A-Za-z0-9_]*", name):
             raise ValueError(
-                "expected generator.key_variable to be the name of an environment variable, got something that is no "
-                "such name; the key itself belongs into the variable"
+                "expected generator.key_variable to be the name of an environment variable, got something "
+                "else; put the key itself into that variable"
             )
         return name
 

@@ -139,7 +139,7 @@ def _parse_example(line: bytes, where: str, place: int) -> Example:
     try:
         item = json.loads(line)
     except ValueError as error:
-        raise ConfigError(f"expected a JSON object, got what is none: {error} ({where})") from error
+        raise ConfigError(f"expected a JSON object, got invalid JSON: {error} ({where})") from error
     return _check_example(item, where, place)
 
 
@@ -156,7 +156,7 @@ def require_encodable(value: object, where: str) -> None:
     except UnicodeEncodeError as error:
         text, at = error.object, error.start
         raise ConfigError(
-            f"expected text that UTF-8 can encode, got {text[at]!r} behind {text[max(0, at - 40) : at]!r} ({where})"
+            f"expected text that UTF-8 can encode, got {text[at]!r} after {text[max(0, at - 40) : at]!r} ({where})"
         ) from error
 
 

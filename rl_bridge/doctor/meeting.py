@@ -245,13 +245,15 @@ def exchange_facts(store: Any, meeting: Meeting, own: HostFacts, *, reports: boo
     facts: list[HostFacts] = []
     try:
         if reports and store.add(f"came/{node_rank}", 1) > 1:
-            raise MeetingError(f"two hosts came as --node_rank {node_rank}, {own.host} is one of them")
+            raise MeetingError(f"two hosts joined as --node_rank {node_rank}, {own.host} is one of them")
         if reports:
             store.set(f"host/{node_rank}", own.model_dump_json())
         for other in range(own.num_nodes):
             while not store.check([f"host/{other}"]):
                 if time.monotonic() > deadline:
-                    raise MeetingError(f"no host came as --node_rank {other} within {meeting.timeout_s:g} s")
+                    raise MeetingError(
+                        f"no host joined as --node_rank {other} within {meeting.timeout_s:g} s"
+                    )
                 time.sleep(POLL_INTERVAL_S)
             facts.append(HostFacts.model_validate_json(store.get(f"host/{other}")))
             if (facts[-1].num_nodes, facts[-1].per_host) != (own.num_nodes, own.per_host):
@@ -263,7 +265,7 @@ def exchange_facts(store: Any, meeting: Meeting, own: HostFacts, *, reports: boo
         raise
     except RuntimeError as error:  # the store's connection failed
         raise MeetingError(
-            f"host 0, at whose address all meet, has gone; see what it says: {error}"
+            f"lost the connection to host 0, where all hosts meet; see its output: {error}"
         ) from error
     return facts
 

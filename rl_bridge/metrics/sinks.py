@@ -202,7 +202,7 @@ class TrackerSink(ABC):
             self._run.log(dict(metrics), step=iteration)
         except Exception as error:
             self._is_broken = True
-            logger.warning("%s takes no metrics any more; metrics.jsonl has them: %s", self.name, error)
+            logger.warning("%s no longer takes metrics; metrics.jsonl still has them: %s", self.name, error)
             return
         self._last_iteration = iteration
         self._save_state()

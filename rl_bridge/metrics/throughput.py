@@ -107,7 +107,7 @@ class Throughput:
             seconds, steps, groups = seconds + elapsed, steps + 1, groups + row.get(GROUPS, math.nan)
         if not merged:
             raise StatusError(
-                f"expected at least two iterations with spans in {str(file)!r}, got none behind another; "
+                f"expected at least two iterations with spans in {str(file)!r}, got fewer; "
                 "let the run go on, or measure one that does"
             )
         return cls(

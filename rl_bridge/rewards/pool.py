@@ -63,7 +63,7 @@ class RewardWorker:
                 ) from error
             if isinstance(error, ConnectionError):
                 raise RewardError(
-                    f"expected {names} to be imported, but the process ended over it; its output tells why"
+                    f"expected {names} to be imported, but the process ended during the import; its output tells why"
                 ) from error
             raise
         self.pid = reply.pid
@@ -259,7 +259,7 @@ class RewardPool:
         self.counts["raised"] += 1
         message = (
             f"expected a reward, but {error.rstrip()}\n"
-            "mend the function, let it return None where it cannot say, or set reward.drop_failures"
+            "fix the function, have it return None if it cannot tell, or set reward.drop_failures"
         )
         if not self._reward.drop_failures:
             raise RewardError(message)

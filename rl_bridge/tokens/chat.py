@@ -153,7 +153,7 @@ class ChatTokenizer:
         end = next((end for end in self._ends if after_answer.lstrip().startswith(end)), None)
         if end is None:
             raise ModelError(
-                f"expected the chat template to write {self._tokenizer.eos_token!r} behind an answer, "
+                f"expected the chat template to write {self._tokenizer.eos_token!r} after an answer, "
                 f"got {after_answer!r:.40}; the policy's own end of an answer is not the template's"
             )
         # Tokenised together with the end token, as in the middle of a chat.

@@ -167,7 +167,7 @@ def _parse_llama(answer: str, repair: bool) -> list[ToolCall]:
         if not rest:
             return calls
         if not rest.startswith(";"):
-            raise ValueError(f"expected nothing behind a call but ';' and another, got {rest!r:.80}")
+            raise ValueError(f"expected only ';' and another call after a call, got {rest!r:.80}")
         rest = rest[1:].lstrip()
 
 
