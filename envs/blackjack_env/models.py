@@ -9,7 +9,7 @@ from openenv_core.errors import EnvironmentFailureError
 
 
 class StepBeforeResetError(EnvironmentFailureError):
-    """A step was asked for before the first reset, when no cards are on the table."""
+    """`step` was called before the first `reset`, so no hand has been dealt."""
 
 
 Move: TypeAlias = Literal["hit", "stand"]
@@ -19,7 +19,7 @@ Card: TypeAlias = Annotated[int, Field(ge=1, le=10)]
 
 
 def _name_of_number(value: Any) -> Any:
-    # bool is a subclass of int, and true is no move: only a plain 0 or 1 is a number here.
+    # bool is a subclass of int, but True and False are not moves: accept only a plain 0 or 1.
     if type(value) is int and value in (0, 1):
         return "hit" if value else "stand"
     return value

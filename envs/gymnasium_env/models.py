@@ -1,4 +1,4 @@
-"""What crosses the wire of an environment of Gymnasium's; its spaces stand in the JSON schemas of two fields."""
+"""Actions, observations and states of a Gymnasium environment; the JSON schemas of two fields describe its spaces."""
 
 from functools import partial
 from typing import Annotated, Any
@@ -41,10 +41,12 @@ class GymnasiumState(State):
 def models_for(
     action_space: Space[Any], observation_space: Space[Any]
 ) -> tuple[type[GymnasiumAction], type[GymnasiumObservation]]:
-    """Return models whose JSON schemas say the spaces; the observation's holds a value as Gymnasium has it.
+    """Return the action and observation models whose JSON schemas describe the spaces.
+
+    The observation model holds Gymnasium's own value and encodes it only when serialized.
 
     Raises:
-        ConfigurationError: The spaces cannot cross the wire.
+        ConfigurationError: A space cannot be encoded as JSON.
     """
 
     def annotate(space: Space[Any]) -> Any:
@@ -52,10 +54,10 @@ def models_for(
 
     action_type = Annotated[
         Any, annotate(action_space)
-    ]  # read from JSON: to look once more whether it is, takes time
+    ]  # not JsonValue: the value was parsed from JSON, and validating that again costs time
     written = PlainSerializer(partial(write_value, observation_space))
     observation_type = Annotated[Any, annotate(observation_space), written]
-    build: Any = create_model  # its overloads do not know types made at run time
+    build: Any = create_model  # its overloads do not accept types made at run time
     return (
         build("GymnasiumAction", __base__=GymnasiumAction, action=(action_type, ...)),
         build("GymnasiumObservation", __base__=GymnasiumObservation, observation=(observation_type, ...)),
