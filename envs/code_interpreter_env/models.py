@@ -1,4 +1,4 @@
-"""What crosses the wire of a code interpreter."""
+"""Actions, observations and states of the code interpreter."""
 
 import base64
 import binascii
@@ -19,7 +19,7 @@ MAX_STDIN_CHARS: Final = 8 << 20
 MAX_PATH_CHARS: Final = 1024
 
 EXECUTION: Final = "execution"
-"""The key of `metadata` that holds an execution, in observations of the released shape."""
+"""The key of `metadata` under which observations of the released shape carry the rest of an execution."""
 
 Path: TypeAlias = Annotated[
     str,
@@ -47,7 +47,7 @@ Base64: TypeAlias = Annotated[
 
 
 def _require_type_key(schema: dict[str, Any]) -> None:
-    """Say in a schema that the type has to be there: code alone is the only action that goes without."""
+    """Mark `type` as required in a JSON schema: only `Execute` may omit it."""
     schema["required"] = ["type", *schema.get("required", ())]
 
 
@@ -105,7 +105,7 @@ class PutFile(CodeInterpreterAction):
 
     @property
     def data(self) -> bytes:
-        """What the file gets."""
+        """The content to write, as bytes."""
         if self.content_base64 is not None:
             return base64.b64decode(self.content_base64)
         return (self.content or "").encode()
@@ -152,7 +152,7 @@ class ListTools(ListToolsAction):
 
 
 def _read_kind(value: Any) -> str | None:
-    """Return what says which action it is; code alone is to be executed, and a tool's name says that it is called."""
+    """Return the discriminator of an action: its `type`, or else "execute" for code and "call_tool" for a tool name."""
     if isinstance(value, Mapping):
         default_kind = "execute" if "code" in value else "call_tool" if "tool_name" in value else None
         kind = value.get("type", default_kind)
@@ -170,8 +170,8 @@ AnyAction: TypeAlias = Annotated[
     | Annotated[CallToolAction, Tag("call_tool")],
     Discriminator(_read_kind),
 ]
-"""Every action that the server takes, by its `type`; `{"code": ...}` alone is an `Execute`, and `{"tool_name": ...}` a
-call."""
+"""Every action that the server accepts, discriminated by `type`. Without a type, `{"code": ...}` is an `Execute` and
+`{"tool_name": ...}` is a tool call."""
 
 
 class FileContent(BaseModel):
@@ -191,7 +191,7 @@ class FileContent(BaseModel):
 
     @property
     def data(self) -> bytes:
-        """What is in it, as bytes."""
+        """The file's content as bytes."""
         return base64.b64decode(self.content_base64)
 
 
@@ -260,7 +260,7 @@ class CodeInterpreterObservation(CodeObservation):
     @model_validator(mode="before")
     @classmethod
     def _lift_released(cls, value: Any) -> Any:
-        """Read the released shape too."""
+        """Accept the released shape too, by moving `metadata["execution"]` to the top level."""
         if not isinstance(value, dict):
             return value
         if isinstance(metadata := value.get("metadata"), dict):
@@ -269,7 +269,7 @@ class CodeInterpreterObservation(CodeObservation):
                 rest = {name: entry for name, entry in metadata.items() if name != EXECUTION}
                 return {**value, **execution, "metadata": rest}
         if "status" not in value and value.get("exit_code"):
-            return {**value, "status": "error"}  # released servers say no more than that
+            return {**value, "status": "error"}  # released servers report only the exit code
         return value
 
 

@@ -1,4 +1,4 @@
-"""What grading a submission returns, in a form that may be shown to the policy that wrote it."""
+"""The result of grading a submission, in a form that may be shown to the policy."""
 
 from typing import Literal, TypeAlias
 
@@ -16,8 +16,8 @@ Category: TypeAlias = Literal[
     "killed",
     "not_run",
 ]
-"""How a case ended: `error` is an exception, `missing` a function or variable that is not there, `bad_value` an
-answer of a type that does not cross or too large, `killed` the interpreter's end, `not_run` a case that came after
+"""How a case ended: `error` is an exception, `missing` an undefined function or variable, `bad_value` an answer that
+is too large or of a type that cannot be transferred, `killed` the end of the interpreter, and `not_run` a case after
 the one that ended the grading."""
 
 Reason: TypeAlias = Literal["passed", "failed", "timeout", "sandbox_error"]
