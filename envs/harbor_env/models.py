@@ -104,7 +104,7 @@ class HarborObservation(Observation):
 
 
 class HarborState(State):
-    """The state of an episode."""
+    """Where the episode stands."""
 
     task: str | None = Field(default=None, description="the id of the task; null before a reset")
     split: str | None = None

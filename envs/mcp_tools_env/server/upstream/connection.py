@@ -103,7 +103,7 @@ PING_TIMEOUT_S: Final = 2.0
 """How long a server may take to reply to a ping after a call that timed out."""
 
 EXIT_REASON_WAIT_S: Final = 1.0
-"""What it may take to learn how a server died, once it has."""
+"""How long to wait for the reason of a dead server's exit."""
 
 CLOSE_TIMEOUT_S: Final = 8.5
 """The timeout of closing; enough to end a process, and the longest that closing a session waits."""

@@ -3,7 +3,7 @@
 import asyncio
 import json
 import re
-import re._constants as constants  # type: ignore[import-not-found] # the only parser of patterns that there is
+import re._constants as constants  # type: ignore[import-not-found] # the only parser of regular expressions
 import re._parser as parser  # type: ignore[import-not-found]
 import time
 from collections.abc import Callable, Iterator, Mapping
