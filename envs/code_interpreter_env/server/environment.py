@@ -260,7 +260,7 @@ class CodeInterpreterEnvironment(
 
     def _require_tasks(self) -> JsonlTasks:
         if self._tasks is None:
-            raise NotImplementedError  # the task routes map this to "no tasks here"
+            raise NotImplementedError  # the task routes report this as unsupported
         return self._tasks
 
     async def _act(

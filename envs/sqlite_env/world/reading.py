@@ -61,7 +61,7 @@ def _count_tokens(tokens: Sequence[str], bodies: dict[str, list[str]], lengths: 
         if name not in bodies:
             continue
         if name not in lengths:
-            lengths[name] = 0  # ends the recursion; recursive queries are rejected by the authorizer
+            lengths[name] = 0  # ends the recursion; a query that refers to itself is rejected elsewhere
             lengths[name] = _count_tokens(bodies[name], bodies, lengths)
         total += lengths[name]
         if total > MAX_TOKENS:
