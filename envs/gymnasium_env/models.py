@@ -17,11 +17,11 @@ class GymnasiumAction(Action):
 
 
 class GymnasiumObservation(Observation):
-    """What Gymnasium's environment answers. The reward is null after a reset.
+    """An observation of the Gymnasium environment. The reward is null after a reset.
 
     Attributes:
         observation: A value of the observation space.
-        info: What else Gymnasium's environment says, as far as JSON can say it.
+        info: The entries of Gymnasium's `info` that JSON can represent.
     """
 
     observation: Any = Field(description="a value of the observation space")
@@ -29,10 +29,10 @@ class GymnasiumObservation(Observation):
 
 
 class GymnasiumState(State):
-    """Where the episode stands.
+    """The state of an episode.
 
     Attributes:
-        frame: The picture of it as PNG, where the environment was made with a render mode of "rgb_array".
+        frame: The rendered frame as PNG, if the environment's render mode is "rgb_array".
     """
 
     frame: bytes | None = None

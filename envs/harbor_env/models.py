@@ -80,17 +80,17 @@ AnyAction: TypeAlias = Annotated[
 
 
 class HarborObservation(Observation):
-    """What an action has come to; a reset tells the task.
+    """The result of an action, or the task after a reset.
 
     Attributes:
-        task: All that the task says; after a reset.
-        status: What became of the action.
-        reason: Why, in words, where the status is not ok.
-        output: What a command has printed, both streams, or the content of a file that was read.
-        cut: There was more of it.
-        exit_code: A command's.
-        rewards: All that the verifier has written, by name; after the end.
-        verifier_output: The end of what the verifier has printed; after the end.
+        task: The task's prompt, after a reset.
+        status: How the action ended.
+        reason: The reason if the status is not "ok".
+        output: A command's standard output and standard error, or the content of a file.
+        cut: Whether the output was truncated.
+        exit_code: The command's exit code.
+        rewards: All rewards that the verifier wrote, by name, after the end.
+        verifier_output: The end of the verifier's output, after the end.
     """
 
     task: str | None = None
@@ -104,7 +104,7 @@ class HarborObservation(Observation):
 
 
 class HarborState(State):
-    """Where the episode stands."""
+    """The state of an episode."""
 
     task: str | None = Field(default=None, description="the id of the task; null before a reset")
     split: str | None = None

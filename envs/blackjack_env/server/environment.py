@@ -53,14 +53,13 @@ class _GymnasiumTable(Protocol):
 
 
 class BlackjackEnvironment(Environment[BlackjackAction, BlackjackObservation, BlackjackState]):
-    """A hand of BlackJack against a dealer who stands on every 17, from an infinite deck.
+    """One hand of BlackJack, from an infinite deck, against a dealer who stands on every 17.
 
-    The player hits or stands; there is no doubling, splitting or surrender. The seed decides every card
-    of the hand in the order in which cards are drawn, so episodes with one seed share the deal, and for as
-    long as their actions agree they are the same.
+    The player hits or stands; there is no doubling, splitting or surrender. The seed fixes the sequence of
+    cards, so episodes with the same seed start with the same deal and stay identical as long as their actions are.
 
-    The rules, the deal and the payouts are those of Gymnasium's class, whose object is made once and dealt
-    anew at each reset, without wrappers, because training plays hundreds of thousands of hands.
+    Rules, deal and payouts are those of Gymnasium's class. One instance of it, without wrappers, is reused for
+    every hand, because training plays hundreds of thousands of them.
     """
 
     BLOCKING = False

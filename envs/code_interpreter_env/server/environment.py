@@ -71,16 +71,16 @@ class CodeInterpreterEnvironment(
 ):
     """Runs untrusted Python in an interpreter that keeps its state from step to step.
 
-    Reset is not needed: a step before the first one begins an episode with what the server gives by default, as
-    released coding environments do. An episode ends only where a task was chosen and a solution was submitted.
+    A reset is optional: a step before the first reset starts an episode with the server's defaults, as released coding
+    environments do. An episode ends only when a task was chosen and a submission solved it or used up its attempts.
 
-    What code does never raises here. The observation's status tells it, and tells it apart from a failure of the
-    infrastructure, "sandbox_error", which no policy should be blamed for. After either of them that has cost the
-    interpreter its state, the next step has a fresh one with the files that the reset brought.
+    Failures of the code never raise; the observation's status reports them. A failure of the infrastructure has the
+    status "sandbox_error", for which no policy should be blamed. If either loses the interpreter's state, the next step
+    gets a fresh interpreter with the files given at reset.
 
     Args:
-        shared: What the sessions of this process share; by default as the environment's variables say.
-        tasks: Where tasks come from; by default those of the settings.
+        shared: The backend shared by the sessions of this process; by default built from environment variables.
+        tasks: The tasks to choose from; by default those of the settings.
     """
 
     BLOCKING = False

@@ -42,19 +42,19 @@ _MAX_CHOICES: Final = 256
 
 
 class GymnasiumEnvironment(Environment[GymnasiumAction, GymnasiumObservation, GymnasiumState]):
-    """A session of one of Gymnasium's environments.
+    """A Gymnasium environment.
 
-    It can be forked where a copy is sound: where the environment and each wrapper are of Gymnasium's classic control,
-    toy texts and wrappers and nothing is rendered, or have an attribute `FORKABLE = True`.
+    It can be forked if copying is safe: if the environment and all of its wrappers either belong to Gymnasium's classic
+    control, toy text and wrappers and do not render, or have an attribute `FORKABLE = True`.
 
-    `reset(seed=..., options={...})` is Gymnasium's own: the seed decides the episode, and without one the environment
-    draws on. An action outside of the action space is refused, and the episode goes on.
+    `reset(seed=..., options={...})` is Gymnasium's own: the seed determines the episode; without one the environment
+    continues its random sequence. An action outside the action space is rejected, and the episode continues.
 
     Args:
-        env_id: What `gymnasium.make` takes.
-        wrappers: Put around it, the first innermost.
-        options: Further arguments of `gymnasium.make`.
-        observation_type: The model of observations that `models_for` returns; by default one is made.
+        env_id: The first argument of `gymnasium.make`.
+        wrappers: Functions that wrap the environment; the first one is innermost.
+        options: Keyword arguments of `gymnasium.make`.
+        observation_type: The observation model that `models_for` returned; None creates one.
     """
 
     SUPPORTS_CONCURRENT_SESSIONS = True

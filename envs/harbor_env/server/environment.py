@@ -67,15 +67,15 @@ class HarborEnvironment(
     IndexedTasks,
     Environment[HarborAction | ToolAction, HarborObservation | ToolObservation, HarborState],
 ):
-    """Plays Harbor tasks: one task an episode, in a machine of its own.
+    """Harbor tasks, one per episode, each in its own machine.
 
-    The episode ends with `submit`, or when the time of the task's `[agent] timeout_sec` is over; the tests judge it
-    either way. Where they write no reward that can be read it has none, and is not 0. What the infrastructure fails of
-    ends the episode, and says so; see `openenv_core.outcomes`.
+    The episode ends with `submit`, or after the task's `[agent] timeout_sec`; the tests run in either case. If they
+    write no readable reward, the reward is None rather than 0. A failure of the infrastructure ends the episode and is
+    reported as such; see `openenv_core.outcomes`.
 
     Args:
-        tasks: All that there are; by default those that HARBOR_TASKS names.
-        machines: Where commands run; by default those that the sessions of this process share.
+        tasks: The tasks; by default those that HARBOR_TASKS names.
+        machines: Opens the machines that commands run in; by default shared by the sessions of this process.
     """
 
     BLOCKING = False

@@ -30,19 +30,17 @@ logger = logging.getLogger(__name__)
 
 
 class McpToolsEnvironment(Environment[ToolAction, ToolObservation, McpToolsState]):
-    """Tools of the MCP servers that the environment's server is configured with, each session with its own of them.
+    """Tools of third-party MCP servers, with separate tool servers or connections for each session.
 
-    Reset is not needed: what is asked before the first one begins an episode with all servers that are configured.
-    An episode ends where its calls or its time are used up, and where a server dies that is not started anew. There
-    are no rewards.
+    A reset is optional: a step before the first reset starts an episode with all configured servers. An episode ends
+    when its calls or its time are used up, or when a server dies that is not restarted. There are no rewards.
 
-    What a tool does never raises here: the observation's error tells it, and tells it apart from a failure of the
-    infrastructure (`metadata["infrastructure_error"]`), which no policy should be blamed for. Over MCP the same tools
-    are offered, and a call there is a step of the same episode. Resources and prompts of the tool servers are not
-    passed on.
+    Failures of tools never raise; the observation's error reports them. A failure of the infrastructure, for which no
+    policy should be blamed, also sets `metadata["infrastructure_error"]`. The same tools are offered over MCP, where a
+    call is a step of the same episode. Resources and prompts of the tool servers are not forwarded.
 
     Args:
-        shared: What the sessions of this process share; by default as the environment's variables say.
+        shared: The state that the sessions of this process share; by default configured by environment variables.
     """
 
     BLOCKING = False

@@ -54,11 +54,11 @@ _READ_ONLY: Final = {"readOnlyHint": True, "openWorldHint": False}
 
 
 class ShopEnvironment(ToolWorld[ShopTaskSpec, ShopState]):
-    """The customer desk of a shop with policies that are written down. A customer asks for one to three things.
+    """The customer desk of a shop with written policies. A customer has one to three requests.
 
-    The task decides the shop, the figures in its policies, and what the customer wants and answers. At the end the
-    records are compared with what they would be if everything had been right, which is worked out from the records and
-    the policies before the first call, and is in nothing that a caller can see.
+    The task determines the shop, the figures in its policies, and the customer's requests and answers. At the end, the
+    records are compared with the expected ones, which are computed from the initial records and the policies before the
+    first call, and which callers cannot see.
     """
 
     NAME = "shop"
