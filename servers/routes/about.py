@@ -99,31 +99,31 @@ class MetadataSource:
     def __init__(self, sessions: SessionTable, name: str | None) -> None:
         self._sessions = sessions
         self._name = name
-        self._found: EnvironmentMetadata | None = None
+        self._metadata: EnvironmentMetadata | None = None
 
     async def ask(self, owner: str) -> EnvironmentMetadata:
         """Return the metadata; while every session is taken, what the class alone tells.
 
         An instance takes one of the caller's slots.
         """
-        if self._found is not None:
-            return self._found
+        if self._metadata is not None:
+            return self._metadata
         factory = self._sessions.factory
         if getattr(factory, "get_metadata", None) is Environment.get_metadata:
-            self._found = self.by_class()
-            return self._found
+            self._metadata = self.class_metadata()
+            return self._metadata
         try:
             async with self._sessions.session(owner, wait_s=0.0) as session:
-                told = await session.run_waiting(lambda runner: runner.call("get_metadata"))
-                self._found = EnvironmentMetadata.model_validate(told)
+                reported_metadata = await session.run_waiting(lambda runner: runner.call("get_metadata"))
+                self._metadata = EnvironmentMetadata.model_validate(reported_metadata)
         except RefusalError:
-            return self.by_class()
+            return self.class_metadata()
         except FATAL:
             logger.exception("get_metadata failed")
-            return self.by_class()
-        return self._found
+            return self.class_metadata()
+        return self._metadata
 
-    def by_class(self) -> EnvironmentMetadata:
+    def class_metadata(self) -> EnvironmentMetadata:
         """Return what is told without an instance: its name, and its documentation."""
         factory = self._sessions.factory
         own_name = name_of(factory)
@@ -156,9 +156,9 @@ def page_router(
     schemas = {name: describe(models[key]) for key, name in _MODELS.items()}
 
     async def page(request: Request) -> Response:
-        told = await metadata.ask(owner_of(request.scope))
+        reported_metadata = await metadata.ask(owner_of(request.scope))
         url = str(request.base_url).rstrip("/")
-        text = "".join(_page(title, told.description, url, schemas, document()))
+        text = "".join(_page(title, reported_metadata.description, url, schemas, document()))
         return Response(text, media_type="text/html", headers={"content-security-policy": _POLICY})
 
     for path in ("/", "/docs", "/redoc"):

@@ -10,8 +10,8 @@ from pydantic.json_schema import GenerateJsonSchema, JsonSchemaValue
 from openenv_core.protocol.http import SESSION_COOKIE, SESSION_HEADER, SESSION_ID
 from openenv_core.protocol.requests import ResetOptions
 
-_CALL: Final = "CallToolAction"
-_PLACE: Final = "#/components/schemas/"
+_TOOL_ACTION: Final = "CallToolAction"
+_SCHEMAS_PREFIX: Final = "#/components/schemas/"
 _ANY: dict[str, Any] = {}
 
 _GUARD_STATUSES: Final = {
@@ -31,16 +31,16 @@ class _Lenient(GenerateJsonSchema):
         return {}
 
 
-def describe(model: Any, place: str = "#/$defs/") -> dict[str, Any]:
+def describe(model: Any, prefix: str = "#/$defs/") -> dict[str, Any]:
     """Return the JSON schema of a model, or of a union of models."""
-    template = place + "{model}"
+    template = prefix + "{model}"
     if isinstance(model, type) and issubclass(model, BaseModel):
         return model.model_json_schema(schema_generator=_Lenient, ref_template=template)
     schema = TypeAdapter(model).json_schema(schema_generator=_Lenient, ref_template=template)
     if "title" not in schema and schema.get("$defs"):
         # Callers tell an environment of tools by the name of its action.
-        names = [str(one.get("title", name)) for name, one in schema["$defs"].items()]
-        schema["title"] = _CALL if _CALL in names else names[0]
+        names = [str(definition.get("title", name)) for name, definition in schema["$defs"].items()]
+        schema["title"] = _TOOL_ACTION if _TOOL_ACTION in names else names[0]
     return schema
 
 
@@ -62,15 +62,15 @@ def describe_reset(factory: Any) -> dict[str, Any]:
             schema["additionalProperties"] = True
         elif parameter.kind in (parameter.KEYWORD_ONLY, parameter.POSITIONAL_OR_KEYWORD):
             try:
-                found = describe(hints.get(parameter.name, Any))
+                property_schema = describe(hints.get(parameter.name, Any))
             except Exception:  # of a type that pydantic knows nothing of
-                found = {}
-            definitions |= found.pop("$defs", {})
+                property_schema = {}
+            definitions |= property_schema.pop("$defs", {})
             if parameter.default is parameter.empty:
                 required.append(parameter.name)
             elif isinstance(parameter.default, bool | int | float | str):
-                found = {**found, "default": parameter.default}
-            properties[parameter.name] = found
+                property_schema = {**property_schema, "default": parameter.default}
+            properties[parameter.name] = property_schema
     schema["properties"] = {**properties, **({"seed": seed} if "seed" in properties else {})}
     return (
         schema
@@ -95,12 +95,12 @@ def describe_api(document: dict[str, Any], models: dict[str, Any], *, production
         ("State", models["state"]),
         ("ResetOptions", ResetOptions),
     ):
-        schema = describe(model, _PLACE)
+        schema = describe(model, _SCHEMAS_PREFIX)
         schemas.update(schema.pop("$defs", {}))
         schemas[f"Served{name}"] = schema
     schemas["ServedProblem"] = _PROBLEM
-    unseen = deepcopy(_RPC if production else _STEPS | _RPC)
-    document["paths"] = unseen | document["paths"]
+    undescribed_paths = deepcopy(_RPC if production else _STEPS | _RPC)
+    document["paths"] = undescribed_paths | document["paths"]
     for path in document["paths"].values():
         for method, operation in path.items():
             statuses = _GUARD_STATUSES | (_BODY_STATUSES if method == "post" else {})
@@ -113,7 +113,7 @@ def problem(text: str) -> dict[str, Any]:
     """Describe an answer whose body holds the detail of what went wrong."""
     return {
         "description": text,
-        "content": {"application/json": {"schema": {"$ref": f"{_PLACE}ServedProblem"}}},
+        "content": {"application/json": {"schema": {"$ref": f"{_SCHEMAS_PREFIX}ServedProblem"}}},
     }
 
 
@@ -129,7 +129,7 @@ def body(schema: dict[str, Any], required: bool) -> dict[str, Any]:
 
 def _ref(name: str) -> dict[str, Any]:
     """Point to one of the schemas that `describe_api` brings in."""
-    return {"$ref": f"{_PLACE}Served{name}"}
+    return {"$ref": f"{_SCHEMAS_PREFIX}Served{name}"}
 
 
 _PROBLEM: dict[str, Any] = {"type": "object", "properties": {"detail": _ANY}, "required": ["detail"]}
@@ -195,12 +195,12 @@ _RPC_ANSWER: dict[str, Any] = {
 _PARAMETERS: list[dict[str, Any]] = [
     {
         "name": name,
-        "in": place,
+        "in": location,
         "required": False,
         "description": text,
         "schema": {"type": "string", "pattern": f"^{SESSION_ID.pattern}$"},
     }
-    for name, place, text in (
+    for name, location, text in (
         (SESSION_HEADER, "header", "The session to speak to; without it each call stands alone."),
         (SESSION_COOKIE, "cookie", "The same; the header goes first."),
     )

@@ -70,7 +70,7 @@ def path_of(scope: Mapping[str, Any]) -> str:
 async def while_connected(receive: Receive, work: Coroutine[Any, Any, T]) -> T | None:
     """Run `work`, whose result is not None, but cancel it when the client leaves; None where it has."""
     task = asyncio.create_task(work)
-    watch = asyncio.create_task(_departure(receive))
+    watch = asyncio.create_task(_wait_disconnect(receive))
     try:
         await asyncio.wait([task, watch], return_when=asyncio.FIRST_COMPLETED)
         return task.result() if task.done() else None
@@ -79,7 +79,7 @@ async def while_connected(receive: Receive, work: Coroutine[Any, Any, T]) -> T |
         await end(task)
 
 
-async def _departure(receive: Receive) -> None:
+async def _wait_disconnect(receive: Receive) -> None:
     while not (await receive())["type"].endswith(".disconnect"):
         pass
 
@@ -112,7 +112,7 @@ def retry_headers(status: int, after_s: float | None = None) -> dict[str, str]:
     return {"Retry-After": str(seconds)} if status in (429, 503) else {}
 
 
-def refused(refusal: RefusalError, metrics: ServerMetrics) -> Response:
+def refusal_response(refusal: RefusalError, metrics: ServerMetrics) -> Response:
     """Return the answer to a request that was refused, which is counted."""
     metrics.count_error(refusal.code)
     status = status_of(refusal)
@@ -152,58 +152,58 @@ async def read_model(request: Request, model: type[ModelT]) -> ModelT:
     return validate(model, read_json(body), len(body))
 
 
-def reported(error: BaseException, what: str = "the environment raised") -> str:
+def report_error(error: BaseException, event: str = "the environment raised") -> str:
     """Log an exception of an environment, and return what its caller is told.
 
     Args:
         error: The exception. One that an environment raises to refuse something is none of the operator's business.
-        what: What happened, for the log.
+        event: What happened, for the log.
     """
     if isinstance(error, EnvironmentFailureError):
         logger.debug("the environment refused: %s", error)
     else:
         traceback = authors_part(error) or error.__traceback__
-        logger.error("%s", what, exc_info=(type(error), error, traceback))
+        logger.error("%s", event, exc_info=(type(error), error, traceback))
     return text_of(error)
 
 
 def wait_of(headers: Iterable[tuple[bytes, bytes]], default_s: float) -> float:
     """Return the seconds that a connection may wait for a slot, as `Prefer: wait=N` says (RFC 7240)."""
     for name, value in headers:
-        if name.lower() == b"prefer" and (found := _PREFERRED_WAIT.search(value)):
-            return float(found[1])
+        if name.lower() == b"prefer" and (match := _PREFERRED_WAIT.search(value)):
+            return float(match[1])
     return default_s
 
 
-def session_named_by(request: Request) -> str | None:
+def requested_session_id(request: Request) -> str | None:
     """Return the id of the session that a request names, the header before the cookie; None where it names none.
 
     Raises:
         RefusalError: VALIDATION_ERROR: it is no id.
     """
-    named: str | None = None
-    for place, name, value in (
+    session_id: str | None = None
+    for location, name, value in (
         ("cookie", SESSION_COOKIE, request.cookies.get(SESSION_COOKIE)),
         ("header", SESSION_HEADER, request.headers.get(SESSION_HEADER)),
     ):
         if value is None:
             continue
-        if place == "header" and len(request.headers.getlist(name)) > 1:
+        if location == "header" and len(request.headers.getlist(name)) > 1:
             value = ", ".join(request.headers.getlist(name))  # which is no id
         if SESSION_ID.fullmatch(value) is None:
             text = "String should be 1 to 128 of the characters A-Z a-z 0-9 . _ -"
             fault = {
                 "type": "string_pattern_mismatch",
-                "loc": [place, name.lower()],
+                "loc": [location, name.lower()],
                 "msg": text,
                 "input": value,
             }
             raise RefusalError(VALIDATION_ERROR, "Invalid session id", {"errors": [fault]})
-        named = value
-    return named
+        session_id = value
+    return session_id
 
 
-def _naming(request: Request, session_id: str, keep: bool = False) -> dict[str, str]:
+def _session_headers(request: Request, session_id: str, keep: bool = False) -> dict[str, str]:
     """Return the headers of a reply that tell its session, and `keep` it as a cookie for what this app serves."""
     headers = {SESSION_HEADER: session_id}
     if keep:
@@ -270,15 +270,15 @@ class HttpRoutes:
         """Read the arguments of the work out of the body, and do it as long as the client stays."""
         try:
             args = () if read is None else read(await json_body(request))
-            named = session_named_by(request)
+            session_id = requested_session_id(request)
         except RefusalError as refusal:
-            return refused(refusal, self._sessions.metrics)
-        return await respond(request, self._answer(request, named, work, args))
+            return refusal_response(refusal, self._sessions.metrics)
+        return await respond(request, self._answer(request, session_id, work, args))
 
     async def _answer(
         self,
         request: Request,
-        named: str | None,
+        session_id: str | None,
         work: Callable[..., Awaitable[bytes]],
         args: tuple[Any, ...],
     ) -> Response:
@@ -288,24 +288,24 @@ class HttpRoutes:
         session: EnvironmentSession | None = None
         headers: dict[str, str] = {}
         try:
-            if named is None:
+            if session_id is None:
                 async with sessions.session(owner, wait_s=wait_s) as session:
                     return json_answer(await self._run(request, session, work, args))
             if work is not _reset:
-                session = sessions.find(owner, named)
-            elif named == NEW:
+                session = sessions.find(owner, session_id)
+            elif session_id == NEW:
                 session = await sessions.open(owner, wait_s=wait_s)
             else:
-                session = await sessions.find_or_open(owner, named, wait_s=wait_s)
-            headers = _naming(request, session.id, keep=work is _reset)
+                session = await sessions.find_or_open(owner, session_id, wait_s=wait_s)
+            headers = _session_headers(request, session.id, keep=work is _reset)
             return json_answer(await self._run(request, session, work, args), 200, headers)
         except RefusalError as refusal:
-            return refused(refusal, self._sessions.metrics)
+            return refusal_response(refusal, self._sessions.metrics)
         except FATAL as error:
             if session is None:
                 raise
             sessions.metrics.count_error(EXECUTION_ERROR)
-            return json_answer(dumps({"detail": reported(error)}), 500, headers)
+            return json_answer(dumps({"detail": report_error(error)}), 500, headers)
 
     async def _run(
         self,

@@ -16,7 +16,7 @@ from openenv_core.protocol.jsonrpc import JsonRpcFaultError
 from openenv_core.tools import SILENT, ToolResult
 from servers.execution import FATAL, EnvironmentRunner
 from servers.metrics import TOOL
-from servers.routes.http import json_answer, reported, respond, wait_of
+from servers.routes.http import json_answer, report_error, respond, wait_of
 from servers.security import owner_of
 from servers.sessions import REQUEST_WAIT_S, EnvironmentSession, SessionTable, UnknownSessionError
 from servers.tooling import NoToolsError, Tooling
@@ -127,7 +127,7 @@ class JsonRpc:
         session = self._find(caller, params)
         declared = self._tooling.declared_tools()
         if declared is None:
-            declared = await self._ask(caller, session, self._tooling.list)
+            declared = await self._run_in_session(caller, session, self._tooling.list)
         return {"tools": [spec.wire().model_dump(mode="json") for spec in declared]}
 
     async def _call_tool(self, caller: Caller, params: _Params) -> Any:
@@ -142,7 +142,7 @@ class JsonRpc:
                 jsonrpc.INVALID_PARAMS, "expected arguments as an object, got something else"
             )
 
-        came, spent_s = perf_counter(), 0.0
+        received_at, spent_s = perf_counter(), 0.0
 
         async def call(runner: EnvironmentRunner) -> ToolResult:
             nonlocal spent_s
@@ -153,13 +153,13 @@ class JsonRpc:
                 spent_s += perf_counter() - began
             return result
 
-        result = await self._ask(caller, session, call)
+        result = await self._run_in_session(caller, session, call)
         if result.error is not None:
             raise JsonRpcFaultError(
                 jsonrpc.INTERNAL_ERROR, result.error.message, {"error_type": result.error.error_type.value}
             )
         if (metrics := self._sessions.metrics).enabled:
-            metrics.counts.calls[TOOL].observe(perf_counter() - came, spent_s)
+            metrics.counts.calls[TOOL].observe(perf_counter() - received_at, spent_s)
         return {
             "content": result.content,
             "structured_content": result.structured,
@@ -168,7 +168,7 @@ class JsonRpc:
             "is_error": False,
         }
 
-    async def _ask(
+    async def _run_in_session(
         self,
         caller: Caller,
         session: EnvironmentSession | None,
@@ -187,7 +187,7 @@ class JsonRpc:
         except RefusalError:
             raise
         except FATAL as error:
-            raise JsonRpcFaultError(jsonrpc.INTERNAL_ERROR, reported(error)) from error
+            raise JsonRpcFaultError(jsonrpc.INTERNAL_ERROR, report_error(error)) from error
 
     def _find(self, caller: Caller, params: _Params) -> EnvironmentSession | None:
         """Return the session that is meant: the socket's own, the one that is named, or none."""

@@ -19,16 +19,16 @@ class LinkRequest:
 
     Attributes:
         head: What it says.
-        came: When its frame came, by `perf_counter`, where calls are timed.
+        received_at: When its frame came, by `perf_counter`, where calls are timed.
         parsed: What of the released dialect it holds.
         arrays: Those of its frame.
         frame: As it came.
-        begun: The environment is asked, or was.
+        executing: The environment is asked, or was.
         started: Its task runs.
         refusal: Why it is not to be begun.
-        asks: The session that it is asking.
+        member: The session that it is asking.
         expired: It has been answered, because its time is over.
-        answering: Goes on with its answer, where that was begun.
+        reply_coroutine: Goes on with its answer, where that was begun.
         round: Its calls, where it is about many sessions.
         task: What it runs in, once it does.
         timer: Of its deadline.
@@ -38,13 +38,13 @@ class LinkRequest:
     parsed: Any
     arrays: list[Array]
     frame: str | bytes
-    came: float
-    begun: bool = False
+    received_at: float
+    executing: bool = False
     started: bool = False
     refusal: RefusalError | None = None
-    asks: Member | None = None
+    member: Member | None = None
     expired: bool = False
-    answering: Coroutine[Any, Any, str | None] | None = None
+    reply_coroutine: Coroutine[Any, Any, str | None] | None = None
     round: BatchRound | None = None
     task: asyncio.Task[Any] | None = None
     timer: asyncio.TimerHandle | None = None
@@ -53,17 +53,17 @@ class LinkRequest:
         """Cancel what has begun of it; where that waits for a thread, its end comes in a task."""
         task = self.task
         if task is None:
-            assert self.answering is not None
-            self.task = task = keep(asyncio.create_task(self.answering))
-            task.add_done_callback(lambda _: self.end_turn())
+            assert self.reply_coroutine is not None
+            self.task = task = keep(asyncio.create_task(self.reply_coroutine))
+            task.add_done_callback(lambda _: self.release_member())
         task.cancel()
         return task
 
-    def end_turn(self) -> None:
+    def release_member(self) -> None:
         """Let the next request ask the session that this one has asked."""
-        if (member := self.asks) is not None:
-            self.asks = None
-            member.turn.release()
+        if (member := self.member) is not None:
+            self.member = None
+            member.lock.release()
             if member.session.watch is not None:
                 member.session.watch.stop()
 
@@ -83,11 +83,15 @@ def read_frame(
     return wire.read_request(header, len(frame), operations), None, arrays
 
 
-def id_in(frame: str | bytes) -> tuple[int | None, bool]:
+def read_request_id(frame: str | bytes) -> tuple[int | None, bool]:
     """Return the id of a request that is refused, and whether it is one of the released dialect."""
     try:
         header, _ = wire.decode_frame(frame)
     except FrameError:
         return None, False
-    known = header.get("id")
-    return (known, "type" in header) if type(known) is int and 0 <= known < 2**53 else (None, False)
+    request_id = header.get("id")
+    return (
+        (request_id, "type" in header)
+        if type(request_id) is int and 0 <= request_id < 2**53
+        else (None, False)
+    )

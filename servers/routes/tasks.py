@@ -14,7 +14,7 @@ from openenv_core.protocol.errors import RefusalError, text_of
 from openenv_core.protocol.jsonio import dumps
 from servers.execution import FATAL, EnvironmentRunner
 from servers.routes.description import answer, body, describe, problem
-from servers.routes.http import json_answer, read_model, refused, reported, respond
+from servers.routes.http import json_answer, read_model, refusal_response, report_error, respond
 from servers.security import owner_of
 from servers.sessions import SessionTable
 
@@ -108,15 +108,15 @@ def tasks_router(sessions: SessionTable, env_name: str) -> APIRouter:
     async def splits(request: Request) -> Response:
         """Return the splits, each with its name and type."""
         return await tasks.answer(
-            request, "list_splits", lambda found: [_normalize_split(split) for split in found]
+            request, "list_splits", lambda result: [_normalize_split(split) for split in result]
         )
 
     def add(path: str, route: _TaskRoute) -> None:
-        more = {"env_name": env_name} if path == "tasks" else {}
+        extra_fields = {"env_name": env_name} if path == "tasks" else {}
 
         async def endpoint(request: Request) -> Response:
             return await tasks.answer(
-                request, route.method, lambda found: {route.key: found, **more}, route.body
+                request, route.method, lambda result: {route.key: result, **extra_fields}, route.body
             )
 
         router.add_api_route(
@@ -126,7 +126,7 @@ def tasks_router(sessions: SessionTable, env_name: str) -> APIRouter:
             name=path,
             description=route.text,
             response_model=None,
-            responses=_responses({"type": "object", "required": [route.key, *more]}),
+            responses=_responses({"type": "object", "required": [route.key, *extra_fields]}),
             openapi_extra=_NAME | body(describe(route.body), required=True),
         )
 
@@ -146,7 +146,7 @@ class _Tasks:
         self,
         request: Request,
         method: str,
-        shape: Callable[[Any], Any],
+        to_body: Callable[[Any], Any],
         model: type[Split] | None = None,
     ) -> Response:
         """Return what a method of the environment returns, in the shape of the route."""
@@ -155,17 +155,17 @@ class _Tasks:
             try:
                 arguments = tuple(dict(await read_model(request, model)).values())
             except RefusalError as refusal:
-                return refused(refusal, self._sessions.metrics)
+                return refusal_response(refusal, self._sessions.metrics)
         name = request.path_params["env_name"]
         if name.lower() != self._name:
             return _problem(404, f"unknown environment {name!r}")
         factory = self._sessions.factory
         if isinstance(factory, type) and not callable(getattr(factory, method, None)):
             return _unsupported(method)  # without an instance, which would take a slot
-        return await respond(request, self._ask(owner_of(request.scope), shape, method, arguments))
+        return await respond(request, self._call_method(owner_of(request.scope), to_body, method, arguments))
 
-    async def _ask(
-        self, owner: str, shape: Callable[[Any], Any], method: str, arguments: Sequence[Any]
+    async def _call_method(
+        self, owner: str, to_body: Callable[[Any], Any], method: str, arguments: Sequence[Any]
     ) -> Response:
         async def work(runner: EnvironmentRunner) -> Any:
             if not runner.has(method):
@@ -174,9 +174,9 @@ class _Tasks:
 
         try:
             async with self._sessions.session(owner) as session:
-                found = await session.run(work)
+                result = await session.run(work)
         except RefusalError as refusal:
-            return refused(refusal, self._sessions.metrics)
+            return refusal_response(refusal, self._sessions.metrics)
         except NotImplementedError:
             return _unsupported(method)
         except IndexError:
@@ -186,11 +186,11 @@ class _Tasks:
                 400, f"expected a split and bounds that the environment knows, got: {text_of(error)}"
             )
         except FATAL as error:
-            return _problem(500, reported(error, f"{method} failed"))
+            return _problem(500, report_error(error, f"{method} failed"))
         try:
-            return json_answer(dumps(shape(found)))
+            return json_answer(dumps(to_body(result)))
         except FATAL as error:
-            return _problem(500, reported(error, f"{method} failed"))
+            return _problem(500, report_error(error, f"{method} failed"))
 
 
 def _normalize_split(split: Any) -> Any:
@@ -198,8 +198,8 @@ def _normalize_split(split: Any) -> Any:
     if isinstance(split, BaseModel | Mapping):
         return split
     name = str(split)
-    known = isinstance(split, str) and name in _KNOWN_SPLITS
-    return {"name": name, "type": name if known else "validation"}
+    is_known = isinstance(split, str) and name in _KNOWN_SPLITS
+    return {"name": name, "type": name if is_known else "validation"}
 
 
 def _unsupported(method: str) -> Response:
