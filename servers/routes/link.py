@@ -229,7 +229,8 @@ class Link:
             if head.id <= self.last_id and self.id:
                 raise RefusalError(
                     VALIDATION_ERROR,
-                    f"expected an id above {self.last_id}, got {head.id}; where sessions outlive a connection, ids rise",
+                    f"expected an id above {self.last_id}, got {head.id}; "
+                    "where sessions outlive a connection, ids rise",
                 )
             self.last_id = max(self.last_id, head.id)
             if head.read is not None:
@@ -472,9 +473,7 @@ class Link:
                     self.send(frame)
                     await self._wait_sent()
                 if self._metrics.enabled:
-                    self._metrics.observe_together(
-                        finished, perf_counter() - request.received_at, self._inline
-                    )
+                    self._metrics.observe_batch(finished, perf_counter() - request.received_at, self._inline)
         finally:
             batch_round.close()
 
