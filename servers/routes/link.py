@@ -1,7 +1,7 @@
-"""/ws in the dialect `ropewalk.v1`: requests with ids, whose sessions and answers outlive a connection that breaks.
+"""/ws in the dialect `ropewalk.v1`: requests with ids, whose sessions and replies survive a broken connection.
 
-A `Link` is what a client has here: its sessions, the requests under way, the answers that it may not have read. A
-`LinkConversation` is the socket that speaks for one, until it breaks and another does. docs/protocol.md says how.
+A `Link` holds a client's state on the server: its sessions, running requests and unread replies. A `LinkConversation`
+is the socket attached to a link; after a broken connection, a new one takes its place. See docs/protocol.md.
 """
 
 import asyncio
@@ -51,39 +51,39 @@ from servers.threads import Outcome
 logger = logging.getLogger("servers")
 
 MAX_REQUESTS: Final = 32
-"""Requests of one connection under way at once, those whose answers wait to be sent among them."""
+"""Requests that one connection may have running at once, including those whose replies wait to be sent."""
 
 MAX_RUNNING_CHARS: Final = 16 * 1024 * 1024
-"""Characters of requests under way above which no further one is read until one of them is answered."""
+"""Total characters of running requests above which no further request is read until one of them is answered."""
 
 OPEN_TIMEOUT_S: Final = 60.0
-"""Seconds that a connection may be without sessions from its beginning."""
+"""Seconds within which a new connection must open a session."""
 
 MAX_LEASE_S: Final = 600.0
-"""Seconds that a connection may be gone before its sessions end."""
+"""Longest lease: seconds that sessions outlive a broken connection."""
 
 MAX_RETAINED_BYTES: Final = 64 * 1024 * 1024
 MAX_RETAINED_FRAMES: Final = 2048
-"""What is kept of answers for a client that breaks off and comes back."""
+"""Limits on the replies retained for a client that may reconnect."""
 
 
 class Link:
-    """What one client has here.
+    """One client's sessions, running requests and unread replies, independent of its current socket.
 
     Args:
-        links: Where it is found by who resumes it.
-        owner: Whose they are.
-        session_id: A session that stands by itself, which is to be its only one.
+        links: The registry in which a resume finds it.
+        owner: Owner of its sessions.
+        session_id: Id of a standing session to attach to, which is then the only one.
 
     Attributes:
-        id: By what it is found; empty where it does not outlive its connection.
-        secret: What has to be known beside that.
+        id: Its id in the registry; empty if it ends with its connection.
+        secret: The secret that a resume has to present with the id.
         lease_s: Seconds that it outlives its connection.
-        last_id: The highest id of a request that has come.
-        frame_count: Frames written, those forgotten among them.
-        running: Requests under way.
-        conversation: The socket that speaks for it, while there is one.
-        closed: It has ended.
+        last_id: The highest request id received.
+        frame_count: Frames sent so far, including discarded ones.
+        running: Requests that have not been answered.
+        conversation: The attached socket, if any.
+        closed: Whether it has ended.
     """
 
     def __init__(self, links: "Links", owner: str, session_id: str | None = None) -> None:
@@ -108,18 +108,16 @@ class Link:
         self._opening = 0  # sessions
         self._deferred: deque[LinkRequest] = deque()
         self._timer: asyncio.TimerHandle | None = None
-        self._progress: asyncio.Future[None] | None = None  # awaited by who waits for an answer
+        self._progress: asyncio.Future[None] | None = None  # done when a request is answered
 
     @property
     def live_sessions(self) -> int:
-        """Its sessions that have not ended."""
+        """Number of sessions that have not ended."""
         return sum(not member.session.over for member in self.batch.members.values())
 
-    # Frames to the client
-
     def send(self, frame: str | bytes) -> None:
-        """Have a frame sent; keep it until it has been, or is read where a client may come back for it."""
-        if self._metrics.enabled:  # `count_sent`, without its call
+        """Send a frame, and retain it until it is sent or, with a lease, until the client has read it."""
+        if self._metrics.enabled:  # `count_sent`, inlined for speed
             whole = isinstance(frame, bytes) or frame.isascii()
             self._metrics.counts.sent += len(frame) if whole else size_of(frame)
         self.frame_count += 1
@@ -135,24 +133,22 @@ class Link:
             self._retained_bytes -= len(retained.popleft())
 
     def get_frame(self, number: int) -> str | bytes | None:
-        """Return the frame behind so many; None where it is kept no more."""
+        """Return the frame with this number, counted from 0; None if it is no longer retained."""
         index = number - self.frame_count + len(self._retained)
         return self._retained[index] if index >= 0 else None
 
     def discard_frames(self, read: int) -> None:
-        """Keep no frames of these first ones."""
+        """Discard the first `read` frames of the connection."""
         retained = self._retained
         while retained and self.frame_count - len(retained) < read:
             self._retained_bytes -= len(retained.popleft())
 
-    # Coming and going
-
     def can_resume(self, read: int) -> bool:
-        """Whether everything behind so many frames is kept."""
+        """Whether all frames after the first `read` are retained."""
         return self.frame_count - len(self._retained) <= read <= self.frame_count
 
     def attach(self, conversation: "LinkConversation") -> None:
-        """Let a socket speak for it, in the place of one that may not know yet that it is broken."""
+        """Attach a socket, and abort the previous one, whose break may not have been detected yet."""
         if self._timer is not None:
             self._timer.cancel()
         self._set_detach(None)
@@ -161,7 +157,7 @@ class Link:
             previous.abort()
 
     def detach(self) -> None:
-        """Wait for another socket, as long as the lease is, and as long as anything is left to resume."""
+        """Detach the broken socket, and wait for another until the lease ends; close if nothing is left to resume."""
         self.conversation = None
         if not self.live_sessions and not self.running:
             self._end()
@@ -174,7 +170,7 @@ class Link:
         self._end()
 
     def _set_detach(self, detach: Callable[[], Awaitable[None]] | None) -> None:
-        """Tell a session that stands by itself how another socket comes in while this one is broken."""
+        """Set the callback by which another socket takes over a standing session while this one is broken."""
         if self._session_id is not None:
             for member in self.batch.members.values():
                 member.session.detach = detach
@@ -183,11 +179,11 @@ class Link:
         await asyncio.shield(keep(asyncio.create_task(self.close())))
 
     def _end(self) -> None:
-        self._links.remove(self)  # nobody is to resume what is about to end
+        self._links.remove(self)  # from now on it cannot be resumed
         keep(asyncio.create_task(self.close()))
 
     async def close(self) -> None:
-        """End its sessions, whatever is under way."""
+        """Cancel running requests and end all sessions."""
         if self.closed:
             return
         self.closed = True
@@ -206,10 +202,8 @@ class Link:
         finally:
             await self._attached.aclose()
 
-    # Requests
-
     async def receive(self, frame: str | bytes) -> None:
-        """Begin to answer a frame. What it waits for is that its client has read enough."""
+        """Start answering a frame; wait only until a refusal has been sent, or an inline batch has been answered."""
         received_at = 0.0
         if self._metrics.enabled:
             received_at = perf_counter()
@@ -256,17 +250,17 @@ class Link:
             earlier = [
                 other.task for other in self.running if other.round is not None and other.task is not None
             ]
-            if earlier:  # begun by `answer_eagerly`
+            if earlier:  # started by `answer_eagerly`
                 await asyncio.wait(earlier)
             await asyncio.wait([self._start(request)])
         else:
             self._start(request)
 
     def answer_eagerly(self, frame: str | bytes) -> bool:
-        """Begin to answer a request where it has been read, if nothing else is under way; return whether it is taken.
+        """Start answering a frame directly from the read callback if no request is running; return whether it did.
 
-        What waits for nothing is answered then, and what waits for a thread as soon as that has ended; for the rest
-        there is a task.
+        A request that does not wait is answered before this returns, one that waits for a thread from the thread's
+        completion callback. Others continue in a task.
         """
         socket = self.conversation
         if self.running or socket is None or socket.sending is not None or socket.draining or socket.closed:
@@ -281,14 +275,14 @@ class Link:
                 head, parsed, arrays = self._links.read(frame)
                 if not isinstance(head, wire.StepRequest):
                     return False
-        except FATAL:  # a validator of the author's may raise anything
-            return False  # it is read again, and refused, in its turn
+        except FATAL:  # the author's validators may raise anything
+            return False  # `receive` decodes it again and refuses it
         if head.id <= self.last_id:
             return False
         self.last_id = head.id
         if head.read is not None:
             self.discard_frames(head.read)
-        if received_at:  # `count_received`, without its call
+        if received_at:  # `count_received`, inlined for speed
             self._metrics.counts.received += len(frame) if frame.isascii() else size_of(frame)
         if (
             isinstance(head, NumberedFrame)
@@ -310,7 +304,7 @@ class Link:
     def _call_eagerly(
         self, member: Member, head: NumberedFrame, parsed: Any, frame: str | bytes, received_at: float
     ) -> None:
-        """Ask a session where nothing else is under way; what is answered at once takes no turn and is no request."""
+        """Call a session while no request is running; if answered at once, it takes no lock and is not registered."""
         request: LinkRequest | None = None
         resume = None
         if not self._inline:
@@ -322,7 +316,7 @@ class Link:
         if isinstance(reply, str):
             self.send(add_id(head.id, reply))
             return
-        # It waits for its thread; or the environment promises not to wait, and does so all the same.
+        # It waits for its thread, or the environment waits although it promises not to.
         request = request or LinkRequest(head, parsed, [], frame, received_at)
         request.reply_coroutine, request.executing, request.member = reply, True, member
         start_eagerly(member.lock.acquire())  # it is free
@@ -335,7 +329,7 @@ class Link:
             watch.expect(self._sessions.step_timeout_s, member.session.on_expiry)
 
     def _add_request(self, request: LinkRequest) -> LinkRequest:
-        """Note that a request is under way."""
+        """Register a running request and start the timer of its deadline, if any."""
         self.running.add(request)
         if (limit_s := request.head.deadline_s) is not None:
             text = f"the request had not begun within its deadline of {limit_s:g} s; it was not executed"
@@ -346,7 +340,7 @@ class Link:
         return request
 
     def _continue(self, request: LinkRequest, _: Outcome) -> None:
-        """Go on with a request whose call has ended in its thread."""
+        """Continue a request whose call in a thread has ended."""
         if request.task is not None:
             return  # it is being cancelled
         assert request.reply_coroutine is not None
@@ -355,11 +349,11 @@ class Link:
             request.release_member()
             self.send(add_id(request.head.id, reply))
             self._remove_request(request)
-        else:  # the method has returned what is to be awaited
+        else:  # the method returned an awaitable
             self._start(request)
 
     def _resume(self, head: wire.ResumeRequest) -> None:
-        """Hand the socket over to the link that it is to speak for."""
+        """Attach this link's socket to the link that a client resumes."""
         if self.last_id >= 0 or self.conversation is None:
             raise RefusalError(VALIDATION_ERROR, "expected resume as the first request of a connection")
         link = self._links.find(self.owner, head)
@@ -369,12 +363,12 @@ class Link:
     def _start(
         self, request: LinkRequest, coroutine: Coroutine[Any, Any, None] | None = None
     ) -> asyncio.Task[None]:
-        """Answer a request in a task, or go there with the rest of its answer."""
+        """Answer a request in a task; `coroutine` continues an answer that has already started."""
         request.task = task = keep(asyncio.create_task(coroutine or self._answer(request)))
         return task
 
     async def _answer(self, request: LinkRequest) -> None:
-        """Answer a request, whatever it is about, and note that it is answered."""
+        """Answer a request of any kind and remove it from the running ones."""
         head = request.head
         request.started = True
         try:
@@ -414,7 +408,7 @@ class Link:
                 self._remove_request(request)
 
     def _remove_request(self, request: LinkRequest) -> None:
-        """Note that a request is answered."""
+        """Remove an answered request, and wake whoever waits for progress."""
         self.running.discard(request)
         if self._progress is not None and not self._progress.done():
             self._progress.set_result(None)
@@ -429,9 +423,8 @@ class Link:
         head = request.head
         assert isinstance(head, NumberedFrame)
         if request.member is None:
-            member = (
-                self.batch.members.get(head.member) or self.batch.find([head.member])[0]
-            )  # which tells why not
+            # `find` raises the refusal of an unknown member.
+            member = self.batch.members.get(head.member) or self.batch.find([head.member])[0]
             await member.lock.acquire()
             request.member = member
         member, timer = request.member, None
@@ -440,7 +433,7 @@ class Link:
                 raise SessionBusyError(1)
             request.executing = True
             limit_s = self._sessions.step_timeout_s
-            if self._inline and limit_s is not None:  # it promises not to wait, and may all the same
+            if self._inline and limit_s is not None:  # the environment may wait although it promises not to
                 timer = asyncio.get_running_loop().call_later(limit_s, self._expire_call, member)
             arguments = request.frame, request.parsed, request.received_at, head.traceparent
             reply = await (
@@ -509,7 +502,7 @@ class Link:
     async def _manage_sessions(
         self, head: wire.ForkRequest | wire.SnapshotRequest | wire.CloseRequest
     ) -> dict[str, bytes]:
-        """Fork, keep or end sessions; return what is told of it."""
+        """Fork, snapshot or end sessions; return the encoded fields of the reply."""
         if isinstance(head, wire.CloseRequest):
             members = self.batch.find(head.members) if head.members else []
             await self.batch.end(members, head.snapshots)
@@ -523,7 +516,7 @@ class Link:
         return {"members": dumps([fork.number for fork in forks])}
 
     def _watch_members(self, members: list[Member]) -> list[Member]:
-        """Have sessions take no turns, since nobody else asks them; a coroutine may not heed its deadline otherwise."""
+        """Use a watchdog in place of a session's lock, as it has one caller; not if coroutines may ignore deadlines."""
         for member in members:
             session = member.session
             if self._inline:
@@ -539,18 +532,18 @@ class Link:
                 member.session.watch.close()
 
     def _expire_call(self, member: Member) -> None:
-        """End a session whose environment takes too long, and answer the request with that, and those behind it."""
+        """End a session whose call exceeded its deadline; refuse that request and those queued behind it."""
         refusal = self._sessions.expire(member.session)
         gone = UnknownSessionError(f"member {member.number}, which has ended")
         for request in list(self.running):
             if isinstance(request.head, NumberedFrame) and request.head.member == member.number:
-                self._cancel_unstarted(request, gone)  # if it has not begun
+                self._cancel_unstarted(request, gone)
             if request.member is member:
                 self._refuse(request, refusal)
                 request.expired = True
                 task = request.cancel()
                 task.add_done_callback(lambda _: self._sessions.drop(member.session))
-                self._remove_request(request)  # it may not heed that, and is answered
+                self._remove_request(request)  # it is answered, even if its task ignores the cancellation
 
     def _check_count(self, more: int) -> None:
         if self.live_sessions + self._opening + self.batch.forking + more > wire.MAX_MEMBERS:
@@ -566,7 +559,7 @@ class Link:
         self.send(wire.encode_frame({"id": dumps(head.id), "last": b"true"}, []))
 
     def _cancel_unstarted(self, request: LinkRequest, refusal: RefusalError) -> None:
-        """Do not begin a request, if it has not begun."""
+        """Refuse a request unless its call has started; in a batch, each call that has not."""
         if request.round is not None:
             request.round.cancel(refusal)
         elif not request.executing and request.refusal is None:
@@ -578,30 +571,30 @@ class Link:
                 request.task.cancel()
 
     def _close_connection(self) -> None:
-        """Close the connection, and end with it, after what has been written."""
+        """Close the connection, and with it this link, once pending frames are sent."""
         if self.conversation is not None:
             self.conversation.finish()
 
     async def wait_progress(self) -> None:
-        """Wait until one of the requests under way is answered."""
+        """Wait until a running request is answered."""
         if self._progress is None or self._progress.done():
             self._progress = asyncio.get_running_loop().create_future()
         await asyncio.wait([self._progress])
 
     async def _wait_sent(self) -> None:
-        """Wait until a client that is there has been sent everything."""
+        """Wait until all pending frames are sent, if a socket is attached."""
         if self.conversation is not None and (sending := self.conversation.sending) is not None:
-            await asyncio.sleep(0)  # first, as `start_eagerly` needs it
+            await asyncio.sleep(0)  # the first wait, as `start_eagerly` requires
             await asyncio.wait([sending])
 
 
 class Links:
-    """Begins conversations, reads their frames, and knows the links that outlive them.
+    """Creates conversations, decodes their frames, and registers the links that can be resumed.
 
     Attributes:
-        decoder: Reads frames of the released dialect that have ids.
-        single: Answers them.
-        batches: Reads and writes what is asked of many sessions.
+        decoder: Decodes single requests: frames of the released dialect with an id.
+        single: Answers single requests.
+        batches: Decodes and encodes batched requests.
     """
 
     def __init__(
@@ -625,25 +618,25 @@ class Links:
     def __call__(
         self, scope: Message, receive: Receive, send: Send, session_id: str | None
     ) -> "LinkConversation":
-        """Return what serves a socket, of a session that stands by itself where one is named."""
+        """Return the conversation for a new socket, attached to a standing session if `session_id` names one."""
         link = Link(self, owner_of(scope), session_id)
         return LinkConversation(link, scope, receive, send, self.sessions, self, self._send_timeout_s)
 
     def read(self, frame: str | bytes) -> tuple[RequestHead, Any, list[Array]]:
-        """Return a request, what of the released dialect it holds, and its arrays.
+        """Decode a request as `read_frame` does.
 
         Raises:
-            RefusalError: It is none.
+            RefusalError: The frame is not a valid request.
         """
         try:
             return read_frame(frame, self.decoder, self._operations)
         except RefusalError:
             raise
-        except FATAL as error:  # a validator of the author's may raise anything
+        except FATAL as error:  # the author's validators may raise anything
             raise RefusalError(EXECUTION_ERROR, report_error(error)) from None
 
     def refusal(self, refusal: RefusalError, request_id: int | None = None, single: bool = False) -> str:
-        """Return the frame that refuses a request; the id is null where it could not be read."""
+        """Return the error frame of a refusal, and count it; the id is null (0 if `single`) if it could not be read."""
         self.sessions.metrics.count_error(refusal.code)
         if single:
             return add_id(request_id or 0, encode_error(refusal.code, refusal.message, refusal.extra))
@@ -654,19 +647,19 @@ class Links:
         return frame
 
     def add(self, link: Link, lease_s: float) -> None:
-        """Let a link be resumed from now on."""
+        """Register a link, so that it can be resumed."""
         link.id, link.secret, link.lease_s = self.sessions.new_id(), secrets.token_urlsafe(16), lease_s
         self._links[link.id] = link
 
     def remove(self, link: Link) -> None:
-        """Let it be found no more."""
+        """Unregister a link, if it is registered."""
         self._links.pop(link.id, None)
 
     def find(self, owner: str, request: wire.ResumeRequest) -> Link:
-        """Return the link that a client wants to resume.
+        """Return the link that a client resumes.
 
         Raises:
-            RefusalError: There is none, or it is somebody else's: the answer is the same.
+            RefusalError: It does not exist, has another owner or secret, or lacks the frames; always the same error.
         """
         link = self._links.get(request.session)
         secret = "" if link is None else link.secret
@@ -679,16 +672,16 @@ class Links:
         return link
 
     async def close(self) -> None:
-        """End those that no socket speaks for: the server stops."""
+        """Close all links without a socket, at shutdown."""
         detached = [link.close() for link in self._links.values() if link.conversation is None]
         await asyncio.gather(*detached)
 
 
 class LinkConversation(Conversation):
-    """One socket in this dialect, which speaks for its link until a resume tells of another.
+    """One socket in this dialect, attached to a new link until a resume attaches it to an existing one.
 
     Attributes:
-        sending: Sends what could not be sent at once.
+        sending: The task that sends the frames that could not be sent at once.
     """
 
     accept: Message = {"type": "websocket.accept", "subprotocol": wire.SUBPROTOCOL}  # noqa: RUF012 - as its base's
@@ -732,7 +725,7 @@ class LinkConversation(Conversation):
             self._fast_path.on_frame = self._link.answer_eagerly
 
     def resume(self, link: Link, request: wire.ResumeRequest) -> None:
-        """Speak for a link that has lost its socket, or is about to hear that it has."""
+        """Attach to an existing link, and send the frames that the client has not read."""
         fields = {"id": request.id, "taken": link.last_id, "lease_s": link.lease_s, "last": True}
         self._link = link
         link.attach(self)
@@ -741,30 +734,30 @@ class LinkConversation(Conversation):
         self.sending = keep(asyncio.create_task(self._send_rest(request.read, dumps(fields).decode())))
 
     def _close_if_unopened(self) -> None:
-        """End a conversation that has opened nothing."""
+        """Close the socket if its link has opened no session."""
         if not self._link.batch.opened and not self._link.running:
             self.end(NORMAL_CLOSURE)
 
     def abort(self) -> None:
-        """Say and hear nothing more: another socket speaks for the link."""
+        """Drop the connection at once: another socket has replaced it."""
         self.closed = True
         if self._abort is not None:
             self._abort()
         self._interrupt()
 
     def finish(self) -> None:
-        """Close in order, after what has been written."""
+        """Close the socket in order once pending frames are sent."""
         self.broken = False
         self.end(NORMAL_CLOSURE)
 
     def set_busy(self, busy: bool) -> None:
-        """Note whether requests are under way."""
+        """Set whether requests are running, and continue draining."""
         self.busy = busy
         if self.draining:
             self.drain()
 
     def send_now(self, frame: str | bytes) -> bool:
-        """Send the frame that is being written; where it has to wait, it is sent later, and False returned."""
+        """Send the link's newest frame at once; otherwise return False, and send it later."""
         if self.sending is not None or self.closed:
             return False
         if self._fast_path is not None and self._fast_path.send_frame(frame):
@@ -773,13 +766,13 @@ class LinkConversation(Conversation):
         return False
 
     async def _send_rest(self, sent_count: int, preamble: str | None = None) -> None:
-        """Send what comes after so many frames, until nothing is left; before it one that counts among none."""
+        """Send all frames after the first `sent_count`; before them `preamble`, which is not counted as a frame."""
         link = self._link
         try:
             while not self.closed and (preamble is not None or sent_count < link.frame_count):
                 frame = link.get_frame(sent_count) if preamble is None else preamble
                 if frame is None:
-                    self._drop_client()  # it reads so slowly that what it should read next is kept no more
+                    self._drop_client()  # it reads so slowly that its next frame is no longer retained
                     return
                 self._watch.expect(self._send_timeout_s, self._drop_client)
                 await self._send(
@@ -793,7 +786,7 @@ class LinkConversation(Conversation):
                 if not link.id:
                     link.discard_frames(sent_count)
         except OSError:
-            pass  # whoever reads hears of the end too, and whether it was in order
+            pass  # the reading side learns of the end too, and whether it was in order
         finally:
             self.sending = None
 

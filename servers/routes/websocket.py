@@ -46,86 +46,86 @@ NORMAL_CLOSURE: Final = 1000
 GOING_AWAY: Final = 1001
 
 FAST_PATH_EXTENSION: Final = "ropewalk.lane"
-"""The extension in a socket's scope under which the server's protocol stands, where it is ours."""
+"""Key of the ASGI scope extension that holds the server's protocol object, if it is ours."""
 
 
 class FastPath(Protocol):
-    """What the server's protocol has beside ASGI; `servers.protocols` says more.
+    """The interface of the server's protocol beside ASGI; see `servers.protocols`.
 
     Attributes:
-        on_frame: Takes a frame to answer where it has been read, where that can be, and returns whether it has.
+        on_frame: Called with each frame from the read callback; returns whether it has taken the frame to answer.
     """
 
     on_frame: Callable[[str | bytes], bool] | None
 
     def send_frame(self, frame: str | bytes) -> bool:
-        """Send a frame at once; False where it has to go the general way, by `send`."""
+        """Send a frame at once; return False if it has to be sent by ASGI's `send` instead."""
 
     def abort(self) -> None:
-        """Drop the connection at once, with whatever the client has left unread."""
+        """Drop the connection at once, with all unread data."""
 
 
 HANDSHAKE_WAIT_S: Final = 8.0
-"""Seconds that a client waits for a slot before it is let in: released clients give up on a handshake after 10."""
+"""Seconds that a client waits for a slot before its handshake ends: released clients time out after 10."""
 
 _READ_AHEAD_AFTER_S: Final = 0.05
-"""A socket whose session takes longer over a request, or to begin, is read ahead from then on."""
+"""Seconds for a request, or for opening the session, after which the socket is read ahead from then on."""
 
 _MAX_PIPELINED: Final = 32
-"""Requests that a client may send ahead of their replies. The wire is one by one; the allowance is for
-clients that gave up on a reply, and the bound keeps a disconnect visible behind them."""
+"""Requests that a client may send ahead of their replies. The protocol allows one at a time; more come from clients
+that gave up on a reply. The limit keeps a disconnect behind them visible."""
 
 _MAX_PIPELINED_CHARS: Final = 16 * 1024 * 1024
-"""Characters of all of these together; one request may have as many by itself."""
+"""Total characters of these requests; a single one may have as many."""
 
 
 class DisconnectedError(Exception):
-    """There is nobody to talk to any more."""
+    """The client has disconnected, or the socket has been closed."""
 
 
 class _RefusalEncoder(Protocol):
-    """How a dialect refuses."""
+    """Encodes the refusals of a dialect."""
 
     def refusal(self, refusal: RefusalError) -> str:
-        """Return the frame that tells of a refusal for which no request is to blame."""
+        """Return the error frame of a refusal that answers no particular request."""
 
 
 class _Dialect(_RefusalEncoder, Protocol):
-    """How requests are read and answered, one after the other."""
+    """Decodes and answers requests, one at a time."""
 
     async def answer(self, session: EnvironmentSession, text: str | bytes) -> str | None:
-        """Return the reply to one frame; None to a close."""
+        """Return the reply to a frame; None for a close request."""
 
     def answer_eagerly(
         self, session: EnvironmentSession, text: str, resume: Callable[[Outcome], None] | None
     ) -> str | Coroutine[Any, Any, str | None] | None:
-        """Return the reply where an environment that never waits can give it at once, or what goes on with it.
+        """Start answering a frame outside of a task.
 
         Args:
-            session: Whose alone the environment is.
+            session: A session without other callers.
             text: The frame.
-            resume: Called once the environment's method has ended, where that runs in a thread.
+            resume: Called once the environment's method has ended in its thread, if it runs in one.
 
         Returns:
-            None: the frame is to be answered in its turn, in a task.
+            The reply; or a coroutine that continues it; or None if the frame has to be answered by `answer`, in a task.
         """
 
 
 def is_break(message: Message) -> bool:
-    """Whether a connection has ended without a close: the machine, the network or the process has gone."""
-    # uvicorn has 1005 where nothing was said, too; only of a close it has a reason.
+    """Whether a connection ended without a close frame: the client's machine, network or process failed."""
+    # uvicorn also reports 1005 for a connection without a close frame, but gives a reason only with one.
     return message.get("code") in (None, 1006) or (message["code"] == 1005 and "reason" not in message)
 
 
 class Conversation(ABC):
-    """One socket, from accept to close. Its task is cancelled when somebody else ends it.
+    """One socket, from accept to close. Ending it from outside cancels its task.
 
     Attributes:
-        accept: What the server is told that lets the client in.
-        broken: The connection has not been closed in order, as far as is known.
-        busy: A request is being answered.
-        draining: No further request is taken.
-        closed: The last word has been said; only the close may be on its way.
+        accept: The ASGI message that accepts the client.
+        broken: Whether the connection has not been closed in order, as far as known.
+        busy: Whether a request is being answered.
+        draining: Whether no further requests are accepted.
+        closed: Whether the last frame has been sent; only the close frame may still follow.
     """
 
     accept: Message = {"type": "websocket.accept"}  # noqa: RUF012 - nobody changes it
@@ -145,13 +145,13 @@ class Conversation(ABC):
         self._dialect: _RefusalEncoder = dialect
         fast_path: Any = (scope.get("extensions") or {}).get(FAST_PATH_EXTENSION)
         self._abort: Callable[[], None] | None = None if fast_path is None else fast_path.abort
-        # Whoever stands between and has wrapped these is to see what is sent and received.
+        # Middleware that wraps these must see every message, which rules out the fast path.
         unwrapped = all(getattr(channel, "__self__", None) is fast_path for channel in (receive, send))
         self._fast_path: FastPath | None = fast_path if unwrapped else None
         self._send_timeout_s = send_timeout_s or None
         shortest = min(send_timeout_s or math.inf, sessions.step_timeout_s or math.inf)
         self._watch = Watchdog(shortest, self._drop_client)
-        # Where an environment takes its time, requests are read ahead: a client that leaves in mid-step is noticed.
+        # While a slow request runs, frames are read ahead, so that a disconnect during a step is noticed.
         self._read_ahead_timer = (
             None if sessions.inline else Watchdog(_READ_AHEAD_AFTER_S, self._start_reader)
         )
@@ -169,12 +169,12 @@ class Conversation(ABC):
         session_context: AbstractAsyncContextManager[Any],
         ticket: Ticket | None = None,
     ) -> None:
-        """Accept, hold what is entered for as long as the client stays, and close.
+        """Accept the client, answer its requests until it disconnects, and close.
 
         Args:
-            sockets: Keeps count.
-            session_context: What is entered; it raises why the client is refused.
-            ticket: Of the queue, for `session_context`: the client is accepted when its turn has come, or none will.
+            sockets: The set of open conversations.
+            session_context: Opens the session on entry, and ends it on exit; raises a refusal on entry.
+            ticket: The place in the queue that `session_context` uses. The client is accepted once it is settled.
         """
         try:
             await self._receive()
@@ -190,7 +190,7 @@ class Conversation(ABC):
     async def _run(self, sockets: "Sockets", session_context: AbstractAsyncContextManager[Any]) -> None:
         headers = [(DETERMINISTIC_HEADER.lower().encode(), DETERMINISTIC.encode())]
         await self._send({**self.accept, "headers": headers if self._sessions.deterministic else []})
-        # A task that does nothing else resumes the frames of a request alone, and not those of the application.
+        # In a task of its own, each wake-up resumes only these coroutines, not also those of the application.
         task = self.task = asyncio.create_task(self._run_in_task(sockets, session_context))
         try:
             await asyncio.wait([task])
@@ -203,12 +203,12 @@ class Conversation(ABC):
             if task.done():
                 self._watch.close()
             else:
-                # It does not heed its cancellation; its deadline holds all the same.
+                # The task ignores its cancellation; the watchdog keeps enforcing its deadline.
                 self.closed = True
                 task.add_done_callback(lambda _: self._watch.close())
         if task.done() and not task.cancelled():
             error = task.exception()
-            # OSError is how a server tells that a reply found nobody.
+            # Servers raise OSError from `send` if the client has disconnected.
             if error is not None and not isinstance(error, DisconnectedError | OSError):
                 raise error
 
@@ -237,10 +237,10 @@ class Conversation(ABC):
 
     @abstractmethod
     async def _answer_requests(self, session: Any) -> int:
-        """Answer requests until there are no more; return the code to close with."""
+        """Answer requests until the conversation ends; return the close code."""
 
     async def _next_frame(self) -> str | bytes:
-        """Wait for a frame. The wait ends with the connection: by an error, or by the end of the task."""
+        """Wait for a frame. A disconnect raises `DisconnectedError` or, while reading ahead, cancels the task."""
         if self._frames_ahead is None:
             message = await self._receive()
             if message["type"] != "websocket.receive":
@@ -261,7 +261,7 @@ class Conversation(ABC):
             self._reader = asyncio.create_task(self._read_ahead(self._frames_ahead, self.task))
 
     async def _read_ahead(self, ahead: deque[str | bytes], task: asyncio.Task[None]) -> None:
-        """Take requests as they come, a bounded number, until the client leaves."""
+        """Read a bounded number of frames ahead, until the client disconnects."""
         receive = self._receive
         ended = False
         try:
@@ -287,13 +287,13 @@ class Conversation(ABC):
 
     async def _send_text(self, text: str) -> None:
         if self.closed:
-            raise DisconnectedError  # somebody else has ended the conversation
+            raise DisconnectedError  # the conversation was ended from outside
         self._watch.expect(self._send_timeout_s, self._drop_client)
         await self._send({"type": "websocket.send", "text": text})
         self._watch.stop()
 
     async def _close(self, code: int, last: str | None) -> None:
-        """Close the socket, after a last frame where there is one."""
+        """Send a last frame, if any, and close the socket."""
         if last is not None:
             self._sessions.metrics.count_sent(last)
             await self._send_text(last)
@@ -305,13 +305,13 @@ class Conversation(ABC):
         self._watch.stop()
 
     def drain(self) -> None:
-        """End the conversation with the reply that is under way, or at once where there is none."""
+        """End the conversation after the current reply, or at once if there is none."""
         self.draining = True
         if not self.busy and not self.closed:
             self.end(GOING_AWAY)
 
     def end(self, code: int, last: str | None = None) -> None:
-        """End the conversation from outside, whatever the one who holds it is waiting for."""
+        """End the conversation from outside, whatever its task is waiting for."""
         keep(asyncio.create_task(self._end(code, last)))
 
     async def _end(self, code: int, last: str | None) -> None:
@@ -334,18 +334,18 @@ class Conversation(ABC):
 
 
 class _SessionConversation(Conversation):
-    """One socket that speaks for one session: a reply to each request, in order."""
+    """One socket of one session: a reply to each request, in order."""
 
     _dialect: _Dialect
     _session: EnvironmentSession
     _pending_reply: tuple[str, Coroutine[Any, Any, str | None]] | None = None
-    """A frame whose method runs in a thread, and what goes on with its answer after that."""
+    """A frame whose method runs in a thread, and the coroutine that continues its reply."""
     _reply_task: asyncio.Task[None] | None = None
-    """Goes on with an answer that has been begun where its frame was read, and then has had to wait."""
+    """Continues a reply that was started by `answer_eagerly` and had to wait."""
     _previous_reply: asyncio.Future[None] | None = None
-    """Awaited by the frame that comes after it."""
+    """Done when the reply started by `answer_eagerly` is sent; awaited before the next frame is answered."""
     _resume: Callable[[Outcome], None] | None = None
-    """Goes on once a method has ended, where methods run in a thread."""
+    """Continues a reply once its method has ended; None if methods run on the event loop."""
 
     async def _answer_requests(self, session: EnvironmentSession) -> int:
         if not session.standing:
@@ -377,7 +377,7 @@ class _SessionConversation(Conversation):
             frame = await self._next_frame()
             if read_ahead_timer is not None:
                 read_ahead_timer.start()
-            if self.busy:  # with one that was begun where it was read
+            if self.busy:  # with a reply that `answer_eagerly` started
                 self._previous_reply = asyncio.get_running_loop().create_future()
                 await self._previous_reply
                 if self.draining or session.over:
@@ -393,16 +393,16 @@ class _SessionConversation(Conversation):
             if fast_path is None or self.closed or not fast_path.send_frame(reply):
                 await self._send_text(reply)
             if session.over and not self.draining:
-                return NORMAL_CLOSURE  # the reply has told it: a call inside the frame outlasted its time
+                return NORMAL_CLOSURE  # a call inside the frame exceeded its deadline, as its reply says
         return GOING_AWAY
 
     def answer_eagerly(self, text: str | bytes) -> bool:
-        """Answer a request where it has been read, without waking the task; return whether it is taken."""
+        """Answer a frame from the read callback, without waking the task; return whether it was taken."""
         session = self._session
         if self.busy or self._frames_ahead or self.draining or self.closed or session.shared or session.over:
             return False
         if not isinstance(text, str):
-            return False  # it is refused in its turn
+            return False  # `FrameDialect.answer` refuses it
         pending = self._dialect.answer_eagerly(session, text, self._resume)
         if pending is None:
             return False
@@ -416,13 +416,13 @@ class _SessionConversation(Conversation):
         return True
 
     def _continue_reply(self, _: Outcome) -> None:
-        """Go on with the answer to a request whose method has ended in its thread."""
+        """Continue the reply to a request whose method in a thread has ended."""
         assert self._pending_reply is not None
         (text, pending), self._pending_reply = self._pending_reply, None
         reply = start_eagerly(pending)
         assert reply is not None
         if self._session.over:
-            return  # its time was over before, and the client is told so
+            return  # it exceeded its deadline, which the client has been told
         self.busy = False
         if isinstance(reply, str):
             self._watch.stop()
@@ -431,20 +431,22 @@ class _SessionConversation(Conversation):
             self._end_reply()
 
     def _reply(self, text: str, pending: str | Coroutine[Any, Any, str | None]) -> None:
-        """Send a reply, at once where it is there and can be sent."""
+        """Send a reply: at once if it is complete and the socket is writable, otherwise in a task."""
         assert self._fast_path is not None
         if isinstance(pending, str) and self._fast_path.send_frame(pending):
             self._count(text, pending)
             return
         self.busy = True
-        if self._resume is None and not isinstance(pending, str):  # it promises not to wait, and waits
+        if self._resume is None and not isinstance(
+            pending, str
+        ):  # the environment waits although it promises not to
             assert self._session.on_expiry is not None
             self._watch.expect(self._sessions.step_timeout_s, self._session.on_expiry)
         self._reply_task = asyncio.create_task(self._reply_later(text, pending))
 
     async def _reply_later(self, text: str, pending: str | Coroutine[Any, Any, str | None]) -> None:
         try:
-            # It goes on as a task's own: what has been begun cannot be awaited.
+            # A coroutine that has started can be continued only as a task, not awaited.
             reply = pending if isinstance(pending, str) else await asyncio.create_task(pending)
             assert reply is not None
             self._watch.stop()
@@ -458,7 +460,7 @@ class _SessionConversation(Conversation):
             self._end_reply()
 
     def _end_reply(self) -> None:
-        """Let the next frame come, after one that was answered where it was read."""
+        """Let the next frame be answered, after one that `answer_eagerly` took."""
         self.busy = False
         if self._previous_reply is not None:
             if not self._previous_reply.done():
@@ -474,10 +476,10 @@ class _SessionConversation(Conversation):
 
 
 class Sockets:
-    """Every conversation from its accept to the end of its session.
+    """The set of conversations, each from its accept to the end of its session.
 
     Attributes:
-        draining: A conversation that begins ends at once.
+        draining: Whether new conversations end at once.
     """
 
     def __init__(self) -> None:
@@ -486,20 +488,20 @@ class Sockets:
         self.draining = False
 
     def add(self, conversation: Conversation) -> None:
-        """Count a conversation that begins."""
+        """Add a new conversation."""
         self._conversations.add(conversation)
         conversation.draining = self.draining
 
     def remove(self, conversation: Conversation) -> None:
-        """Count it no more: its session has ended."""
+        """Remove a conversation whose session has ended."""
         self._conversations.discard(conversation)
         self._removed.set()
 
     async def drain(self, deadline: float) -> None:
-        """Ask every conversation to end and wait until the last one has.
+        """Drain every conversation, and wait until the last one has ended.
 
         Args:
-            deadline: On the loop's clock; it returns then in any case.
+            deadline: When to return in any case, by the event loop's clock.
         """
         self.draining = True
         for conversation in list(self._conversations):
@@ -512,15 +514,15 @@ class Sockets:
 
 
 class SocketRoute:
-    """An ASGI application that holds a conversation on every socket.
+    """An ASGI application that runs a conversation on every socket.
 
     Args:
-        sessions: Where sessions come from.
-        dialect: How requests are read and answered.
-        sockets: Keeps count.
-        send_timeout_s: Seconds that a client may leave its replies unread.
-        numbered: Serves a socket of the subprotocol `ropewalk.v1`. Where it is given, the address may name a session
-            that the socket speaks for, in either dialect; else each has one of its own, which ends with it.
+        sessions: Opens the sessions.
+        dialect: Decodes and answers requests.
+        sockets: The set of open conversations.
+        send_timeout_s: Seconds that a client may leave replies unread; 0 for no limit.
+        v1: Creates the conversation for the subprotocol `ropewalk.v1`. If given, the URL may name a standing session
+            to attach to, in either dialect; otherwise each socket has its own session, which ends with it.
     """
 
     def __init__(
@@ -561,7 +563,7 @@ class SocketRoute:
 
 
 class FrameDialect:
-    """Reads and answers the frames of the released dialect, on /ws; `rpc` answers what is inside mcp frames."""
+    """Decodes and answers the frames of the released dialect on /ws; `rpc` answers the requests in mcp frames."""
 
     def __init__(self, decoder: RequestDecoder[Any], rpc: JsonRpc, metrics: ServerMetrics) -> None:
         self._decoder = decoder
@@ -580,16 +582,17 @@ class FrameDialect:
         here: bool = False,
         resume: Callable[[Outcome], None] | None = None,
     ) -> str | None:
-        """Return the reply to one frame, or to what has been read from it; None to a close.
+        """Return the reply to a frame; None for a close request.
 
         Args:
-            session: Whom it is for.
+            session: The session to call.
             text: The frame.
-            request: What has been read from it.
-            began: When it came, by `perf_counter`, where calls are timed; by default now.
-            traceparent: The client's span that it belongs to, if it says so.
-            here: Nobody else may ask the session, which is not over, and whose time the caller looks at.
-            resume: Where this runs outside of a task: resumes it, once the environment's method has ended in a thread.
+            request: The request decoded from it, if already done.
+            began: When it came, by `perf_counter`, for metrics; by default now.
+            traceparent: W3C trace context of the client's span, if any.
+            here: Step without the session's lock and deadline: it has no other caller and is not over, and the caller
+                enforces the deadline.
+            resume: If this runs outside of a task, resumes it once the environment's method in a thread has ended.
 
         Raises:
             RefusalError: The session is over.
@@ -629,7 +632,7 @@ class FrameDialect:
             if timed:
                 elapsed_s = (
                     perf_counter() - began
-                )  # `observe`, without its call, and mostly without that of bisect
+                )  # `observe`, inlined for speed, which avoids most calls of bisect
                 calls.buckets[0 if elapsed_s < BUCKETS_S[0] else bisect_left(BUCKETS_S, elapsed_s)] += 1
                 calls.seconds += elapsed_s
                 calls.environment_s += session.runner.spent_s
@@ -644,17 +647,17 @@ class FrameDialect:
             task = asyncio.current_task()
             if task is None or task.cancelling():
                 raise
-            # The environment's own: this task was not cancelled.
+            # The environment raised it; this task was not cancelled.
             return self._raised(error)
 
     def answer_eagerly(
         self, session: EnvironmentSession, text: str, resume: Callable[[Outcome], None] | None
     ) -> str | Coroutine[Any, Any, str | None] | None:
-        """Answer where the frame has been read, as `_Dialect` says."""
+        """Start answering a frame outside of a task; see `_Dialect`."""
         try:
             request = self._decoder.frame(text)
-        except FATAL:  # a validator of the author's may raise anything
-            return None  # it is read again, and refused, in its turn
+        except FATAL:  # the author's validators may raise anything
+            return None  # `answer` decodes it again and refuses it
         if isinstance(request, Close | Mcp):
             return None
         return start_eagerly(self.answer(session, text, request, here=True, resume=resume))
@@ -673,19 +676,19 @@ class FrameDialect:
         return self.refusal(RefusalError(EXECUTION_ERROR, report_error(error)))
 
     def refusal(self, refusal: RefusalError) -> str:
-        """Return the error frame of a refusal."""
+        """Return the error frame of a refusal, and count it."""
         self.metrics.count_error(refusal.code)
         return replies.encode_error(refusal.code, refusal.message, refusal.extra)
 
 
 class RpcDialect:
-    """Every frame is a JSON-RPC request, on the socket /mcp."""
+    """Answers the frames of the socket /mcp, each a JSON-RPC request."""
 
     def __init__(self, rpc: JsonRpc) -> None:
         self._rpc = rpc
 
     async def answer(self, session: EnvironmentSession, text: str | bytes) -> str | None:
-        """Return the response to one frame."""
+        """Return the response to a frame."""
         if not isinstance(text, str):
             fault = JsonRpcFaultError(
                 jsonrpc.PARSE_ERROR, "expected a text frame that holds a request, got a binary frame"
@@ -694,8 +697,8 @@ class RpcDialect:
         return (await self._rpc.answer_text(text, Caller(session.owner, session))).decode()
 
     def answer_eagerly(self, session: EnvironmentSession, text: str, resume: Any) -> None:
-        """Answer nothing: a tool may wait."""
+        """Return None: a tool may wait, so frames are answered in a task."""
 
     def refusal(self, refusal: RefusalError) -> str:
-        """Return the response that no request has asked for."""
+        """Return the error response of a refusal that answers no particular request."""
         return self._rpc.fault(None, fault_of(refusal)).decode()
