@@ -1,4 +1,4 @@
-"""What a server tells of itself: health, metadata, schemas, and a page for people."""
+"""The routes about the server: health, capacity, metadata, schemas, and an HTML page."""
 
 import inspect
 import json
@@ -43,8 +43,8 @@ _CAPACITY: Final = {
 
 
 def about_router(sessions: SessionTable, models: dict[str, Any], metadata: "MetadataSource") -> APIRouter:
-    """Return the routes that tell of the server; `models` are to be described, under the keys of /schema."""
-    # Without models of the framework's, which take longer to load than all routes to build.
+    """Return the routes about the server; `models` are the environment's models, under the keys of /schema."""
+    # Without response models: FastAPI takes longer to build these than all routes.
     router = APIRouter()
     schemas = {name: describe(model) for name, model in models.items()}
     schemas_schema = {"type": "object", "properties": {name: {"type": "object"} for name in schemas}}
@@ -94,7 +94,7 @@ def about_router(sessions: SessionTable, models: dict[str, Any], metadata: "Meta
 
 
 class MetadataSource:
-    """Finds an environment's metadata once; an instance is made only where its class has its own way."""
+    """Caches the environment's metadata; constructs an instance only if the class overrides `get_metadata`."""
 
     def __init__(self, sessions: SessionTable, name: str | None) -> None:
         self._sessions = sessions
@@ -102,7 +102,7 @@ class MetadataSource:
         self._metadata: EnvironmentMetadata | None = None
 
     async def ask(self, owner: str) -> EnvironmentMetadata:
-        """Return the metadata; while every session is taken, what the class alone tells.
+        """Return the metadata; that of the class if no slot is free or `get_metadata` fails.
 
         An instance takes one of the caller's slots.
         """
@@ -124,7 +124,7 @@ class MetadataSource:
         return self._metadata
 
     def class_metadata(self) -> EnvironmentMetadata:
-        """Return what is told without an instance: its name, and its documentation."""
+        """Return the metadata that needs no instance: the name, and the docstring as the description."""
         factory = self._sessions.factory
         own_name = name_of(factory)
         return EnvironmentMetadata(
@@ -148,7 +148,7 @@ _MODELS: Final = {
 def page_router(
     title: str, metadata: MetadataSource, models: dict[str, Any], document: Callable[[], dict[str, Any]]
 ) -> APIRouter:
-    """Return the routes of the page: `/` and where frameworks have their documentation.
+    """Return the routes of the HTML page: `/`, and `/docs` and `/redoc` as in FastAPI.
 
     It shows the `models`, which are under the keys of /schema, and the OpenAPI `document`.
     """

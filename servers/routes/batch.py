@@ -1,4 +1,4 @@
-"""What `ropewalk.v1` asks of many sessions at once: from the request to each session's call, and to the answers."""
+"""Batched requests of `ropewalk.v1`: decodes a request into one call per session, and encodes the replies."""
 
 import math
 from array import array
@@ -18,15 +18,15 @@ from servers.sessions import FullError
 from servers.sessions.batch import Member, MemberCall
 
 MAX_REPLY_BYTES: Final = 64 * 1024 * 1024
-"""A longer answer is sent in several frames."""
+"""Size above which a reply is split into several frames."""
 
 
 class BatchDialect:
-    """Reads and writes the frames of one server's environment.
+    """Decodes batched requests and encodes their replies, for one environment class.
 
     Args:
-        decoder: Reads actions.
-        encoder: Writes observations.
+        decoder: Decodes actions.
+        encoder: Encodes observations.
         metrics: Counts errors.
     """
 
@@ -40,7 +40,13 @@ class BatchDialect:
     def calls(
         self, request: BatchRequest, arrays: list[Array], members: list[Member], size: int
     ) -> list[MemberCall]:
-        """Return what each member is asked; one whose action cannot be read has its outcome already.
+        """Return one call per member; if its action is invalid, the error is already its outcome.
+
+        Args:
+            request: The request.
+            arrays: The arrays of its frame.
+            members: The sessions to call.
+            size: Length of its frame.
 
         Raises:
             RefusalError: VALIDATION_ERROR.
@@ -78,7 +84,7 @@ class BatchDialect:
     def encode_replies(
         self, request_id: int, finished: Sequence[MemberCall], last: bool
     ) -> Iterator[str | bytes]:
-        """Yield the frames that tell of calls that are over."""
+        """Yield the reply frames of finished calls; `last` marks the end of the request."""
         frame, errors = self._encode_reply(request_id, finished, last)
         if len(frame) <= MAX_REPLY_BYTES or len(finished) == 1:
             for data in errors.values():
@@ -104,7 +110,7 @@ class BatchDialect:
             arrays: list[Array] = []
             fields = self._encode_fields(succeeded, arrays)
         except Exception:
-            # One at a time: what cannot be told of one is that one's error.
+            # Encode one at a time, so that only calls whose result cannot be encoded get an error.
             for call in list(succeeded):
                 try:
                     self._encode_fields([call], [])
@@ -160,7 +166,7 @@ def _check_length(name: str, values: Sequence[Any], members: Sequence[Member]) -
 
 
 def error_data(error: BaseException) -> dict[str, Any]:
-    """Return the data of an error frame."""
+    """Return the data of an error frame; log an error that is not a refusal."""
     if isinstance(error, RefusalError):
         queue = error.queue if isinstance(error, FullError) else {}
         return {"message": error.message, "code": error.code, **error.extra, **queue}

@@ -1,4 +1,4 @@
-"""The OpenAPI document: what it takes from the environment's models, and the answers that every route can give."""
+"""The OpenAPI document: schemas of the environment's models, and the responses of all routes."""
 
 import inspect
 from copy import deepcopy
@@ -19,13 +19,13 @@ _GUARD_STATUSES: Final = {
     "403": "The Origin is not served.",
     "421": "The Host is not served.",
 }
-"""What any request may meet before it reaches its route."""
+"""Responses of the guard, which any request may get before it reaches its route."""
 
 _BODY_STATUSES: Final = {"408": "The body did not arrive in time.", "413": "The body is too large."}
 
 
 class _Lenient(GenerateJsonSchema):
-    """Describes arrays and other foreign types as anything, instead of failing."""
+    """Describes types without a JSON schema, such as arrays, as anything instead of failing."""
 
     def handle_invalid_for_json_schema(self, schema: Any, error_info: str) -> JsonSchemaValue:
         return {}
@@ -38,14 +38,14 @@ def describe(model: Any, prefix: str = "#/$defs/") -> dict[str, Any]:
         return model.model_json_schema(schema_generator=_Lenient, ref_template=template)
     schema = TypeAdapter(model).json_schema(schema_generator=_Lenient, ref_template=template)
     if "title" not in schema and schema.get("$defs"):
-        # Callers tell an environment of tools by the name of its action.
+        # Clients recognize an environment of tools by its action's name.
         names = [str(definition.get("title", name)) for name, definition in schema["$defs"].items()]
         schema["title"] = _TOOL_ACTION if _TOOL_ACTION in names else names[0]
     return schema
 
 
 def describe_reset(factory: Any) -> dict[str, Any]:
-    """Return the JSON schema of a reset's options, as far as the class of an environment says which it takes."""
+    """Return the JSON schema of a reset's options, from the signature of the environment class if there is one."""
     schema = {**describe(ResetOptions), "title": "Reset"}
     seed = schema["properties"]["seed"]
     reset = getattr(factory, "reset_async", None) or getattr(factory, "reset", None)
@@ -53,7 +53,7 @@ def describe_reset(factory: Any) -> dict[str, Any]:
         return schema
     try:
         hints = get_type_hints(reset, include_extras=True)
-    except Exception:  # an annotation in quotes can hold any mistake
+    except Exception:  # a quoted annotation may fail in any way
         hints = {}
     properties, required, definitions = {}, [], schema.get("$defs", {})
     schema["additionalProperties"] = False
@@ -63,7 +63,7 @@ def describe_reset(factory: Any) -> dict[str, Any]:
         elif parameter.kind in (parameter.KEYWORD_ONLY, parameter.POSITIONAL_OR_KEYWORD):
             try:
                 property_schema = describe(hints.get(parameter.name, Any))
-            except Exception:  # of a type that pydantic knows nothing of
+            except Exception:  # pydantic does not know the type
                 property_schema = {}
             definitions |= property_schema.pop("$defs", {})
             if parameter.default is parameter.empty:
@@ -80,14 +80,14 @@ def describe_reset(factory: Any) -> dict[str, Any]:
 
 
 def describe_api(document: dict[str, Any], models: dict[str, Any], *, production: bool) -> dict[str, Any]:
-    """Complete the document that the framework makes of its own routes.
+    """Complete the OpenAPI document of FastAPI, in place, and return it.
 
-    Added are the routes that it does not see, bodies that it does not read, and what the guard answers.
+    Adds plain Starlette routes, the models of their bodies, and the responses of the guard.
 
     Args:
-        document: The framework's.
+        document: The document that FastAPI generated.
         models: The models of the environment, under the keys of /schema.
-        production: Reset, step and state are not served.
+        production: Whether reset, step and state are not served.
     """
     schemas = document.setdefault("components", {}).setdefault("schemas", {})
     for name, model in (
@@ -110,7 +110,7 @@ def describe_api(document: dict[str, Any], models: dict[str, Any], *, production
 
 
 def problem(text: str) -> dict[str, Any]:
-    """Describe an answer whose body holds the detail of what went wrong."""
+    """Return the description of an error response, whose body has a `detail`."""
     return {
         "description": text,
         "content": {"application/json": {"schema": {"$ref": f"{_SCHEMAS_PREFIX}ServedProblem"}}},
@@ -118,17 +118,17 @@ def problem(text: str) -> dict[str, Any]:
 
 
 def answer(text: str, schema: dict[str, Any]) -> dict[str, Any]:
-    """Describe an answer."""
+    """Return the description of a JSON response."""
     return {"description": text, "content": {"application/json": {"schema": schema}}}
 
 
 def body(schema: dict[str, Any], required: bool) -> dict[str, Any]:
-    """Describe what a request brings."""
+    """Return the description of a JSON request body, as part of an operation."""
     return {"requestBody": {"required": required, "content": {"application/json": {"schema": schema}}}}
 
 
 def _ref(name: str) -> dict[str, Any]:
-    """Point to one of the schemas that `describe_api` brings in."""
+    """Return a reference to a schema that `describe_api` adds."""
     return {"$ref": f"{_SCHEMAS_PREFIX}Served{name}"}
 
 
@@ -205,7 +205,7 @@ _PARAMETERS: list[dict[str, Any]] = [
         (SESSION_COOKIE, "cookie", "The same; the header goes first."),
     )
 ]
-"""What the routes that take a session say of it."""
+"""The parameters of routes that accept a session id."""
 
 _SESSION_STATUSES: dict[str, dict[str, Any]] = {
     "422": problem("The request does not validate."),
@@ -262,4 +262,4 @@ _RPC: dict[str, Any] = {
         )
     }
 }
-"""Of the routes that the framework does not see."""
+"""The plain Starlette routes besides those of `_STEPS`."""

@@ -1,7 +1,7 @@
-"""The tasks of an environment that knows some: which splits there are, how many tasks, and what each is.
+"""The routes for an environment's tasks: its splits, the number of tasks in each, and the tasks themselves.
 
-The methods are the environment's own (`openenv_core.tasks.TaskProvider`). Each request asks an instance of its own,
-which counts as a session like any other.
+They call the methods of `openenv_core.tasks.TaskProvider` on an instance of the environment opened for each request,
+which takes a slot like any other session.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -19,11 +19,11 @@ from servers.security import owner_of
 from servers.sessions import SessionTable
 
 _KNOWN_SPLITS: Final = frozenset({"train", "validation", "test"})
-"""Types that a split can have. One that is given as a mere name has its name's type where it is one of these."""
+"""Types of splits. A split given only as a name has the type of that name if it is one of these, else validation."""
 
 
 class Split(BaseModel):
-    """Names a split."""
+    """The body of a request about a split."""
 
     model_config = ConfigDict(extra="forbid")
 
@@ -31,22 +31,26 @@ class Split(BaseModel):
 
 
 class TaskAt(Split):
-    """Names one task of a split."""
+    """The body of a request for one task of a split."""
 
     index: int
 
 
 class TaskRange(Split):
-    """Names tasks of a split, with the meaning that a slice gives the bounds."""
+    """The body of a request for several tasks of a split; the bounds are those of a Python slice."""
 
     start: int | None = None
     stop: int | None = None
 
 
 class _TaskRoute(NamedTuple):
-    """One route: what it tells, the method that it asks, what its body holds, what its answer holds.
+    """One route that calls a method of the environment.
 
-    The body has the method's arguments in order; the answer is an object with what the method returns under its key.
+    Attributes:
+        text: Its description.
+        method: The name of the method.
+        body: The model of the request body, whose fields are the method's arguments in order.
+        key: The key of the method's result in the response.
     """
 
     text: str
@@ -86,7 +90,7 @@ _NAME: Final = {
 
 
 def tasks_router(sessions: SessionTable, env_name: str) -> APIRouter:
-    """Return the task routes of one environment, which is called `env_name` in the paths."""
+    """Return the task routes of an environment, whose name in the paths is `env_name`."""
     router = APIRouter()
     tasks = _Tasks(sessions, env_name)
 
@@ -136,7 +140,7 @@ def tasks_router(sessions: SessionTable, env_name: str) -> APIRouter:
 
 
 class _Tasks:
-    """Asks an instance of the environment."""
+    """Calls task methods on an instance of the environment and builds the responses."""
 
     def __init__(self, sessions: SessionTable, env_name: str) -> None:
         self._sessions = sessions
@@ -149,7 +153,7 @@ class _Tasks:
         to_body: Callable[[Any], Any],
         model: type[Split] | None = None,
     ) -> Response:
-        """Return what a method of the environment returns, in the shape of the route."""
+        """Return the response of a route: call `method` with the fields of the body, and encode `to_body(result)`."""
         arguments: Sequence[Any] = ()
         if model is not None:
             try:
@@ -181,7 +185,7 @@ class _Tasks:
             return _unsupported(method)
         except IndexError:
             return _problem(400, "Invalid task index")
-        except (LookupError, ValueError, OverflowError) as error:  # a split or an index that it does not know
+        except (LookupError, ValueError, OverflowError) as error:  # an unknown split or index
             return _problem(
                 400, f"expected a split and bounds that the environment knows, got: {text_of(error)}"
             )
@@ -194,7 +198,7 @@ class _Tasks:
 
 
 def _normalize_split(split: Any) -> Any:
-    """Return the name and type of a split that an environment gives as a model, a mapping, a name or anything."""
+    """Return a model or mapping of a split unchanged; for a name or any other value, a dict of its name and type."""
     if isinstance(split, BaseModel | Mapping):
         return split
     name = str(split)
