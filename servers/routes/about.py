@@ -30,12 +30,12 @@ _HEALTH: Final = {
 _CAPACITY: Final = {
     "type": "object",
     "properties": {
-        "slots": {"type": "integer", "description": "Sessions that there may be at once."},
-        "in_use": {"type": "integer", "description": "Of these, taken."},
-        "waiting": {"type": "integer", "description": "Newcomers in the queue."},
+        "slots": {"type": "integer", "description": "Sessions that may be open at once."},
+        "in_use": {"type": "integer", "description": "Slots taken."},
+        "waiting": {"type": "integer", "description": "Clients in the queue."},
         "estimate_s": {
             "type": ["number", "null"],
-            "description": "Seconds that a newcomer would wait; null where no session has ended yet.",
+            "description": "Seconds that a new client would wait; null if no session has ended yet.",
         },
     },
     "required": ["slots", "in_use", "waiting", "estimate_s"],
@@ -52,10 +52,10 @@ def about_router(sessions: SessionTable, models: dict[str, Any], metadata: "Meta
     @router.get(
         "/health",
         response_model=None,
-        responses={200: answer("It does.", _HEALTH), 503: answer("It does not.", _HEALTH)},
+        responses={200: answer("It accepts sessions.", _HEALTH), 503: answer("It accepts none.", _HEALTH)},
     )
     async def health(response: Response) -> dict[str, str]:
-        """Tell whether the server takes sessions, as far as its threads go."""
+        """Return whether the server accepts sessions: it does unless too many abandoned calls occupy threads."""
         if sessions.deterministic:
             response.headers[DETERMINISTIC_HEADER] = DETERMINISTIC
         if not sessions.executor.exhausted:
@@ -66,19 +66,19 @@ def about_router(sessions: SessionTable, models: dict[str, Any], metadata: "Meta
     @router.get(
         "/capacity",
         response_model=None,
-        responses={200: answer("How many, over all its processes.", _CAPACITY)},
+        responses={200: answer("The numbers, over all worker processes.", _CAPACITY)},
     )
     async def capacity() -> dict[str, Any]:
-        """Tell how many sessions there may be and are, and how many wait for one."""
+        """Return the number of sessions allowed, open and waited for."""
         return sessions.queue.capacity()
 
     @router.get(
         "/metadata",
         response_model=None,
-        responses={200: answer("What it is called, and what it is.", describe(EnvironmentMetadata))},
+        responses={200: answer("Its name and description.", describe(EnvironmentMetadata))},
     )
     async def get_metadata(request: Request) -> EnvironmentMetadata:
-        """Tell of the environment."""
+        """Return the environment's metadata."""
         return await metadata.ask(owner_of(request.scope))
 
     @router.get(

@@ -201,22 +201,28 @@ _PARAMETERS: list[dict[str, Any]] = [
         "schema": {"type": "string", "pattern": f"^{SESSION_ID.pattern}$"},
     }
     for name, location, text in (
-        (SESSION_HEADER, "header", "The session to speak to; without it each call stands alone."),
-        (SESSION_COOKIE, "cookie", "The same; the header goes first."),
+        (
+            SESSION_HEADER,
+            "header",
+            "The session to call; without it, each call gets an environment of its own.",
+        ),
+        (SESSION_COOKIE, "cookie", "The same; the header takes precedence."),
     )
 ]
 """The parameters of routes that accept a session id."""
 
 _SESSION_STATUSES: dict[str, dict[str, Any]] = {
     "422": problem("The request does not validate."),
-    "429": problem("Too many calls wait for the session."),
+    "429": problem("Too many calls are waiting for the session."),
     "500": problem("The environment, or its constructor, raised an exception."),
-    "503": problem("Every session is taken."),
-    "504": problem("The environment took too long; the session has been ended."),
+    "503": problem("No slot is free."),
+    "504": problem("The call exceeded its deadline, and the session was ended."),
 }
 _UNKNOWN_SESSION: dict[str, dict[str, Any]] = {"404": problem("There is no such session.")}
-_OBSERVED: dict[str, dict[str, Any]] = {"200": answer("The observation, and what came with it.", _ENVELOPE)}
-_STATE: dict[str, dict[str, Any]] = {"200": answer("Where the episode stands.", _ref("State"))}
+_OBSERVED: dict[str, dict[str, Any]] = {
+    "200": answer("The observation, reward, done and metadata.", _ENVELOPE)
+}
+_STATE: dict[str, dict[str, Any]] = {"200": answer("The state of the episode.", _ref("State"))}
 
 
 def _operation(name: str, text: str, responses: dict[str, Any], **more: Any) -> dict[str, Any]:
@@ -227,7 +233,7 @@ _STEPS: dict[str, Any] = {
     "/reset": {
         "post": _operation(
             "reset",
-            "Start an episode and return the first observation; a session that is named is opened where there is none.",
+            "Start an episode and return its first observation; a named session that does not exist is opened.",
             _SESSION_STATUSES | _OBSERVED,
             parameters=_PARAMETERS,
             **body(_ref("ResetOptions"), required=False),
@@ -236,7 +242,7 @@ _STEPS: dict[str, Any] = {
     "/step": {
         "post": _operation(
             "step",
-            "Apply an action and return what follows.",
+            "Apply an action and return the observation.",
             _SESSION_STATUSES | _UNKNOWN_SESSION | _OBSERVED,
             parameters=_PARAMETERS,
             **body(_STEP_SCHEMA, required=True),
@@ -245,7 +251,7 @@ _STEPS: dict[str, Any] = {
     "/state": {
         "get": _operation(
             "state",
-            "Return where the episode stands.",
+            "Return the state of the episode.",
             _SESSION_STATUSES | _UNKNOWN_SESSION | _STATE,
             parameters=_PARAMETERS,
         )

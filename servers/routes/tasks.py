@@ -61,7 +61,7 @@ class _TaskRoute(NamedTuple):
 
 _ROUTES: Final[Mapping[str, _TaskRoute]] = {
     "tasks": _TaskRoute("Return the tasks of a split.", "list_tasks", Split, "tasks"),
-    "num_tasks": _TaskRoute("Return how many tasks a split has.", "num_tasks", Split, "num_tasks"),
+    "num_tasks": _TaskRoute("Return the number of tasks of a split.", "num_tasks", Split, "num_tasks"),
     "task": _TaskRoute("Return one task.", "get_task", TaskAt, "task"),
     "task_range": _TaskRoute("Return the tasks within bounds.", "get_task_range", TaskRange, "tasks"),
 }
@@ -72,8 +72,8 @@ _STATUSES: dict[int | str, dict[str, Any]] = {
     422: problem("The request does not validate."),
     500: problem("The environment, or its constructor, raised an exception."),
     501: problem("The environment has no such method."),
-    503: problem("Every session is taken."),
-    504: problem("The environment took too long."),
+    503: problem("No slot is free."),
+    504: problem("The call exceeded its deadline."),
 }
 
 _NAME: Final = {
@@ -100,7 +100,7 @@ def tasks_router(sessions: SessionTable, env_name: str) -> APIRouter:
         responses={200: answer("Its name.", {"type": "array", "items": {"type": "string"}})},
     )
     async def list_environments() -> list[str]:
-        """Name the environment that is served."""
+        """Return the name of the served environment, in a list."""
         return [env_name]
 
     @router.get(
@@ -215,4 +215,4 @@ def _problem(status: int, text: str) -> Response:
 
 
 def _responses(schema: dict[str, Any]) -> dict[int | str, dict[str, Any]]:
-    return {**_STATUSES, 200: answer("What the environment says.", schema)}
+    return {**_STATUSES, 200: answer("The result of the environment's method.", schema)}
