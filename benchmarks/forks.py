@@ -1,4 +1,4 @@
-"""The command `python -m benchmarks.forks`: what it costs to fork a session."""
+"""The command `python -m benchmarks.forks`: the cost of forking a session."""
 
 import asyncio
 import sys

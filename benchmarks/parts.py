@@ -1,4 +1,4 @@
-"""Benchmarks of hours, in parts: each part's results are saved at once, so that an interrupted run can be resumed."""
+"""Benchmarks that take hours, in parts: each part's results are saved at once, so a run can be resumed."""
 
 import argparse
 import contextlib
@@ -19,7 +19,7 @@ from rl_bridge.loops.folder_lock import LOCK_FILE, folder_of_ones_own
 
 PLAN: Final = "plan.json"
 FILES: Final = "files"
-"""In the plan's file, beside the plan: the digests of the files that say what is measured. Older ones have none."""
+"""Key in the plan's file of the digests of the measured configuration files. Older plans lack it."""
 
 
 class Parts:
@@ -29,7 +29,7 @@ class Parts:
         folder: Holds the result files.
         seconds: The estimated duration of each part by its name, in order.
         measurements: Each part's results are added to it.
-        progress: Called with a line about the part that is measured.
+        progress: Called with a line about the part being measured.
     """
 
     def __init__(
@@ -45,12 +45,12 @@ class Parts:
         self._progress = progress
 
     def measure(self, name: str, measure: Callable[[Path, Measurements], None]) -> bool:
-        """Measure a part, unless its result file exists. A failed part is noted, and the others go on.
+        """Measure a part, unless its result file exists. A failed part is noted; the next parts still run.
 
         Args:
-            name: The part's.
-            measure: Called with the part's folder, which does not exist yet, and the measurements to add to. What it
-                prints goes to a log beside the folder.
+            name: Name of the part.
+            measure: Called with the part's folder, which does not exist yet, and the measurements to add to. Its
+                output goes to a log beside the folder.
 
         Returns:
             Whether the part has results.
@@ -84,7 +84,7 @@ class Parts:
             f"{name}: part {index + 1} of {len(names)}, {datetime.now(UTC):%H:%M:%S} UTC, "
             f"about {_format_duration(remaining_s)} left for all; {log}"
         )
-        shutil.rmtree(self.folder / name, ignore_errors=True)  # of an attempt that was interrupted
+        shutil.rmtree(self.folder / name, ignore_errors=True)  # left by an interrupted attempt
         measurements = Measurements()
         with log.open("w", encoding="utf-8", buffering=1) as file, contextlib.redirect_stdout(file):
             measure(self.folder / name, measurements)
@@ -125,20 +125,20 @@ def open_folder(
     options: Sequence[str],
     files: Iterable[str],
 ) -> Iterator[tuple[Path, Mapping[str, Any]]]:
-    """Open the folder of a benchmark's parts, for this process alone.
+    """Open and lock the folder of a benchmark's parts.
 
-    A folder that cannot be opened ends the command with a usage error.
+    If the folder cannot be opened, the command exits with a usage error.
 
     Args:
-        parser: The command's.
+        parser: The command's parser.
         arguments: The parsed command line.
         plan: The plan as JSON values.
-        name: The benchmark's.
-        options: The command's options that change the plan; they cannot be combined with --resume.
-        files: Configuration files that are measured. A folder is resumed only while they are unchanged.
+        name: Name of the benchmark.
+        options: Options of the command that change the plan; they cannot be combined with --resume.
+        files: Measured configuration files. A folder can be resumed only if they are unchanged.
 
     Yields:
-        The folder, and the plan: of a resumed folder, the plan that it was started with.
+        The folder, and the plan. A resumed folder keeps the plan that it was started with.
     """
     with contextlib.ExitStack() as stack:
         if arguments.resume is not None:
@@ -186,7 +186,7 @@ def _read(
 
 @contextlib.contextmanager
 def _lock_folder(parser: argparse.ArgumentParser, folder: Path) -> Iterator[None]:
-    """Lock the folder: another process would take a part in progress for an interrupted one, and remove it."""
+    """Lock the folder: another process would mistake a part in progress for an interrupted one and remove it."""
     with contextlib.ExitStack() as stack:
         try:
             stack.enter_context(folder_of_ones_own(folder))

@@ -31,7 +31,7 @@ examples:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run, kill, print; returns 0 where every bar is met, 1 where one is not, 130 on Ctrl-C."""
+    """Run, kill, print; returns 0 if every bar is met, 1 if one is not, 130 on Ctrl-C."""
     parser = argparse.ArgumentParser(
         prog="python -m benchmarks.faults",
         description=_DESCRIPTION,

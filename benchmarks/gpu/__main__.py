@@ -1,4 +1,4 @@
-"""`scripts/gpu-check`: each check in a process of its own, so that one that crashes or hangs does not stop the rest."""
+"""`scripts/gpu-check`: runs each check in a separate process, so that a crash or hang does not stop the others."""
 
 import argparse
 import contextlib
@@ -38,7 +38,7 @@ CHECKS = {
     "weights-8B": (240, "the same weights at the shapes of Qwen3-8B"),
     "decode-8B": (360, "vLLM's tokens/s at the shapes of Qwen3-8B"),
 }
-"""The checks in order: time limit in seconds, and what each measures."""
+"""The checks in order, each with its time limit in seconds and a description."""
 
 
 @dataclass(kw_only=True, slots=True)
@@ -46,11 +46,11 @@ class Outcome:
     """The result of a check.
 
     Attributes:
-        check: Its name.
-        status: passed; failed: a figure is out of its bounds, or an error was raised; skipped; crashed; timed out.
-        seconds: How long it took.
-        why: Of what did not pass.
-        figures: What was measured: what, value, unit, and where there is a bound `bar` and `met`.
+        check: Name of the check.
+        status: passed; failed: a value is out of its bounds, or an error was raised; skipped; crashed; timed out.
+        seconds: Duration.
+        why: Reason why the check did not pass.
+        figures: Measured values: `what`, `value`, `unit`, and for values with a bound `bar` and `met`.
     """
 
     check: str
@@ -61,7 +61,7 @@ class Outcome:
 
 
 def run_check(name: str, *, dry: bool, seconds: float, logs: Path | None = None) -> Outcome:
-    """Run a check, and end whatever it has started; all that it printed is kept in `logs`."""
+    """Run a check, then kill all processes it has started. Its output is kept in `logs`."""
     outcome = Outcome(check=name)
     began = time.monotonic()
     with tempfile.TemporaryDirectory(prefix="gpu-check-") as folder:
@@ -97,7 +97,7 @@ def run_check(name: str, *, dry: bool, seconds: float, logs: Path | None = None)
 
 
 def _run(command: Sequence[str], environment: dict[str, str], output: IO[str], seconds: float) -> int | None:
-    """Run a command and return its exit status; None where it timed out."""
+    """Run a command and return its exit status; None if it timed out."""
     process = subprocess.Popen(
         command,
         cwd=ROOT,
@@ -105,14 +105,14 @@ def _run(command: Sequence[str], environment: dict[str, str], output: IO[str], s
         stdin=subprocess.DEVNULL,
         stdout=output,
         stderr=output,
-        start_new_session=True,  # so that all that it has started can be ended with it
+        start_new_session=True,  # so that its descendants can be killed with it
     )
     try:
         return process.wait(seconds)
     except subprocess.TimeoutExpired:
         return None
     finally:
-        with contextlib.suppress(ProcessLookupError):  # nobody is left in its group
+        with contextlib.suppress(ProcessLookupError):  # the group is empty
             os.killpg(process.pid, signal.SIGKILL)
         process.wait()
 
@@ -166,7 +166,7 @@ def _interrupt(_signal: int, _frame: FrameType | None) -> None:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run the checks; returns 0, 1 where one failed, crashed or timed out, 2 for a bad command line."""
+    """Run the checks; returns 0, 1 if one failed, crashed or timed out, 2 for a bad command line."""
     parser = _parser()
     arguments = parser.parse_args(argv)
     if arguments.list:
@@ -176,7 +176,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             )
         )
         return 0
-    # On a CPU no size is what it is called, and twice the same.
+    # A dry run uses the same tiny shapes for every size; one of them is enough.
     names = [name for name in CHECKS if not (arguments.dry and name.endswith("8B"))]
     if arguments.only is not None:
         names = arguments.only.split(",")

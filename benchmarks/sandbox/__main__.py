@@ -48,7 +48,7 @@ A level that does not hold here is left out and said to be. Containers need an e
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Measure, print what there is, and return the exit status: 0, 2 where something did not work, 1 as asked for."""
+    """Measure, print the report, and return the exit status: 0, 2 on failure, 1 if `--check` finds an unmet bar."""
     arguments = _parser().parse_args(argv)
     measurements = Measurements()
     signal.signal(signal.SIGTERM, interrupt)
@@ -77,7 +77,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _plan(arguments: argparse.Namespace, measurements: Measurements) -> Plan:
-    """Return what to measure here, and note what cannot be."""
+    """Return the plan for this machine, and note what cannot be measured."""
     plan = Plan(sections=arguments.only or SECTIONS)
     if arguments.quick:
         plan = plan.quick()

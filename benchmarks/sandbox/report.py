@@ -11,7 +11,7 @@ from benchmarks.wire.report import table, verdicts
 START_MS: Final = {"namespaces": 30.0, "lsm": 15.0}
 BURST_MS: Final = 1000.0
 BURST_RATIO: Final = 1 / 20
-"""Of what as many `docker run` take."""
+"""Bound relative to as many `docker run` at once."""
 
 EXECUTE_MS: Final = 1.0
 MEMORY_MB: Final = 5.0
@@ -71,7 +71,7 @@ def bars(measurements: Measurements) -> Iterator[Bar]:
 
 
 def ratios(measurements: Measurements) -> Iterator[tuple[str, str]]:
-    """Yield how many times longer others take than each of our levels."""
+    """Yield how many times longer the peers take than each of our levels."""
     for metric, peers in (("start p50 ms", (JUPYTER, RUN)), ("execute p50 ms", (JUPYTER, EXEC, RUN))):
         for _, subject, load in _of(measurements, metric):
             if subject in (JUPYTER, EXEC, RUN):

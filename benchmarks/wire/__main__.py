@@ -96,7 +96,7 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def _plan(arguments: argparse.Namespace, measurements: Measurements) -> Plan:
-    """Return what to measure here, and note what cannot be."""
+    """Return the plan for this machine, and note what cannot be measured."""
     released = arguments.released_python.absolute()
     echoes = find_spec("orjson") is not None
     if not echoes:
@@ -119,7 +119,7 @@ def _plan(arguments: argparse.Namespace, measurements: Measurements) -> Plan:
 
 
 def _raise_descriptor_limit() -> None:
-    """Allow as many sockets as the system does; servers inherit the limit."""
+    """Raise the limit of open files to the hard limit; servers inherit it."""
     _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
 

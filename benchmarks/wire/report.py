@@ -1,4 +1,4 @@
-"""Reports as Markdown tables, readable in a terminal too."""
+"""Reports as Markdown tables that are readable in a terminal."""
 
 from collections.abc import Iterable, Sequence
 
@@ -35,12 +35,12 @@ def report(measurements: Measurements, all_bars: Sequence[Bar]) -> str:
 
 
 def verdicts(measurements: Measurements, all_bars: Iterable[Bar], form: str = ".2f") -> list[str]:
-    """Return the end of every report: the bars, where there are any, and what could not be measured.
+    """Return the last sections of a report: the bars, if any, and what could not be measured.
 
     Args:
-        measurements: With their notes.
+        measurements: Measurements, whose notes are listed.
         all_bars: The bars.
-        form: How measured values are written.
+        form: Format of measured values.
     """
     rows = [
         (bar.label, f"{bar.value:{form}}", f"{bar.kind} {bar.bound:g}", "met" if bar.met else "NOT met")
