@@ -27,10 +27,10 @@ def create_parser(name: str, description: str, examples: str) -> argparse.Argume
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     argument_parser.add_argument(
-        "--quick", action="store_true", help="tiny numbers: shows that it runs, no more"
+        "--quick", action="store_true", help="tiny numbers, which only show that it runs"
     )
     argument_parser.add_argument(
-        "--json", type=Path, metavar="FILE", help="write every round's figures there"
+        "--json", type=Path, metavar="FILE", help="write the measurements of every round to this file"
     )
     return argument_parser
 

@@ -105,13 +105,13 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     where.add_argument(
         "--folder",
         type=Path,
-        help="a new folder for what each part finds and leaves; by default runs/NAME-<date>-<time>, with --quick none",
+        help="a new folder for the results of each part; by default runs/NAME-<date>-<time>, with --quick none",
     )
     where.add_argument(
         "--resume",
         type=Path,
         metavar="FOLDER",
-        help="go on where that folder ends, with the plan that it has",
+        help="continue the benchmark in that folder, with its plan",
     )
 
 
@@ -167,7 +167,7 @@ def _new_folder(parser: argparse.ArgumentParser, arguments: argparse.Namespace, 
         return
     folder = arguments.folder or Path("runs") / f"{name}-{datetime.now(UTC):%Y%m%d-%H%M%S}"
     if folder.exists() and any(folder.iterdir()):
-        parser.error(f"expected a new folder, {str(folder)!r} has something in it; --resume goes on in it")
+        parser.error(f"{str(folder)!r} is not empty; name a new folder, or continue that one with --resume")
     folder.mkdir(parents=True, exist_ok=True)
     print(f"{folder}: {resume_hint(name, folder)}", file=sys.stderr)
     yield folder
@@ -180,7 +180,7 @@ def _read(
     try:
         plan = {**json.loads((folder / PLAN).read_text(encoding="utf-8"))}
     except (OSError, ValueError, TypeError) as error:
-        parser.error(f"expected a folder that python -m benchmarks.{name} has begun, got another: {error}")
+        parser.error(f"{str(folder)!r} is no folder of python -m benchmarks.{name}: {error}")
     return plan, plan.pop(FILES, None)
 
 
@@ -192,8 +192,8 @@ def _lock_folder(parser: argparse.ArgumentParser, folder: Path) -> Iterator[None
             stack.enter_context(folder_of_ones_own(folder))
         except RunInUseError:
             parser.error(
-                f"expected the folder {str(folder)!r} to be free, another process measures in it, which "
-                f"{str(folder / LOCK_FILE)!r} names; wait for its end, or end it, and resume then"
+                f"another process, named in {str(folder / LOCK_FILE)!r}, is measuring in {str(folder)!r}; "
+                "wait until it ends, or end it, then resume"
             )
         except OSError as error:
             parser.error(f"expected a folder that can be written to, got {str(folder)!r}: {error}")
@@ -205,15 +205,15 @@ def _require_unchanged(
 ) -> None:
     if digests is None:
         print(
-            f"{folder / PLAN} has no digests of the files that say what is measured: they could not be compared with "
-            "those that it was begun with",
+            f"{folder / PLAN} has no digests of the configuration files: whether they have changed since it was "
+            "written could not be checked",
             file=sys.stderr,
         )
         return
     if changed := [path for path, digest in digests.items() if _digest(parser, path) != digest]:
         parser.error(
-            f"expected {', '.join(changed)} as when {str(folder)!r} was begun, got something else: parts of both would "
-            "be told as one; put back what was there, or begin a new folder"
+            f"{', '.join(changed)} changed after {str(folder)!r} was created, so its parts would not be comparable; "
+            "restore the files, or start in a new folder"
         )
 
 
@@ -221,12 +221,12 @@ def _digest(parser: argparse.ArgumentParser, path: str) -> str:
     try:
         return hashlib.sha256(Path(path).read_bytes()).hexdigest()
     except OSError as error:
-        parser.error(f"expected {path!r}, which says what is measured, below the working directory: {error}")
+        parser.error(f"cannot read the configuration {path!r} in the working directory: {error}")
 
 
 def resume_hint(name: str, folder: Path) -> str:
     """Return the line that says how to resume a folder."""
-    return f"parts are kept as they end; go on by: python -m benchmarks.{name} --resume {folder}"
+    return f"finished parts are kept; resume with: python -m benchmarks.{name} --resume {folder}"
 
 
 def _format_duration(seconds: float) -> str:

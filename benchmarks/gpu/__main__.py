@@ -20,21 +20,21 @@ MISUSED, INTERRUPTED = 2, 130
 TAIL_LINES = 12
 CHECKS = {
     "versions": (90, "torch, its CUDA, the driver, the card; matrix products and copies a second"),
-    "step": (150, "loss and gradients of a tiny model, beside a CPU's; the same in bfloat16"),
-    "attention": (120, "attention by document, beside one document at a time on a CPU"),
-    "loss": (120, "peak memory of the last layer and its gradient, beside the chunk's arithmetic"),
+    "step": (150, "loss and gradients of a tiny model, compared with a CPU's; the same in bfloat16"),
+    "attention": (120, "attention by document, compared with one document at a time on a CPU"),
+    "loss": (120, "peak memory of the last layer and its gradient, compared with the expected bytes"),
     "train-0.6B": (150, "tokens/s, MFU and memory of a training step at the shapes of Qwen3-0.6B"),
     "reload": (
         300,
-        "vLLM takes new weights after it has captured its graphs, awake and asleep, and is as a fresh engine",
+        "vLLM loads new weights after capturing its graphs, awake and asleep, and then equals a fresh engine",
     ),
     "decode-0.6B": (200, "vLLM's tokens/s at the shapes of Qwen3-0.6B"),
     "blackjack": (420, "a run of a few iterations with one card"),
     "weights-0.6B": (
         90,
-        "weights from trainer to generator, by host and by card: seconds, GB/s, host memory",
+        "weights from trainer to generator, through host and GPU memory: seconds, GB/s, host memory",
     ),
-    "train-8B": (240, "the same step at the shapes of Qwen3-8B, with as many layers as have room"),
+    "train-8B": (240, "the same step at the shapes of Qwen3-8B, with as many layers as fit"),
     "weights-8B": (240, "the same weights at the shapes of Qwen3-8B"),
     "decode-8B": (360, "vLLM's tokens/s at the shapes of Qwen3-8B"),
 }
@@ -138,7 +138,7 @@ def table(outcomes: Sequence[Outcome]) -> str:
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="./scripts/gpu-check",
-        description="Looks at a machine with a GPU: is the stack's CUDA side right here, and how fast is it.",
+        description="Checks a machine with a GPU: whether the CUDA stack computes correctly, and how fast.",
         epilog="""examples:
   ./scripts/gpu-check --json gpu.json
   ./scripts/gpu-check --only versions,step,attention
@@ -146,8 +146,8 @@ def _parser() -> argparse.ArgumentParser:
   PYTHON=/opt/env/bin/python ./scripts/gpu-check --minutes 10""",
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    parser.add_argument("--only", metavar="NAME,NAME", help="these checks alone")
-    parser.add_argument("--list", action="store_true", help="name the checks")
+    parser.add_argument("--only", metavar="NAME,NAME", help="run only these checks")
+    parser.add_argument("--list", action="store_true", help="list the checks")
     parser.add_argument(
         "--dry", action="store_true", help="on the CPU, with tiny shapes: shows that it runs, no more"
     )
@@ -155,9 +155,9 @@ def _parser() -> argparse.ArgumentParser:
         "--minutes", type=float, default=25.0, metavar="M", help="for all of them (%(default)g)"
     )
     parser.add_argument(
-        "--json", type=Path, metavar="FILE", help="write all that was found there, after each check"
+        "--json", type=Path, metavar="FILE", help="write all results to this file, after each check"
     )
-    parser.add_argument("--logs", type=Path, metavar="FOLDER", help="keep there all that each check printed")
+    parser.add_argument("--logs", type=Path, metavar="FOLDER", help="keep each check's output in this folder")
     return parser
 
 

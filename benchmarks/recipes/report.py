@@ -27,7 +27,7 @@ GAIN = 0.10
 ENOUGH_TASKS = 500
 FALL_WITHOUT_GRADIENT = 1 / 3
 """Minimum relative decrease of the share of groups without gradient, with each seed."""
-ENDS = "What is under way when the time is over, an iteration or an update, is finished: seconds may be a bit above it."
+ENDS = "The iteration or update in progress at the time limit is finished, so seconds may slightly exceed the limit."
 
 
 def bars(measurements: Measurements) -> Iterator[Bar]:
@@ -82,7 +82,7 @@ def report(measurements: Measurements) -> str:
     parts = ["### Held-out tasks\n\n" + table(heading, rows), ENDS]
     if drawn := [row for name in RECIPES for row in _drawn(measurements, name)]:
         parts.append(
-            "### Ways to draw tasks\n\n" + table(("recipe", "tasks", "seed", GROUPS, WITHOUT_GRADIENT), drawn)
+            "### Sampling of tasks\n\n" + table(("recipe", "tasks", "seed", GROUPS, WITHOUT_GRADIENT), drawn)
         )
     return "\n\n".join([*parts, *verdicts(measurements, bars(measurements), ".3g")])
 
@@ -127,7 +127,7 @@ def _runs(measurements: Measurements, subject: str, name: str) -> list[tuple[flo
 def _ending(measurements: Measurements, name: str) -> str:
     """Return how the validation loss ended; "" for measurements that do not record it."""
     settled = measurements.values.get((SETTLED, TAUGHT, name))
-    return "" if settled is None else "stopped falling" if settled[-1] else "was falling still"
+    return "" if settled is None else "stopped falling" if settled[-1] else "was still falling"
 
 
 def _share(solved: float, tasks: float) -> float:

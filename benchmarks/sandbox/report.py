@@ -20,7 +20,7 @@ LOOPS: Final = 1.05
 TABLES: Sequence[tuple[str, Sequence[str]]] = (
     ("Start of a session", ("start p50 ms", "start p95 ms", "CPU ms")),
     (
-        "Sessions that begin at once, each to its first result",
+        "Sessions started at once, each to its first result",
         ("burst p50 ms", "burst p99 ms", "burst CPU ms", "machine's load"),
     ),
     ("Warm execute", ("execute p50 ms", "execute p95 ms", "CPU µs")),
@@ -104,7 +104,7 @@ def report(measurements: Measurements, all_bars: Sequence[Bar]) -> str:
         if rows:
             parts.append(f"### {title}\n\n" + table(("of", "", *names), rows))
     if ratio_rows := list(ratios(measurements)):
-        parts.append("### How many times longer others take\n\n" + table(("what", "times"), ratio_rows))
+        parts.append("### Peers relative to ours\n\n" + table(("what", "times"), ratio_rows))
     parts += verdicts(measurements, all_bars)
     return "\n\n".join(parts)
 

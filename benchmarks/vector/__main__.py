@@ -35,13 +35,13 @@ STEPS: Final = "steps/s"
 CPU: Final = "CPU µs a step"
 
 _DESCRIPTION = """\
-Steps a second of a vector of served environments, beside the released server with its own client and Gymnasium's
-vectors in process; and of pictures, beside a bare WebSocket that moves as many bytes. In alternating rounds."""
+Steps/s of a vector of served environments, compared with the released server and client and with Gymnasium's in-process
+vectors; and of pictures, compared with a bare WebSocket that moves as many bytes. In alternating rounds."""
 _EXAMPLES = """\
 examples:
   python -m benchmarks.vector                 about two minutes
   python -m benchmarks.vector --quick         does it run?
-  python -m benchmarks.vector --rounds 9      on a machine that does other things too"""
+  python -m benchmarks.vector --rounds 9      on a machine with other load"""
 
 
 def main(argv: Sequence[str] | None = None) -> int:

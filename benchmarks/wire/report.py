@@ -7,12 +7,12 @@ from benchmarks.wire.measurements import Measurements
 
 _TABLES: Sequence[tuple[str, Sequence[str]]] = (
     ("Steps", ("steps/s", "p50 ms", "p99 ms", "server µs a step", "over the floor")),
-    ("What metrics cost: server CPU", ("metrics on / off",)),
+    ("Cost of metrics: server CPU", ("metrics on / off",)),
     ("Clients: CPU of the client's process, against our server", ("client µs a step",)),
     ("Memory of idle sessions", ("kB a session",)),
     ("Starting", ("start s", "memory MB", "import s")),
     (
-        "Sessions whose step waits for 1 s, four steps each: begun over 1 s, then all at once",
+        "Sessions whose step waits for 1 s, four steps each: started over 1 s, then all at once",
         (
             "% succeed",
             "p50 s",
@@ -46,7 +46,7 @@ def verdicts(measurements: Measurements, all_bars: Iterable[Bar], form: str = ".
         (bar.label, f"{bar.value:{form}}", f"{bar.kind} {bar.bound:g}", "met" if bar.met else "NOT met")
         for bar in all_bars
     ]
-    parts = ["### It must show\n\n" + table(("what", "measured", "bar", ""), rows)] if rows else []
+    parts = ["### Bars\n\n" + table(("what", "measured", "bar", ""), rows)] if rows else []
     if measurements.notes:
         parts.append("### Not measured\n\n" + "\n".join(f"- {note}" for note in measurements.notes))
     return parts
