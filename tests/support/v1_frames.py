@@ -1,4 +1,4 @@
-"""Holds the frames of `ropewalk.v1` against their JSON Schema while a test runs."""
+"""Validates the frames of `ropewalk.v1` by their JSON Schema while a test runs."""
 
 import json
 from pathlib import Path
@@ -21,7 +21,7 @@ REQUEST, ANSWER = _validator("request"), _validator("answer")
 
 
 def hold(validator: Any, frame: str | bytes) -> None:
-    """Raise an error for a frame that the schema does not describe."""
+    """Raise an error if a frame does not match the schema."""
     header, arrays = decode_frame(frame)
     if arrays:
         header["arrays"] = [{"dtype": array.dtype, "shape": list(array.shape)} for array in arrays]
@@ -30,7 +30,7 @@ def hold(validator: Any, frame: str | bytes) -> None:
 
 @pytest.fixture
 def held_frames(monkeypatch: pytest.MonkeyPatch) -> list[int]:
-    """How many frames were held: [requests that the server has taken, answers]."""
+    """Return the numbers of validated frames: [requests, answers]."""
     held = [0, 0]
     read, put, send_rest = Links.read, Link.put, LinkConversation._send_rest
     answer_here = Link.answer_here
@@ -43,7 +43,7 @@ def held_frames(monkeypatch: pytest.MonkeyPatch) -> list[int]:
 
     def checked_answer(self: Link, frame: str) -> bool:
         answered = answer_here(self, frame)
-        if answered:  # or else it is read like any other
+        if answered:  # otherwise it is read like any other
             hold(REQUEST, frame)
             held[0] += 1
         return answered
@@ -54,7 +54,7 @@ def held_frames(monkeypatch: pytest.MonkeyPatch) -> list[int]:
         put(self, frame)
 
     def checked_rest(self: LinkConversation, sent: int, first: str | None = None) -> Any:
-        if first is not None:  # the answer to a resume, which is no frame of the link's
+        if first is not None:  # the answer to a resume, which does not pass through Link.put
             hold(ANSWER, first)
         return send_rest(self, sent, first)
 
