@@ -50,7 +50,7 @@ class Parts:
         Args:
             name: Name of the part.
             measure: Called with the part's folder, which does not exist yet, and the measurements to add to. Its
-                output goes to a log beside the folder.
+                output goes to a log next to the folder.
 
         Returns:
             Whether the part has results.

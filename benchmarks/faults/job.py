@@ -49,7 +49,7 @@ class Job:
     Args:
         root: A checkout.
         folder: Where the run writes.
-        overrides: Configuration overrides beside `SMALL`.
+        overrides: Configuration overrides in addition to `SMALL`.
         resume: Resume the run in the folder; without overrides.
     """
 

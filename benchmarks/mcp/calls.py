@@ -59,7 +59,7 @@ async def stateless_sdk(url: str) -> AsyncIterator[Call]:
 
 @asynccontextmanager
 async def json_rpc(url: str) -> AsyncIterator[Call]:
-    """Call as the released clients do: JSON-RPC over POST /mcp, in a session of its own."""
+    """Call as the released clients do: JSON-RPC over POST /mcp, in a new session."""
     async with httpx.AsyncClient(trust_env=False) as http:
         created = (await http.post(f"{url}/mcp", json=_rpc("openenv/session/create"))).json()
         body = _rpc("tools/call", name="add", arguments=ARGUMENTS, **created["result"])
