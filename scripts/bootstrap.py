@@ -141,7 +141,7 @@ def prepare(name: str, profile: Profile) -> Path:
             return environment
         start_time = time.monotonic()
         if environment.exists() and not is_in_place(environment):
-            print_message(f"making {environment.relative_to(ROOT)} anew: it was made for another folder")
+            print_message(f"recreating {environment.relative_to(ROOT)}: it was made for another folder")
             shutil.rmtree(environment)
         if not (environment / "bin" / "python").is_file():
             print_message(f"making {environment.relative_to(ROOT)}")

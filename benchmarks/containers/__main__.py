@@ -22,7 +22,7 @@ _EXAMPLES = """\
 examples:
   python -m benchmarks.containers                                about two minutes
   python -m benchmarks.containers --quick                        does it run?
-  python -m benchmarks.containers --image my-env:latest          another image beside the plain one
+  python -m benchmarks.containers --image my-env:latest          also another image
   python -m benchmarks.containers --json out.json                every round's figures into a file"""
 
 

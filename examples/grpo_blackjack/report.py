@@ -102,7 +102,7 @@ def summarize(
 
 
 def _print(report: Mapping[str, Any], folder: Path) -> None:
-    table = Table(title="BlackJack: greedy policy beside the baselines")
+    table = Table(title="BlackJack: greedy policy and baselines")
     for heading in ("policy", "exact return", "win", "push", "loss"):
         table.add_column(heading, justify="left" if heading == "policy" else "right")
     for row in report["baselines"].values():

@@ -64,7 +64,7 @@ def teach(recipe: RecipeConfig, folder: Path) -> SftResult:
         raise
     save_traces(folder / TRACES, training)
     save_traces(folder / VALIDATION, validation)
-    print(f"{len(training)} traces to learn from, {len(validation)} to see when to stop: {folder}")
+    print(f"{len(training)} training traces, {len(validation)} validation traces: {folder}")
 
     # 2. A random policy with a tokenizer for these texts.
     from examples.sft.tiny_policy import make_tool_policy
@@ -82,7 +82,7 @@ def teach(recipe: RecipeConfig, folder: Path) -> SftResult:
     print(
         f"{'settled' if result.settled else 'stopped'} after {result.validations[-1].update} updates; kept those of "
         f"{result.kept.update}, validation loss {result.kept.validation_loss:.4f}\n"
-        f"go on with: ropewalk train --config {recipe.world} model.path={folder / POLICY}"
+        f"continue with: ropewalk train --config {recipe.world} model.path={folder / POLICY}"
     )
     return result
 

@@ -74,7 +74,7 @@ def names_of(text: str) -> EnvironmentNames:
             text, f"a name of lower-case letters, digits and single underscores, at most {LONGEST}"
         )
     if short == "env":
-        raise _refusal(text, "a name beside the ending _env")
+        raise _refusal(text, "a name before the suffix _env")
     if keyword.iskeyword(short) or keyword.issoftkeyword(short):
         raise _refusal(text, "a name that is no keyword of Python")
     if (reason := RESERVED.get(short)) is not None:
