@@ -150,7 +150,7 @@ class Environment(ABC, Generic[ActT, ObsT, StateT]):
             if not inspect.iscoroutinefunction(getattr(cls, awaited, None)):
                 continue
             if getattr(cls, name) is vars(Environment)[name]:
-                setattr(cls, name, _waiting_for(awaited))
+                setattr(cls, name, _make_sync_method(awaited))
             elif inspect.iscoroutinefunction(vars(cls).get(name)) and awaited not in vars(cls):
                 raise ConfigurationError(
                     f"{cls.__qualname__}.{name} would never be called: its base has {awaited}, which servers prefer; "
@@ -243,7 +243,7 @@ def _mark_failure(observation: Any, error: LLMError) -> None:
     observation.metadata[INFRASTRUCTURE_ERROR] = str(error)
 
 
-def _waiting_for(name: str) -> Callable[..., Any]:
+def _make_sync_method(name: str) -> Callable[..., Any]:
     """Return a method that runs a method of coroutines and waits for it."""
 
     def wait(self: Any, *args: Any, **options: Any) -> Any:

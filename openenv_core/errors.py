@@ -164,12 +164,12 @@ class ValidationFailedError(ServerError):
             [dict(e) for e in errors if isinstance(e, Mapping)] if isinstance(errors, Sequence) else []
         )
         details = "; ".join(
-            f"{_place(e.get('loc'))}: {e.get('msg', e.get('type', '?'))}" for e in self.errors
+            f"{_format_location(e.get('loc'))}: {e.get('msg', e.get('type', '?'))}" for e in self.errors
         )
         super().__init__(f"{message} ({details})" if details else message, code, data)
 
 
-def _place(loc: object) -> str:
+def _format_location(loc: object) -> str:
     """Return where a fault is; a peer may send anything."""
     return ".".join(str(key) for key in loc) if isinstance(loc, (list, tuple)) and loc else "message"
 

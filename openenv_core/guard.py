@@ -60,7 +60,7 @@ def main(arguments: list[str]) -> int:
     for fd in {lifeline, status} - {-1}:
         os.set_inheritable(fd, False)
     parent = os.getppid()
-    wake = _wake_on(signal.SIGCHLD, signal.SIGTERM)
+    wake = _open_signal_pipe(signal.SIGCHLD, signal.SIGTERM)
     for number in (signal.SIGINT, signal.SIGHUP):  # a terminal's: the program decides what they end
         signal.signal(number, signal.SIG_IGN)
     if everything:
@@ -73,12 +73,12 @@ def main(arguments: list[str]) -> int:
         sys.stderr.write(f"cannot run {command[0]!r}: {os.strerror(error)}\n")
         return 127
     if lifeline != 0:
-        _let_go_of_the_wire()
+        _close_standard_streams()
     _report(status, f"started {child}")
     code, requested = _watch(child, lifeline, wake, parent)
     if code is None:
-        patience_s = grace_s if requested and lifeline != 0 else 0.0
-        code = _end(child, wake, patience_s, grace_s)
+        term_wait_s = grace_s if requested and lifeline != 0 else 0.0
+        code = _end(child, wake, term_wait_s, grace_s)
     _kill_rest(child, everything)
     _report(status, f"ended {code}")
     while requested is None and status >= 0:
@@ -126,7 +126,7 @@ def _prctl(option: int, value: int) -> None:
         ctypes.CDLL(None).prctl(option, value, 0, 0, 0)
 
 
-def _wake_on(*signals: signal.Signals) -> int:
+def _open_signal_pipe(*signals: signal.Signals) -> int:
     """Return a descriptor that becomes readable when one of the signals arrives."""
     read, write = os.pipe()
     os.set_blocking(read, False)
@@ -174,7 +174,7 @@ def _start(command: list[str], *, without_input: bool) -> "tuple[int | None, int
     return None, int(failure)
 
 
-def _let_go_of_the_wire() -> None:
+def _close_standard_streams() -> None:
     """Or the program would not see the end of what the command writes."""
     null = os.open(os.devnull, os.O_RDWR)
     for fd in (0, 1, 2):
@@ -190,7 +190,7 @@ def _report(status: int, line: str) -> None:
 def _watch(child: int, lifeline: int, wake: int, parent: int) -> "tuple[int | None, bool | None]":
     """Return how the child ended, if it has, and whether an end was asked for: None where nobody has said."""
     while True:
-        ready = _readable(PARENT_CHECK_INTERVAL_S, lifeline, wake)
+        ready = _wait_readable(PARENT_CHECK_INTERVAL_S, lifeline, wake)
         if wake in ready:
             os.read(wake, 512)
         code = _reap(child)
@@ -204,7 +204,7 @@ def _watch(child: int, lifeline: int, wake: int, parent: int) -> "tuple[int | No
             return None, True
 
 
-def _readable(timeout_s: float, *fds: int) -> list[int]:
+def _wait_readable(timeout_s: float, *fds: int) -> list[int]:
     """Wait for one that can be read, or is at its end; return which are. select(2) takes none above 1023."""
     poll = select.poll()
     for fd in fds:
@@ -226,9 +226,9 @@ def _reap(child: int) -> "int | None":
             code = os.waitstatus_to_exitcode(status)
 
 
-def _end(child: int, wake: int, patience_s: float, grace_s: float) -> int:
+def _end(child: int, wake: int, term_wait_s: float, grace_s: float) -> int:
     """End the command: by the end of its input where it was given one, then by SIGTERM, then by SIGKILL."""
-    if patience_s and (code := _wait(child, wake, patience_s)) is not None:
+    if term_wait_s and (code := _wait(child, wake, term_wait_s)) is not None:
         return code
     _signal_group(child, signal.SIGTERM)
     if (code := _wait(child, wake, grace_s)) is not None:
@@ -241,7 +241,7 @@ def _end(child: int, wake: int, patience_s: float, grace_s: float) -> int:
 def _wait(child: int, wake: int, seconds: float) -> "int | None":
     deadline = time.monotonic() + seconds
     while (code := _reap(child)) is None and (left := deadline - time.monotonic()) > 0:
-        if _readable(left, wake):
+        if _wait_readable(left, wake):
             os.read(wake, 512)
     return code
 
@@ -287,9 +287,9 @@ def _descendants() -> list[int]:
     pids: list[int] = []
     queue = [os.getpid()]
     while queue:
-        below = children.get(queue.pop(), [])
-        pids += below
-        queue += below
+        child_pids = children.get(queue.pop(), [])
+        pids += child_pids
+        queue += child_pids
     return pids
 
 

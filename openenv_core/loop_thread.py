@@ -23,7 +23,7 @@ MAX_HELPERS: Final = 64
 """Threads that the loop may have for what blocks: so many servers can be started at once. None is made without need."""
 
 
-class _Errand(Generic[T]):
+class _ThreadCall(Generic[T]):
     """A coroutine function on its way to the thread, and what became of it on the way back.
 
     The standard library's way makes two futures and a condition for each call, and a callback that costs the loop
@@ -121,20 +121,20 @@ class LoopThread:
                 "a method that waits was called inside of the event loop that it waits for; await the method of the "
                 "async client or environment there"
             )
-        errand = _Errand(work, *args, **options)
+        call = _ThreadCall(work, *args, **options)
         try:
-            loop.call_soon_threadsafe(self._begin, errand)
-            while not errand.wait(LIVENESS_CHECK_INTERVAL_S):
-                if not self._alive() and not errand.wait(0):
+            loop.call_soon_threadsafe(self._start_call, call)
+            while not call.wait(LIVENESS_CHECK_INTERVAL_S):
+                if not self._alive() and not call.wait(0):
                     # The loop was closed before it came to it.
                     raise ClientClosedError("the client's background thread has ended before the reply came")
         except RuntimeError:  # the loop has closed just now
             raise ClientClosedError("the client was closed before the reply came; make a new one") from None
         except BaseException:
             with suppress(RuntimeError):  # the loop has closed, and has cancelled what ran in it
-                loop.call_soon_threadsafe(errand.cancel)
+                loop.call_soon_threadsafe(call.cancel)
             raise
-        return errand.outcome()
+        return call.outcome()
 
     def submit(
         self, work: Callable[P, Coroutine[Any, Any, T]], /, *args: P.args, **options: P.kwargs
@@ -172,35 +172,35 @@ class LoopThread:
         if threading.current_thread() is not self._thread:
             self._thread.join(STOP_TIMEOUT_S)
 
-    def leave(self, work: Callable[[], Coroutine[Any, Any, object]]) -> None:
+    def call_detached(self, work: Callable[[], Coroutine[Any, Any, object]]) -> None:
         """Call a last coroutine function without waiting: a garbage collector may do this."""
         self._ready.wait()
         loop = self._loop
         if loop is None or not self._alive():
             return
         with suppress(RuntimeError):  # the loop has closed just now
-            loop.call_soon_threadsafe(self._begin, _Errand(work))
+            loop.call_soon_threadsafe(self._start_call, _ThreadCall(work))
 
     @property
-    def over(self) -> bool:
+    def is_stopped(self) -> bool:
         """Whether it takes no more calls: it ends or has ended, or is another process's."""
         return not self._alive() or (self._ready.is_set() and self._loop is None)
 
     @property
-    def inherited(self) -> bool:
+    def is_forked(self) -> bool:
         """Whether this process is a fork of the one that has the thread."""
         return self._pid != os.getpid()
 
-    def _begin(self, errand: _Errand[Any]) -> None:
+    def _start_call(self, call: _ThreadCall[Any]) -> None:
         # What comes once the end is decided would run, if at all, in a loop that is being taken down.
         loop = self._loop
         if loop is None:
-            errand.refuse()
+            call.refuse()
         else:
-            errand.task = loop.create_task(errand.run())
+            call.task = loop.create_task(call.run())
 
     def _alive(self) -> bool:
-        return not self.inherited and self._thread.is_alive()
+        return not self.is_forked and self._thread.is_alive()
 
     def _main(self) -> None:
         async def forever() -> None:
@@ -230,7 +230,7 @@ def shared_loop() -> LoopThread:
     """Return the thread that the sync clients of this process have together. It is there until the process ends."""
     global _shared
     with _lock:
-        if _shared is None or _shared.over:
+        if _shared is None or _shared.is_stopped:
             _shared = LoopThread()
         return _shared
 

@@ -237,7 +237,7 @@ def parse_manifest(content: object) -> Manifest:
     try:
         return Manifest.model_validate(_require_keys(content))
     except ValidationError as error:
-        raise ManifestError([_fault(fault) for fault in error.errors()]) from None
+        raise ManifestError([_describe_fault(fault) for fault in error.errors()]) from None
 
 
 def _require_keys(content: object) -> Mapping[Any, Any]:
@@ -246,7 +246,7 @@ def _require_keys(content: object) -> Mapping[Any, Any]:
     return content
 
 
-def _fault(error: Any) -> str:
+def _describe_fault(error: Any) -> str:
     path = [str(key) for key in error["loc"]]
     place = ".".join(path) or MANIFEST
     if error["type"] == "extra_forbidden":

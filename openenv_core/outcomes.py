@@ -51,7 +51,7 @@ def infrastructure_failure(observation: object) -> str | None:
         observation: An observation, as a model or as a dict; a `StepResult` around one; or the payload of the wire,
             which has it under "observation".
     """
-    for source in _parts(observation):
+    for source in _observation_and_result(observation):
         metadata = _field(source, "metadata")
         for mark in (_field(metadata, INFRASTRUCTURE_ERROR), _field(source, INFRASTRUCTURE_ERROR)):
             if reason := _one_line(mark, "the environment did not say what"):
@@ -76,7 +76,7 @@ def unscored_reason(result: object) -> str | None:
     A last observation with neither a reward nor a reason is no such case: many environments leave the reward of a
     step that earned nothing at None.
     """
-    parts = list(_parts(result))
+    parts = list(_observation_and_result(result))
     # The outermost knows: on the wire the reward stands beside the observation, whose own may be absent.
     if _field(parts[0], "done") is not True or _field(parts[0], "reward") is not None:
         return None
@@ -92,31 +92,31 @@ def unscored_reason(result: object) -> str | None:
 
 def was_truncated(result: object) -> bool:
     """Return whether an episode is over because a limit has cut it off."""
-    return _ended_by(result, TRUNCATED)
+    return _has_end_mark(result, TRUNCATED)
 
 
 def was_terminated(result: object) -> bool:
     """Return whether an episode terminated: it is done, and was not truncated, or is marked as both."""
     if _field(result, "done") is not True:
         return False
-    return not was_truncated(result) or _ended_by(result, TERMINATED)
+    return not was_truncated(result) or _has_end_mark(result, TERMINATED)
 
 
-def _ended_by(result: object, mark: str) -> bool:
+def _has_end_mark(result: object, mark: str) -> bool:
     """Whether a finished episode has a mark, or a field of its name. Truncated text is no truncated episode."""
     if _field(result, "done") is not True:
         return False
-    for source in _parts(result):
+    for source in _observation_and_result(result):
         # A model fills in what follows from its other fields, which may have been set since.
-        given = getattr(source, "model_fields_set", (mark,))
-        if (mark in given and _field(source, mark) is True) or _field(
+        fields_set = getattr(source, "model_fields_set", (mark,))
+        if (mark in fields_set and _field(source, mark) is True) or _field(
             _field(source, "metadata"), mark
         ) is True:
             return True
     return False
 
 
-def _parts(observation: object) -> Iterator[object]:
+def _observation_and_result(observation: object) -> Iterator[object]:
     """Yield what may carry fields and metadata: the thing itself, and the observation in it."""
     yield observation
     if (inner := _field(observation, "observation")) is not None:

@@ -21,7 +21,7 @@ def proxy_for(url: str) -> str | None:
     """
     parts = urlsplit(url)
     host = parts.hostname or ""
-    if _is_here(host):
+    if _is_this_machine(host):
         return None
     from urllib.request import getproxies, proxy_bypass  # not needed by those who stay on this machine
 
@@ -35,7 +35,7 @@ def proxy_for(url: str) -> str | None:
     return None
 
 
-def _is_here(host: str) -> bool:
+def _is_this_machine(host: str) -> bool:
     """Whether it names this machine: by loopback, or by the address of all interfaces, as servers print it."""
     name = host.rstrip(".")
     if name == "localhost" or name.endswith(".localhost"):  # RFC 6761
@@ -59,7 +59,7 @@ def client_for(url: str, token: str | None = None) -> "httpx.Client":
     plain = url.startswith("http://") and proxy is None
     try:
         # Reading the system's certificates takes longer than a request to a server nearby.
-        transport = httpx.HTTPTransport(verify=False if plain else _trust(), proxy=proxy)
+        transport = httpx.HTTPTransport(verify=False if plain else _make_tls_context(), proxy=proxy)
     except ImportError as error:
         raise ConfigurationError(f"expected to use the proxy of the environment, got: {error}") from error
     # Bounds on answers hold for what comes over the wire, so nothing is compressed.
@@ -70,7 +70,7 @@ def client_for(url: str, token: str | None = None) -> "httpx.Client":
 
 
 @cache
-def _trust() -> "ssl.SSLContext":
+def _make_tls_context() -> "ssl.SSLContext":
     import httpx
 
     return httpx.create_ssl_context()

@@ -49,7 +49,7 @@ PreHook: TypeAlias = Callable[["Rubric", Any, Any], object]
 """Told the rubric, the action and the observation; likewise."""
 
 
-class Known(float):
+class KnownScore(float):
     """A score that is there already, and may be awaited all the same: released containers give such as have to be."""
 
     def __await__(self) -> Generator[Any, Any, float]:
@@ -57,9 +57,9 @@ class Known(float):
         return float(self)
 
 
-def must_wait(score: object) -> TypeIs[Awaitable[float]]:
+def is_pending(score: object) -> TypeIs[Awaitable[float]]:
     """Whether a score has yet to be awaited."""
-    return inspect.isawaitable(score) and not isinstance(score, Known)
+    return inspect.isawaitable(score) and not isinstance(score, KnownScore)
 
 
 _Steps: TypeAlias = Generator[Awaitable[Any], Any, float]
@@ -84,18 +84,18 @@ class Rubric(ABC):
         return _run(self._call(action, observation))
 
     def _call(self, action: Any, observation: Any) -> _Steps:
-        for pre_hook in self._told_before:
+        for pre_hook in self._forward_pre_hooks:
             if inspect.isawaitable(pending := pre_hook(self, action, observation)):
                 yield pending
         for rubric in self.rubrics():
             rubric._has_scored = False
         score = self.forward(action, observation)
-        if must_wait(score):
+        if is_pending(score):
             score = yield score
         self.last_score, self._has_scored = score, True
         if self._children:
             self._report(observation)
-        for hook in self._told_after:
+        for hook in self._forward_hooks:
             if inspect.isawaitable(pending := hook(self, action, observation, score)):
                 yield pending
         return score
@@ -112,13 +112,13 @@ class Rubric(ABC):
         """Be ready for children and hooks, whether or not a subclass calls `__init__`."""
         self = super().__new__(cls)
         object.__setattr__(self, "_children", {})
-        object.__setattr__(self, "_told_before", [])
-        object.__setattr__(self, "_told_after", [])
+        object.__setattr__(self, "_forward_pre_hooks", [])
+        object.__setattr__(self, "_forward_hooks", [])
         return self
 
     _children: dict[str, "Rubric"]
-    _told_before: list[PreHook]
-    _told_after: list[Hook]
+    _forward_pre_hooks: list[PreHook]
+    _forward_hooks: list[Hook]
 
     def __setattr__(self, name: str, value: Any) -> None:
         if isinstance(value, Rubric):
@@ -129,11 +129,11 @@ class Rubric(ABC):
 
     def register_forward_hook(self, hook: Hook) -> None:
         """Register a hook that is called after every score."""
-        self._told_after.append(hook)
+        self._forward_hooks.append(hook)
 
     def register_forward_pre_hook(self, hook: PreHook) -> None:
         """Register a hook that is called before every score."""
-        self._told_before.append(hook)
+        self._forward_pre_hooks.append(hook)
 
     def children(self) -> Iterator["Rubric"]:
         """Yield the rubrics that this one is made of."""
@@ -181,28 +181,28 @@ class Rubric(ABC):
 def _run(steps: _Steps) -> Score:
     """Take steps; from the first one on that has to be awaited, in a coroutine."""
     try:
-        waited_for = next(steps)
+        awaitable = next(steps)
     except StopIteration as done:
         score: float = done.value
         return score
-    return _go_on(steps, waited_for)
+    return _resume(steps, awaitable)
 
 
-async def _go_on(steps: _Steps, waited_for: Awaitable[Any]) -> float:
+async def _resume(steps: _Steps, awaitable: Awaitable[Any]) -> float:
     while True:
         try:
             try:
-                value = await waited_for
+                value = await awaitable
             except BaseException as error:
-                waited_for = steps.throw(error)
+                awaitable = steps.throw(error)
             else:
-                waited_for = steps.send(value)
+                awaitable = steps.send(value)
         except StopIteration as done:
             score: float = done.value
             return score
 
 
-async def _all_of(scores: Sequence[Awaitable[float]]) -> list[float]:
+async def _gather(scores: Sequence[Awaitable[float]]) -> list[float]:
     """Await scores together. Where one fails, none goes on behind the caller's back."""
     tasks = [asyncio.ensure_future(score) for score in scores]
     try:
@@ -223,7 +223,7 @@ class _Combination(Rubric):
 
     def __call__(self, action: Any, observation: Any) -> Score:
         score = super().__call__(action, observation)
-        return score if inspect.isawaitable(score) else Known(score)
+        return score if inspect.isawaitable(score) else KnownScore(score)
 
     def forward(self, action: Any, observation: Any) -> Score:
         return _run(self._combine(action, observation))
@@ -242,8 +242,8 @@ class Sequential(_Combination):
     def _combine(self, action: Any, observation: Any) -> _Steps:
         score = 1.0
         for rubric in self._rubrics:
-            given = rubric(action, observation)
-            score = (yield given) if must_wait(given) else given
+            child_score = rubric(action, observation)
+            score = (yield child_score) if is_pending(child_score) else child_score
             if score == 0.0:
                 break
         return score
@@ -264,8 +264,8 @@ class Gate(_Combination):
         self.threshold = threshold
 
     def _combine(self, action: Any, observation: Any) -> _Steps:
-        given = self.rubric(action, observation)
-        score: float = (yield given) if must_wait(given) else given
+        child_score = self.rubric(action, observation)
+        score: float = (yield child_score) if is_pending(child_score) else child_score
         return score if score >= self.threshold else 0.0
 
 
@@ -292,10 +292,10 @@ class WeightedSum(_Combination):
         return list(self._weights)
 
     def _combine(self, action: Any, observation: Any) -> _Steps:
-        given = [rubric(action, observation) for rubric in self._rubrics]
-        waiting = [each for each in given if must_wait(each)]
-        awaited = iter((yield _all_of(waiting)) if waiting else ())
-        scores = [next(awaited) if must_wait(each) else each for each in given]
+        child_scores = [rubric(action, observation) for rubric in self._rubrics]
+        waiting = [each for each in child_scores if is_pending(each)]
+        awaited = iter((yield _gather(waiting)) if waiting else ())
+        scores = [next(awaited) if is_pending(each) else each for each in child_scores]
         return math.fsum(weight * score for weight, score in zip(self._weights, scores, strict=True))
 
 

@@ -89,20 +89,20 @@ def target_of(text: str, *, kind: TargetKind | None = None) -> Target:
         if not path.exists():
             raise ConfigurationError(f"expected a folder or file at {text}, got none; check the path")
         rest = f":{attribute}" if attribute else ""
-        return Target(resolved_kind, f"{path.resolve()}{rest}", _folder_around(path))
+        return Target(resolved_kind, f"{path.resolve()}{rest}", _enclosing_folder(path))
     if resolved_kind is TargetKind.MODULE:
         match = _MODULE.fullmatch(text)
         if match is None:
             raise ConfigurationError(f"expected module:attribute, got {text!r}")
         file = find_module(match["module"])
-        return Target(resolved_kind, text, None if file is None else _folder_around(file))
+        return Target(resolved_kind, text, None if file is None else _enclosing_folder(file))
     if resolved_kind is TargetKind.NAME:
         return Target(resolved_kind, text, _folder_of_name(text))
     return Target(resolved_kind, text)
 
 
 @contextmanager
-def served(
+def run_target(
     target: Target,
     *,
     env_vars: Mapping[str, str] | None = None,
@@ -165,7 +165,7 @@ def provider_of(
 def _kind_of(text: str) -> TargetKind:
     if _URL.match(text):
         return TargetKind.URL
-    if (kind := _found_kind(text)) is not None:
+    if (kind := _kind_of_existing(text)) is not None:
         return kind
     if text.startswith((".", "/", "~")) or text.endswith(".py"):
         return TargetKind.PATH
@@ -182,14 +182,14 @@ def importable_kind(text: str) -> TargetKind:
 
     It is what `target_of` tells of what is neither a URL nor an image.
     """
-    if (kind := _found_kind(text)) is not None:
+    if (kind := _kind_of_existing(text)) is not None:
         return kind
     if ":" in text and not split_path(text)[1]:
         return TargetKind.MODULE
     return TargetKind.PATH if _is_path(text) or text.endswith(".py") else TargetKind.NAME
 
 
-def _found_kind(text: str) -> TargetKind | None:
+def _kind_of_existing(text: str) -> TargetKind | None:
     path, _ = split_path(text)
     if path.is_file() or (text and path.is_dir() and (_is_path(text) or is_environment_folder(path))):
         return TargetKind.PATH
@@ -241,7 +241,7 @@ def exposed_port(image: str) -> int:
     return ports[0] if len(ports) == 1 else PORT
 
 
-def can_be_found(target: Target) -> bool:
+def target_exists(target: Target) -> bool:
     """Whether there is something to import, for a name or a module; what becomes of the import is open."""
     if target.kind is TargetKind.MODULE:
         return find_module(target.text.partition(":")[0]) is not None
@@ -265,7 +265,7 @@ def split_path(text: str) -> tuple[Path, str]:
     return (file, attribute) if colon and not path.exists() and file.is_file() else (path, "")
 
 
-def _folder_around(path: Path) -> Path | None:
+def _enclosing_folder(path: Path) -> Path | None:
     """Return the folder of the environment that a path lies in; the path itself where it is a folder."""
     path = path.resolve()
     if path.is_dir():
@@ -330,7 +330,7 @@ APPS: Final = "ropewalk.apps"
 """Entry point of what imports applications: the server's packages know how, and are above this one."""
 
 
-class Described(Protocol):
+class AppDescription(Protocol):
     """The description that an application of `create_app` has of its environment.
 
     Attributes:
@@ -348,7 +348,7 @@ class Described(Protocol):
     cap: int
 
 
-def load_app(target: str) -> Described:
+def load_app(target: str) -> AppDescription:
     """Import the application of a target, and return its description.
 
     Args:
@@ -375,4 +375,4 @@ def load_app(target: str) -> Described:
             f"expected {target!r} to be made by create_app, got {type(app).__name__}, which can be served "
             "but not looked into; return what create_app returns"
         )
-    return cast(Described, app.served)
+    return cast(AppDescription, app.served)

@@ -199,8 +199,8 @@ def read_reset(model: type[ModelT], options: Mapping[str, Any], **defaults: Any)
     check_reset(
         ("seed", "episode_id", *names), {name: None for name in options if name not in names}, None, None
     )
-    given = {name: value for name, value in options.items() if value is not None}
+    options_set = {name: value for name, value in options.items() if value is not None}
     try:
-        return model.model_validate({**defaults, **given})
+        return model.model_validate({**defaults, **options_set})
     except ValidationError as error:
         raise InvalidResetOptionError(f"reset options: {describe_faults(error, 'options')}"[:1000]) from None

@@ -33,21 +33,21 @@ class Watchdog:
         if self._timer is None:
             self._timer = self._loop.call_at(self._deadline, self._check)
 
-    def expect(self, within_s: float | None, otherwise: Callable[[], None]) -> None:
+    def expect(self, timeout_s: float | None, on_timeout: Callable[[], None]) -> None:
         """Begin the time of something that may take longer than the shortest request, and ends in its own way.
 
         Args:
-            within_s: Seconds, no fewer than the watchdog's own; None lets it take for ever.
-            otherwise: Called once if it takes longer.
+            timeout_s: Seconds, no fewer than the watchdog's own; None lets it take for ever.
+            on_timeout: Called once if it takes longer.
         """
-        if within_s is None:
+        if timeout_s is None:
             return
-        self._on_expiry = otherwise
+        self._on_expiry = on_timeout
         now = self._loop.time()
-        self._deadline = now + within_s
+        self._deadline = now + timeout_s
         if self._timer is None:
             # Not at the deadline itself: what comes next may have to be over before.
-            self._timer = self._loop.call_at(now + min(within_s, self._timeout_s or within_s), self._check)
+            self._timer = self._loop.call_at(now + min(timeout_s, self._timeout_s or timeout_s), self._check)
 
     def stop(self) -> None:
         """End it: the reply has come."""

@@ -316,8 +316,10 @@ def print_measures(
     parser = argparse.ArgumentParser(description=about)
     parser.add_argument("--split", default="test", choices=list(world.SPLITS))
     parser.add_argument("--tasks", type=int, default=300)
-    given = parser.parse_args()
-    rows = [(name, metric(given.split, given.tasks), 1.0) for name, metric in (metrics or {}).items()]
-    rows += [(name, *measure(world, policy, given.split, given.tasks)) for name, policy in policies.items()]
+    arguments = parser.parse_args()
+    rows = [(name, metric(arguments.split, arguments.tasks), 1.0) for name, metric in (metrics or {}).items()]
+    rows += [
+        (name, *measure(world, policy, arguments.split, arguments.tasks)) for name, policy in policies.items()
+    ]
     for name, reward, calls in rows:
         sys.stdout.write(f"{name:24} mean reward {reward:.3f}, {calls:.1f} calls\n")

@@ -40,7 +40,7 @@ _API_VERSION: Final = "1.0.0"
 """Version of the HTTP interface. Released validators choose their profile by its major number."""
 
 
-_OF_SESSIONS: Final = ("/reset", "/step", "/state", MCP_PATH)
+_SESSION_PATHS: Final = ("/reset", "/step", "/state", MCP_PATH)
 """Prefixes of the HTTP paths whose bytes the metrics count."""
 
 Lifespan: TypeAlias = Callable[["EnvironmentApp"], AbstractAsyncContextManager[None]]
@@ -95,12 +95,12 @@ class EnvironmentApp(FastAPI):
     @property
     def sessions(self) -> SessionTable:
         """The app's sessions."""
-        return self._built().sessions
+        return self._ensure_built().sessions
 
     @property
     def tooling(self) -> Tooling:
         """Lists and calls the environments' tools."""
-        return self._built().tooling
+        return self._ensure_built().tooling
 
     @property
     def cap(self) -> int:
@@ -134,7 +134,7 @@ class EnvironmentApp(FastAPI):
         _check_cap(self.served.factory, settings.max_sessions or self.served.cap)
         self.settings, self._slots, self._new_id, self._counts = settings, slots, new_id, counts
 
-    def _built(self) -> "_Parts":
+    def _ensure_built(self) -> "_Parts":
         """Return the app's parts, built on first use, which is usually when its server starts."""
         if self._parts is None:
             self._parts = self._build()
@@ -206,7 +206,7 @@ class EnvironmentApp(FastAPI):
             page=page,
         )
 
-    def take_refusals(self) -> Callable[[], OpenEnvError | None]:
+    def collect_refusals(self) -> Callable[[], OpenEnvError | None]:
         """Return a function that gives the error that refused the start, if any; the caller reports it, not the log."""
         self._refusals_taken = True
         return lambda: self._refusal
@@ -218,7 +218,7 @@ class EnvironmentApp(FastAPI):
             deadline_s: Seconds to wait for the calls in progress.
         """
         deadline = asyncio.get_running_loop().time() + deadline_s
-        parts = self._built()
+        parts = self._ensure_built()
         parts.sessions.draining = True
         await asyncio.gather(parts.sockets.drain(deadline), parts.links.close())
         await parts.sessions.end_standing(deadline)
@@ -226,7 +226,7 @@ class EnvironmentApp(FastAPI):
 
     def openapi(self) -> dict[str, Any]:
         """Return the OpenAPI document."""
-        self._built()
+        self._ensure_built()
         if self.openapi_schema is None:
             self.openapi_schema = describe_api(
                 super().openapi(), self.served.models, production=self.settings.mode == "production"
@@ -238,17 +238,17 @@ class EnvironmentApp(FastAPI):
         if scope["type"] == "lifespan":
             await self.serve_admitted(scope, receive, send)
         else:
-            await self._built().guard(scope, receive, send)
+            await self._ensure_built().guard(scope, receive, send)
 
     async def serve_admitted(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Serve a connection that the guard has admitted, or the application's lifespan."""
         if scope["type"] == "lifespan":
             await super().__call__(scope, receive, self._without_traceback(send))
             return
-        parts = self._built()
+        parts = self._ensure_built()
         path = path_of(scope)
         metrics = parts.sessions.metrics
-        if metrics.enabled and scope["type"] == "http" and path.startswith(_OF_SESSIONS):
+        if metrics.enabled and scope["type"] == "http" and path.startswith(_SESSION_PATHS):
             receive, send = metrics.http(receive, send)
         if scope["type"] == "websocket" and path in parts.routes_of_sockets:
             await parts.routes_of_sockets[path](scope, receive, send)
@@ -267,7 +267,7 @@ class EnvironmentApp(FastAPI):
         """
         self._refusal = None
         try:
-            parts = self._built()
+            parts = self._ensure_built()
         except OpenEnvError as error:
             self._refusal = error
             raise

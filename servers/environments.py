@@ -120,7 +120,7 @@ def _list_one(folder: Path, target: str) -> ListedEnvironment:
         if (folder / MANIFEST).is_file():
             keys = read_keys(folder)
             parse_manifest(keys)
-        flaw = _flaw(folder, str(keys.get("app") or APP))
+        flaw = _find_flaw(folder, str(keys.get("app") or APP))
     except ManifestError as error:
         flaw = f"{MANIFEST}: {error}"
     except Exception as error:  # a listing reports whatever is broken
@@ -155,7 +155,7 @@ def _docstring(folder: Path) -> str:
     return re.split(r"(?<=[.!?])\s|\n\s*\n", text or "", maxsplit=1)[0]
 
 
-def _flaw(folder: Path, app: str) -> str | None:
+def _find_flaw(folder: Path, app: str) -> str | None:
     """Return what is wrong with an environment's code, as far as can be told without running it."""
     module, _, _ = app.partition(":")
     parts = module.split(".")
@@ -195,7 +195,7 @@ def source_of(target: str) -> Path:
     path, _ = split_path(target)
     if kind is TargetKind.NAME or not path.exists():
         raise ConfigurationError(f"expected an environment's source at {target!r}, got none; {FORMS}")
-    return _around(path.resolve())
+    return _enclosing_folder(path.resolve())
 
 
 def _of_module(module: str, target: str) -> Path:
@@ -205,10 +205,10 @@ def _of_module(module: str, target: str) -> Path:
             f'expected an app at {target!r}, got: Could not import module "{module}"; {FORMS}, '
             "importable from here or installed"
         )
-    return _around(location.resolve())
+    return _enclosing_folder(location.resolve())
 
 
-def _around(path: Path) -> Path:
+def _enclosing_folder(path: Path) -> Path:
     """Return the environment's folder around a path, else the outermost package around it, else its own folder."""
     folder = path if path.is_dir() else path.parent
     for candidate in (folder, *folder.parents[:_FOLDERS_UP]):

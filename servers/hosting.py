@@ -49,7 +49,7 @@ def assemble(app: Any, name: str, settings: ServerSettings, options: Sequence[st
     """
     if isinstance(app, EnvironmentApp):
         app.configure(settings)
-        return Assembled(app, app.drain, app.take_refusals())
+        return Assembled(app, app.drain, app.collect_refusals())
     if options:
         raise ConfigurationError(
             f"expected an app of create_app for {', '.join(options)}, got {type(app).__name__} at {name!r}; "
@@ -80,9 +80,9 @@ SETTINGS: Final[dict[str, Any]] = {
 _SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 _KILL_AFTER_DRAIN_S: Final = 3.0
 """Seconds after the drain's deadline at which the process is ended even if something hangs."""
-_COLLECT_AFTER: Final = 50_000
+_GC_THRESHOLD: Final = 50_000
 """New objects between two runs of the garbage collector: a few MB at most."""
-_HURRIED_GRACE_S: Final = 0.5
+_FORCED_EXIT_GRACE_S: Final = 0.5
 _POLL_INTERVAL_S: Final = 0.05
 
 
@@ -109,26 +109,26 @@ def host(
         OpenEnvError: The application refused to start, for this reason.
     """
     raise_descriptor_limit()
-    _calm_collector()
+    _tune_garbage_collector()
     config = uvicorn.Config(assembled.app, log_config=None, **SETTINGS)
-    server = _Server(config, assembled.drain, drain_s, on_started, lifeline, End(on_cut))
+    server = _Server(config, assembled.drain, drain_s, on_started, lifeline, ExitTimer(on_cut))
     try:
         server.run(sockets=list(listeners))
     except SystemExit:  # uvicorn exits if the application does not start
-        _raise(server, assembled)
+        _raise_refusal(server, assembled)
         raise
-    server.end.within(_KILL_AFTER_DRAIN_S)  # the interpreter also waits for threads
-    _raise(server, assembled)
+    server.end.exit_within(_KILL_AFTER_DRAIN_S)  # the interpreter also waits for threads
+    _raise_refusal(server, assembled)
     return 0 if server.started else 1
 
 
-def _raise(server: uvicorn.Server, assembled: Assembled) -> None:
+def _raise_refusal(server: uvicorn.Server, assembled: Assembled) -> None:
     """Raise the error that refused the application's start, if any."""
     if not server.started and (refusal := assembled.refusal()) is not None:
         raise refusal from None
 
 
-def _calm_collector() -> None:
+def _tune_garbage_collector() -> None:
     """Make garbage collection rarer, and exclude the objects loaded at start from it.
 
     By default the young generation is collected after every 700 new objects. With thousands of sessions, that finds
@@ -136,10 +136,10 @@ def _calm_collector() -> None:
     """
     gc.collect()
     gc.freeze()
-    gc.set_threshold(_COLLECT_AFTER, 10, 100)
+    gc.set_threshold(_GC_THRESHOLD, 10, 100)
 
 
-class End:
+class ExitTimer:
     """Ends the process at a deadline, whatever its threads do.
 
     A hanging step would otherwise keep the event loop from closing, or the interpreter from exiting.
@@ -151,21 +151,21 @@ class End:
     def __init__(self, on_cut: Callable[[], None] | None = None) -> None:
         self._on_cut = on_cut
         self._deadline = float("inf")
-        self._sooner = threading.Event()
+        self._deadline_moved = threading.Event()
         self._thread: threading.Thread | None = None
 
-    def within(self, seconds: float) -> None:
+    def exit_within(self, seconds: float) -> None:
         """End the process in this many seconds, unless an earlier deadline is set."""
         self._deadline = min(self._deadline, time.monotonic() + seconds)
-        self._sooner.set()
+        self._deadline_moved.set()
         if self._thread is None:
             self._thread = threading.Thread(target=self._wait, name="ropewalk-end", daemon=True)
             self._thread.start()
 
     def _wait(self) -> None:
         while (left_s := self._deadline - time.monotonic()) > 0:
-            if self._sooner.wait(left_s):
-                self._sooner.clear()
+            if self._deadline_moved.wait(left_s):
+                self._deadline_moved.clear()
         with suppress(Exception):
             print("ropewalk: process ended while something still hung", file=sys.stderr, flush=True)  # noqa: T201
         if self._on_cut is not None:
@@ -184,7 +184,7 @@ class _Server(uvicorn.Server):
         drain_s: float,
         on_started: Callable[[], None] | None,
         lifeline: int | None,
-        end: End,
+        end: ExitTimer,
     ) -> None:
         super().__init__(config)
         self._drain = drain
@@ -197,7 +197,7 @@ class _Server(uvicorn.Server):
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         if (lifeline := self._lifeline) is not None:  # after the handlers are installed: it sends a signal
             watch = threading.Thread(
-                target=self._watch, args=(lifeline,), name="ropewalk-lifeline", daemon=True
+                target=self._watch_lifeline, args=(lifeline,), name="ropewalk-lifeline", daemon=True
             )
             watch.start()
         await super().startup(sockets)
@@ -212,15 +212,15 @@ class _Server(uvicorn.Server):
         started = asyncio.get_running_loop().time()
         if self._drain is not None:
             await self._drain_within(self._drain)
-        spent = asyncio.get_running_loop().time() - started
-        self.config.timeout_graceful_shutdown = max(1, int(self._drain_s - spent))
+        elapsed_s = asyncio.get_running_loop().time() - started
+        self.config.timeout_graceful_shutdown = max(1, int(self._drain_s - elapsed_s))
         await super().shutdown([])
 
     async def _drain_within(self, drain: Drain) -> None:
-        async def to_the_end() -> None:
+        async def run_drain() -> None:
             await drain(self._drain_s)
 
-        task = asyncio.create_task(to_the_end())
+        task = asyncio.create_task(run_drain())
         loop = asyncio.get_running_loop()
         deadline = loop.time() + self._drain_s + 1
         while not task.done() and not self.force_exit and loop.time() < deadline:
@@ -256,13 +256,13 @@ class _Server(uvicorn.Server):
         self._interrupts += sig == signal.SIGINT
         if self._interrupts > 1:
             self.force_exit = True
-            self.end.within(_HURRIED_GRACE_S)
+            self.end.exit_within(_FORCED_EXIT_GRACE_S)
         self.should_exit = True
-        self.end.within(self._drain_s + _KILL_AFTER_DRAIN_S)
+        self.end.exit_within(self._drain_s + _KILL_AFTER_DRAIN_S)
 
-    def _watch(self, lifeline: int) -> None:
+    def _watch_lifeline(self, lifeline: int) -> None:
         # In a thread, because the event loop may hang in an environment's step.
         while os.read(lifeline, 512):
             pass
         os.kill(os.getpid(), signal.SIGTERM)
-        self.end.within(self._drain_s + _KILL_AFTER_DRAIN_S)
+        self.end.exit_within(self._drain_s + _KILL_AFTER_DRAIN_S)

@@ -84,9 +84,7 @@ def is_exposed(listener: socket.socket) -> bool:
     return listener.family != socket.AF_UNIX and not is_loopback(listener.getsockname()[0])
 
 
-def refuse_strangers_without_token(
-    listener: socket.socket, settings: ServerSettings, *, insecure: bool
-) -> None:
+def require_token_if_exposed(listener: socket.socket, settings: ServerSettings, *, insecure: bool) -> None:
     """Refuse to listen beyond loopback without a token, unless `insecure`.
 
     Raises:

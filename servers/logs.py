@@ -6,7 +6,7 @@ from collections.abc import Iterable
 
 LEVELS = ("critical", "error", "warning", "info", "debug")
 
-_OF_STRANGERS = (
+_CLIENT_FAULTS = (
     "Invalid HTTP request",
     "Invalid UTF-8 sequence",
     "Unsupported upgrade request",
@@ -35,13 +35,13 @@ def configure_logging(level: str, secrets: Iterable[str] = ()) -> None:
     uvicorn = logging.getLogger("uvicorn.error")
     uvicorn.setLevel(number if debug else max(number, logging.WARNING))
     if not debug:
-        uvicorn.addFilter(_ours)
+        uvicorn.addFilter(_is_own_record)
 
 
-def _ours(record: logging.LogRecord) -> bool:
+def _is_own_record(record: logging.LogRecord) -> bool:
     if record.exc_info and isinstance(record.exc_info[1], asyncio.CancelledError):
         return False  # of a connection ended by the server's shutdown
-    return not str(record.msg).startswith(_OF_STRANGERS)
+    return not str(record.msg).startswith(_CLIENT_FAULTS)
 
 
 class _Formatter(logging.Formatter):

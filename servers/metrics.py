@@ -88,7 +88,7 @@ class SharedCounts:
             file.truncate(workers * SIZE * _NUMBER_BYTES)
             return os.dup(file.fileno())
 
-    def own(self) -> list[float]:
+    def own_row(self) -> list[float]:
         """Return this worker's row, as published by its predecessor if that died."""
         return self._rows()[self._worker]
 
@@ -193,8 +193,8 @@ class Counts:
 
     def numbers(self) -> list[float]:
         """Return all of it."""
-        of_calls = [number for calls in self.calls for number in calls.numbers()]
-        return [*of_calls, self.received, self.sent, self.opened, self.admitted, self.waited_s, *self.errors]
+        by_call = [number for calls in self.calls for number in calls.numbers()]
+        return [*by_call, self.received, self.sent, self.opened, self.admitted, self.waited_s, *self.errors]
 
 
 class ServerMetrics:
@@ -216,12 +216,12 @@ class ServerMetrics:
         self.environment = environment
         self.enabled = enabled
         self._shared = shared
-        self.counts = Counts([0.0] * SIZE if shared is None else shared.own())
+        self.counts = Counts([0.0] * SIZE if shared is None else shared.own_row())
         self._timer: asyncio.TimerHandle | None = None
 
     # Counting
 
-    def observe_together(self, calls: Sequence[_Call], seconds: float, in_turn: bool) -> None:
+    def observe_batch(self, calls: Sequence[_Call], seconds: float, in_turn: bool) -> None:
         """Count the calls that one frame answers.
 
         Args:
@@ -321,7 +321,7 @@ class ServerMetrics:
                 )
             return metric
 
-        def of_calls(value: Callable[[CallCounts], Any]) -> dict[tuple[str, ...], Any]:
+        def by_call(value: Callable[[CallCounts], Any]) -> dict[tuple[str, ...], Any]:
             return {(name,): value(calls) for name, calls in zip(CALLS, total.calls, strict=True)}
 
         def of_workers(values: Iterable[float]) -> dict[tuple[str, ...], float]:
@@ -333,12 +333,12 @@ class ServerMetrics:
 
         counter, gauge = CounterMetricFamily, GaugeMetricFamily
         text = "Time from the frame of a call to its reply, in the server and the environment."
-        yield family(HistogramMetricFamily, "call_seconds", text, of_calls(seconds), "call")
+        yield family(HistogramMetricFamily, "call_seconds", text, by_call(seconds), "call")
         text = "Time of these calls in the environment's methods."
-        by_label = of_calls(lambda calls: calls.environment_s)
+        by_label = by_call(lambda calls: calls.environment_s)
         yield family(counter, "environment_seconds", text, by_label, "call")
         text = "Time of their requests in the server: reading, validating, waiting for a session or thread, writing."
-        yield family(counter, "server_seconds", text, of_calls(lambda calls: calls.server_s), "call")
+        yield family(counter, "server_seconds", text, by_call(lambda calls: calls.server_s), "call")
         by_label = {(code,): count for code, count in zip(CODES, total.errors, strict=True)}
         yield family(counter, "errors", "Errors sent to clients.", by_label, "code")
         text = "Bytes of requests to sessions: frames, and bodies over HTTP."

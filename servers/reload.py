@@ -28,7 +28,7 @@ _VARIABLE: Final = "ROPEWALK_RELOAD"
 _FAILED: Final = 2
 """Exit status of a server that could not be loaded and has printed why."""
 
-_LOOK_MS: Final = 100
+_POLL_INTERVAL_MS: Final = 100
 """Interval in ms at which the server is checked while nothing changes."""
 
 _SETTLE_MS: Final = 50
@@ -61,7 +61,7 @@ _IGNORED: Final = frozenset(
 """Subfolders that hold no source of the server; those whose names begin with a dot are ignored too."""
 
 
-_AGAIN: Final = "again"
+_RESTARTED: Final = "again"
 """Argument of a server process that is not the first."""
 
 
@@ -89,7 +89,7 @@ class Reloader:
         self, plan: ServePlan, listener: socket.socket, folders: Sequence[Path], say: Callable[[str], None]
     ) -> None:
         self._plan = replace(plan, listener=listener.fileno())
-        self._again: tuple[str, ...] = ()
+        self._restart_arguments: tuple[str, ...] = ()
         self._folders = folders
         self._say = say
         self._stop = threading.Event()
@@ -107,7 +107,7 @@ class Reloader:
                     *self._folders,
                     watch_filter=lambda _, path: any(_is_source(Path(path), root) for root in self._folders),
                     step=_SETTLE_MS,
-                    rust_timeout=_LOOK_MS,
+                    rust_timeout=_POLL_INTERVAL_MS,
                     yield_on_timeout=True,
                     stop_event=self._stop,
                 )
@@ -133,16 +133,16 @@ class Reloader:
                 self._check_server()
 
     def _reload(self, files: Sequence[Path]) -> None:
-        names = [self._name(file) for file in files[:_NAMES_SHOWN]]
+        names = [self._relative_name(file) for file in files[:_NAMES_SHOWN]]
         more = f" and {len(files) - len(names)} more" if len(files) > len(names) else ""
         self._say(f"ropewalk: {', '.join(names)}{more} changed; restarting")
         self._end()
-        _forget(files)
+        _remove_bytecode(files)
         if not self._stop.is_set():
-            self._again = (_AGAIN,)
+            self._restart_arguments = (_RESTARTED,)
             self._start()
 
-    def _name(self, file: Path) -> str:
+    def _relative_name(self, file: Path) -> str:
         for folder in self._folders:
             if file.is_relative_to(folder):
                 return str(file.relative_to(folder))
@@ -151,7 +151,7 @@ class Reloader:
     def _start(self) -> None:
         from openenv_core.guard import guard_command
 
-        command = (sys.executable, "-m", "servers.reload", *self._again)
+        command = (sys.executable, "-m", "servers.reload", *self._restart_arguments)
         self._waiting = False
         self._guard = subprocess.Popen(
             guard_command(command, grace_s=self._grace_s, kept=self._plan.listener),
@@ -165,8 +165,8 @@ class Reloader:
         if self._guard is not None and (status := self._guard.poll()) is not None:
             self._end()
             self._waiting = True
-            became = "could not start" if status == _FAILED else f"ended with status {status}"
-            self._say(f"ropewalk: the server {became}; waiting for the next change")
+            outcome = "could not start" if status == _FAILED else f"ended with status {status}"
+            self._say(f"ropewalk: the server {outcome}; waiting for the next change")
 
     def _end(self) -> None:
         guard, self._guard = self._guard, None
@@ -177,8 +177,8 @@ class Reloader:
         deadline_s = self._grace_s + _DEADLINE_MARGIN_S
         while guard.poll() is None and deadline_s > 0 and self._interrupts < 2:
             with suppress(subprocess.TimeoutExpired):
-                guard.wait(_LOOK_MS / 1000)
-            deadline_s -= _LOOK_MS / 1000
+                guard.wait(_POLL_INTERVAL_MS / 1000)
+            deadline_s -= _POLL_INTERVAL_MS / 1000
         if guard.poll() is None:
             guard.kill()  # the kernel then kills the server
         guard.wait()
@@ -207,7 +207,7 @@ def watcher() -> Callable[..., Any]:
     return watch
 
 
-def _forget(files: Iterable[Path]) -> None:
+def _remove_bytecode(files: Iterable[Path]) -> None:
     """Remove the bytecode of files: Python misses changes within a second that leave the length as it was."""
     for file in files:
         if file.suffix == ".py":
@@ -230,20 +230,20 @@ def main() -> int:
     print("ropewalk: the server could not start; waiting for the next change", flush=True)  # noqa: T201
     if plan.settings.exposed:
         reason = "the environment could not be loaded; the server's log tells why"
-    return _turn_all_away(plan, reason)
+    return _serve_refusal(plan, reason)
 
 
-def _turn_all_away(plan: ServePlan, reason: str) -> int:
+def _serve_refusal(plan: ServePlan, reason: str) -> int:
     """Answer every request with 503 and the reason, until the supervisor ends this process."""
     try:
         from servers.hosting import Assembled, host
-        from servers.security import TurnedAwayError, turn_away
+        from servers.security import HttpRefusalError, send_refusal
     except ModuleNotFoundError:
         return _FAILED
 
     async def app(scope: Any, receive: Any, send: Any) -> None:
         if scope["type"] != "lifespan":
-            await turn_away(TurnedAwayError(503, reason), scope, send)
+            await send_refusal(HttpRefusalError(503, reason), scope, send)
 
     with socket.socket(fileno=plan.listener) as listener:
         return host(Assembled(app), [listener], drain_s=0)
@@ -261,7 +261,7 @@ def _serve_source(plan: ServePlan) -> int:
     assembled = assemble(app, plan.app, plan.settings, plan.options)
 
     def on_started() -> None:
-        if _AGAIN in sys.argv[1:]:
+        if _RESTARTED in sys.argv[1:]:
             print("ropewalk: serving again", flush=True)  # noqa: T201
 
     with socket.socket(fileno=plan.listener) as listener:

@@ -42,7 +42,7 @@ _DEFAULT_PORTS: Final = {"http": 80, "https": 443}
 _Headers: TypeAlias = Mapping[bytes, Sequence[bytes]]
 
 
-class TurnedAwayError(Exception):
+class HttpRefusalError(Exception):
     """The request is refused.
 
     Args:
@@ -57,7 +57,7 @@ class TurnedAwayError(Exception):
         self.headers = tuple(headers)
 
 
-async def turn_away(refusal: TurnedAwayError, scope: Scope, send: Send, *, closing: bool = False) -> None:
+async def send_refusal(refusal: HttpRefusalError, scope: Scope, send: Send, *, closing: bool = False) -> None:
     """Send a refusal as an HTTP response; a WebSocket is refused without being accepted.
 
     Args:
@@ -126,7 +126,7 @@ class Guard:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Serve one connection."""
         if scope["type"] == "http":
-            body_from = await self._let_in(scope, receive, send)
+            body_from = await self._admit_request(scope, receive, send)
             if body_from is not None:
                 await self._app(scope, body_from, send)
         elif scope["type"] != "websocket":
@@ -135,24 +135,24 @@ class Guard:
             # The checks have returned: none of their state stays in memory while the WebSocket is open.
             await self._app(scope, receive, send)
         else:
-            await turn_away(refusal, scope, send)
+            await send_refusal(refusal, scope, send)
 
-    def _refuse_socket(self, scope: Scope) -> TurnedAwayError | None:
+    def _refuse_socket(self, scope: Scope) -> HttpRefusalError | None:
         try:
             self._admit(scope, _headers(scope))
-        except TurnedAwayError as refusal:
+        except HttpRefusalError as refusal:
             return refusal
         return None
 
-    async def _let_in(self, scope: Scope, receive: Receive, send: Send) -> Receive | None:
+    async def _admit_request(self, scope: Scope, receive: Receive, send: Send) -> Receive | None:
         """Admit a request; return the `receive` of its body, or None if it was refused or the client disconnected."""
         headers = _headers(scope)
         try:
             self._admit(scope, headers)
-            if self._streamed(scope) or not self._body_comes(headers):
+            if self._streamed(scope) or not self._expects_body(headers):
                 return receive
             body = await self._read_body(receive)
-        except TurnedAwayError as refusal:
+        except HttpRefusalError as refusal:
             await _refuse(refusal, scope, headers, receive, send)
             return None
         return None if body is None else replay(body, receive)
@@ -161,30 +161,30 @@ class Guard:
         local = (scope.get("server") or (None,))[0]
         host = self._hosts.check(headers.get(b"host", ()), local)
         self._origins.check(headers.get(b"origin", ()), host)
-        given = headers.get(b"authorization", ())
-        if not given and self._is_open(scope):
+        authorization = headers.get(b"authorization", ())
+        if not authorization and self._is_open(scope):
             return
-        if not given and scope["type"] == "websocket":
-            given = _named_in(scope.get("subprotocols") or ())
-        scope[_PRINCIPAL] = self._tokens.principal(given)
+        if not authorization and scope["type"] == "websocket":
+            authorization = _token_in(scope.get("subprotocols") or ())
+        scope[_PRINCIPAL] = self._tokens.principal(authorization)
 
-    def _body_comes(self, headers: _Headers) -> bool:
+    def _expects_body(self, headers: _Headers) -> bool:
         """Return whether a request has a body; refuse one whose headers already show that it is unacceptable."""
         encodings = [value.strip().lower() for value in headers.get(b"content-encoding", ())]
         if any(value not in (b"", b"identity") for value in encodings):
-            raise TurnedAwayError(
+            raise HttpRefusalError(
                 415, "expected a body without Content-Encoding, got one; send it uncompressed"
             )
         if b"transfer-encoding" in headers:
             if b"content-length" in headers:
-                raise TurnedAwayError(400, "expected Transfer-Encoding or Content-Length, got both")
+                raise HttpRefusalError(400, "expected Transfer-Encoding or Content-Length, got both")
             return True
         lengths = {value.strip() for value in headers.get(b"content-length", ())}
         if not lengths:
             return False
         length = lengths.pop()
         if lengths or not length.isdigit():
-            raise TurnedAwayError(400, "expected one whole number in Content-Length")
+            raise HttpRefusalError(400, "expected one whole number in Content-Length")
         # int() of many digits is slow, and a length of more than twenty digits is too large in any case.
         if len(length) > 20 or int(length) > self._max_body_bytes:
             raise self._too_large()
@@ -209,10 +209,10 @@ class Guard:
                         return b"".join(parts)
         except TimeoutError:
             text = f"expected the whole body within {self._body_timeout_s:g} s, got {size} bytes of it"
-            raise TurnedAwayError(408, text) from None
+            raise HttpRefusalError(408, text) from None
 
-    def _too_large(self) -> TurnedAwayError:
-        return TurnedAwayError(
+    def _too_large(self) -> HttpRefusalError:
+        return HttpRefusalError(
             413,
             f"expected a body of at most {self._max_body_bytes} bytes, got a larger one; the limit is --max-body "
             "(ROPEWALK_MAX_BODY_BYTES)",
@@ -220,17 +220,17 @@ class Guard:
 
 
 async def _refuse(
-    refusal: TurnedAwayError, scope: Scope, headers: _Headers, receive: Receive, send: Send
+    refusal: HttpRefusalError, scope: Scope, headers: _Headers, receive: Receive, send: Send
 ) -> None:
     body_comes = b"transfer-encoding" in headers or any(
         value.strip() != b"0" for value in headers.get(b"content-length", ())
     )
     if not body_comes:
-        await turn_away(refusal, scope, send)
+        await send_refusal(refusal, scope, send)
         return
     # For the client the response is complete, by its Content-Length. The connection closes a little later, after the
     # rest of the body has been received and discarded.
-    await turn_away(refusal, scope, send, closing=True)
+    await send_refusal(refusal, scope, send, closing=True)
     try:
         async with asyncio.timeout(_REFUSAL_READ_TIMEOUT_S):
             more = True
@@ -251,16 +251,16 @@ def _headers(scope: Scope) -> dict[bytes, list[bytes]]:
 
 def replay(body: bytes, receive: Receive) -> Receive:
     """Return a `receive` that returns a body already read, and then the connection's further messages."""
-    given = False
+    was_sent = False
 
-    async def again() -> Message:
-        nonlocal given
-        if given:
+    async def receive_again() -> Message:
+        nonlocal was_sent
+        if was_sent:
             return await receive()
-        given = True
+        was_sent = True
         return {"type": "http.request", "body": body, "more_body": False}
 
-    return again
+    return receive_again
 
 
 class _Netloc(NamedTuple):
@@ -293,13 +293,13 @@ class _AllowedHosts:
     def check(self, values: Sequence[bytes], local: object) -> _Netloc:
         """Return the host and port of a request's Host header, or refuse the request."""
         if len(values) != 1:
-            raise TurnedAwayError(400, f"expected one header Host, got {len(values)}")
+            raise HttpRefusalError(400, f"expected one header Host, got {len(values)}")
         match = _NETLOC.fullmatch(values[0].decode("latin-1").strip())
         netloc = _parse_netloc(match) if match else None
         if netloc is None:
-            raise TurnedAwayError(400, "expected a name or an address in the header Host")
+            raise HttpRefusalError(400, "expected a name or an address in the header Host")
         if not self._serves(netloc.host, local):
-            raise TurnedAwayError(
+            raise HttpRefusalError(
                 421,
                 f"expected a Host of this server, got {netloc.host!r}; to serve that name, start with "
                 f"--allowed-host {netloc.host} (ROPEWALK_ALLOWED_HOSTS)",
@@ -339,7 +339,7 @@ class _Origins:
                 return
         if len(values) == 1 and (origin or text) in self._allowed:
             return
-        raise TurnedAwayError(
+        raise HttpRefusalError(
             403,
             "expected no Origin, this server's own, or an allowed one, got another; to let a page in, start with "
             "--allowed-origin SCHEME://HOST (ROPEWALK_ALLOWED_ORIGINS)",
@@ -397,7 +397,7 @@ class Tokens:
         return principal
 
 
-def _named_in(subprotocols: Iterable[str]) -> list[bytes]:
+def _token_in(subprotocols: Iterable[str]) -> list[bytes]:
     """Return the token among a WebSocket's subprotocols, in the form of Authorization headers."""
     for name in subprotocols:
         if name.startswith(TOKEN_SUBPROTOCOL):
@@ -418,6 +418,6 @@ def principals(tokens: Sequence[str]) -> list[str]:
     ]
 
 
-def _make_unauthorized(got: str) -> TurnedAwayError:
+def _make_unauthorized(got: str) -> HttpRefusalError:
     text = f"expected the header 'Authorization: Bearer TOKEN' with one of this server's tokens, got {got}"
-    return TurnedAwayError(401, text, ((b"www-authenticate", b"Bearer"),))
+    return HttpRefusalError(401, text, ((b"www-authenticate", b"Bearer"),))

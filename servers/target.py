@@ -83,7 +83,7 @@ def is_asgi(app: object) -> bool:
 def _load(target: str) -> Any:
     kind = importable_kind(target)
     if kind is TargetKind.NAME:
-        return _by_name(target)
+        return _load_by_name(target)
     if kind is TargetKind.MODULE:
         module, _, attribute = target.rpartition(":")
         return _attribute(_import(module, target), attribute, target)
@@ -122,25 +122,25 @@ def _app_key(folder: Path) -> str | None:
 
 def _from_folder(folder: Path, module: str, target: str) -> ModuleType:
     parts = module.split(".")
-    if not _holds(folder, parts):
+    if not _has_module(folder, parts):
         # The manifest has the absolute import path: below the folder's own name, or somewhere else altogether.
         name = _package_name(folder)
         parts = parts[parts.index(name) + 1 :] if name in parts else []
-        if not _holds(folder, parts):
+        if not _has_module(folder, parts):
             return _import(module, target)
         module = ".".join(parts)
     if (folder / "__init__.py").is_file() and (name := _package_name(folder)):
         _package(folder, name)
         # For folders that fall back to absolute imports where relative ones fail; last in the path.
-        _on_path(folder, len(sys.path))
+        _put_on_path(folder, len(sys.path))
         return _import(f"{name}.{module}", target)
-    _on_path(folder, 0)
+    _put_on_path(folder, 0)
     imported = _import(module, target)
     _check_place(imported, folder)
     return imported
 
 
-def _holds(folder: Path, parts: list[str]) -> bool:
+def _has_module(folder: Path, parts: list[str]) -> bool:
     place = folder.joinpath(*parts)
     return bool(parts) and (place.with_suffix(".py").is_file() or place.is_dir())
 
@@ -153,12 +153,12 @@ def _from_file(file: Path, target: str) -> ModuleType:
         parts.insert(0, name)
         top, root = root, root.parent
     if len(parts) == 1:
-        _on_path(root, 0)
+        _put_on_path(root, 0)
         module = _import(file.stem, target)
         _check_place(module, root)
         return module
     _package(top, parts[0])
-    _on_path(top, len(sys.path))
+    _put_on_path(top, len(sys.path))
     return _import(".".join(parts), target)
 
 
@@ -198,7 +198,7 @@ def _check_place(module: ModuleType, folder: Path) -> None:
         )
 
 
-def _on_path(folder: Path, position: int) -> None:
+def _put_on_path(folder: Path, position: int) -> None:
     if str(folder) not in sys.path:
         sys.path.insert(position, str(folder))
 
@@ -253,17 +253,17 @@ def _attribute(module: ModuleType, name: str, target: str) -> Any:
     return value
 
 
-def _by_name(target: str) -> Any:
+def _load_by_name(target: str) -> Any:
     """Import an environment's app by the environment's name, in this tree first."""
     if (package := package_of(target)) is not None:
         return _attribute(_import(f"{package}.server.app", target), "app", target)
-    names = _names()
+    names = _known_names()
     near = difflib.get_close_matches(target.removesuffix(_SUFFIX), names, n=1)
     hint = f"did you mean {near[0]!r}?" if near else f"there are: {', '.join(names) or 'none'}."
     raise ConfigurationError(f"expected the name of an environment, got {target!r}; {hint} {FORMS}")
 
 
-def _names() -> list[str]:
+def _known_names() -> list[str]:
     names = {module.name for module in pkgutil.iter_modules()}
     with contextlib.suppress(ImportError):  # an installation of core and servers alone
         names |= {module.name for module in pkgutil.iter_modules(importlib.import_module("envs").__path__)}

@@ -19,7 +19,7 @@ from openenv_core.tools import (
 )
 from servers.execution import EnvironmentRunner, Factory
 
-_LISTING = ("list_tools", "list_resources", "list_resource_templates", "list_prompts")
+_LISTING_METHODS = ("list_tools", "list_resources", "list_resource_templates", "list_prompts")
 
 METHODS: Mapping[str, str] = {
     "resources": "list_resources",
@@ -38,7 +38,7 @@ class Tooling:
 
     def __init__(self, factory: Factory, action: Any) -> None:
         self._owner = factory if isinstance(factory, type) else None
-        self._steps = _takes_tools(action)
+        self._steps = _is_tool_action(action)
         self.toolset = _find_toolset(self._owner)
 
     @property
@@ -113,17 +113,17 @@ class NoToolsError(Exception):
     """The environment has no tools."""
 
 
-def _takes_tools(action: Any) -> bool:
+def _is_tool_action(action: Any) -> bool:
     """Whether an action model, or a member of a union, is `CallToolAction`."""
     if isinstance(action, type):
         return issubclass(action, CallToolAction)
-    return any(_takes_tools(argument) for argument in get_args(action))
+    return any(_is_tool_action(argument) for argument in get_args(action))
 
 
 def _find_toolset(owner: Any) -> Toolset | None:
     if owner is None or not issubclass(owner, DeclaredTools):
         return None
-    if any(getattr(owner, name) is not getattr(DeclaredTools, name) for name in _LISTING):
+    if any(getattr(owner, name) is not getattr(DeclaredTools, name) for name in _LISTING_METHODS):
         return None
     toolset: Toolset = owner.TOOLSET
     return toolset

@@ -31,8 +31,8 @@ from openenv_core.types import Observation, StepResult
 ACT: Final = "act"
 """The single tool offered for an environment without tools; its arguments are the fields of an action."""
 
-MIN_RETRY_PAUSE_S: Final = 0.1
-MAX_RETRY_PAUSE_S: Final = 2.0
+MIN_BACKOFF_S: Final = 0.1
+MAX_BACKOFF_S: Final = 2.0
 
 _TRANSIENT: Final = (
     CapacityError,
@@ -207,7 +207,7 @@ class TextEpisode:
     async def _retry(self, request: Any, **options: Any) -> Any:
         """Send a request, and repeat it after transient errors for up to `reset_timeout_s`."""
         loop = asyncio.get_running_loop()
-        deadline, pause_s = loop.time() + self._reset_timeout_s, MIN_RETRY_PAUSE_S
+        deadline, pause_s = loop.time() + self._reset_timeout_s, MIN_BACKOFF_S
         while True:
             try:
                 return await request(**options)
@@ -215,7 +215,7 @@ class TextEpisode:
                 if loop.time() + pause_s > deadline:
                     raise
             await asyncio.sleep(pause_s)
-            pause_s = min(2 * pause_s, MAX_RETRY_PAUSE_S)
+            pause_s = min(2 * pause_s, MAX_BACKOFF_S)
 
 
 async def fetch_schema(base_url: str, *, token: str | None = None, timeout_s: float = 60.0) -> dict[str, Any]:

@@ -249,7 +249,7 @@ class _TRLEnvironment:
         self._index = len(self._group.members)
         self._group.members.append(weakref.ref(self))
         # TRL never closes an instance.
-        weakref.finalize(self, self._loop.leave, self._episode.close).atexit = False
+        weakref.finalize(self, self._loop.call_detached, self._episode.close).atexit = False
 
     def reset(self, **row: Any) -> str:
         """Start the episode of a row of the data set and return its first observation."""

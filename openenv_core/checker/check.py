@@ -115,25 +115,25 @@ def select_checks(levels: Iterable[CheckLevel] = (), names: Iterable[str] = ()) 
         ConfigurationError: There is no check of that name.
     """
     known = {check.name: check for check in checks()}
-    wanted = [name.replace("-", "_").removeprefix(_PREFIX) for name in names]
-    for name in wanted:
+    check_names = [name.replace("-", "_").removeprefix(_PREFIX) for name in names]
+    for name in check_names:
         if name not in known:
             near = difflib.get_close_matches(name, known, n=1)
             hint = f"did you mean {near[0]!r}?" if near else "ropewalk validate --list tells them"
             raise ConfigurationError(f"expected the name of a check, got {name!r}; {hint}")
     at = set(levels)
-    if not at and not wanted:
+    if not at and not check_names:
         return checks()
-    return tuple(check for check in checks() if check.level in at or check.name in wanted)
+    return tuple(check for check in checks() if check.level in at or check.name in check_names)
 
 
-def need(package: str) -> Any:
+def import_package(package: str) -> Any:
     """Import a package that checks work with."""
     with installed_with("author", f"the package {package}"):
         return importlib.import_module(package)
 
 
-def within(seconds: float, function: Callable[[], T], name: str = "openenv-checker") -> T:
+def run_with_timeout(seconds: float, function: Callable[[], T], name: str = "openenv-checker") -> T:
     """Run a function in a thread of its own; returns its result or raises its exception.
 
     Raises:
@@ -142,13 +142,13 @@ def within(seconds: float, function: Callable[[], T], name: str = "openenv-check
     values: list[T] = []
     errors: list[BaseException] = []
 
-    def take() -> None:
+    def run() -> None:
         try:
             values.append(function())
         except BaseException as error:
             errors.append(error)
 
-    thread = threading.Thread(target=take, name=name, daemon=True)
+    thread = threading.Thread(target=run, name=name, daemon=True)
     thread.start()
     thread.join(seconds)
     if errors:

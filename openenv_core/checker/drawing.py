@@ -12,7 +12,7 @@ from functools import lru_cache
 from typing import Any, Final, TypeAlias
 from uuid import UUID
 
-from openenv_core.checker.check import CheckError, need
+from openenv_core.checker.check import CheckError, import_package
 from openenv_core.tools import RESERVED_TOOL_NAMES
 from openenv_core.tools.specs import is_of_tools
 
@@ -21,7 +21,7 @@ Json: TypeAlias = dict[str, Any]
 TRIES: Final = 8
 """Draws for each value that is wanted; many schemas have fewer values than that."""
 
-_DEEP: Final = 6
+_MAX_DEPTH: Final = 6
 """Below this depth whatever may be left out is left out."""
 
 _LETTERS: Final = string.ascii_letters + string.digits + " _-.,:;/?!"
@@ -59,26 +59,26 @@ def sample(schema: Json, count: int, seed: int | random.Random, *, modest: bool 
         CheckError: Nothing follows the schema, or it is none.
         ConfigurationError: The package that validates is absent.
     """
-    jsonschema = need("jsonschema")
+    jsonschema = import_package("jsonschema")
     validator = jsonschema.Draft202012Validator(schema)
     sampler = Sampler(schema, seed if isinstance(seed, random.Random) else random.Random(seed), modest)
-    drawn: dict[str, Any] = {}
+    samples: dict[str, Any] = {}
     reason = "nothing that was drawn follows it"
     for _ in range(count * TRIES):
         try:
             value = sampler.draw()
             if validator.is_valid(value):
-                drawn.setdefault(json.dumps(value, sort_keys=True), value)
+                samples.setdefault(json.dumps(value, sort_keys=True), value)
         except Exception as error:  # a schema that is none breaks the validator in many ways
             reason = f"{type(error).__name__}: {error}"
-        if len(drawn) == count:
+        if len(samples) == count:
             break
-    if not drawn:
+    if not samples:
         raise CheckError(
             f"expected to draw values that the schema allows, got none: {reason}",
             change="list validation.episodes.example_actions in openenv.yaml, or `examples` on the model",
         )
-    return list(drawn.values())
+    return list(samples.values())
 
 
 class Sampler:
@@ -105,7 +105,7 @@ class Sampler:
             return self._source.choice(list(schema["enum"]))
         for key in ("anyOf", "oneOf"):
             if key in schema:
-                return self._value(self._arm(schema, key, depth), depth)
+                return self._value(self._draw_alternative(schema, key, depth), depth)
         kind = schema.get("type") or next((k for key, k in _STRUCTURE.items() if key in schema), None)
         if isinstance(kind, list):
             kind = self._source.choice(kind)
@@ -122,14 +122,14 @@ class Sampler:
         for _ in range(100):
             parts = resolved.pop("allOf", [])
             if (reference := resolved.pop("$ref", None)) is not None:
-                parts = [*parts, self._at(str(reference))]
+                parts = [*parts, self._resolve_reference(str(reference))]
             if not parts:
                 return resolved
             for subschema in parts:
                 resolved = _merge(resolved, subschema)
         raise _UndrawableError("references that end nowhere")
 
-    def _at(self, reference: str) -> Any:
+    def _resolve_reference(self, reference: str) -> Any:
         if not reference.startswith("#"):
             raise _UndrawableError(f"a reference to elsewhere: {reference}")
         place: Any = self._root
@@ -137,10 +137,10 @@ class Sampler:
             place = place[key.replace("~1", "/").replace("~0", "~")]
         return place
 
-    def _arm(self, schema: Json, key: str, depth: int) -> Json:
+    def _draw_alternative(self, schema: Json, key: str, depth: int) -> Json:
         arms = list(schema[key])
         simple = [arm for arm in arms if isinstance(arm, Mapping) and arm.get("type") == "null"]
-        arm = self._source.choice(simple if depth > _DEEP and simple else arms)
+        arm = self._source.choice(simple if depth > _MAX_DEPTH and simple else arms)
         rest = {
             name: value for name, value in schema.items() if name not in (key, "discriminator", "default")
         }
@@ -152,7 +152,7 @@ class Sampler:
 
     def _draw_anything(self, depth: int) -> Any:
         scalars: list[Any] = [None, True, False, self._source.randint(-9, 9), 0.5, self._text(0, 8)]
-        if depth < _DEEP and self._source.random() < 0.2:
+        if depth < _MAX_DEPTH and self._source.random() < 0.2:
             return {self._text(1, 6): self._draw_anything(depth + 1)}
         return self._source.choice(scalars)
 
@@ -196,7 +196,7 @@ class Sampler:
         if (draw := _FORMATS.get(str(schema.get("format")))) is not None:
             return str(draw(self._source))
         if "pattern" in schema:
-            return self._source.choice(_of_pattern(str(schema["pattern"])))
+            return self._source.choice(_match_pattern(str(schema["pattern"])))
         least = int(schema.get("minLength", 0))
         return self._text(least, int(schema.get("maxLength", max(least, 24 if self._modest else 400))))
 
@@ -208,7 +208,7 @@ class Sampler:
     def _array(self, schema: Json, depth: int) -> list[Any]:
         least = int(schema.get("minItems", 0))
         most = int(schema.get("maxItems", max(least, 6)))
-        length = least if depth > _DEEP else self._source.randint(least, min(most, least + 20))
+        length = least if depth > _MAX_DEPTH else self._source.randint(least, min(most, least + 20))
         first = list(schema.get("prefixItems", ()))
         rest = schema.get("items", {})
         if rest is False:
@@ -224,21 +224,21 @@ class Sampler:
 
     def _object(self, schema: Json, depth: int) -> Json:
         required = set(schema.get("required", ()))
-        drawn: Json = {}
+        members: Json = {}
         for name, subschema in schema.get("properties", {}).items():
             if name not in required and (
-                depth > _DEEP or (self._modest and name == "metadata") or self._source.random() < 0.4
+                depth > _MAX_DEPTH or (self._modest and name == "metadata") or self._source.random() < 0.4
             ):
                 continue
-            drawn[name] = self._value(subschema, depth + 1)
-        for name in sorted(required - drawn.keys()):
-            drawn[name] = self._draw_anything(depth + 1)
+            members[name] = self._value(subschema, depth + 1)
+        for name in sorted(required - members.keys()):
+            members[name] = self._draw_anything(depth + 1)
         extra = schema.get("additionalProperties", not schema.get("properties"))
-        if extra is not False and depth <= _DEEP and (not schema.get("properties") or not self._modest):
-            least = max(0, int(schema.get("minProperties", 0)) - len(drawn))
+        if extra is not False and depth <= _MAX_DEPTH and (not schema.get("properties") or not self._modest):
+            least = max(0, int(schema.get("minProperties", 0)) - len(members))
             for _ in range(self._source.randint(least, max(least, 2))):
-                drawn[self._text(1, 8)] = self._value(extra, depth + 1)
-        return drawn
+                members[self._text(1, 8)] = self._value(extra, depth + 1)
+        return members
 
 
 def _merge(first: Mapping[str, Any], second: Any) -> Json:
@@ -259,8 +259,8 @@ def _merge(first: Mapping[str, Any], second: Any) -> Json:
 
 def _bounds(schema: Json, step: int = 0) -> tuple[float | None, float | None]:
     def ends(bound: str, exclusive: str, by: int) -> list[float]:
-        given = ((schema.get(bound), 0), (schema.get(exclusive), by))
-        return [n + more for n, more in given if isinstance(n, int | float) and not isinstance(n, bool)]
+        limits = ((schema.get(bound), 0), (schema.get(exclusive), by))
+        return [n + more for n, more in limits if isinstance(n, int | float) and not isinstance(n, bool)]
 
     low, high = ends("minimum", "exclusiveMinimum", step), ends("maximum", "exclusiveMaximum", -step)
     return max(low, default=None), min(high, default=None)
@@ -273,14 +273,14 @@ def _ends(low: float | None, high: float | None, span: float) -> tuple[float, fl
     return low, max(span, low + span) if high is None else high
 
 
-def _moment(source: random.Random) -> datetime:
+def _random_datetime(source: random.Random) -> datetime:
     return datetime(2020, 1, 1, tzinfo=UTC) + timedelta(seconds=source.randrange(10**8))
 
 
 _FORMATS: Final[Mapping[str, Callable[[random.Random], object]]] = {
-    "date-time": lambda source: _moment(source).isoformat(),
-    "date": lambda source: _moment(source).date().isoformat(),
-    "time": lambda source: _moment(source).time().isoformat(),
+    "date-time": lambda source: _random_datetime(source).isoformat(),
+    "date": lambda source: _random_datetime(source).date().isoformat(),
+    "time": lambda source: _random_datetime(source).time().isoformat(),
     "duration": lambda source: f"PT{source.randrange(1000)}S",
     "uuid": lambda source: UUID(int=source.getrandbits(128), version=4),
     "email": lambda source: f"user{source.randrange(1000)}@example.org",
@@ -294,8 +294,8 @@ _FORMATS: Final[Mapping[str, Callable[[random.Random], object]]] = {
 
 
 @lru_cache(maxsize=64)
-def _of_pattern(pattern: str) -> list[str]:
-    hypothesis = need("hypothesis")
+def _match_pattern(pattern: str) -> list[str]:
+    hypothesis = import_package("hypothesis")
     samples: list[str] = []
     settings = hypothesis.settings(
         max_examples=16,
@@ -306,10 +306,10 @@ def _of_pattern(pattern: str) -> list[str]:
     )
     texts = hypothesis.strategies.from_regex(pattern, alphabet=string.printable)
 
-    def keep(text: str) -> None:
+    def add_sample(text: str) -> None:
         samples.append(text)
 
-    hypothesis.seed(0)(settings(hypothesis.given(texts)(keep)))()
+    hypothesis.seed(0)(settings(hypothesis.given(texts)(add_sample)))()
     # To Python alone, `$` is also before a line break at the end.
     return sorted(text for text in set(samples) if not text.endswith("\n")) or sorted(samples)
 
@@ -335,11 +335,15 @@ class ActionPool:
 
 
 def pool(
-    schema: Json, given: Sequence[Json], tools: Callable[[], Sequence[Json]], seed: int, count: int = 64
+    schema: Json,
+    author_examples: Sequence[Json],
+    tools: Callable[[], Sequence[Json]],
+    seed: int,
+    count: int = 64,
 ) -> ActionPool:
     """Return what to play with."""
     if examples := [
-        *given,
+        *author_examples,
         *(example for example in schema.get("examples", ()) if isinstance(example, Mapping)),
     ]:
         return ActionPool(tuple(dict(example) for example in examples), in_order=True)
@@ -358,14 +362,15 @@ def _calls(tools: Sequence[Json], seed: int, count: int) -> list[Json]:
     for tool in tools:
         arguments = sample(tool.get("input_schema") or tool.get("inputSchema") or {}, share, seed)
         calls += [
-            {"type": "call_tool", "tool_name": tool.get("name"), "arguments": given} for given in arguments
+            {"type": "call_tool", "tool_name": tool.get("name"), "arguments": arguments_of_call}
+            for arguments_of_call in arguments
         ]
     return calls
 
 
 def require_schema(schema: Any, whose: str, change: str) -> None:
     """Return where a schema is one."""
-    jsonschema = need("jsonschema")
+    jsonschema = import_package("jsonschema")
     try:
         jsonschema.Draft202012Validator.check_schema(schema)
     except jsonschema.SchemaError as fault:

@@ -8,9 +8,9 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import ExitStack, suppress
 from typing import Any, Final, TypeAlias
 
-from openenv_core.checker.check import CheckError, CheckLevel, check, need
+from openenv_core.checker.check import CheckError, CheckLevel, check, import_package
 from openenv_core.checker.drawing import sample
-from openenv_core.checker.playing import REFUSING, expect_answer, find_difference, play, some_actions
+from openenv_core.checker.playing import REFUSAL_CAUSE, expect_answer, find_difference, play, some_actions
 from openenv_core.checker.semantic import repeats
 from openenv_core.checker.subject import Client, FrameClient, RunningServer, Subject
 from openenv_core.checker.watching import MIB, limited_memory
@@ -18,7 +18,7 @@ from openenv_core.client import SyncEnvClient
 from openenv_core.errors import ClientError, ConnectionLostError, RequestTimeoutError, ServerError
 from openenv_core.targets import TargetKind
 
-_CUT_OFF: Final = 32
+_DROPPED_CONNECTIONS: Final = 32
 """Sessions that are cut off in the middle of a step."""
 
 _SLOTS: Final = 4
@@ -35,24 +35,24 @@ def check_disconnect_gives_the_slot_back(subject: Subject) -> None:
     with ExitStack() as stack:
         url, _ = stack.enter_context(subject.server_or_url(**options))
         try:
-            for wave in range(_CUT_OFF // slots):
-                asyncio.run(_cut_off(subject, url, range(wave * slots, (wave + 1) * slots)))
+            for wave in range(_DROPPED_CONNECTIONS // slots):
+                asyncio.run(_drop_connections(subject, url, range(wave * slots, (wave + 1) * slots)))
             clients = [stack.enter_context(subject.client(url)) for _ in range(slots)]
             for number, client in enumerate(clients):
                 actions = some_actions(subject, number)
                 play(subject, client, number, actions, episode_id=f"ropewalk-slot-{number}")
         except (ClientError, CheckError) as error:
-            if isinstance(error, CheckError) and error.cause == REFUSING:
+            if isinstance(error, CheckError) and error.cause == REFUSAL_CAUSE:
                 raise
             raise CheckError(
-                f"expected {slots} sessions to play after {_CUT_OFF} that were cut off in the middle of a step, "
-                f"got {error}",
+                f"expected {slots} sessions to play after {_DROPPED_CONNECTIONS} that were cut off in the middle of "
+                f"a step, got {error}",
                 change="give back in close() whatever __init__, reset or step took, and let close() return at "
                 "once, whether or not the episode was over",
             ) from error
 
 
-async def _cut_off(subject: Subject, url: str, numbers: Iterable[int]) -> None:
+async def _drop_connections(subject: Subject, url: str, numbers: Iterable[int]) -> None:
     """Open sessions, start a step in each, and drop the connections."""
     await asyncio.gather(*(_disconnect_during_step(subject, url, number) for number in numbers))
 
@@ -100,7 +100,7 @@ def check_kill_and_restart(subject: Subject) -> None:
         with subject.client(server.url) as client:
             play(subject, client, seed, actions[:1], episode_id=_KILLED_ID)  # left in the middle
             server.kill()
-            _need_lost(client)
+            _require_connection_lost(client)
             server.start()
         with subject.client(server.url) as client:
             again = play(subject, client, seed, actions, episode_id=_KILLED_ID)
@@ -115,7 +115,7 @@ def check_kill_and_restart(subject: Subject) -> None:
         )
 
 
-def _need_lost(client: Client) -> None:
+def _require_connection_lost(client: Client) -> None:
     """Notice that the killed server is gone."""
     try:
         client.state()
@@ -256,7 +256,7 @@ def _mutate(base: Json, schema: Json) -> Iterator[Any]:
     for path in paths:
         bounds = _bounds(schema["properties"][path[0]]) if path[0] in schema.get("properties", {}) else ()
         for value in (*_EXTREMES, *bounds):
-            yield _with(base, path, value)
+            yield _replace_value(base, path, value)
         if len(path) == 1:
             yield {key: value for key, value in base.items() if key != path[0]}
     yield {**base, "no_such_key": 1}
@@ -289,7 +289,7 @@ def _paths(value: Any, path: Path = ()) -> list[Path]:
     return paths
 
 
-def _with(base: Json, path: Path, value: Any) -> Json:
+def _replace_value(base: Json, path: Path, value: Any) -> Json:
     action: Any = copy.deepcopy(base)
     place = action
     for key in path[:-1]:
@@ -299,7 +299,7 @@ def _with(base: Json, path: Path, value: Any) -> Json:
 
 
 def _validator(schema: Json) -> Callable[[Mapping[Any, Any]], bool]:
-    is_valid = need("jsonschema").validators.validator_for(schema)(schema).is_valid
+    is_valid = import_package("jsonschema").validators.validator_for(schema)(schema).is_valid
 
     def allows(action: Mapping[Any, Any]) -> bool:
         try:
@@ -312,7 +312,7 @@ def _validator(schema: Json) -> Callable[[Mapping[Any, Any]], bool]:
 
 _DEADLINE_S: Final = 600.0
 
-_SHOWN: Final = 120
+_EXCERPT_CHARS: Final = 120
 """Characters of an action that a message shows."""
 
 
@@ -320,7 +320,7 @@ _SHOWN: Final = 120
 def check_valid_actions_are_survived(subject: Subject) -> None:
     """Every action that the schema allows is answered, huge and tiny values among them, and the server stays well."""
     valid, _ = split(subject)
-    _bombard(
+    _require_survived(
         subject,
         (_frame(action) for action in valid),
         change="bound the action's fields to what the environment can do (Field(ge=, le=, max_length=)), and "
@@ -332,14 +332,14 @@ def check_valid_actions_are_survived(subject: Subject) -> None:
 def check_invalid_actions_are_survived(subject: Subject) -> None:
     """Every action that the schema does not allow is answered with a typed error, and the server stays well."""
     _, invalid = split(subject)
-    _bombard(
+    _require_survived(
         subject,
         (*_RAW, *(_frame(action) for action in invalid)),
         change="let validators of the action raise ValueError at once for whatever they do not know",
     )
 
 
-def _bombard(subject: Subject, frames: Iterable[bytes], change: str) -> None:
+def _require_survived(subject: Subject, frames: Iterable[bytes], change: str) -> None:
     with subject.server_or_url() as (url, server), limited_memory(server) as excess_memory:
         options: dict[str, Any] = {"message_timeout_s": subject.limits.step_timeout_s, "token": subject.token}
         with SyncEnvClient(FrameClient(url, **options)) as client:
@@ -349,7 +349,7 @@ def _bombard(subject: Subject, frames: Iterable[bytes], change: str) -> None:
                 for last in frames:
                     _send(subject, client, last)
                 subject.reset(client)
-                _healthy(subject, url)
+                _require_healthy(subject, url)
             except ClientError as error:
                 raise CheckError(
                     _describe_failure(last, error, excess_memory, server), change=change
@@ -370,7 +370,7 @@ def _describe_failure(
     last: bytes, error: ClientError, excess_memory: list[int], server: RunningServer | None
 ) -> str:
     sent = last.decode("utf-8", "replace")
-    excerpt = sent if len(sent) <= _SHOWN else f"{sent[:_SHOWN]}... ({len(sent)} characters)"
+    excerpt = sent if len(sent) <= _EXCERPT_CHARS else f"{sent[:_EXCERPT_CHARS]}... ({len(sent)} characters)"
     if excess_memory:
         outcome = f"{excess_memory[0] // MIB} MiB more memory taken, and stopped it there"
     elif server is not None and not server.alive:
@@ -385,7 +385,7 @@ def _describe_failure(
     return f"expected an observation or a typed error for {excerpt}, got {outcome}"
 
 
-def _healthy(subject: Subject, url: str) -> None:
+def _require_healthy(subject: Subject, url: str) -> None:
     with subject.http(url) as http:
         status = http.get("/health")
     if status.status_code != 200:

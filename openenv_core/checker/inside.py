@@ -95,7 +95,7 @@ def _install_collecting(out: str) -> None:
         gc.collect()
         if trim is not None:
             trim(0)
-        _note(out, str(os.getpid()))
+        _append_line(out, str(os.getpid()))
 
     with suppress(ValueError):  # not in the main thread: an interpreter inside of another
         signal.signal(_COLLECT, collect)
@@ -104,7 +104,7 @@ def _install_collecting(out: str) -> None:
 def _install_watching(out: str, allowed: list[str]) -> None:
     """Install an audit hook that records the hosts this process connects to, and blocks those not allowed."""
     resolved: set[str] = set()
-    _record_answers(resolved, allowed)
+    _record_lookups(resolved, allowed)
 
     def hook(event: str, args: tuple[Any, ...]) -> None:
         if event not in _OF_NAMES and event not in _OF_ADDRESSES:
@@ -112,16 +112,16 @@ def _install_watching(out: str, allowed: list[str]) -> None:
         host = _host_in(event, args)
         if host is None or is_allowed(host, allowed):
             return
-        if event in _OF_ADDRESSES and _plain(host) in resolved:
+        if event in _OF_ADDRESSES and _normalise_address(host) in resolved:
             return  # what an allowed name was looked up for
-        _note(out, host)
+        _append_line(out, host)
         raise OSError(errno.ENETUNREACH, f"the manifest's network policy does not allow {host}")
 
-    _note(out, "")  # tells that somebody looks
+    _append_line(out, "")  # tells that somebody looks
     sys.addaudithook(hook)
 
 
-def _record_answers(resolved: set[str], allowed: list[str]) -> None:
+def _record_lookups(resolved: set[str], allowed: list[str]) -> None:
     """Keep the addresses that are answered where an allowed name is looked up: events come before answers."""
 
     def record_lookups(
@@ -132,7 +132,7 @@ def _record_answers(resolved: set[str], allowed: list[str]) -> None:
             answer = lookup(host, *args, **options)
             name = host.decode("ascii", "replace") if isinstance(host, bytes) else host
             if isinstance(name, str) and is_allowed(name, allowed):
-                resolved.update(map(_plain, addresses(answer)))
+                resolved.update(map(_normalise_address, addresses(answer)))
             return answer
 
         return wrapper
@@ -142,16 +142,16 @@ def _record_answers(resolved: set[str], allowed: list[str]) -> None:
     extension.getaddrinfo = record_lookups(
         extension.getaddrinfo, lambda answer: (info[4][0] for info in answer)
     )
-    whole: Any = socket
-    whole.gethostbyname = record_lookups(whole.gethostbyname, lambda answer: (answer,))
-    whole.gethostbyname_ex = record_lookups(whole.gethostbyname_ex, lambda answer: answer[2])
+    module: Any = socket
+    module.gethostbyname = record_lookups(module.gethostbyname, lambda answer: (answer,))
+    module.gethostbyname_ex = record_lookups(module.gethostbyname_ex, lambda answer: answer[2])
 
 
-def _plain(address: str) -> str:
+def _normalise_address(address: str) -> str:
     return str(address).partition("%")[0].lower().removeprefix("::ffff:")
 
 
-def _note(out: str, line: str) -> None:
+def _append_line(out: str, line: str) -> None:
     file = os.open(out, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600)
     try:
         os.write(file, f"{line}\n".encode())

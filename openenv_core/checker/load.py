@@ -13,16 +13,16 @@ from typing import Final
 from openenv_core.checker.check import CheckError, CheckLevel, NotApplicableError, check
 from openenv_core.checker.playing import expect_answer, some_actions
 from openenv_core.checker.semantic import (
-    APART,
+    ISOLATION_ADVICE,
     SessionTrace,
     compare_sessions,
     find_interference,
+    play_alone,
     play_session,
     repeats,
-    solo,
 )
 from openenv_core.checker.subject import SLOT_WAIT_S, Client, Subject
-from openenv_core.checker.watching import Held, WatchedServer, watch_server
+from openenv_core.checker.watching import ResourceUsage, WatchedServer, watch_server
 from openenv_core.errors import CapacityError, ExecutionError, ValidationFailedError
 
 _BYTES_AN_EPISODE: Final = 512.0
@@ -32,7 +32,7 @@ nothing has one of less than 100 in windows of a hundred episodes."""
 _BYTES_IN_ALL: Final = 32 * 1024
 """Growth below this is a few pages."""
 
-_FEWEST: Final = 3
+_MIN_EPISODES: Final = 3
 """Threads, or files, by which a server has to have grown."""
 
 _RISING: Final = 0.6
@@ -54,7 +54,7 @@ _WARM_UP: Final = 3
 _LEAST: Final = 40
 """Episodes without which nothing can be said."""
 
-_PACED: Final = 2
+_PACE_EPISODES: Final = 2
 """Episodes by which the pace is told: one in the lasting session, one in a session of its own."""
 
 _STEPS: Final = 20
@@ -102,9 +102,9 @@ def leaks_memory(growth: Growth) -> bool:
     return growth.slope > _BYTES_AN_EPISODE and growth.total > _BYTES_IN_ALL and growth.rising >= _RISING
 
 
-def leaks_things(growth: Growth) -> bool:
+def leaks_resources(growth: Growth) -> bool:
     """Whether threads or files grow: they do not by themselves, so a few are enough."""
-    return growth.total >= _FEWEST and growth.slope > 0
+    return growth.total >= _MIN_EPISODES and growth.slope > 0
 
 
 @check(CheckLevel.LOAD, deadline_s=600.0)
@@ -114,31 +114,31 @@ def check_sessions_at_once(subject: Subject) -> None:
         raise NotApplicableError("two sessions touch each other already: see sessions_are_separate")
     with ExitStack() as stack:
         url, _ = stack.enter_context(subject.server_or_url())
-        wanted = min(subject.limits.sessions, subject.cap or subject.limits.sessions)
-        clients = _open_sessions(subject, stack, url, wanted)
+        session_count = min(subject.limits.sessions, subject.cap or subject.limits.sessions)
+        clients = _open_sessions(subject, stack, url, session_count)
         together = _play(subject, clients)
         for client in clients:
             client.close()
-        alone = [solo(subject, number, url) for number in range(len(clients))]
+        alone = [play_alone(subject, number, url) for number in range(len(clients))]
     if (difference := compare_sessions(alone, together, repeats(subject))) is not None:
         raise CheckError(
             f"expected {len(clients)} sessions at once not to see each other's episodes, got: {difference}",
-            change=APART,
+            change=ISOLATION_ADVICE,
         )
 
 
-def _open_sessions(subject: Subject, stack: ExitStack, url: str, wanted: int) -> list[Client]:
+def _open_sessions(subject: Subject, stack: ExitStack, url: str, count: int) -> list[Client]:
     """Open as many sessions as are wanted; where the cap is not known beforehand, as many as there can be."""
     clients: list[Client] = []
-    for number in range(wanted):
+    for number in range(count):
         client = stack.enter_context(subject.client(url))
-        with expect_answer(f"session {number + 1} of {wanted}"):
+        with expect_answer(f"session {number + 1} of {count}"):
             try:
                 subject.reset(client, wait_s=0.0 if number else SLOT_WAIT_S, seed=number)
             except CapacityError as error:
                 if subject.cap is not None or number < 2:
                     raise CheckError(
-                        f"expected room for {wanted} sessions, got {number}: {error}",
+                        f"expected room for {count} sessions, got {number}: {error}",
                         change="let create_app's max_concurrent_envs be what the environment can bear",
                     ) from error
                 client.close()
@@ -184,7 +184,7 @@ def _measure(subject: Subject) -> dict[str, Growth]:
         stack.enter_context(expect_answer("episodes"))
         client = stack.enter_context(subject.client(watched.server.url))
         player = _Episodes(subject, watched, client)
-        within_budget = int(_PLAY_BUDGET_S / _WINDOWS / player.pace())
+        within_budget = int(_PLAY_BUDGET_S / _WINDOWS / player.measure_pace())
         episodes = max(1, min(subject.limits.episodes // _WINDOWS, within_budget))
         windows = list(player.windows(episodes, _WINDOWS))[_WARM_UP:]
         if len(windows) > 1 and _find_leaks(_growths(windows, episodes)):
@@ -198,7 +198,7 @@ def _measure(subject: Subject) -> dict[str, Growth]:
     return _growths(windows, episodes)
 
 
-def _growths(windows: Sequence[Held], episodes: int) -> dict[str, Growth]:
+def _growths(windows: Sequence[ResourceUsage], episodes: int) -> dict[str, Growth]:
     names = ("processes", "threads", "files", "memory")
     return {name: Growth(tuple(getattr(window, name) for window in windows), episodes) for name in names}
 
@@ -207,7 +207,7 @@ def _find_leaks(growths: dict[str, Growth]) -> list[str]:
     return [
         name
         for name, growth in growths.items()
-        if (leaks_memory if name == "memory" else leaks_things)(growth)
+        if (leaks_memory if name == "memory" else leaks_resources)(growth)
     ]
 
 
@@ -223,14 +223,14 @@ class _Episodes:
         self._until = time.monotonic() + _PLAY_BUDGET_S
         self._actions = [some_actions(subject, number)[:_STEPS] for number in range(16)]
 
-    def pace(self) -> float:
+    def measure_pace(self) -> float:
         """Play an episode of each kind; return the seconds that one took."""
         started = time.monotonic()
-        for _ in range(_PACED):
+        for _ in range(_PACE_EPISODES):
             self._play_next()
-        return (time.monotonic() - started) / _PACED
+        return (time.monotonic() - started) / _PACE_EPISODES
 
-    def windows(self, episodes: int, count: int) -> Iterator[Held]:
+    def windows(self, episodes: int, count: int) -> Iterator[ResourceUsage]:
         """Play so many windows, or as many as there is time for; yield what the server holds after each."""
         for _ in range(count):
             for _ in range(episodes):
@@ -306,7 +306,7 @@ def check_memory_stays_level(subject: Subject) -> None:
 
 
 def _measure_growths(subject: Subject) -> tuple[dict[str, Growth], list[str]]:
-    growths = subject.once("growths", lambda: _measure(subject))
+    growths = subject.compute_once("growths", lambda: _measure(subject))
     return growths, _find_leaks(growths)
 
 

@@ -25,7 +25,7 @@ from openenv_core.protocol import errors as codes
 from openenv_core.protocol.errors import RefusalError
 from openenv_core.protocol.replies import decode_reply, encode_observation
 from openenv_core.protocol.requests import RequestDecoder
-from openenv_core.targets import Described, load_app
+from openenv_core.targets import AppDescription, load_app
 from openenv_core.types import StepResult
 
 EPISODES: Final = 10
@@ -40,10 +40,10 @@ SUFFICIENT_PLAY_S: Final = 20.0
 EPISODE_ID: Final = "ropewalk-check"
 """Every compared episode has it, so that environments that show it show the same."""
 
-REFUSED_AT_MOST: Final = 25
+MAX_REFUSED_IN_A_ROW: Final = 25
 """Actions in a row that may be refused, until nothing more is expected of drawing them."""
 
-REFUSING: Final = "refuses valid actions"
+REFUSAL_CAUSE: Final = "refuses valid actions"
 """The cause of every failure of an environment that takes nothing that its schema allows."""
 
 Result: TypeAlias = dict[str, Any]
@@ -62,16 +62,16 @@ class LocalEnvironment:
 
     def __init__(
         self,
-        served: Described,
+        app: AppDescription,
         reset_options: Mapping[str, Any] | None = None,
-        beside: "LocalEnvironment | None" = None,
+        sibling: "LocalEnvironment | None" = None,
     ) -> None:
         self._reset_options = dict(reset_options or {})
-        self._decoder: RequestDecoder[Any] = RequestDecoder(served.action)
-        self._own_runner = asyncio.Runner() if beside is None else None
-        self._runner: asyncio.Runner = self._own_runner or beside._runner  # type: ignore[union-attr] # one is given
+        self._decoder: RequestDecoder[Any] = RequestDecoder(app.action)
+        self._own_runner = asyncio.Runner() if sibling is None else None
+        self._runner: asyncio.Runner = self._own_runner or sibling._runner  # type: ignore[union-attr] # one is given
         try:
-            self._instance = served.factory()
+            self._instance = app.factory()
         except Exception as error:
             self._end_runner()
             raise CheckError(
@@ -132,11 +132,11 @@ class LocalEnvironment:
             raise ExecutionError(f"{type(error).__name__}: {error}", codes.EXECUTION_ERROR) from error
 
 
-def takes_seed(served: Described) -> bool | None:
+def takes_seed(app: AppDescription) -> bool | None:
     """Whether the environment's reset takes a seed; None where its class is not known before there is one."""
-    if not isinstance(served.factory, type):
+    if not isinstance(app.factory, type):
         return None
-    return "seed" in _accepted_options(_method(served.factory, "reset"), {"seed": 0})
+    return "seed" in _accepted_options(_method(app.factory, "reset"), {"seed": 0})
 
 
 def _method(environment: Any, name: str) -> Callable[..., Any]:
@@ -220,13 +220,13 @@ def turns(
         except (ValidationFailedError, ExecutionError) as error:
             in_a_row, refused = in_a_row + 1, refused + 1
             yield Turn(seed, step, refused, action, None, error.code)
-            if in_a_row >= REFUSED_AT_MOST:
+            if in_a_row >= MAX_REFUSED_IN_A_ROW:
                 raise CheckError(
                     f"expected actions that the schema allows to be taken, got {in_a_row} refusals in a row, "
                     f"the last for {action}: {error}",
                     change="narrow the action's schema to what the environment takes, or list "
                     "validation.episodes.example_actions in openenv.yaml",
-                    cause=REFUSING,
+                    cause=REFUSAL_CAUSE,
                 ) from error
             continue
         in_a_row, step = 0, step + 1
@@ -269,21 +269,21 @@ def play_episode(
 ) -> Iterator[Turn]:
     """Play an episode over the wire and yield each answer as it comes. Refused actions are passed over."""
     reset = partial(subject.reset, client)
-    return _left_early(turns(client, reset, seed, subject.actions(seed), **reset_options), steps, seconds)
+    return _limit_turns(turns(client, reset, seed, subject.actions(seed), **reset_options), steps, seconds)
 
 
-def plays(subject: Subject, client: Client) -> Iterator[Turn]:
+def play_episodes(subject: Subject, client: Client) -> Iterator[Turn]:
     """Play the episodes that a check plays over the wire; yield each answer as it comes."""
     for seed in seeds():
         yield from play_episode(subject, client, seed)
 
 
-def plays_in_process(subject: Subject) -> Iterator[Turn]:
+def play_in_process(subject: Subject) -> Iterator[Turn]:
     """Play the same in this process: each answer as the environment returned it."""
     for seed in seeds():
-        with LocalEnvironment(subject.served, subject.reset_options) as environment:
+        with LocalEnvironment(subject.app, subject.reset_options) as environment:
             episode = turns(environment, environment.reset, seed, subject.actions(seed))
-            yield from _left_early(episode, STEPS, SUFFICIENT_PLAY_S)
+            yield from _limit_turns(episode, STEPS, SUFFICIENT_PLAY_S)
 
 
 def seeds() -> Iterator[int]:
@@ -298,11 +298,11 @@ def seeds() -> Iterator[int]:
 def some_actions(subject: Subject, seed: int, most: int = STEPS) -> list[dict[str, Any]]:
     """Return actions for one compared episode."""
     chosen = subject.actions(seed)
-    steps = min(most, subject.limits.steps, subject.promises.validation.episodes.max_steps)
+    steps = min(most, subject.limits.steps, subject.manifest_or_defaults.validation.episodes.max_steps)
     return [next(chosen) for _ in range(steps)]
 
 
-def _left_early(episode: Iterator[Turn], steps: int, seconds: float) -> Iterator[Turn]:
+def _limit_turns(episode: Iterator[Turn], steps: int, seconds: float) -> Iterator[Turn]:
     until = math.inf
     for turn in episode:
         if turn.error is None:
@@ -373,11 +373,11 @@ def _short(value: Any) -> str:
 
 def main(target: str, job: str, out: str) -> None:
     """Play each episode in an instance of its own."""
-    served = load_app(target)
+    app = load_app(target)
     job_document = json.loads(Path(job).read_text(encoding="utf-8"))
     episodes = []
     for seed, actions in job_document["episodes"]:
-        with LocalEnvironment(served, job_document["reset_options"]) as environment:
+        with LocalEnvironment(app, job_document["reset_options"]) as environment:
             episode = turns(environment, environment.reset, seed, actions, episode_id=EPISODE_ID)
             episodes.append([turn.plain for turn in episode])
     Path(out).write_text(json.dumps(episodes), encoding="utf-8")

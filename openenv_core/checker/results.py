@@ -21,7 +21,7 @@ from openenv_core.checker.check import (
     CheckTimeoutError,
     CheckWarnedError,
     NotApplicableError,
-    within,
+    run_with_timeout,
 )
 from openenv_core.checker.subject import Subject
 from openenv_core.errors import ClientError, ConnectionFailedError, ExecutionError, RequestTimeoutError
@@ -87,7 +87,9 @@ def run_check(subject: Subject, check: Check) -> Result:
 
 def _outcome(subject: Subject, check: Check) -> tuple[Status, str, str]:
     try:
-        note = within(check.deadline_s, lambda: check.function(subject), f"openenv-check-{check.name}")
+        note = run_with_timeout(
+            check.deadline_s, lambda: check.function(subject), f"openenv-check-{check.name}"
+        )
     except CheckWarnedError as warning:
         return Status.WARNED, warning.message, warning.change
     except NotApplicableError as reason:
@@ -202,10 +204,10 @@ class Console:
         """Say what came of it."""
         self._done += 1
         # What a subject says is shown, and must not move the cursor.
-        beside = f"  {_printable(result.message)}" if result.message and not result.change else ""
+        note = f"  {_printable(result.message)}" if result.message and not result.change else ""
         mark = self._mark(result.status)
         start = "\r\x1b[K" if self._terminal else ""
-        self._write(f"{start}  {mark} {result.check:<{_WIDTH}} {result.seconds:7.2f} s{beside}\n")
+        self._write(f"{start}  {mark} {result.check:<{_WIDTH}} {result.seconds:7.2f} s{note}\n")
 
     def finish(self, report: CheckReport) -> None:
         """Tell what failed or is doubtful, what to change, and how many there were of each."""
@@ -214,10 +216,10 @@ class Console:
             self._write(f"\n{mark} {result.level}.{result.check}: {result.says}\n")
             self._write(f"    {result.status}: {_indent(result.message)}\n")
             self._write(f"    change: {_indent(result.change)}\n")
-        count, spent = len(report.results), sum(result.seconds for result in report.results)
+        count, elapsed_s = len(report.results), sum(result.seconds for result in report.results)
         counts = ", ".join(f"{number} {name}" for name, number in _summary(report).items() if number)
         self._write(
-            f"\n{report.target}: {count} check{'' if count == 1 else 's'}: {counts or 'none'} in {spent:.1f} s\n"
+            f"\n{report.target}: {count} check{'' if count == 1 else 's'}: {counts or 'none'} in {elapsed_s:.1f} s\n"
         )
 
     def interrupted(self) -> None:

@@ -59,7 +59,7 @@ def run_isolated(
     """Run checks on a target in worker processes, each as long as the last one lives."""
     left = list(checks)
     while left:
-        with _worker(target, limits, token, left) as worker:
+        with _run_worker(target, limits, token, left) as worker:
             while left and not worker.ended:
                 check = left.pop(0)
                 before(check)
@@ -83,7 +83,7 @@ class _Worker:
                 return Result.model_validate(event)
             until = time.monotonic() + check.deadline_s + DEADLINE_MARGIN_S
         self.ended = True
-        message = self._what_became(time.monotonic() > until)
+        message = self._describe_end(time.monotonic() > until)
         return result_of(check, Status.FAILED, message, _CHANGE, time.monotonic() - started)
 
     def finish(self) -> None:
@@ -104,7 +104,7 @@ class _Worker:
         message: dict[str, Any] = json.loads(line)
         return message
 
-    def _what_became(self, late: bool) -> str:
+    def _describe_end(self, late: bool) -> str:
         if late:
             self._process.send_signal(signal.SIGABRT)  # it says where its threads are, and ends
         try:
@@ -113,7 +113,7 @@ class _Worker:
             self._process.kill()
             status = self._process.wait()
         self._log.seek(0)
-        output = _last_words(self._log.read().decode(errors="replace"))
+        output = _output_tail(self._log.read().decode(errors="replace"))
         ending = f"signal {-status}" if status < 0 else f"status {status}"
         message = (
             "expected the check to end, got a process that never lets go of the interpreter; it was killed"
@@ -123,14 +123,14 @@ class _Worker:
         return f"{message}; it said: {output}" if output else message
 
 
-def _last_words(text: str) -> str:
+def _output_tail(text: str) -> str:
     """Return the end of a process's output; of a thread dump the first lines, which are the check's own."""
     _, fatal, dump = text.rpartition("Fatal Python error: ")
     return "\n".join(dump.splitlines()[:_DUMPED_LINES]) if fatal else text[-_TAIL_CHARS:].strip()
 
 
 @contextmanager
-def _worker(
+def _run_worker(
     target: Target, limits: CheckLimits, token: str | None, checks: Sequence[Check]
 ) -> Iterator[_Worker]:
     read, write = os.pipe()
@@ -164,11 +164,11 @@ def _worker(
             yield worker
             worker.finish()
         finally:
-            _end(process)
+            _stop_worker(process)
             os.close(read)
 
 
-def _end(process: "subprocess.Popen[bytes]") -> None:
+def _stop_worker(process: "subprocess.Popen[bytes]") -> None:
     """End a worker that has not: its servers end with it, at the latest by their guards."""
     if process.poll() is None:
         process.terminate()

@@ -10,10 +10,10 @@ from openenv_core.checker.check import (
     CheckWarnedError,
     NotApplicableError,
     check,
-    need,
+    import_package,
 )
 from openenv_core.checker.drawing import require_own_names, require_schema
-from openenv_core.checker.playing import EPISODES, Turn, play_episode, plays, plays_in_process
+from openenv_core.checker.playing import EPISODES, Turn, play_episode, play_episodes, play_in_process
 from openenv_core.checker.subject import Client, Subject
 from openenv_core.errors import (
     ClientError,
@@ -110,7 +110,7 @@ def check_states_follow_schema(subject: Subject) -> str:
     """Every state follows the schema that the server gives."""
     count = 0
     with subject.client() as client:
-        for turn in plays(subject, client):
+        for turn in play_episodes(subject, client):
             count += 1
             _require_agreement("state", turn.where, subject.schema["state"], client.state())
     return f"{count} states"
@@ -120,18 +120,18 @@ def _observations(subject: Subject, transport: str) -> str:
     schema = subject.schema
     count = 0
     with subject.client(transport=transport) as client:
-        for turn in plays(subject, client):
+        for turn in play_episodes(subject, client):
             count += 1
-            whole = {**turn.result.observation, "reward": turn.result.reward, "done": turn.done}
+            wire_fields = {**turn.result.observation, "reward": turn.result.reward, "done": turn.done}
             key = "reset_observation" if turn.action is None else "observation"
-            _require_agreement("observation", turn.where, schema.get(key, schema["observation"]), whole)
+            _require_agreement("observation", turn.where, schema.get(key, schema["observation"]), wire_fields)
         if transport == "http":
             _require_agreement("state", "over HTTP", schema["state"], client.state())
     return f"{count} observations"
 
 
 def _require_agreement(label: str, where: str, schema: dict[str, Any], value: Any) -> None:
-    jsonschema = need("jsonschema")
+    jsonschema = import_package("jsonschema")
     fault = jsonschema.exceptions.best_match(jsonschema.Draft202012Validator(schema).iter_errors(value))
     if fault is not None:
         raise CheckError(
@@ -156,17 +156,18 @@ def _get(subject: Subject, path: str) -> tuple[int, Any]:
 @check(CheckLevel.RUNTIME)
 def check_tools_listed(subject: Subject) -> str:
     """The tools that are listed have names of their own and schemas, and are those that the manifest declares."""
-    tools = _tools(subject)
+    tools = _list_tools(subject)
     names = [str(tool.get("name")) for tool in tools]
-    if twice := sorted({name for name in names if names.count(name) > 1}):
+    if duplicates := sorted({name for name in names if names.count(name) > 1}):
         raise CheckError(
-            f"expected each tool once, got {', '.join(twice)} several times", change="rename or remove one"
+            f"expected each tool once, got {', '.join(duplicates)} several times",
+            change="rename or remove one",
         )
     require_own_names(names)
     for tool in tools:
         schema = tool.get("input_schema") or tool.get("inputSchema") or {}
         require_schema(schema, f"the arguments of {tool.get('name')}", "describe the tool's arguments")
-    declared = set(subject.promises.validation.capabilities.declared_tools)
+    declared = set(subject.manifest_or_defaults.validation.capabilities.declared_tools)
     if declared and declared != set(names):
         raise CheckError(
             f"expected the tools that the manifest declares, {', '.join(sorted(declared))}, "
@@ -179,7 +180,7 @@ def check_tools_listed(subject: Subject) -> str:
 @check(CheckLevel.RUNTIME)
 def check_unknown_tool(subject: Subject) -> None:
     """A call of a tool that is not there comes back as an observation that says so."""
-    _tools(subject)
+    _list_tools(subject)
     change = "answer with CallToolObservation(tool_name=..., error=ToolError(error_type=TOOL_NOT_FOUND, ...))"
     with subject.client() as client:
         subject.reset(client)
@@ -198,7 +199,7 @@ def check_unknown_tool(subject: Subject) -> None:
         )
 
 
-def _tools(subject: Subject) -> list[dict[str, Any]]:
+def _list_tools(subject: Subject) -> list[dict[str, Any]]:
     if not is_of_tools(subject.schema["action"]):
         raise NotApplicableError("its actions are no calls of tools")
     with subject.client() as client:
@@ -221,11 +222,11 @@ def _tools(subject: Subject) -> list[dict[str, Any]]:
 @check(CheckLevel.RUNTIME)
 def check_episode_ends(subject: Subject) -> str:
     """An episode of valid actions comes to an end within the declared steps, or is declared endless."""
-    promised = subject.promises.validation.episodes
+    promised = subject.manifest_or_defaults.validation.episodes
     lengths: list[int] = []
     with subject.client() as client:
         for seed in range(EPISODES):
-            last = _last(subject, client, seed)
+            last = _play_to_end(subject, client, seed)
             steps, ended = last.step, last.done
             lengths.append(steps)
             if promised.endless:
@@ -259,9 +260,9 @@ def check_step_after_done(subject: Subject) -> str:
         "caller knows that a reset is due"
     )
     with subject.client() as client:
-        if subject.promises.validation.episodes.endless:
+        if subject.manifest_or_defaults.validation.episodes.endless:
             raise NotApplicableError("its episodes are declared endless")
-        if not _last(subject, client, 0).done:
+        if not _play_to_end(subject, client, 0).done:
             raise NotApplicableError("no episode came to an end; see episode_ends")
         before = client.state()
         outcome = _step_after_the_end(subject, client, change)
@@ -308,9 +309,9 @@ def _is_done_at_once(subject: Subject) -> bool:
         return bool(subject.reset(client, seed=1).done)
 
 
-def _last(subject: Subject, client: Client, seed: int) -> Turn:
+def _play_to_end(subject: Subject, client: Client, seed: int) -> Turn:
     """Play until the end, or until the steps or the time within which it is due are over; return the last answer."""
-    steps = subject.promises.validation.episodes.max_steps
+    steps = subject.manifest_or_defaults.validation.episodes.max_steps
     *_, last = play_episode(subject, client, seed, steps=steps, seconds=_PLAY_BUDGET_S)
     return last
 
@@ -320,7 +321,7 @@ def check_state_counts_steps(subject: Subject) -> str:
     """The state's step_count is 0 after a reset and grows by one with each step."""
     states = 0
     with subject.client() as client:
-        for turn in plays(subject, client):
+        for turn in play_episodes(subject, client):
             states += 1
             count = client.state().get("step_count")
             # Whether a step that failed counts is the environment's own affair.
@@ -337,11 +338,12 @@ def check_state_counts_steps(subject: Subject) -> str:
 def check_episode_id(subject: Subject) -> None:
     """The state has the episode_id that the reset was given, and one of its own for each reset without."""
     with subject.client() as client:
-        for given in _IDS:
-            subject.reset(client, episode_id=given)
-            if (got := client.state().get("episode_id")) != given:
+        for episode_id in _IDS:
+            subject.reset(client, episode_id=episode_id)
+            if (got := client.state().get("episode_id")) != episode_id:
                 raise CheckError(
-                    f"expected episode_id {given!r} in the state after reset(episode_id={given!r}), got {got!r}",
+                    f"expected episode_id {episode_id!r} in the state after reset(episode_id={episode_id!r}), "
+                    f"got {got!r}",
                     change="let reset take episode_id, and put it into the state",
                 )
         drawn = []
@@ -361,7 +363,7 @@ def check_state_is_only_read(subject: Subject) -> str:
     count = 0
     change = "let the property `state` return what is known, and compute nothing that is kept"
     with subject.client() as client:
-        for turn in plays(subject, client):
+        for turn in play_episodes(subject, client):
             first, second = client.state(), client.state()
             count += 1
             if first != second:
@@ -372,8 +374,8 @@ def check_state_is_only_read(subject: Subject) -> str:
                     change=change,
                 )
     # An episode with reads is held against one without, where two without are the same.
-    plain = _answers(subject, read=False)
-    if plain == _answers(subject, read=False) and plain != _answers(subject, read=True):
+    plain = _play_answers(subject, read=False)
+    if plain == _play_answers(subject, read=False) and plain != _play_answers(subject, read=True):
         raise CheckError(
             "expected an episode in which the state is read to go as one in which it is not, got another",
             change=change,
@@ -381,7 +383,7 @@ def check_state_is_only_read(subject: Subject) -> str:
     return f"{count} states read twice"
 
 
-def _answers(subject: Subject, *, read: bool) -> list[Any]:
+def _play_answers(subject: Subject, *, read: bool) -> list[Any]:
     answers = []
     with subject.client() as client:
         for seed in range(_COMPARED):
@@ -446,7 +448,7 @@ def check_http_refuses_invalid_action(subject: Subject) -> None:
 def check_reward_finite(subject: Subject) -> str:
     """Every reward is a finite number, or none."""
     count = steps = rewarded = 0
-    for turn in plays_in_process(subject):
+    for turn in play_in_process(subject):
         where, reward = turn.where, getattr(turn.result, "reward", None)
         count += 1
         steps += turn.action is not None
@@ -476,14 +478,14 @@ def check_reward_finite(subject: Subject) -> str:
 @check(CheckLevel.RUNTIME)
 def check_reward_in_range(subject: Subject) -> str:
     """Every reward of a step lies within the range that the manifest declares."""
-    declared = subject.promises.validation.reward
+    declared = subject.manifest_or_defaults.validation.reward
     if declared is None:
         raise NotApplicableError("no range is declared: validation.reward.range in openenv.yaml")
     low, high = declared.range
     slack = (high - low) * 1e-9  # what a sum of floats may be beside it
     rewards: list[float] = []
     with subject.client() as client:
-        for turn in plays(subject, client):
+        for turn in play_episodes(subject, client):
             reward = turn.result.reward
             if turn.action is None or reward is None:
                 continue
@@ -505,7 +507,7 @@ def check_reward_in_range(subject: Subject) -> str:
 def check_observations_serialisable(subject: Subject) -> str:
     """What reset, step and state return are models that JSON can hold, and that can be read back."""
     count = 0
-    for turn in plays_in_process(subject):
+    for turn in play_in_process(subject):
         count += 1
         if not isinstance(turn.result, Observation):
             raise CheckError(
@@ -522,19 +524,19 @@ def check_observations_stay(subject: Subject) -> str:
     count = 0
     before: Turn | None = None
     text: bytes | None = None
-    for turn in plays_in_process(subject):
-        if before is not None and text is not None and _text(before.result) != text:
+    for turn in play_in_process(subject):
+        if before is not None and text is not None and _encode(before.result) != text:
             raise CheckError(
                 f"expected the observation {before.where} to stay as it was, got another one after the next call",
                 change="give observations copies of what the environment goes on to change: list(self._board), "
                 "array.copy(); whoever plays it without a server keeps them",
             )
-        before, text = turn, _text(turn.result)
+        before, text = turn, _encode(turn.result)
         count += 1
     return f"{count} observations"
 
 
-def _text(observation: Any) -> bytes | None:
+def _encode(observation: Any) -> bytes | None:
     try:
         return encode_model(observation)
     except Exception:  # observations_serialisable tells

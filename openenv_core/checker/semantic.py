@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any, Final, TypeAlias
 
 from openenv_core.checker import inside
-from openenv_core.checker.check import CheckError, CheckLevel, NotApplicableError, check, need
+from openenv_core.checker.check import CheckError, CheckLevel, NotApplicableError, check, import_package
 from openenv_core.checker.playing import (
     LocalEnvironment,
     Result,
@@ -46,7 +46,7 @@ _HASH_SEEDS: Final = ("0", "1")
 
 _WORKER_TIMEOUT_S: Final = 60.0
 
-APART: Final = (
+ISOLATION_ADVICE: Final = (
     "keep an episode in attributes that __init__ or reset sets on self, never on the class or in the module; "
     "where instances cannot share a process, leave SUPPORTS_CONCURRENT_SESSIONS at False"
 )
@@ -66,7 +66,7 @@ def check_network_policy_holds(subject: Subject) -> None:
     """
     if subject.kind is TargetKind.URL:
         raise NotApplicableError("whom a server at a URL talks to cannot be seen from here")
-    network = subject.promises.validation.network
+    network = subject.manifest_or_defaults.validation.network
     if network.mode == "public":
         raise NotApplicableError("the manifest lets it talk to anybody (validation.network.mode)")
     if subject.kind is TargetKind.IMAGE:
@@ -104,7 +104,7 @@ def _play_episodes(subject: Subject, server: RunningServer) -> None:
 
 def _note_remote_ends(server: RunningServer, connected: set[str]) -> None:
     """Add the remote ends of the server's connections; for programs that are no Python."""
-    psutil = need("psutil")
+    psutil = import_package("psutil")
     for pid in server.pids():
         try:
             connections = psutil.Process(pid).net_connections("inet")
@@ -129,7 +129,7 @@ def check_same_seed_same_episode(subject: Subject) -> None:
 
     An environment that takes a seed promises this, unless its manifest says `deterministic: false`.
     """
-    _need_seeds(subject)
+    _require_seeds(subject)
     difference = _find_nondeterminism(subject)
     if difference is None:
         return
@@ -145,10 +145,10 @@ def check_same_seed_same_episode(subject: Subject) -> None:
 @check(CheckLevel.SEMANTIC)
 def check_reset_forgets(subject: Subject) -> None:
     """A reset forgets the episode before: a used instance plays as a fresh one."""
-    _need_repeats(subject)
-    job = _job(subject, 3)
-    fresh = [_fresh(subject, *episode) for episode in job]
-    with _instance(subject) as used:
+    _require_repeats(subject)
+    job = _make_job(subject, 3)
+    fresh = [_play_fresh(subject, *episode) for episode in job]
+    with _open_instance(subject) as used:
         again = [play(subject, used, *episode) for episode in [*job, job[0]]]
         play(subject, used, job[1][0], job[1][1][:1])  # an episode that is broken off
         again.append(play(subject, used, *job[2]))
@@ -163,17 +163,17 @@ def check_reset_forgets(subject: Subject) -> None:
 @check(CheckLevel.SEMANTIC)
 def check_same_seed_in_another_process(subject: Subject) -> None:
     """The same seed gives the same episode in another process, whatever its hashes of text are."""
-    _need_repeats(subject)
-    job = _job(subject)
+    _require_repeats(subject)
+    job = _make_job(subject)
     if _is_local(subject):
-        local = [_fresh(subject, *episode) for episode in job]
-        remotes = [_elsewhere(subject, job, hash_seed) for hash_seed in _HASH_SEEDS]
+        local = [_play_fresh(subject, *episode) for episode in job]
+        remotes = [_play_in_other_process(subject, job, hash_seed) for hash_seed in _HASH_SEEDS]
     elif subject.kind is TargetKind.URL:
         raise NotApplicableError("there is one process at a URL, and its code is not here")
     else:
         with subject.server(env_vars={"PYTHONHASHSEED": _HASH_SEEDS[0]}) as server:
-            remotes = [[_fresh(subject, *episode, server.url) for episode in job]]
-        local = [_fresh(subject, *episode) for episode in job]
+            remotes = [[_play_fresh(subject, *episode, server.url) for episode in job]]
+        local = [_play_fresh(subject, *episode) for episode in job]
     for remote in remotes:
         for (seed, _), expected, actual in zip(job, local, remote, strict=True):
             if (difference := find_difference(expected, actual)) is not None:
@@ -187,15 +187,15 @@ def check_same_seed_in_another_process(subject: Subject) -> None:
 @check(CheckLevel.SEMANTIC)
 def check_same_seed_over_the_wire(subject: Subject) -> None:
     """The same seed gives the same episode over the wire as it does without."""
-    _need_repeats(subject)
+    _require_repeats(subject)
     if not _is_local(subject):
-        return  # what `_need_repeats` has seen was seen over the wire
-    job, hash_seed = _job(subject), _HASH_SEEDS[0]
-    without = _elsewhere(subject, job, hash_seed)
+        return  # what `_require_repeats` has seen was seen over the wire
+    job, hash_seed = _make_job(subject), _HASH_SEEDS[0]
+    without = _play_in_other_process(subject, job, hash_seed)
     with subject.server(env_vars={"PYTHONHASHSEED": hash_seed}) as server:
         for (seed, actions), expected in zip(job, without, strict=True):
             if (
-                difference := find_difference(expected, _fresh(subject, seed, actions, server.url))
+                difference := find_difference(expected, _play_fresh(subject, seed, actions, server.url))
             ) is not None:
                 raise CheckError(
                     f"expected seed {seed} to give over the wire what it gives without, got: {difference}",
@@ -207,16 +207,16 @@ def check_same_seed_over_the_wire(subject: Subject) -> None:
 @check(CheckLevel.SEMANTIC)
 def check_different_seeds_differ(subject: Subject) -> None:
     """Different seeds give different episodes."""
-    _need_seeds(subject)
-    if not subject.promises.validation.episodes.varied:
+    _require_seeds(subject)
+    if not subject.manifest_or_defaults.validation.episodes.varied:
         raise NotApplicableError(
             "the manifest says that episodes are all the same (validation.episodes.varied)"
         )
-    _need_repeats(subject)
+    _require_repeats(subject)
     start = subject.limits.seed
     for action_seed in range(2):
         actions = some_actions(subject, action_seed)
-        episodes = [_fresh(subject, seed, actions) for seed in range(start, start + _DIFFERENT)]
+        episodes = [_play_fresh(subject, seed, actions) for seed in range(start, start + _DIFFERENT)]
         if any(find_difference(episodes[0], other) is not None for other in episodes[1:]):
             return
     raise CheckError(
@@ -236,21 +236,24 @@ def check_forks_go_their_own_way(subject: Subject) -> None:
     if not _is_local(subject):
         raise NotApplicableError("the environment cannot be played in this process")
     same = repeats(subject)
-    for number, (seed, actions) in enumerate(_job(subject, 3)):
-        expected = _fresh(subject, seed, actions)
+    for number, (seed, actions) in enumerate(_make_job(subject, 3)):
+        expected = _play_fresh(subject, seed, actions)
         half = (len(expected) - 1) // 2
         rest = actions[half : len(expected) - 1]
-        with LocalEnvironment(subject.served, subject.reset_options) as original:
+        with LocalEnvironment(subject.app, subject.reset_options) as original:
             if not original.forkable:
                 raise NotApplicableError("the environment does not say that it can be forked (FORKABLE)")
             play(subject, original, seed, actions[:half])
             with _expect_forkable(), original.snapshot() as state:
                 with _fork(subject, original, state) as other:
-                    _go_on(other, some_actions(subject, number + 1))
+                    _continue_episode(other, some_actions(subject, number + 1))
                     play(subject, other, seed + 1, actions)
                 with _fork(subject, original, state) as fork:
-                    went_on = {"a fork": _go_on(fork, rest), "the original": _go_on(original, rest)}
-        for which, played in went_on.items():
+                    continued = {
+                        "a fork": _continue_episode(fork, rest),
+                        "the original": _continue_episode(original, rest),
+                    }
+        for which, played in continued.items():
             if same and (difference := find_difference(expected[half + 1 :], played)) is not None:
                 raise CheckError(
                     f"expected {which} to go on after {half} steps as the episode with seed {seed} that was not "
@@ -262,7 +265,7 @@ def check_forks_go_their_own_way(subject: Subject) -> None:
 
 @contextmanager
 def _fork(subject: Subject, original: LocalEnvironment, state: Any) -> Iterator[LocalEnvironment]:
-    with LocalEnvironment(subject.served, subject.reset_options, original) as fork:
+    with LocalEnvironment(subject.app, subject.reset_options, original) as fork:
         fork.restore(state)
         yield fork
 
@@ -280,26 +283,26 @@ def _expect_forkable() -> Iterator[None]:
         ) from error
 
 
-def _go_on(environment: LocalEnvironment, actions: Sequence[dict[str, Any]]) -> list[Result]:
+def _continue_episode(environment: LocalEnvironment, actions: Sequence[dict[str, Any]]) -> list[Result]:
     """Play actions in the episode that is under way."""
     answers = turns(environment, lambda **_: None, 0, actions)
     next(answers)  # of the reset that there was none of
     return [turn.plain for turn in answers]
 
 
-def _need_seeds(subject: Subject) -> None:
+def _require_seeds(subject: Subject) -> None:
     """Return where the environment promises that the seed decides."""
-    if not subject.promises.validation.episodes.deterministic:
+    if not subject.manifest_or_defaults.validation.episodes.deterministic:
         raise NotApplicableError(
             "the manifest says that seeds do not decide (validation.episodes.deterministic)"
         )
-    if _is_local(subject) and takes_seed(subject.served) is False:
+    if _is_local(subject) and takes_seed(subject.app) is False:
         raise NotApplicableError("the environment's reset takes no seed")
 
 
-def _need_repeats(subject: Subject) -> None:
+def _require_repeats(subject: Subject) -> None:
     """Return where episodes repeat in one process, without which there is nothing to compare elsewhere."""
-    _need_seeds(subject)
+    _require_seeds(subject)
     if _find_nondeterminism(subject) is not None:
         raise NotApplicableError("the seed does not decide even in one process: see same_seed_same_episode")
 
@@ -307,7 +310,7 @@ def _need_repeats(subject: Subject) -> None:
 def repeats(subject: Subject) -> bool:
     """Whether the same seed gives the same episode in one process."""
     try:
-        _need_repeats(subject)
+        _require_repeats(subject)
     except NotApplicableError:
         return False
     return True
@@ -315,70 +318,72 @@ def repeats(subject: Subject) -> bool:
 
 def _is_local(subject: Subject) -> bool:
     try:
-        return subject.served is not None
+        return subject.app is not None
     except NotApplicableError:
         return False
 
 
 def _find_nondeterminism(subject: Subject) -> str | None:
     def find() -> str | None:
-        for seed, actions in _job(subject):
-            difference = find_difference(_fresh(subject, seed, actions), _fresh(subject, seed, actions))
+        for seed, actions in _make_job(subject):
+            difference = find_difference(
+                _play_fresh(subject, seed, actions), _play_fresh(subject, seed, actions)
+            )
             if difference is not None:
                 return f"with seed {seed}, {difference}"
         return None
 
-    difference: str | None = subject.once("nondeterminism", find)
+    difference: str | None = subject.compute_once("nondeterminism", find)
     return difference
 
 
 def _find_shared_attribute(subject: Subject) -> str | None:
     """Return an attribute of the environment's class that an episode changes: its name and type."""
-    if not _is_local(subject) or not isinstance(factory := subject.served.factory, type):
+    if not _is_local(subject) or not isinstance(factory := subject.app.factory, type):
         return None
 
     attributes = {name: value for klass in reversed(factory.__mro__) for name, value in vars(klass).items()}
     shared = {name: value for name, value in attributes.items() if isinstance(value, list | dict | set)}
     before = {name: repr(value) for name, value in shared.items()}
-    _fresh(subject, *_job(subject)[0])
+    _play_fresh(subject, *_make_job(subject)[0])
     for name, value in shared.items():
         if repr(value) != before[name]:
             return f"the {type(value).__name__} {factory.__name__}.{name}"
     return None
 
 
-def _job(subject: Subject, count: int = _SEEDS) -> Job:
+def _make_job(subject: Subject, count: int = _SEEDS) -> Job:
     start = subject.limits.seed
     return [(start + number, some_actions(subject, number)) for number in range(count)]
 
 
 @contextmanager
-def _instance(subject: Subject, url: str | None = None) -> Iterator[Client | LocalEnvironment]:
+def _open_instance(subject: Subject, url: str | None = None) -> Iterator[Client | LocalEnvironment]:
     """Make an instance: in this process where the environment can be played in it, at the URL where there is one."""
     if url is None and _is_local(subject):
-        with LocalEnvironment(subject.served, subject.reset_options) as environment:
+        with LocalEnvironment(subject.app, subject.reset_options) as environment:
             yield environment
     else:
         with subject.client(url) as client:
             yield client
 
 
-def _fresh(
+def _play_fresh(
     subject: Subject, seed: int, actions: Sequence[dict[str, Any]], url: str | None = None
 ) -> list[Result]:
-    with _instance(subject, url) as instance:
+    with _open_instance(subject, url) as instance:
         return play(subject, instance, seed, actions)
 
 
-def _elsewhere(subject: Subject, job: Job, hash_seed: str) -> list[list[Result]]:
+def _play_in_other_process(subject: Subject, job: Job, hash_seed: str) -> list[list[Result]]:
     """Play in an interpreter of its own; the same job is not played there twice."""
-    episodes: list[list[Result]] = subject.once(
-        f"elsewhere {hash_seed}", lambda: _played_elsewhere(subject, job, hash_seed)
+    episodes: list[list[Result]] = subject.compute_once(
+        f"elsewhere {hash_seed}", lambda: _run_other_process(subject, job, hash_seed)
     )
     return episodes
 
 
-def _played_elsewhere(subject: Subject, job: Job, hash_seed: str) -> list[list[Result]]:
+def _run_other_process(subject: Subject, job: Job, hash_seed: str) -> list[list[Result]]:
     # The second time backwards: what an episode leaves in the module, another one would find.
     order = -1 if hash_seed == _HASH_SEEDS[1] else 1
     with tempfile.TemporaryDirectory(prefix="ropewalk-check-") as folder:
@@ -398,14 +403,14 @@ def _played_elsewhere(subject: Subject, job: Job, hash_seed: str) -> list[list[R
                 timeout=_WORKER_TIMEOUT_S,
             )
         except subprocess.TimeoutExpired:
-            raise _no_end(f"no end within {_WORKER_TIMEOUT_S:g} s") from None
+            raise _make_worker_error(f"no end within {_WORKER_TIMEOUT_S:g} s") from None
         if process.returncode or not episodes_file.exists():
-            raise _no_end(f"status {process.returncode}: {process.stderr.strip()[-500:]}")
+            raise _make_worker_error(f"status {process.returncode}: {process.stderr.strip()[-500:]}")
         episodes: list[list[Result]] = json.loads(episodes_file.read_text(encoding="utf-8"))
         return episodes[::order]
 
 
-def _no_end(outcome: str) -> CheckError:
+def _make_worker_error(outcome: str) -> CheckError:
     return CheckError(
         f"expected another interpreter to play {_SEEDS} episodes and end, got {outcome}",
         change="make the application importable by any process, and its episodes playable in it",
@@ -435,7 +440,9 @@ def play_session(subject: Subject, client: Client, number: int, trace: SessionTr
 def check_sessions_are_separate(subject: Subject) -> None:
     """Two sessions whose steps alternate see what each would see alone."""
     if (interference := find_interference(subject)) is not None:
-        raise CheckError(f"expected two sessions not to touch each other, got: {interference}", change=APART)
+        raise CheckError(
+            f"expected two sessions not to touch each other, got: {interference}", change=ISOLATION_ADVICE
+        )
 
 
 def find_interference(subject: Subject) -> str | None:
@@ -446,13 +453,13 @@ def find_interference(subject: Subject) -> str | None:
     """
     if subject.cap == 1:
         raise NotApplicableError("the server takes one session at a time")
-    interference: str | None = subject.once("touching", lambda: _find_interference(subject))
+    interference: str | None = subject.compute_once("touching", lambda: _find_interference(subject))
     return interference
 
 
 def _find_interference(subject: Subject) -> str | None:
     numbers = (0, 1)
-    alone = [solo(subject, number) for number in numbers]
+    alone = [play_alone(subject, number) for number in numbers]
     together: list[SessionTrace] = [[] for _ in numbers]
     with ExitStack() as stack, expect_answer("two episodes at once"):
         clients = [stack.enter_context(subject.client()) for _ in numbers]
@@ -467,7 +474,7 @@ def _find_interference(subject: Subject) -> str | None:
     return compare_sessions(alone, together, repeats(subject))
 
 
-def solo(subject: Subject, number: int, url: str | None = None) -> SessionTrace:
+def play_alone(subject: Subject, number: int, url: str | None = None) -> SessionTrace:
     """Play a session's episode while there is no other."""
     trace: SessionTrace = []
     with subject.client(url) as client, expect_answer("an episode"):

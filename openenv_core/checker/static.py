@@ -13,7 +13,7 @@ from openenv_core.checker.check import CheckError, CheckLevel, NotApplicableErro
 from openenv_core.checker.drawing import require_own_names, require_schema, sample
 from openenv_core.checker.subject import Subject
 from openenv_core.images.dockerfile import BASE_ARG, PLACES, RELEASED_BASE, Dockerfile, variables_in
-from openenv_core.images.leaving_out import has_secret, is_secret_name, read_rules
+from openenv_core.images.ignore_rules import has_secret, is_secret_name, read_rules
 from openenv_core.manifest import MANIFEST, ManifestError, read_manifest
 from openenv_core.targets import TargetKind, exposed_port
 from openenv_core.types import Action, Observation, State
@@ -41,7 +41,7 @@ _BASES: Final[Mapping[str, type[BaseModel]]] = {
 _FORBIDDING: Final = ("action", "observation", "reset_observation")
 """Models whose unknown keys a released client refuses."""
 
-_MEANS: Final[Mapping[str, Mapping[str, frozenset[str]]]] = {
+_EQUIVALENT_TYPES: Final[Mapping[str, Mapping[str, frozenset[str]]]] = {
     "action": {"metadata": frozenset({"object"})},
     "observation": {
         "done": frozenset({"boolean"}),
@@ -55,11 +55,11 @@ _MEANS: Final[Mapping[str, Mapping[str, frozenset[str]]]] = {
 
 def _classes(subject: Subject) -> Iterator[tuple[str, type[Any]]]:
     """Yield the key in /schema and the class of every model, those of a union one by one."""
-    seen: set[type[Any]] = set()
-    for key, model in subject.served.models.items():
+    classes: set[type[Any]] = set()
+    for key, model in subject.app.models.items():
         for arm in _arms(model):
-            if arm not in seen:
-                seen.add(arm)
+            if arm not in classes:
+                classes.add(arm)
                 yield key, arm
 
 
@@ -82,7 +82,7 @@ def _name(model: type[Any]) -> str:
 @check(CheckLevel.STATIC)
 def check_manifest_present(subject: Subject) -> None:
     """The folder has an openenv.yaml."""
-    folder = subject.need_folder()
+    folder = subject.require_folder()
     if not (folder / MANIFEST).is_file():
         raise CheckError(
             f"expected {MANIFEST} in {folder}, got none",
@@ -93,7 +93,7 @@ def check_manifest_present(subject: Subject) -> None:
 @check(CheckLevel.STATIC)
 def check_manifest_valid(subject: Subject) -> None:
     """The manifest has the keys and values that it may have, and no others."""
-    folder = subject.need_folder()
+    folder = subject.require_folder()
     if not (folder / MANIFEST).is_file():
         raise NotApplicableError("there is no manifest")
     try:
@@ -107,7 +107,7 @@ def check_manifest_valid(subject: Subject) -> None:
 @check(CheckLevel.STATIC)
 def check_manifest_app(subject: Subject) -> None:
     """The manifest's app is a file of the folder."""
-    folder, manifest = subject.need_folder(), subject.manifest
+    folder, manifest = subject.require_folder(), subject.manifest
     module = manifest.app.partition(":")[0].split(".")
     # Named as others import it, or as it lies in the folder.
     inside = module[module.index(folder.name) + 1 :] if folder.name in module else module
@@ -122,7 +122,7 @@ def check_manifest_app(subject: Subject) -> None:
 @check(CheckLevel.STATIC)
 def check_declared_tools(subject: Subject) -> None:
     """No tool that the manifest declares has a name that clients' own methods have."""
-    subject.need_folder()
+    subject.require_folder()
     declared = subject.manifest.validation.capabilities.declared_tools
     if not declared:
         raise NotApplicableError("the manifest declares no tools")
@@ -132,7 +132,7 @@ def check_declared_tools(subject: Subject) -> None:
 @check(CheckLevel.STATIC)
 def check_readme(subject: Subject) -> None:
     """The folder has a README that says what the environment is."""
-    folder = subject.need_folder()
+    folder = subject.require_folder()
     readme = next((file for file in sorted(folder.glob("[Rr][Ee][Aa][Dd][Mm][Ee]*")) if file.is_file()), None)
     if readme is None:
         raise CheckError(
@@ -150,13 +150,13 @@ def check_readme(subject: Subject) -> None:
 @check(CheckLevel.STATIC)
 def check_app_importable(subject: Subject) -> None:
     """The application can be imported, and serves what create_app was told."""
-    assert subject.served.models
+    assert subject.app.models
 
 
 @check(CheckLevel.STATIC)
 def check_environment_methods(subject: Subject) -> None:
     """The environment's class has reset, step and state, which are what a server calls."""
-    factory = subject.served.factory
+    factory = subject.app.factory
     if not isinstance(factory, type):
         raise NotApplicableError("a factory makes the environment, whose class is not known before")
     for method in ("reset", "step"):
@@ -234,7 +234,7 @@ def check_reserved_fields(subject: Subject) -> None:
     for key, model in _classes(subject):
         if not (isinstance(model, type) and issubclass(model, BaseModel)):
             continue
-        for field, allowed in _MEANS[key.removeprefix("reset_")].items():
+        for field, allowed in _EQUIVALENT_TYPES[key.removeprefix("reset_")].items():
             if (info := model.model_fields.get(field)) is None:
                 continue
             kinds = _kinds(TypeAdapter(info.annotation or Any).json_schema())
@@ -249,7 +249,7 @@ def check_reserved_fields(subject: Subject) -> None:
 @check(CheckLevel.STATIC)
 def check_reserved_tool_names(subject: Subject) -> None:
     """No tool that the action model names is called reset, step, state or close."""
-    schema = TypeAdapter(subject.served.action).json_schema()
+    schema = TypeAdapter(subject.app.action).json_schema()
     parts = [schema, *schema.get("$defs", {}).values()]
     named: set[str] = set()
     for action in parts:
@@ -266,7 +266,7 @@ def check_reserved_tool_names(subject: Subject) -> None:
 @check(CheckLevel.STATIC)
 def check_action_schema_agrees(subject: Subject) -> str:
     """What the action's schema allows, the action model takes."""
-    adapter: TypeAdapter[Any] = TypeAdapter(subject.served.action)
+    adapter: TypeAdapter[Any] = TypeAdapter(subject.app.action)
     drawn = sample(adapter.json_schema(), 32, subject.limits.seed)
     refused = [fault for action in drawn if (fault := _refusal(adapter, action)) is not None]
     if len(refused) == len(drawn):
@@ -282,11 +282,11 @@ def check_action_schema_agrees(subject: Subject) -> str:
 @check(CheckLevel.STATIC)
 def check_example_actions(subject: Subject) -> str:
     """The actions that the manifest gives as examples are valid."""
-    subject.need_folder()
+    subject.require_folder()
     examples = subject.manifest.validation.episodes.example_actions
     if not examples:
         raise NotApplicableError("the manifest gives no example_actions")
-    adapter: TypeAdapter[Any] = TypeAdapter(subject.served.action)
+    adapter: TypeAdapter[Any] = TypeAdapter(subject.app.action)
     for example in examples:
         if (fault := _refusal(adapter, example)) is not None:
             raise CheckError(
@@ -358,7 +358,7 @@ def check_image_port(subject: Subject) -> str:
 @check(CheckLevel.STATIC)
 def check_image_size(subject: Subject) -> str:
     """The image is small enough to be pulled while somebody waits."""
-    size = int(_image(subject).get("Size") or 0)
+    size = int(_inspect_image(subject).get("Size") or 0)
     if size > _LARGEST_BYTES:
         raise CheckError(
             f"expected an image of at most {_megabytes(_LARGEST_BYTES)}, got {_megabytes(size)}",
@@ -371,7 +371,7 @@ def _megabytes(size: int) -> str:
     return f"{size / 1e6:,.0f} MB"
 
 
-def _image(subject: Subject) -> dict[str, Any]:
+def _inspect_image(subject: Subject) -> dict[str, Any]:
     if subject.kind is not TargetKind.IMAGE:
         raise NotApplicableError(f"there is no image to look into, for a target of kind {subject.kind}")
     from openenv_core.providers.docker.engine import DockerEngine
@@ -381,14 +381,14 @@ def _image(subject: Subject) -> dict[str, Any]:
 
 
 def _config(subject: Subject) -> dict[str, Any]:
-    config: dict[str, Any] = _image(subject).get("Config") or {}
+    config: dict[str, Any] = _inspect_image(subject).get("Config") or {}
     return config
 
 
 @check(CheckLevel.STATIC)
 def check_dockerfile_present(subject: Subject) -> None:
     """The folder has a Dockerfile."""
-    folder = subject.need_folder()
+    folder = subject.require_folder()
     if Dockerfile.find(folder, _declared_dockerfile(subject)) is None:
         raise CheckError(
             f"expected a Dockerfile in {folder}, got none at {' or '.join(PLACES)}",
@@ -445,7 +445,7 @@ def check_dockerfile_health(subject: Subject) -> None:
 @check(CheckLevel.STATIC)
 def check_dockerfile_port(subject: Subject) -> str:
     """The image serves the port that the manifest names, and says so."""
-    file, port = _dockerfile(subject), subject.promises.port
+    file, port = _dockerfile(subject), subject.manifest_or_defaults.port
     exposed = {
         word.partition("/")[0]
         for instruction in file.final
@@ -491,7 +491,7 @@ def check_dockerfile_sources(subject: Subject) -> None:
 @check(CheckLevel.STATIC)
 def check_dockerfile_secrets(subject: Subject) -> None:
     """No secret goes into the image."""
-    file, folder = _dockerfile(subject), subject.need_folder()
+    file, folder = _dockerfile(subject), subject.require_folder()
     for instruction in [*file.all]:
         if instruction.word in ("ENV", "ARG"):
             name, _, value = (side.strip() for side in instruction.rest.replace(" ", "=", 1).partition("="))
@@ -518,12 +518,12 @@ def check_dockerfile_secrets(subject: Subject) -> None:
 
 
 def _declared_dockerfile(subject: Subject) -> str | None:
-    execution = subject.promises.validation.execution
+    execution = subject.manifest_or_defaults.validation.execution
     return None if execution is None else execution.dockerfile
 
 
 def _dockerfile(subject: Subject) -> Dockerfile:
-    dockerfile = Dockerfile.find(subject.need_folder(), _declared_dockerfile(subject))
+    dockerfile = Dockerfile.find(subject.require_folder(), _declared_dockerfile(subject))
     if dockerfile is None:
         raise NotApplicableError("there is no Dockerfile")
     return dockerfile
@@ -547,7 +547,7 @@ def _secret_among(rest: str, folder: Path) -> str | None:
             continue
         for file in sorted(place.rglob("*")):
             name = file.relative_to(folder).as_posix()
-            goes = ".venv" not in file.parts and (ignored is None or not ignored.match_file(name))
-            if goes and is_secret_name(file.name) and file.is_file():
+            is_copied = ".venv" not in file.parts and (ignored is None or not ignored.match_file(name))
+            if is_copied and is_secret_name(file.name) and file.is_file():
                 return name
     return None

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, Self, TypeAlias
 
 from openenv_core.checker import drawing, inside
-from openenv_core.checker.check import CheckError, CheckTimeoutError, NotApplicableError, within
+from openenv_core.checker.check import CheckError, CheckTimeoutError, NotApplicableError, run_with_timeout
 from openenv_core.client import GenericEnvClient, SyncEnvClient
 from openenv_core.errors import (
     CapacityError,
@@ -26,13 +26,13 @@ from openenv_core.errors import (
 )
 from openenv_core.manifest import MANIFEST, Manifest, ManifestError, load_manifest, read_manifest
 from openenv_core.targets import (
-    Described,
+    AppDescription,
     Target,
     TargetKind,
-    can_be_found,
     is_environment_folder,
     load_app,
     provider_of,
+    target_exists,
     target_of,
 )
 from openenv_core.types import StepResult
@@ -174,10 +174,10 @@ class Subject:
         self._shared: RunningServer | None = None
         self._start_failure: CheckError | None = None
         self._closed = False
-        self._served: Described | CheckError | NotApplicableError | None = None
+        self._app: AppDescription | CheckError | NotApplicableError | None = None
         self._clients: list[Client] = []
         self._pool: drawing.ActionPool | None = None
-        self._found: dict[str, Any] = {}
+        self._cache: dict[str, Any] = {}
         self.reported: dict[str, str] = {}
 
     @classmethod
@@ -207,7 +207,7 @@ class Subject:
                 f"expected an environment in the folder {text}, got neither {MANIFEST} nor server/app.py there; "
                 "name the folder that holds them"
             )
-        elif not can_be_found(self.target):
+        elif not target_exists(self.target):
             load_app(text)  # says which there are
 
     @property
@@ -215,7 +215,7 @@ class Subject:
         """What sort of thing it is."""
         return self.target.kind
 
-    def need_folder(self) -> Path:
+    def require_folder(self) -> Path:
         """Return the folder. NotApplicableError: there is none."""
         if self.target.folder is None:
             raise NotApplicableError(f"there is no folder to look into, for a target of kind {self.kind}")
@@ -227,14 +227,14 @@ class Subject:
         try:
             if self.kind is TargetKind.IMAGE:
                 return self._manifest_in_image()
-            return read_manifest(self.need_folder())
+            return read_manifest(self.require_folder())
         except ManifestError as error:
             raise CheckError(
                 str(error), change="write openenv.yaml as docs/validate.md has it, or as `ropewalk init` does"
             ) from error
 
     @property
-    def promises(self) -> Manifest:
+    def manifest_or_defaults(self) -> Manifest:
         """The manifest where there is a good one, else one of defaults: for checks that only want the promises."""
         try:
             return self.manifest
@@ -242,7 +242,7 @@ class Subject:
             return Manifest(spec_version=1, name="unknown")
 
     @property
-    def served(self) -> Described:
+    def app(self) -> AppDescription:
         """What the application serves. It is imported here, once a process of its own has survived importing it.
 
         Raises:
@@ -252,18 +252,18 @@ class Subject:
         if self.kind in (TargetKind.URL, TargetKind.IMAGE):
             raise NotApplicableError(f"there is no code to look into, for a target of kind {self.kind}")
         with self._lock:
-            if self._served is None:
+            if self._app is None:
                 assert self.url
-                self._served = _describe_import(self.target.text, self.limits.start_timeout_s)
-            if isinstance(self._served, Exception):
-                raise self._served
-            return self._served
+                self._app = _describe_import(self.target.text, self.limits.start_timeout_s)
+            if isinstance(self._app, Exception):
+                raise self._app
+            return self._app
 
     @property
     def cap(self) -> int | None:
         """How many sessions the server takes at once; None where that cannot be known beforehand."""
         try:
-            return self.served.cap
+            return self.app.cap
         except (CheckError, NotApplicableError):
             return None
 
@@ -361,14 +361,14 @@ class Subject:
 
     def client(self, url: str | None = None, **options: Any) -> Client:
         """Return a client with dicts for models, unconnected; use it in `with`, or close it."""
-        given: dict[str, Any] = {
+        client_options: dict[str, Any] = {
             "message_timeout_s": self.limits.step_timeout_s,
             "mode": "simulation",
             "token": self.token,
             "queue_timeout_s": 0.0,
             **options,
         }
-        client = FrameClient(url or self.url, **given).sync()
+        client = FrameClient(url or self.url, **client_options).sync()
         with self._lock:
             self._clients = [known for known in self._clients if not known._closed]
             self._clients.append(client)
@@ -409,12 +409,8 @@ class Subject:
             document = reply.json()
         except ValueError:
             document = None
-        wanted = ("action", "observation", "state")
-        if (
-            reply.status_code != 200
-            or not isinstance(document, dict)
-            or not all(n in document for n in wanted)
-        ):
+        keys = ("action", "observation", "state")
+        if reply.status_code != 200 or not isinstance(document, dict) or not all(n in document for n in keys):
             raise CheckError(
                 f"expected GET /schema to answer 200 with action, observation and state, got "
                 f"{reply.status_code} {reply.text[:200]}",
@@ -432,7 +428,7 @@ class Subject:
             if self._pool is None:
                 self._pool = drawing.pool(
                     self.schema["action"],
-                    self.promises.validation.episodes.example_actions,
+                    self.manifest_or_defaults.validation.episodes.example_actions,
                     self._tools,
                     self.limits.seed,
                 )
@@ -442,13 +438,13 @@ class Subject:
     @property
     def reset_options(self) -> dict[str, Any]:
         """What every reset is given, by the manifest."""
-        return self.promises.validation.episodes.reset_options
+        return self.manifest_or_defaults.validation.episodes.reset_options
 
-    def once(self, name: str, find: Callable[[], Any]) -> Any:
+    def compute_once(self, name: str, find: Callable[[], Any]) -> Any:
         """Find something out, at most once: checks build on what others found."""
-        if name not in self._found:
-            self._found[name] = find()
-        return self._found[name]
+        if name not in self._cache:
+            self._cache[name] = find()
+        return self._cache[name]
 
     def reset(
         self, client: Client, *, wait_s: float = SLOT_WAIT_S, **options: Any
@@ -471,7 +467,7 @@ class Subject:
             server.stop()
         for client in clients:
             with suppress(Exception):  # a failure changes nothing any more
-                within(SLOT_WAIT_S, client.close)
+                run_with_timeout(SLOT_WAIT_S, client.close)
 
     def __enter__(self) -> Self:
         return self
@@ -513,10 +509,10 @@ def _require_image(image: str) -> None:
         )
 
 
-def _describe_import(text: str, seconds: float) -> Described | CheckError | NotApplicableError:
+def _describe_import(text: str, seconds: float) -> AppDescription | CheckError | NotApplicableError:
     """Import an application; return what became of it where that cannot be done in so many seconds."""
     try:
-        return within(seconds, lambda: load_app(text), "openenv-import")
+        return run_with_timeout(seconds, lambda: load_app(text), "openenv-import")
     except ConfigurationError as error:
         return NotApplicableError(str(error))
     except CheckTimeoutError:

@@ -40,7 +40,7 @@ def environment_subject(
     Raises:
         ValueError: There is no such level or check.
     """
-    wanted = frozenset(CheckLevel(level) for level in levels) or frozenset(CheckLevel)
+    wanted_levels = frozenset(CheckLevel(level) for level in levels) or frozenset(CheckLevel)
     without = frozenset(name.replace("-", "_") for name in skip)
     if unknown := without - {check.name for check in checks()}:
         raise ValueError(f"expected names of checks to skip, got {', '.join(sorted(unknown))}")
@@ -49,7 +49,7 @@ def environment_subject(
     def subject() -> Iterator[Subject]:
         with Subject.of(target, **limits) as checked:
             checked.left_out = frozenset(
-                check.name for check in checks() if check.level not in wanted or check.name in without
+                check.name for check in checks() if check.level not in wanted_levels or check.name in without
             )
             yield checked
 

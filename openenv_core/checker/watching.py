@@ -36,7 +36,7 @@ _PYTHON: Final = "python3"
 
 _NOTES_IN_CONTAINER: Final = "/tmp/ropewalk-collected"
 
-_BEGIN: Final = """\
+_BOOTSTRAP: Final = """\
 import os, sys
 folder = "/tmp/ropewalk-check"
 os.makedirs(folder, exist_ok=True)
@@ -51,7 +51,7 @@ os.execvp(sys.argv[2], sys.argv[2:])
 
 
 @dataclass(frozen=True, slots=True)
-class Held:
+class ResourceUsage:
     """The resources that a server uses.
 
     Attributes:
@@ -67,7 +67,7 @@ class Held:
     processes: int
 
     @property
-    def things(self) -> tuple[int, int, int]:
+    def counts(self) -> tuple[int, int, int]:
         """All but the memory, which never rests."""
         return self.threads, self.files, self.processes
 
@@ -79,7 +79,7 @@ class WatchedServer:
     server: RunningServer
     notes: str
 
-    def measure_settled(self) -> Held:
+    def measure_settled(self) -> ResourceUsage:
         """Measure the server's resources, once those of ended sessions are released.
 
         Raises:
@@ -92,7 +92,7 @@ class WatchedServer:
         while time.monotonic() < deadline:
             time.sleep(_SETTLE_INTERVAL_S)
             second = self._measure()
-            if second.things == first.things:
+            if second.counts == first.counts:
                 return second
             first = second
         return first
@@ -103,9 +103,9 @@ class WatchedServer:
         elif not self._run_inside("collect", self.notes).get("told"):
             raise NotApplicableError("the server's interpreter cannot be told to throw its garbage away")
 
-    def _measure(self) -> Held:
+    def _measure(self) -> ResourceUsage:
         local = self.server.container is None
-        return Held(**(inside.usage(self.server.pids()) if local else self._run_inside("look")))
+        return ResourceUsage(**(inside.usage(self.server.pids()) if local else self._run_inside("look")))
 
     def _run_inside(self, *arguments: str) -> dict[str, Any]:
         from openenv_core.providers.docker.engine import CALL_TIMEOUT_S, DockerEngine
@@ -131,7 +131,7 @@ def watch_server(subject: Subject) -> Iterator[WatchedServer]:
     if subject.kind is TargetKind.URL:
         raise NotApplicableError("what a server at a URL holds cannot be seen from here")
     if subject.kind is TargetKind.IMAGE:
-        with _in_container(subject) as server:
+        with _start_container(subject) as server:
             yield WatchedServer(server, _NOTES_IN_CONTAINER)
         return
     with hook_folder() as (folder, env_vars):
@@ -141,7 +141,7 @@ def watch_server(subject: Subject) -> Iterator[WatchedServer]:
 
 
 @contextmanager
-def _in_container(subject: Subject) -> Iterator[RunningServer]:
+def _start_container(subject: Subject) -> Iterator[RunningServer]:
     """Start a container whose interpreters throw their garbage away when told to."""
     from openenv_core.providers.docker.engine import DockerEngine
 
@@ -153,7 +153,7 @@ def _in_container(subject: Subject) -> Iterator[RunningServer]:
             "alone there can"
         )
     options = {
-        "command": [_PYTHON, "-c", _BEGIN, inspect.getsource(inside), *config["Cmd"]],
+        "command": [_PYTHON, "-c", _BOOTSTRAP, inspect.getsource(inside), *config["Cmd"]],
         "env_vars": {inside.COLLECTED: _NOTES_IN_CONTAINER},
     }
     with ExitStack() as stack:

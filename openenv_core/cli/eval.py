@@ -113,10 +113,10 @@ def reword(argv: Sequence[str]) -> Sequence[str]:
 def run(arguments: argparse.Namespace) -> int:
     """Evaluate or compare; 1 where the evaluation could not be brought to its end, 2 for wrong usage."""
     modes = [name for name in _ALONE if getattr(arguments, name)]
-    given = {name: value for name, value in vars(arguments).items() if value not in (None, [], False)}
+    options = {name: value for name, value in vars(arguments).items() if value not in (None, [], False)}
     if modes:
         allowed = {modes[0], *_ALONE[modes[0]], *(("targets",) if modes[0] == "config" else ())}
-        if extra := sorted(given.keys() - allowed):
+        if extra := sorted(options.keys() - allowed):
             conflicts = " and ".join(
                 "ENV" if name == "targets" else f"--{name.replace('_', '-')}" for name in extra
             )
@@ -153,7 +153,7 @@ def _evaluate(arguments: argparse.Namespace) -> int:
             asyncio.run(_play(folder, settings))
         return _report(folder, settings, as_json=arguments.json)
     except KeyboardInterrupt:
-        _say(f"interrupted; go on with: ropewalk eval --resume {folder.path}")
+        _print_status(f"interrupted; go on with: ropewalk eval --resume {folder.path}")
         raise
     except ConfigurationError:
         if (
@@ -162,7 +162,7 @@ def _evaluate(arguments: argparse.Namespace) -> int:
             shutil.rmtree(folder.path, ignore_errors=True)
         raise
     except OpenEnvError as error:
-        _say(f"ropewalk eval: {error}\ngo on with: ropewalk eval --resume {folder.path}")
+        _print_status(f"ropewalk eval: {error}\ngo on with: ropewalk eval --resume {folder.path}")
         return 1
 
 
@@ -179,9 +179,9 @@ def _settings(arguments: argparse.Namespace) -> "EvaluationSettings":
         )
     if len(set(arguments.targets)) < len(arguments.targets):
         raise ConfigurationError(f"expected each environment once, got {' '.join(arguments.targets)}")
-    given = {name: getattr(arguments, name) for name in _PLAYING}
-    given |= {f"{name}_s": getattr(arguments, name) for name in _SECONDS}
-    values = {name: value for name, value in given.items() if value is not None}
+    fields = {name: getattr(arguments, name) for name in _PLAYING}
+    fields |= {f"{name}_s": getattr(arguments, name) for name in _SECONDS}
+    values = {name: value for name, value in fields.items() if value is not None}
     try:
         return EvaluationSettings(environments=tuple(arguments.targets), **values)
     except ValidationError as error:
@@ -190,15 +190,15 @@ def _settings(arguments: argparse.Namespace) -> "EvaluationSettings":
 
 async def _play(folder: "EvaluationFolder", settings: "EvaluationSettings") -> None:
     from openenv_core.evaluation.policies import open_policy
-    from openenv_core.targets import served, target_of
+    from openenv_core.targets import run_target, target_of
 
     if finished := sum(record.reward is not None for record in folder.records.values()):
-        _say(f"{finished:,} episodes are there already")
+        _print_status(f"{finished:,} episodes are there already")
     targets = {text: target_of(text) for text in settings.environments}
     first = 0
     async with open_policy(settings) as policy:
         for text, target in targets.items():
-            with served(target) as running:
+            with run_target(target) as running:
                 first += await _play_environment(folder, settings, text, target, running, policy, first)
 
 
@@ -281,10 +281,10 @@ def _report(folder: "EvaluationFolder", settings: "EvaluationSettings", *, as_js
         print("\n".join(table_lines(headings, rows)))
     for name, summary in summaries.items():
         if summary["last_absence"] is not None:
-            _say(f"{name}: {describe_missing(summary)}")
+            _print_status(f"{name}: {describe_missing(summary)}")
     if any(summary["dropped"] for summary in summaries.values()):
-        _say(f"dropped episodes are played again by: ropewalk eval --resume {folder.path}")
-    _say(f"records are in {folder.path}; read them by: ropewalk rollouts {folder.path}")
+        _print_status(f"dropped episodes are played again by: ropewalk eval --resume {folder.path}")
+    _print_status(f"records are in {folder.path}; read them by: ropewalk rollouts {folder.path}")
     return 0 if all(summary["episodes"] for summary in summaries.values()) else 1
 
 
@@ -300,8 +300,8 @@ def _compare(first: Path, second: Path, *, as_json: bool) -> int:
         [
             name,
             f"{row['tasks']:,}",
-            _number(row["first_mean"]),
-            _number(row["second_mean"]),
+            _format_number(row["first_mean"]),
+            _format_number(row["second_mean"]),
             _with_interval(row["difference"], row["ci95"]),
             *(f"{row[key]:,}" for key in ("better", "equal", "worse")),
         ]
@@ -310,9 +310,13 @@ def _compare(first: Path, second: Path, *, as_json: bool) -> int:
     print("\n".join(table_lines(headings, rows)))
     for name, row in comparison.items():
         if row["unpaired"]:
-            _say(f"{name}: {row['unpaired']} tasks have a reward in one of the two alone, and are left out")
-        differ = {task: means for task, means in row["by_task"].items() if means[0] != means[1]}
-        order = sorted(differ, key=lambda task: (differ[task][1] - differ[task][0], int(task)))
+            _print_status(
+                f"{name}: {row['unpaired']} tasks have a reward in one of the two alone, and are left out"
+            )
+        changed_tasks = {task: means for task, means in row["by_task"].items() if means[0] != means[1]}
+        order = sorted(
+            changed_tasks, key=lambda task: (changed_tasks[task][1] - changed_tasks[task][0], int(task))
+        )
         listed = (
             order
             if len(order) <= MAX_SHOWN_TASKS
@@ -320,7 +324,14 @@ def _compare(first: Path, second: Path, *, as_json: bool) -> int:
         )
         if listed:
             lines = [
-                [task, *map(_number, (*differ[task], differ[task][1] - differ[task][0]))] for task in listed
+                [
+                    task,
+                    *map(
+                        _format_number,
+                        (*changed_tasks[task], changed_tasks[task][1] - changed_tasks[task][0]),
+                    ),
+                ]
+                for task in listed
             ]
             print("\n" + "\n".join(table_lines([f"{name}: task", "A", "B", "B - A"], lines)))
         if len(listed) < len(order):
@@ -328,15 +339,15 @@ def _compare(first: Path, second: Path, *, as_json: bool) -> int:
     return 0
 
 
-def _number(value: float | None) -> str:
+def _format_number(value: float | None) -> str:
     return "-" if value is None else f"{value:+.4f}"
 
 
 def _with_interval(value: float | None, interval: Sequence[float] | None) -> str:
-    return _number(value) + ("" if interval is None else f" [{interval[0]:+.4f}, {interval[1]:+.4f}]")
+    return _format_number(value) + ("" if interval is None else f" [{interval[0]:+.4f}, {interval[1]:+.4f}]")
 
 
-def _say(text: str) -> None:
+def _print_status(text: str) -> None:
     print(text, file=sys.stderr)
 
 

@@ -55,7 +55,7 @@ def run(arguments: argparse.Namespace) -> int:
         )
     parent = arguments.dir or Path.cwd()
     if arguments.task and (parent / names.package / MANIFEST).is_file():
-        _tell_task(make_task(names, parent))
+        _print_task(make_task(names, parent))
         return 0
     folder = make(names, arguments.template, arguments.dir)
     files = sum(path.is_file() for path in folder.rglob("*"))
@@ -77,12 +77,12 @@ def run(arguments: argparse.Namespace) -> int:
     for command, reason in steps.items():
         print(f"  {command:<{width}}{reason}".rstrip())
     if arguments.task:
-        _tell_task(make_task(names, parent))
+        _print_task(make_task(names, parent))
     print(f"\nThe rules are in {Path('server') / 'environment.py'}, what crosses the wire is in models.py.")
     return 0
 
 
-def _tell_task(files: list[Path]) -> None:
+def _print_task(files: list[Path]) -> None:
     run, task = sorted(files)  # NAME.yaml, NAME_task.py
     folder = os.path.relpath(task.parent)
     print(

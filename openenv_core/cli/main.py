@@ -19,7 +19,7 @@ GROUP: Final = "ropewalk.commands"
 
 FAILED: Final = 2
 INTERRUPTED: Final = 130
-UNREAD: Final = 141
+OUTPUT_CLOSED: Final = 141
 """As a shell has it of a program that SIGPIPE ended."""
 
 _EXTRAS: Final[Mapping[str, str]] = {"servers": "server", "rl_bridge": "rl"}
@@ -29,15 +29,15 @@ _EXTRAS: Final[Mapping[str, str]] = {"servers": "server", "rl_bridge": "rl"}
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command line and return the exit status."""
     argv = list(sys.argv[1:] if arguments is None else arguments)
-    return _status(lambda: _main(argv))
+    return _run_to_status(lambda: _main(argv))
 
 
 def run(command: Command, argv: Sequence[str]) -> int:
     """Run one command, wherever it was found, with the words behind its name, and return the exit status."""
-    return _status(lambda: _run(command, argv))
+    return _run_to_status(lambda: _run(command, argv))
 
 
-def _status(work: Callable[[], int]) -> int:
+def _run_to_status(work: Callable[[], int]) -> int:
     try:
         status = work()
         sys.stdout.flush()
@@ -47,10 +47,10 @@ def _status(work: Callable[[], int]) -> int:
     except KeyboardInterrupt:
         return INTERRUPTED
     except BrokenPipeError:
-        if not _nobody_reads():
+        if not _is_output_closed():
             raise
-        _forget_output()
-        return UNREAD
+        _discard_output()
+        return OUTPUT_CLOSED
     except OSError as error:
         if error.errno not in (errno.ENOSPC, errno.EDQUOT):
             raise
@@ -58,12 +58,12 @@ def _status(work: Callable[[], int]) -> int:
         try:
             sys.stdout.flush()
         except OSError:
-            _forget_output()
+            _discard_output()
         return FAILED
     return status
 
 
-def _nobody_reads() -> bool:
+def _is_output_closed() -> bool:
     """Whether whoever read our output has gone, as `head` does."""
     try:
         output = sys.stdout.fileno()
@@ -74,7 +74,7 @@ def _nobody_reads() -> bool:
     return any(events & select.POLLERR for _, events in looking.poll(0))
 
 
-def _forget_output() -> None:
+def _discard_output() -> None:
     """Drop the output that could not be written, or Python would complain when it flushes at its end."""
     nowhere = os.open(os.devnull, os.O_WRONLY)
     os.dup2(nowhere, sys.stdout.fileno())
@@ -128,7 +128,7 @@ def _overview(points: Sequence[EntryPoint], argv: Sequence[str]) -> int:
     parser = _Parser(
         prog="ropewalk",
         description="Environment servers for reinforcement learning, their clients, and training on them.",
-        epilog="commands:\n" + "\n".join(_lines(points)) + "\n\nropewalk COMMAND --help tells more.",
+        epilog="commands:\n" + "\n".join(_command_lines(points)) + "\n\nropewalk COMMAND --help tells more.",
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("--version", action="version", version=f"ropewalk {openenv_core.__version__}")
@@ -143,7 +143,7 @@ def _overview(points: Sequence[EntryPoint], argv: Sequence[str]) -> int:
     raise ConfigurationError(f"expected a command, got {command_name!r}; {hint}")
 
 
-def _lines(points: Iterable[EntryPoint]) -> Iterable[str]:
+def _command_lines(points: Iterable[EntryPoint]) -> Iterable[str]:
     for point in points:
         try:
             text = load(point).help

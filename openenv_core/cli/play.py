@@ -53,15 +53,15 @@ def configure(parser: argparse.ArgumentParser) -> None:
 def run(arguments: argparse.Namespace) -> int:
     """Play; 1 where something went wrong that nobody was there to see."""
     from openenv_core.play.game import Game
-    from openenv_core.play.reporters import ForPrograms, Terminal
-    from openenv_core.targets import served, target_of
+    from openenv_core.play.reporters import JsonTerminal, Terminal
+    from openenv_core.targets import run_target, target_of
 
     if arguments.action and arguments.random:
         raise ConfigurationError("expected --action or --random, got both; leave one out")
-    terminal = ForPrograms() if arguments.json else Terminal()
+    terminal = JsonTerminal() if arguments.json else Terminal()
     target = target_of(arguments.target)
     token = _token(arguments, target)
-    with served(target) as running:
+    with run_target(target) as running:
         from openenv_core.client import GenericEnvClient
 
         schema = _schema(running.url, token)
@@ -71,20 +71,20 @@ def run(arguments: argparse.Namespace) -> int:
             explain = partial(_show_traceback, running.provider)
             try:
                 if arguments.action or arguments.random:
-                    return _unattended(arguments, game, target, schema)
-                return _attended(arguments, game, schema, running, explain)
+                    return _play_script(arguments, game, target, schema)
+                return _play_interactively(arguments, game, schema, running, explain)
             except (KeyboardInterrupt, OpenEnvError) as error:
                 explain(error)
                 if isinstance(error, KeyboardInterrupt):
                     terminal.say()  # below the prompt
-                game.leave()
+                game.end_episode()
                 raise
             except BrokenPipeError:  # whoever read has gone
                 os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
                 return 1
 
 
-def _attended(
+def _play_interactively(
     arguments: argparse.Namespace,
     game: "Game",
     schema: dict[str, Any],
@@ -107,24 +107,26 @@ def _attended(
         Prompts(game.terminal, forms),
         schema=schema,
         options=_options(arguments),
-        serves=lambda within_s: not has_died(running.provider, within_s=within_s),
+        is_server_alive=lambda timeout_s: not has_died(running.provider, within_s=timeout_s),
         explain=explain,
     ).run()
 
 
-def _unattended(arguments: argparse.Namespace, game: "Game", target: "Target", schema: dict[str, Any]) -> int:
+def _play_script(
+    arguments: argparse.Namespace, game: "Game", target: "Target", schema: dict[str, Any]
+) -> int:
     from openenv_core.play.game import play_actions, play_at_random
 
     if arguments.action:
         play_actions(game, arguments.action, _options(arguments))
     else:
-        actions = islice(_drawn(arguments, game, target, schema), arguments.random)
+        actions = islice(_sample_actions(arguments, game, target, schema), arguments.random)
         play_at_random(game, actions, _options(arguments))
-    game.leave()
+    game.end_episode()
     return 0
 
 
-def _drawn(
+def _sample_actions(
     arguments: argparse.Namespace, game: "Game", target: "Target", schema: dict[str, Any]
 ) -> Iterator[dict[str, Any]]:
     """Yield valid actions: the author's examples where there are some, else what the schema allows."""
@@ -135,22 +137,22 @@ def _drawn(
 
     if "action" not in schema:
         raise ConfigurationError("expected a server with /schema for --random, got none; give --action")
-    given: list[dict[str, Any]] = []
+    examples: list[dict[str, Any]] = []
     if target.folder is not None:
         with suppress(ConfigurationError):  # a bad manifest is for `ropewalk validate` to tell of
-            given = read_manifest(target.folder).validation.episodes.example_actions
+            examples = read_manifest(target.folder).validation.episodes.example_actions
 
     def tools() -> list[dict[str, Any]]:
         game.reset(_options(arguments))
         return game.tools()
 
     seed = arguments.seed if arguments.seed is not None else random.randrange(2**32)
-    return pool(schema["action"], given, tools, seed).draw(random.Random(seed))
+    return pool(schema["action"], examples, tools, seed).draw(random.Random(seed))
 
 
 def _show_traceback(provider: Any, error: BaseException) -> None:
     """Print the traceback of an environment that is served here, from its server's output."""
-    from openenv_core.play.reporters import harmless
+    from openenv_core.play.reporters import sanitize
     from openenv_core.providers.process import LocalProcessProvider, last_traceback
 
     if not isinstance(error, ExecutionError) or not isinstance(provider, LocalProcessProvider):
@@ -160,7 +162,7 @@ def _show_traceback(provider: Any, error: BaseException) -> None:
     while not (traceback_text := last_traceback(provider.output())) and time.monotonic() < deadline:
         time.sleep(0.02)
     if traceback_text:
-        print(harmless(traceback_text), file=sys.stderr)
+        print(sanitize(traceback_text), file=sys.stderr)
 
 
 def _options(arguments: argparse.Namespace) -> dict[str, Any]:

@@ -10,7 +10,7 @@ from openenv_core.errors import ConfigurationError, OpenEnvError
 from openenv_core.manifest import MANIFEST
 
 if TYPE_CHECKING:
-    from openenv_core.images.space import Staged
+    from openenv_core.images.space import StagedSpace
 
 FAILED: Final = 1
 
@@ -58,7 +58,7 @@ def _push_images(arguments: argparse.Namespace) -> int:
     from openenv_core.images.engine import engine
     from openenv_core.images.push import push, remote_name
 
-    images = [_image(target) for target in dict.fromkeys(arguments.targets)]
+    images = [_image_of(target) for target in dict.fromkeys(arguments.targets)]
     planned = [(image, remote_name(image, arguments.registry)) for image in images]
     failed = 0
     with engine() as api:
@@ -76,7 +76,7 @@ def _push_images(arguments: argparse.Namespace) -> int:
     return FAILED if failed else 0
 
 
-def _image(target: str) -> str:
+def _image_of(target: str) -> str:
     """Return the image that a word stands for: a folder's is the one that `ropewalk build` makes of it."""
     from openenv_core.images.build import complete_tags, default_tag, name_of
 
@@ -100,7 +100,7 @@ def _push_space(arguments: argparse.Namespace) -> int:
     folder = Path(arguments.targets[0]).expanduser().resolve()
     with TemporaryDirectory(prefix="ropewalk-space-") as temporary:
         staged = stage(folder, Path(temporary), base_image=arguments.base_image)
-        _show(staged, arguments)
+        _print_upload(staged, arguments)
         if arguments.dry_run:
             return 0
         try:
@@ -112,7 +112,7 @@ def _push_space(arguments: argparse.Namespace) -> int:
     return 0
 
 
-def _show(staged: "Staged", arguments: argparse.Namespace) -> None:
+def _print_upload(staged: "StagedSpace", arguments: argparse.Namespace) -> None:
     visibility = "private" if arguments.private else "public"
     verb = "would upload" if arguments.dry_run else "uploading"
     size = sum(staged.files.values())

@@ -64,9 +64,11 @@ def configure(parser: argparse.ArgumentParser) -> None:
     tried.add_argument("--steps", type=read_count, metavar="N", help="steps of one episode (200)")
     tried.add_argument("--fuzz", type=read_count, metavar="N", help="fuzzed actions a check (100)")
     tried.add_argument("--seed", type=int, metavar="N", help="what every choice comes from (0)")
-    tried.add_argument("--step-timeout", type=_above_zero, metavar="SECONDS", help="for each reply (10)")
     tried.add_argument(
-        "--start-timeout", type=_above_zero, metavar="SECONDS", help="for a server to start (60)"
+        "--step-timeout", type=_read_positive_seconds, metavar="SECONDS", help="for each reply (10)"
+    )
+    tried.add_argument(
+        "--start-timeout", type=_read_positive_seconds, metavar="SECONDS", help="for a server to start (60)"
     )
 
 
@@ -91,7 +93,7 @@ def run(arguments: argparse.Namespace) -> int:
             "expected what to look at, got nothing; `ropewalk validate .` is this folder"
         )
     _require_packages()
-    junit = None if arguments.junit is None else _writable(arguments.junit)
+    junit = None if arguments.junit is None else _read_report_path(arguments.junit)
     console = Console(sys.stdout, len(checks))
     subject = _subject(arguments)
     results: list[Result] = []
@@ -137,8 +139,8 @@ def _subject(arguments: argparse.Namespace) -> "Subject":
         "step_timeout_s": arguments.step_timeout,
         "start_timeout_s": arguments.start_timeout,
     }
-    given = {name: value for name, value in limits.items() if value is not None}
-    subject = Subject.of(target, token=os.environ.get(_TOKEN) or None, **given)
+    options = {name: value for name, value in limits.items() if value is not None}
+    subject = Subject.of(target, token=os.environ.get(_TOKEN) or None, **options)
     subject.require()
     return subject
 
@@ -153,7 +155,7 @@ def _require_packages() -> None:
         )
 
 
-def _writable(text: str) -> Path:
+def _read_report_path(text: str) -> Path:
     """Return the path of a report, before minutes are spent on what it would hold."""
     path = Path(text)
     try:
@@ -163,7 +165,7 @@ def _writable(text: str) -> Path:
     return path
 
 
-def _above_zero(text: str) -> float:
+def _read_positive_seconds(text: str) -> float:
     if not (seconds := read_seconds(text)):
         raise argparse.ArgumentTypeError(f"expected a number of seconds above 0, got {text!r}")
     return seconds

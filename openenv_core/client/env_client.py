@@ -38,7 +38,7 @@ from openenv_core.errors import (
 from openenv_core.loop_thread import LoopThread, shared_loop
 from openenv_core.protocol.http import http_url, redact_url, websocket_url
 from openenv_core.protocol.requests import encode_request
-from openenv_core.providers.base import adapted, last_words
+from openenv_core.providers.base import adapt_provider, describe_death
 from openenv_core.tracing import EpisodeSpans, tracer
 from openenv_core.types import ActT, ObsT, StateT, StepResult
 
@@ -119,7 +119,7 @@ class EnvClient(ClientModels[ActT, ObsT, StateT]):
         super().__init__()
         self._urls = validate_urls(base_url)
         self._base_url = self._urls[0] if self._urls else None
-        self._provider = None if provider is None else adapted(provider, started=base_url is not None)
+        self._provider = None if provider is None else adapt_provider(provider, started=base_url is not None)
         self._mode = validate_mode(mode)
         self._transport = validate_transport(transport)
         self._session_id = None if session_id is None else validate_session_id(session_id)
@@ -622,7 +622,7 @@ class EnvClient(ClientModels[ActT, ObsT, StateT]):
         """Add the last output of the server's process, if the provider has it."""
         if self._provider is None or not isinstance(error, ConnectionFailedError | ConnectionLostError):
             return error
-        output = await asyncio.to_thread(last_words, self._provider)
+        output = await asyncio.to_thread(describe_death, self._provider)
         return type(error)(f"{error}{output}") if output else error
 
     def _drop(self, reason: str) -> "Conversation | None":
@@ -729,7 +729,7 @@ class SyncEnvClient(Generic[ActT, ObsT, StateT]):
         self._closed = True
         if self._finalizer is not None:
             self._finalizer.detach()
-        if self._thread is None or not self._thread.inherited:
+        if self._thread is None or not self._thread.is_forked:
             self._run(self._client.close)
 
     def new_session(self) -> "SyncEnvClient[ActT, ObsT, StateT]":
@@ -794,6 +794,6 @@ class SyncEnvClient(Generic[ActT, ObsT, StateT]):
                 self._thread = shared_loop()
                 # Release the session of a client that is garbage-collected unclosed. At the interpreter's exit the
                 # connection closes by itself.
-                self._finalizer = weakref.finalize(self, self._thread.leave, self._client.close)
+                self._finalizer = weakref.finalize(self, self._thread.call_detached, self._client.close)
                 self._finalizer.atexit = False
         return self._thread

@@ -181,7 +181,7 @@ class HttpCarrier(Carrier):
             await self._client.aclose()
 
     async def _send(self, request: HttpRequest) -> tuple[int, httpx.Headers, bytes]:
-        headers = {} if request.apart else {SESSION_HEADER: self._session_id}
+        headers = {} if request.is_sessionless else {SESSION_HEADER: self._session_id}
         if (parent := current_traceparent()) is not None:
             headers["traceparent"] = parent
         if request.body is not None:

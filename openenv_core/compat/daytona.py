@@ -16,7 +16,7 @@ from openenv_core.compat.containers import ContainerProvider
 from openenv_core.errors import ConfigurationError
 from openenv_core.images.dockerfile import Dockerfile
 from openenv_core.manifest import MANIFEST, ManifestError, load_keys
-from openenv_core.providers.base import ELSEWHERE_FACTOR, wait_healthy
+from openenv_core.providers.base import REMOTE_POLL_FACTOR, wait_healthy
 
 PORT: Final = 8000
 """The one that servers listen on in a sandbox."""
@@ -209,7 +209,7 @@ class DaytonaProvider(ContainerProvider):
                 )
             return trouble
 
-        if (trouble := wait_healthy(probe, timeout_s, time.sleep, factor=ELSEWHERE_FACTOR)) is not None:
+        if (trouble := wait_healthy(probe, timeout_s, time.sleep, factor=REMOTE_POLL_FACTOR)) is not None:
             raise TimeoutError(
                 f"the sandbox at {base_url} did not become ready within {timeout_s:g} s: {trouble}"
             )

@@ -47,8 +47,8 @@ class EvalHarness(ABC):
 
     def run_from_config(self, config: EvalConfig) -> EvalResult:
         """Run the one that is described."""
-        given = config.model_dump(exclude={"harness_name"})
-        return EvalResult(config=config, scores=self.run(**given))
+        options = config.model_dump(exclude={"harness_name"})
+        return EvalResult(config=config, scores=self.run(**options))
 
     @property
     def name(self) -> str:

@@ -80,16 +80,16 @@ class PyExecutor:
             if self._session is None:
                 self._session = session = engine.run(engine.sandbox.open, LIMITS)
                 # Released environments drop an executor to begin anew; it has no close().
-                weakref.finalize(self, engine.thread.leave, session.close).atexit = False
+                weakref.finalize(self, engine.thread.call_detached, session.close).atexit = False
             if self._bare:
-                _sound(engine.run(self._session.execute, HELPERS))
+                _require_result(engine.run(self._session.execute, HELPERS))
                 self._bare = False
             execution = engine.run(self._session.execute, code)
             self._bare = execution.state_lost
-        return _result(_sound(execution))
+        return _result(_require_result(execution))
 
 
-def _sound(execution: Execution) -> Execution:
+def _require_result(execution: Execution) -> Execution:
     if execution.status == SANDBOX_ERROR:
         raise SandboxUnavailableError(
             f"expected the sandbox to run code, got no result: {execution.reason or 'it failed'}; run it again"
@@ -141,7 +141,7 @@ class _Engine:
             with suppress(TimeoutError):
                 await asyncio.wait_for(self.sandbox.close(), CLOSE_TIMEOUT_S)
 
-        if not self.thread.inherited:
+        if not self.thread.is_forked:
             with suppress(ClientClosedError):
                 self.thread.run(end)
 
@@ -169,7 +169,7 @@ _shared: _Engine | None = None
 def _engine() -> _Engine:
     global _shared
     with _lock:
-        if _shared is None or _shared.thread.inherited:
+        if _shared is None or _shared.thread.is_forked:
             _shared = _Engine()
             _at_exit(_shared.close)
         return _shared

@@ -14,7 +14,7 @@ from urllib.parse import quote, urlsplit
 import httpx
 
 from openenv_core.errors import ConfigurationError
-from openenv_core.providers.base import ELSEWHERE_FACTOR, wait_healthy
+from openenv_core.providers.base import REMOTE_POLL_FACTOR, wait_healthy
 
 GIT_TIMEOUT_S: Final = 300.0
 REQUEST_TIMEOUT_S: Final = 10.0
@@ -79,7 +79,7 @@ class GitServerClient:
                 return str(error)
             return None if reply.status_code < 400 else f"HTTP {reply.status_code}"
 
-        self.is_ready = self.is_ready or wait_healthy(probe, timeout, factor=ELSEWHERE_FACTOR) is None
+        self.is_ready = self.is_ready or wait_healthy(probe, timeout, factor=REMOTE_POLL_FACTOR) is None
         return self.is_ready
 
     def list_repositories(self) -> list[dict[str, str]]:

@@ -49,7 +49,7 @@ class ReleasedNames:
         for other in MODULES[module].also:
             if (target := self.target(other, name)) is not None:
                 return target
-        return _brought().get(module, {}).get(name)
+        return _find_extras().get(module, {}).get(name)
 
     def later(self, module: str, name: str) -> str | None:
         """Return what a name that is not provided belongs to; None where the released package has no such name."""
@@ -59,7 +59,7 @@ class ReleasedNames:
 
 
 @cache
-def _brought() -> Extra:
+def _find_extras() -> Extra:
     """Return the names that installed packages bring. Not before one is wanted that is not in the table."""
     modules: dict[str, dict[str, Target]] = {}
     for point in entry_points(group=GROUP):

@@ -45,45 +45,47 @@ class Module:
     whole: str | None = None
 
 
-def _in(module: str, names: str) -> dict[str, str]:
+def _names_in(module: str, names: str) -> dict[str, str]:
     """Return where names are that a module of ours has under the same ones."""
     return {name: f"{module}:{name}" for name in names.split()}
 
 
-def _later(reason: str, names: str) -> dict[str, str]:
+def _not_provided(reason: str, names: str) -> dict[str, str]:
     return dict.fromkeys(names.split(), reason)
 
 
-def _below(package: str, modules: str) -> tuple[str, ...]:
+def _submodules(package: str, modules: str) -> tuple[str, ...]:
     return tuple(f"{package}.{module}" for module in modules.split())
 
 
 MODULES: Final[Mapping[str, Module]] = {
     "openenv": Module(
-        _in("openenv_core", "GenericAction GenericEnvClient SyncEnvClient"),
+        _names_in("openenv_core", "GenericAction GenericEnvClient SyncEnvClient"),
         also=("openenv.auto",),
         package=True,
     ),
     "openenv.core": Module(
-        also=_below("openenv.core", "env_server env_client generic_client sync_client mcp_client llm_client"),
+        also=_submodules(
+            "openenv.core", "env_server env_client generic_client sync_client mcp_client llm_client"
+        ),
         package=True,
     ),
-    "openenv.core.client_types": Module(_in("openenv_core", "StepResult")),
-    "openenv.core.env_client": Module(_in("openenv_core", "EnvClient StepResult")),
-    "openenv.core.generic_client": Module(_in("openenv_core", "GenericAction GenericEnvClient")),
-    "openenv.core.sync_client": Module(_in("openenv_core", "SyncEnvClient")),
+    "openenv.core.client_types": Module(_names_in("openenv_core", "StepResult")),
+    "openenv.core.env_client": Module(_names_in("openenv_core", "EnvClient StepResult")),
+    "openenv.core.generic_client": Module(_names_in("openenv_core", "GenericAction GenericEnvClient")),
+    "openenv.core.sync_client": Module(_names_in("openenv_core", "SyncEnvClient")),
     "openenv.core.mcp_client": Module(
         dict.fromkeys(("MCPClientBase", "MCPToolClient"), "openenv_core:MCPToolClient")
     ),
     "openenv.core.http_env_client": Module(
-        later=_later(
+        later=_not_provided(
             "release 0.1, whose clients and folders are not run here; `openenv init` of a later one makes them anew, "
             "and EnvClient(base_url, transport='http') talks to its servers",
             "HTTPEnvClient",
         )
     ),
     "openenv.core.env_server": Module(
-        also=_below(
+        also=_submodules(
             "openenv.core.env_server",
             "interfaces types http_server base_transforms exceptions mcp_types mcp_environment route_config "
             "serialization web_interface",
@@ -91,133 +93,137 @@ MODULES: Final[Mapping[str, Module]] = {
         package=True,
     ),
     "openenv.core.env_server.interfaces": Module(
-        _in("openenv_core", "Action Environment EnvironmentMetadata Observation State")
-        | _in("openenv_core.environment", "Transform")
-        | _in("openenv_core.tasks", "TaskProvider")
-        | _in("openenv_core.compat.types", "Message ModelTokenizer")
+        _names_in("openenv_core", "Action Environment EnvironmentMetadata Observation State")
+        | _names_in("openenv_core.environment", "Transform")
+        | _names_in("openenv_core.tasks", "TaskProvider")
+        | _names_in("openenv_core.compat.types", "Message ModelTokenizer")
     ),
     "openenv.core.env_server.types": Module(
-        _in("openenv_core", "Action ConcurrencyConfig EnvironmentMetadata Observation State")
-        | _in(
+        _names_in("openenv_core", "Action ConcurrencyConfig EnvironmentMetadata Observation State")
+        | _names_in(
             "openenv_core.compat.types",
             "BaseMessage CodeExecResult GetTaskRangeRequest GetTaskRequest HealthResponse HealthStatus "
             "ListTasksRequest NumTasksRequest ResetRequest ResetResponse SchemaResponse ServerMode StepRequest "
             "StepResponse WSCloseMessage WSErrorCode WSErrorResponse WSIncomingMessage WSObservationResponse "
             "WSResetMessage WSStateMessage WSStateResponse WSStepMessage",
         ),
-        later=_later(_SERVER, "ServerCapacityStatus SessionInfo"),
+        later=_not_provided(_SERVER, "ServerCapacityStatus SessionInfo"),
     ),
     "openenv.core.env_server.http_server": Module(
         later={
-            **_later(
+            **_not_provided(
                 "the server's side: load the folder with `ropewalk serve`", "create_app create_fastapi_app"
             ),
-            **_later(_SERVER, "HTTPEnvServer"),
+            **_not_provided(_SERVER, "HTTPEnvServer"),
         }
     ),
     "openenv.core.env_server.base_transforms": Module(
-        _in("openenv_core.environment", "CompositeTransform NullTransform")
+        _names_in("openenv_core.environment", "CompositeTransform NullTransform")
     ),
     "openenv.core.env_server.exceptions": Module(
         {
             "ConcurrencyConfigurationError": "openenv_core:ConfigurationError",
             "OpenEnvError": "openenv_core:OpenEnvError",
         },
-        later=_later(
+        later=_not_provided(
             _SERVER, "EnvironmentFactoryError SessionCapacityError SessionCreationError SessionNotFoundError"
         ),
     ),
     "openenv.core.env_server.mcp_types": Module(
-        _in(
+        _names_in(
             "openenv_core.tools",
             "CallToolAction CallToolObservation ListToolsAction ListToolsObservation RESERVED_TOOL_NAMES Tool "
             "ToolError ToolErrorType",
         )
-        | _in(
+        | _names_in(
             "openenv_core.compat.types",
             "JsonRpcError JsonRpcErrorCode JsonRpcRequest JsonRpcResponse McpMethod WSMCPMessage WSMCPResponse",
         )
     ),
     "openenv.core.env_server.mcp_environment": Module(
-        _in("openenv_core.tools.mcp_environment", "MCPEnvironment MCP_TOOL_CALL_TIMEOUT get_server_tools")
+        _names_in(
+            "openenv_core.tools.mcp_environment", "MCPEnvironment MCP_TOOL_CALL_TIMEOUT get_server_tools"
+        )
     ),
-    "openenv.core.env_server.route_config": Module(later=_later(_SERVER, "GetEndpointConfig")),
+    "openenv.core.env_server.route_config": Module(later=_not_provided(_SERVER, "GetEndpointConfig")),
     "openenv.core.env_server.serialization": Module(
-        _in(
+        _names_in(
             "openenv_core.compat.types",
             "deserialize_action deserialize_action_with_preprocessing serialize_observation",
         )
     ),
     "openenv.core.env_server.web_interface": Module(
-        _in("openenv_core.compat.types", "load_environment_metadata"),
-        later=_later(
+        _names_in("openenv_core.compat.types", "load_environment_metadata"),
+        later=_not_provided(
             "the server's side: load the folder with `ropewalk serve`",
             "WebInterfaceManager create_web_interface_app",
         ),
     ),
     "openenv.core.containers": Module(rest=_PROVIDERS, package=True),
     "openenv.core.containers.runtime": Module(
-        later=_later(_PROVIDERS, "UVProvider"),
+        later=_not_provided(_PROVIDERS, "UVProvider"),
         also=("openenv.core.containers.runtime.providers",),
         rest=_PROVIDERS,
         package=True,
     ),
     "openenv.core.containers.runtime.providers": Module(
-        _in("openenv_core.compat.containers", "ContainerProvider LocalDockerProvider RuntimeProvider"),
+        _names_in("openenv_core.compat.containers", "ContainerProvider LocalDockerProvider RuntimeProvider"),
         rest=_PROVIDERS,
     ),
     "openenv.core.containers.runtime.daytona_provider": Module(
-        _in("openenv_core.compat.daytona", "DaytonaProvider"), whole="openenv_core.compat.daytona"
+        _names_in("openenv_core.compat.daytona", "DaytonaProvider"), whole="openenv_core.compat.daytona"
     ),
     "openenv.core.rubrics": Module(
-        also=_below("openenv.core.rubrics", "base containers trajectory llm_judge"), package=True
+        also=_submodules("openenv.core.rubrics", "base containers trajectory llm_judge"), package=True
     ),
-    "openenv.core.rubrics.base": Module(_in("openenv_core.rubrics", "Rubric")),
+    "openenv.core.rubrics.base": Module(_names_in("openenv_core.rubrics", "Rubric")),
     "openenv.core.rubrics.containers": Module(
-        _in("openenv_core.rubrics", "Gate RubricDict RubricList Sequential WeightedSum")
+        _names_in("openenv_core.rubrics", "Gate RubricDict RubricList Sequential WeightedSum")
     ),
-    "openenv.core.rubrics.llm_judge": Module(_in("openenv_core.rubrics", "LLMJudge")),
+    "openenv.core.rubrics.llm_judge": Module(_names_in("openenv_core.rubrics", "LLMJudge")),
     "openenv.core.rubrics.trajectory": Module(
-        _in("openenv_core.rubrics", "ExponentialDiscountingTrajectoryRubric TrajectoryRubric")
+        _names_in("openenv_core.rubrics", "ExponentialDiscountingTrajectoryRubric TrajectoryRubric")
     ),
     "openenv.core.llm_client": Module(
-        _in(
+        _names_in(
             "openenv_core.llm_client",
             "AnthropicClient LLMClient LLMResponse OpenAIClient ToolCall create_llm_client",
         ),
         whole="openenv_core.llm_client",
     ),
     "openenv.core.tools": Module(
-        also=_below("openenv.core.tools", "git_server_client local_python_executor"), package=True
+        also=_submodules("openenv.core.tools", "git_server_client local_python_executor"), package=True
     ),
     "openenv.core.tools.git_server_client": Module(
-        _in("openenv_core.compat.git_server", "GitServerClient RepoInfo")
+        _names_in("openenv_core.compat.git_server", "GitServerClient RepoInfo")
     ),
-    "openenv.core.tools.local_python_executor": Module(_in("openenv_core.compat.executor", "PyExecutor")),
+    "openenv.core.tools.local_python_executor": Module(
+        _names_in("openenv_core.compat.executor", "PyExecutor")
+    ),
     "openenv.core.utils": Module(
-        _in("openenv_core.loop_thread", "run_async_safely")
+        _names_in("openenv_core.loop_thread", "run_async_safely")
         | {"convert_to_ws_url": "openenv_core.protocol.http:websocket_url"}
     ),
     "openenv.core.harness": Module(
-        _in(
+        _names_in(
             "openenv_core.compat.harness",
             "Message ResourceSession ResourceSessionFactory ToolResult VerifyResult",
         ),
         rest="drivers of coding agents",
     ),
     "openenv.core.evals": Module(
-        also=_below("openenv.core.evals", "base types inspect_harness"), package=True
+        also=_submodules("openenv.core.evals", "base types inspect_harness"), package=True
     ),
-    "openenv.core.evals.base": Module(_in("openenv_core.compat.evals", "EvalHarness")),
-    "openenv.core.evals.types": Module(_in("openenv_core.compat.evals", "EvalConfig EvalResult")),
-    "openenv.core.evals.inspect_harness": Module(_in("openenv_core.compat.evals", "InspectAIHarness")),
+    "openenv.core.evals.base": Module(_names_in("openenv_core.compat.evals", "EvalHarness")),
+    "openenv.core.evals.types": Module(_names_in("openenv_core.compat.evals", "EvalConfig EvalResult")),
+    "openenv.core.evals.inspect_harness": Module(_names_in("openenv_core.compat.evals", "InspectAIHarness")),
     "openenv.auto": Module(
         also=("openenv.auto.auto_action", "openenv.auto.auto_env"),
         rest="the released package's own ways of finding environments; openenv_core.make takes a name",
         package=True,
     ),
-    "openenv.auto.auto_action": Module(_in("openenv_core.compat.auto", "AutoAction")),
-    "openenv.auto.auto_env": Module(_in("openenv_core.compat.auto", "AutoEnv")),
+    "openenv.auto.auto_action": Module(_names_in("openenv_core.compat.auto", "AutoAction")),
+    "openenv.auto.auto_env": Module(_names_in("openenv_core.compat.auto", "AutoEnv")),
     "openenv.cli": Module(rest="the released package's own command line; `ropewalk --help` names ours"),
 }
 

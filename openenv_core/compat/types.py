@@ -122,9 +122,9 @@ class JsonRpcResponse(BaseMessage):
 
     def model_dump(self, **options: Any) -> dict[str, Any]:
         """Return what goes onto the wire."""
-        whole = super().model_dump(**options)
+        fields = super().model_dump(**options)
         outcome = "error" if self.error is not None else "result"
-        return {name: whole[name] for name in ("jsonrpc", "id", outcome) if name in whole}
+        return {name: fields[name] for name in ("jsonrpc", "id", outcome) if name in fields}
 
     def model_dump_json(self, **options: Any) -> str:
         """Return the JSON that goes onto the wire."""

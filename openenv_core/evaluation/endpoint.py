@@ -18,7 +18,7 @@ MIN_BACKOFF_S = 0.1
 MAX_BACKOFF_S = 5.0
 WARNING_INTERVAL_S = 10.0
 """How often it is said that a server does not answer."""
-LONGEST_COMPLAINT = 64 << 10
+MAX_COMPLAINT_CHARS = 64 << 10
 """Bytes read of an answer that is an error."""
 BUSY = frozenset({408, 425, 429, 500, 502, 503, 504})
 """Statuses after which the same request may do: the server is overloaded, starting, or was restarted."""
@@ -69,7 +69,7 @@ class EndpointClient:
         self._key_variable = key_variable
         self._longest = longest
         self._key = self._read_key(key)
-        self._told: float | None = None
+        self._last_warning_s: float | None = None
         try:
             self._http = httpx.AsyncClient(
                 headers={} if self._key is None else {"Authorization": f"Bearer {self._key}"},
@@ -99,7 +99,7 @@ class EndpointClient:
                     status = response.status_code
                     content = await self._read(response)
             except (httpx.LocalProtocolError, httpx.UnsupportedProtocol, httpx.DecodingError) as error:
-                raise self._unusable(f"{type(error).__name__}: {error}") from error
+                raise self._make_protocol_error(f"{type(error).__name__}: {error}") from error
             except httpx.TransportError as error:
                 self.trouble = self._plain(f"{type(error).__name__}: {error}")
                 self._require_tls(error)
@@ -113,10 +113,10 @@ class EndpointClient:
                     if method == "POST" and status in REFUSED:
                         raise RequestRefusedError(f"status {status}: {text}")
                     raise self._refusal(status, text)
-                wait_s = max(pause_s, _asked_to_wait(response))
+                wait_s = max(pause_s, _read_retry_after(response))
             if attempt == attempts:
-                raise self._unusable(self.trouble)
-            self._tell()
+                raise self._make_protocol_error(self.trouble)
+            self._log_waiting()
             await asyncio.sleep(wait_s)
             pause_s = min(2 * pause_s, MAX_BACKOFF_S)
         raise AssertionError("it is asked again without end")
@@ -127,21 +127,21 @@ class EndpointClient:
 
     async def _read(self, response: httpx.Response) -> bytes:
         good = response.status_code == httpx.codes.OK
-        longest = self._longest if good else LONGEST_COMPLAINT
+        longest = self._longest if good else MAX_COMPLAINT_CHARS
         content = bytearray()
         async for chunk in response.aiter_bytes():
             content += chunk
             if len(content) > longest:
                 if good:
-                    raise self._unusable(f"an answer of more than {longest} bytes")
+                    raise self._make_protocol_error(f"an answer of more than {longest} bytes")
                 break
         return bytes(content[:longest])
 
-    def _tell(self) -> None:
+    def _log_waiting(self) -> None:
         """Somebody who waits shall know for what, and not only at the end."""
         now = time.monotonic()
-        if self._told is None or now - self._told >= WARNING_INTERVAL_S:
-            self._told = now
+        if self._last_warning_s is None or now - self._last_warning_s >= WARNING_INTERVAL_S:
+            self._last_warning_s = now
             _log.warning("%s is asked again, since there was %s", self.url, self.trouble)
 
     def _require_tls(self, error: BaseException) -> None:
@@ -174,7 +174,7 @@ class EndpointClient:
             f"{url} answered with status {status}: {text}"
         )
 
-    def _unusable(self, got: str) -> ConfigurationError:
+    def _make_protocol_error(self, got: str) -> ConfigurationError:
         return ConfigurationError(
             f"expected {self.url_name} to answer as the OpenAI protocol does, {self.url} gave {self._plain(got)}"
         )
@@ -230,7 +230,7 @@ def _causes(error: BaseException | None) -> Iterator[BaseException]:
         error = error.__cause__ or error.__context__
 
 
-def _asked_to_wait(response: httpx.Response) -> float:
+def _read_retry_after(response: httpx.Response) -> float:
     try:
         return max(0.0, float(response.headers["Retry-After"]))
     except (KeyError, ValueError):  # or a date, of which no server of this kind is known

@@ -13,7 +13,7 @@ from typing import Any, Final, NamedTuple, cast
 import httpx
 from pydantic import BaseModel
 
-from openenv_core.adapters.episode import MAX_RETRY_PAUSE_S, MIN_RETRY_PAUSE_S, TextEpisode, fetch_schema
+from openenv_core.adapters.episode import MAX_BACKOFF_S, MIN_BACKOFF_S, TextEpisode, fetch_schema
 from openenv_core.client import GenericEnvClient
 from openenv_core.errors import (
     AuthenticationError,
@@ -93,7 +93,7 @@ async def count_tasks(settings: EvaluationSettings, url: str, token: str | None)
         return settings.episodes
     base, split = http_url(url), settings.split
 
-    def ask() -> int:
+    def fetch_count() -> int:
         with client_for(base, token) as http:
             (name, *_) = http.get(f"{base}/list_environments").raise_for_status().json()
             reply = http.post(f"{base}/{name}/num_tasks", json={"split": split}, timeout=settings.timeout_s)
@@ -102,7 +102,7 @@ async def count_tasks(settings: EvaluationSettings, url: str, token: str | None)
             return int(reply.json()["num_tasks"])
 
     try:
-        return min(settings.episodes, await asyncio.to_thread(ask))
+        return min(settings.episodes, await asyncio.to_thread(fetch_count))
     except ConfigurationError:
         raise
     except (httpx.HTTPError, ValueError, TypeError, KeyError) as error:
@@ -150,7 +150,7 @@ class Arena:
                     return  # the others play without it
                 seated += 1
                 while todo:
-                    record = await self._until_over(player, todo.popleft())
+                    record = await self._play_until_done(player, todo.popleft())
                     done(record)
                     left -= 1
                     lost = lost + 1 if record.ending in (FAILED_ENVIRONMENT, FAILED_POLICY) else 0
@@ -180,12 +180,12 @@ class Arena:
             return ChatPlayer(self, cast(ChatModel, self.policy))
         return ActionPlayer(self, self.policy, schema)
 
-    async def _until_over(
+    async def _play_until_done(
         self, player: "ActionPlayer | ChatPlayer", episode: PlannedEpisode
     ) -> EpisodeRecord:
         """Play an episode, again where it fails by no fault of the policy's."""
         loop = asyncio.get_running_loop()
-        deadline, pause, attempt = loop.time() + self.settings.patience_s, MIN_RETRY_PAUSE_S, 0
+        deadline, pause, attempt = loop.time() + self.settings.patience_s, MIN_BACKOFF_S, 0
         while True:
             record = player.record(episode)
             absent = False
@@ -211,7 +211,7 @@ class Arena:
             ):
                 return record
             await asyncio.sleep(pause)
-            pause = min(2 * pause, MAX_RETRY_PAUSE_S)
+            pause = min(2 * pause, MAX_BACKOFF_S)
 
 
 class _Player:
@@ -322,9 +322,9 @@ class ChatPlayer(_Player):
     def __init__(self, arena: Arena, model: ChatModel) -> None:
         super().__init__(arena)
         self._model = model
-        self._episode = self._fresh()
+        self._episode = self._make_episode()
 
-    def _fresh(self) -> TextEpisode:
+    def _make_episode(self) -> TextEpisode:
         timeout_s = self._arena.settings.timeout_s
         return TextEpisode(
             self._arena.url, token=self._arena.token, step_timeout_s=timeout_s, reset_timeout_s=timeout_s
@@ -340,7 +340,7 @@ class ChatPlayer(_Player):
         """See `ActionPlayer.leave`."""
         with suppress(ClientError):
             await self._episode.close()
-        self._episode = self._fresh()
+        self._episode = self._make_episode()
 
     async def close(self) -> None:
         """End the session."""

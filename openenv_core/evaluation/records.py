@@ -313,15 +313,15 @@ class ProgressBar:
         self._title = title
         self._total = total
         self._sink = sink or sys.stderr
-        self._drawn = -1
+        self._drawn_tenths = -1
 
     def update(self, done: int) -> None:
         """Say how many are done."""
         live = self._sink.isatty()
         tenths = done * (100 if live else 10) // self._total
-        if tenths <= self._drawn or (tenths == 0 and not live):
+        if tenths <= self._drawn_tenths or (tenths == 0 and not live):
             return
-        self._drawn = tenths
+        self._drawn_tenths = tenths
         line = f"{self._title}: {done:,} of {self._total:,}"
         if live:
             full = "#" * (done * self.WIDTH // self._total)
@@ -333,5 +333,5 @@ class ProgressBar:
         return self
 
     def __exit__(self, *_: object) -> None:
-        if self._drawn >= 0 and self._sink.isatty():
+        if self._drawn_tenths >= 0 and self._sink.isatty():
             self._sink.write("\n")

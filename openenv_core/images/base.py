@@ -42,7 +42,7 @@ _EPOCH_S: Final = "315532800"
 
 
 @dataclass(frozen=True, slots=True)
-class Placed:
+class PlacedPackage:
     """Ropewalk in a folder that an image copies.
 
     Attributes:
@@ -69,7 +69,7 @@ def source_tree() -> Path | None:
         return None
 
 
-def place(folder: Path) -> Placed:
+def place(folder: Path) -> PlacedPackage:
     """Put the installed Ropewalk into an empty folder.
 
     A source tree, and whatever else than an index it was installed from, becomes a wheel. What an index gave, it will
@@ -85,14 +85,14 @@ def place(folder: Path) -> Placed:
         installed = _distribution()
         origin = installed.read_text("direct_url.json")
         if origin is None:
-            return Placed(f"{DISTRIBUTION}=={installed.version}", tuple(_dependencies(installed)))
+            return PlacedPackage(f"{DISTRIBUTION}=={installed.version}", tuple(_dependencies(installed)))
         source = str(json.loads(origin)["url"])
     wheel = _make_wheel(source, folder)
     with zipfile.ZipFile(wheel) as archive:
         (metadata,) = (
             entry for entry in zipfile.Path(archive).iterdir() if entry.name.endswith(".dist-info")
         )
-        return Placed(f"./{wheel.name}", tuple(_dependencies(PathDistribution(metadata))))
+        return PlacedPackage(f"./{wheel.name}", tuple(_dependencies(PathDistribution(metadata))))
 
 
 def _make_wheel(source: str, folder: Path) -> Path:
@@ -186,10 +186,10 @@ def ensure(
     named = tags(variant)
     with context() as request:
         fingerprint = request.labels[FINGERPRINT]
-        if not (always or no_cache or pull or build_args) and _made_from(api, named[0]) == fingerprint:
+        if not (always or no_cache or pull or build_args) and _read_fingerprint(api, named[0]) == fingerprint:
             return named[0]
         sys.stderr.write(f"making the base image {named[0]}: it is missing, or of another Ropewalk\n")
-        wanted = replace(
+        base_request = replace(
             request,
             tags=named,
             target=variant.value,
@@ -198,11 +198,11 @@ def ensure(
             pull=pull,
         )
         with replace_tags(api, named):
-            build_image(wanted)
+            build_image(base_request)
     return named[0]
 
 
-def _made_from(api: "docker.APIClient", tag: str) -> str | None:
+def _read_fingerprint(api: "docker.APIClient", tag: str) -> str | None:
     image = find_image(api, tag)
     return None if image is None else labels_of(image).get(FINGERPRINT)
 

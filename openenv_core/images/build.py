@@ -97,9 +97,9 @@ def plan(
     if not (folder / MANIFEST).is_file():
         notes.append(f"{folder} has no {MANIFEST}: what reads it of an environment will not know this one")
     name = name_of(folder)
-    given = dict(build_args or {})
+    arguments = dict(build_args or {})
     if base_image is not None:
-        if BASE_ARG in given:
+        if BASE_ARG in arguments:
             raise ConfigurationError(f"expected --base or --build-arg {BASE_ARG}=..., got both; leave one")
         if not dockerfile.takes_base:
             raise ConfigurationError(
@@ -107,18 +107,18 @@ def plan(
                 f"FROM {dockerfile.base} in {folder / path}; begin it with `ARG {BASE_ARG}=...` and "
                 f"`FROM ${{{BASE_ARG}}}`"
             )
-        given[BASE_ARG] = base_image
-    _refuse_unknown(given, dockerfile, folder / path)
-    variant = None if BASE_ARG in given else variant_for(dockerfile)
+        arguments[BASE_ARG] = base_image
+    _refuse_unknown(arguments, dockerfile, folder / path)
+    variant = None if BASE_ARG in arguments else variant_for(dockerfile)
     if variant is not None:
-        given[BASE_ARG] = base.tags(variant)[0]
+        arguments[BASE_ARG] = base.tags(variant)[0]
     return BuildPlan(
         name=name,
         request=BuildRequest(
             context=folder,
             dockerfile=path,
             tags=tuple(complete_tags(tags, name)) or (default_tag(name),),
-            build_args=given,
+            build_args=arguments,
             labels={ENVIRONMENT: name},
             no_cache=no_cache,
             # Our base is made here; a registry does not have it.
@@ -220,9 +220,9 @@ def _dockerfile_of(folder: Path, file: str | None) -> str:
     )
 
 
-def _refuse_unknown(given: Mapping[str, str], dockerfile: Dockerfile, path: Path) -> None:
+def _refuse_unknown(build_args: Mapping[str, str], dockerfile: Dockerfile, path: Path) -> None:
     known = {*dockerfile.args, *PREDEFINED_ARGS}
-    for name in given:
+    for name in build_args:
         if name not in known:
             near = difflib.get_close_matches(name, dockerfile.args, n=1)
             declared = ", ".join(dockerfile.args) or "none"

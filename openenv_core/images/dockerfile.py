@@ -157,12 +157,12 @@ class Dockerfile:
     def _line(self) -> list[Stage]:
         """Return the last stage after those that it begins from."""
         line: list[Stage] = []
-        wanted: Stage | None = self.stages[-1] if self.stages else None
-        while wanted is not None:
-            line.insert(0, wanted)
-            before = self.stages[: self.stages.index(wanted)]
-            base = self.substitute(wanted.base).lower()
-            wanted = next((stage for stage in before if (stage.name or "").lower() == base), None)
+        current: Stage | None = self.stages[-1] if self.stages else None
+        while current is not None:
+            line.insert(0, current)
+            before = self.stages[: self.stages.index(current)]
+            base = self.substitute(current.base).lower()
+            current = next((stage for stage in before if (stage.name or "").lower() == base), None)
         return line
 
 
@@ -190,13 +190,13 @@ def _instructions(text: str) -> Iterator[Instruction]:
             escape = match["value"]
     numbered = enumerate(lines, 1)
     for number, line in numbered:
-        whole = _strip_comment(line)
-        while whole.endswith(escape):
-            whole = whole.removesuffix(escape).rstrip()
+        joined = _strip_comment(line)
+        while joined.endswith(escape):
+            joined = joined.removesuffix(escape).rstrip()
             # Comments and empty lines between continued lines do not end them.
             following = next((more for _, each in numbered if (more := _strip_comment(each))), "")
-            whole = f"{whole} {following}".rstrip()
-        word, _, rest = whole.partition(" ")
+            joined = f"{joined} {following}".rstrip()
+        word, _, rest = joined.partition(" ")
         if not word:
             continue
         yield Instruction(word.upper(), rest.strip(), number)

@@ -68,7 +68,7 @@ def engine() -> Iterator["docker.APIClient"]:
 CANCEL_TIMEOUT_S: Final = 15.0
 """Seconds that the command `docker` gets to cancel what it does."""
 
-_KEPT_LINES: Final = 200
+_TAIL_LINES: Final = 200
 """Lines of the command's output that are kept for an error."""
 
 
@@ -170,7 +170,7 @@ def run_docker(*arguments: str, timeout_s: float | None = None) -> tuple[int, li
         start_new_session=True,  # Ctrl-C comes here alone, and is passed on once
     )
     assert process.stdout is not None
-    last: deque[str] = deque(maxlen=_KEPT_LINES)
+    last: deque[str] = deque(maxlen=_TAIL_LINES)
     expired = threading.Timer(timeout_s or 0.0, process.send_signal, (signal.SIGINT,))
     if timeout_s is not None:
         expired.daemon = True
@@ -228,14 +228,14 @@ def replace_tags(api: "docker.APIClient", tags: Sequence[str]) -> Iterator[None]
     Only images that `ropewalk build` made are removed. One that has another name, that a container was made of, or
     that another image stands on stays; it goes when the last of those is built anew.
     """
-    before = {image_id for tag in tags if (image_id := _ours(api, tag)) is not None}
+    before = {image_id for tag in tags if (image_id := _find_own_image(api, tag)) is not None}
     yield
     for image in before:
         _remove(api, image)
     _remove_old_parts(api)
 
 
-def _ours(api: "docker.APIClient", tag: str) -> str | None:
+def _find_own_image(api: "docker.APIClient", tag: str) -> str | None:
     image = find_image(api, tag)
     if image is None or not any(name.startswith(_OURS) for name in labels_of(image)):
         return None

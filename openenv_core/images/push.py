@@ -21,7 +21,7 @@ _ABSENT: Final = r"does not exist locally|No such image|not found locally|tag do
 _REFUSED: Final = (
     r"denied|unauthorized|authentication required|no basic auth credentials|403 Forbidden|401 Unauthorized"
 )
-_SILENT: Final = (
+_CONNECTION_ERRORS: Final = (
     r"connection refused|no such host|i/o timeout|dial tcp|deadline exceeded|EOF|connection reset|x509|"
     r"server gave HTTP response|no route to host|name resolution|server misbehaving|TLS handshake"
 )
@@ -103,7 +103,7 @@ def _failure(remote: str, output: str) -> PushError:
         return _make_absent_error(remote)
     if re.search(_REFUSED, output):
         return NotAllowedError(f"{text}; `docker login {host}` with an account that may write there")
-    if re.search(_SILENT, output):
+    if re.search(_CONNECTION_ERRORS, output):
         return NotReachedError(
             f"{text}; see that {host} is right and reachable from the engine, with a certificate that it trusts "
             "(or as one of its insecure-registries)"

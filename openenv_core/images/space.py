@@ -12,7 +12,7 @@ from openenv_core.images import base
 from openenv_core.images.build import name_of, variant_for
 from openenv_core.images.dockerfile import BASE_ARG, PLACES, Dockerfile
 from openenv_core.images.errors import NotAllowedError, NotReachedError, PushError
-from openenv_core.images.leaving_out import secret_in, walk
+from openenv_core.images.ignore_rules import secret_in, walk
 from openenv_core.manifest import MANIFEST, read_keys
 from openenv_core.targets import PORT
 
@@ -27,7 +27,7 @@ _FRONT = re.compile(r"---\s*\n(?P<yaml>.*?)\n---\s*\n?", re.DOTALL)
 
 
 @dataclass(slots=True)
-class Staged:
+class StagedSpace:
     """What a Space will hold."""
 
     files: dict[str, int]
@@ -42,7 +42,7 @@ def check_name(space: str) -> None:
         raise ConfigurationError(f"expected --space OWNER/NAME, got {space!r}")
 
 
-def stage(folder: Path, into: Path, *, base_image: str | None = None) -> Staged:
+def stage(folder: Path, into: Path, *, base_image: str | None = None) -> StagedSpace:
     """Put together what a Space of an environment holds.
 
     The Dockerfile stands at the root, the README begins with what the hub wants to know. The hub builds the image,
@@ -93,7 +93,7 @@ def stage(folder: Path, into: Path, *, base_image: str | None = None) -> Staged:
         for path in sorted(into.rglob("*"))
         if path.is_file()
     }
-    return Staged(files, left_out, port, notes)
+    return StagedSpace(files, left_out, port, notes)
 
 
 def with_default(text: str, arg: str, value: str) -> str:
@@ -242,14 +242,14 @@ def upload(folder: Path, space: str, *, private: bool, endpoint: str | None = No
         if status in _FORBIDDEN:
             raise NotAllowedError(f"{text}; {_LOGIN}") from error
         raise PushError(text) from error
-    except _silences() as error:
+    except _connection_errors() as error:
         raise NotReachedError(
             f"expected the hub at {api.endpoint} to answer, got {type(error).__name__}: {error}; see the network"
         ) from error
     return str(space_url)
 
 
-def _silences() -> tuple[type[Exception], ...]:
+def _connection_errors() -> tuple[type[Exception], ...]:
     """Return what the library raises where nobody answers: its HTTP client's error. Since 2.0 that is another one."""
     clients = (sys.modules.get(name) for name in ("httpx", "httpx2"))
     return (OSError, *(client.TransportError for client in clients if client is not None))

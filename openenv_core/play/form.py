@@ -15,7 +15,7 @@ Json: TypeAlias = dict[str, Any]
 ABSENT: Final = object()
 """In place of a default that there is not."""
 
-_UNASKED: Final = frozenset({"metadata"})
+_NOT_PROMPTED: Final = frozenset({"metadata"})
 """Every action has it and none needs it; whoever wants it gives the whole action as JSON."""
 
 _FOLLOWED: Final = 16
@@ -99,7 +99,7 @@ def _form(schema: Json, root: Json) -> Form:
     required = schema.get("required", ())
     fields, fixed = [], {}
     for name, subschema in (schema.get("properties") or {}).items():
-        if name in _UNASKED and name not in required:
+        if name in _NOT_PROMPTED and name not in required:
             continue
         field = _field(name, subschema, root, name in required)
         if len(field.choices) == 1 and not field.nullable:
@@ -208,27 +208,27 @@ def value_of(field: FormField, text: str) -> Any:
 
 def _read(kind: str, item: str, text: str) -> Any:
     if kind in _SCALARS:
-        adapter, wanted = _SCALARS[kind]
+        adapter, expected = _SCALARS[kind]
         try:
             return adapter.validate_strings(text)
         except ValidationError:
-            raise ValueError(f"expected {wanted}, got {text!r}") from None
+            raise ValueError(f"expected {expected}, got {text!r}") from None
     if kind == "string" and not (len(text) > 1 and text[0] == text[-1] == '"'):
         return text
     if kind == "array" and not text.startswith("["):
         return [_read(item, "any", piece) for piece in re.split(r"[,\s]+", text) if piece]
     # In double quotes a text is read as JSON, for empty ones and those of several lines.
-    wanted, type_ = {"object": ("a JSON object", dict), "array": ("a JSON list", list)}.get(
+    expected, type_ = {"object": ("a JSON object", dict), "array": ("a JSON list", list)}.get(
         kind, ("", object)
     )
     try:
         value = json.loads(text)
     except ValueError as error:
-        if not wanted:
+        if not expected:
             return text
-        raise ValueError(f"expected {wanted}, got {text!r}: {error}") from None
+        raise ValueError(f"expected {expected}, got {text!r}: {error}") from None
     if not isinstance(value, type_):
-        raise ValueError(f"expected {wanted}, got {text!r}")
+        raise ValueError(f"expected {expected}, got {text!r}")
     return value
 
 
@@ -237,12 +237,12 @@ def _choice(field: FormField, text: str) -> Any:
         return None
     if field.kind == "boolean":
         return _read("boolean", "any", text)
-    wanted = text.strip("\"'").lower()
+    choice_text = text.strip("\"'").lower()
     texts = [as_text(choice) for choice in field.choices]
     for same in (
         [at for at, name in enumerate(texts) if name == text.strip("\"'")],
-        [at for at, name in enumerate(texts) if name.lower() == wanted],
-        [at for at, name in enumerate(texts) if wanted and name.lower().startswith(wanted)],
+        [at for at, name in enumerate(texts) if name.lower() == choice_text],
+        [at for at, name in enumerate(texts) if choice_text and name.lower().startswith(choice_text)],
     ):
         if len(same) == 1:
             return field.choices[same[0]]

@@ -36,12 +36,12 @@ class Game:
 
     def reset(self, options: Mapping[str, Any]) -> None:
         """Begin an episode; one that is under way is left."""
-        self.leave()
+        self.end_episode()
         result = self._client.reset(**options)
         self.episodes += 1
         self._steps, self._total = 0, 0.0
         self._running, self._over = True, False
-        self.terminal.began(self.episodes, dict(options), result)
+        self.terminal.show_reset(self.episodes, dict(options), result)
         self._count(result)
 
     def step(self, action: Json) -> None:
@@ -61,12 +61,12 @@ class Game:
         tools = self._client.step({"type": "list_tools"}).observation.get("tools")
         return [tool for tool in tools if isinstance(tool, dict)] if isinstance(tools, list) else []
 
-    def lose_session(self) -> None:
+    def end_session(self) -> None:
         """Take it that the session is gone, and the episode with it."""
-        self.leave()
+        self.end_episode()
         self._over = True
 
-    def leave(self) -> None:
+    def end_episode(self) -> None:
         """Sum up the episode under way, if there is one."""
         if self._running:
             self._running = False
@@ -75,10 +75,10 @@ class Game:
     def _count(self, result: Result) -> None:
         self._over = result.done
         if self._over:
-            self.leave()
+            self.end_episode()
 
 
-SURVIVED: Final = (ServerError, RequestTimeoutError, ConnectionLostError)
+RECOVERABLE_ERRORS: Final = (ServerError, RequestTimeoutError, ConnectionLostError)
 """What a game goes on after."""
 
 EXIT_WAIT_S: Final = 2.0
@@ -104,7 +104,7 @@ class Loop:
         *,
         schema: Json,
         options: Json,
-        serves: Callable[[float], bool],
+        is_server_alive: Callable[[float], bool],
         explain: Callable[[Exception], None],
     ) -> None:
         self._game = game
@@ -112,11 +112,13 @@ class Loop:
         self._prompts = prompts
         self._schema = schema
         self._options = options
-        self._further = {name: value for name, value in options.items() if name != "seed"}  # of later resets
-        self._serves = serves
+        self._later_options = {
+            name: value for name, value in options.items() if name != "seed"
+        }  # of later resets
+        self._is_server_alive = is_server_alive
         self._explain = explain
         self._failed = 0
-        self._asked_for_tools = False
+        self._tools_fetched = False
 
     def run(self) -> int:
         """Play to the end of the input; return the exit status."""
@@ -124,77 +126,77 @@ class Loop:
         while True:
             try:
                 if self._game.over:
-                    self._between()
+                    self._prompt_reset()
                 else:
                     self._attempt(self._game.step, self._prompts.action())
             except CommandTypedError as command:
                 if command.name == ":quit":
                     break
-                self._attempt(self._do, command)
+                self._attempt(self._run_command, command)
             except EOFError:
                 self._terminal.say()
                 break
-        self._game.leave()
+        self._game.end_episode()
         # Nobody was there to see what was refused, or to say something else instead.
-        return 1 if (self._failed or self._prompts.refused) and not self._terminal.attended else 0
+        return 1 if (self._failed or self._prompts.refused) and not self._terminal.is_interactive else 0
 
-    def _between(self) -> None:
+    def _prompt_reset(self) -> None:
         text = self._prompts.line("Enter for another episode, :quit to leave: ")
         if text:
             self._prompts.refuse(f"expected :reset or Enter after the end of an episode, got {text!r}")
         else:
-            self._attempt(self._reset, self._further)
+            self._attempt(self._reset, self._later_options)
 
-    def _attempt(self, work: Callable[[Any], None], given: Any) -> None:
+    def _attempt(self, work: Callable[[Any], None], argument: Any) -> None:
         try:
-            work(given)
-        except SURVIVED as error:
+            work(argument)
+        except RECOVERABLE_ERRORS as error:
             # Connections break before the process that had them is known to have ended.
-            if not self._serves(EXIT_WAIT_S if isinstance(error, ConnectionLostError) else 0.0):
+            if not self._is_server_alive(EXIT_WAIT_S if isinstance(error, ConnectionLostError) else 0.0):
                 raise
             self._failed += 1
             self._explain(error)
             self._terminal.show_failure(error)
             if isinstance(error, ConnectionLostError | SessionError):
-                self._game.lose_session()
+                self._game.end_session()
 
-    def _do(self, command: CommandTypedError) -> None:
+    def _run_command(self, command: CommandTypedError) -> None:
         match command.name:
             case ":reset":
                 self._reset_with(command.rest)
             case ":state":
                 self._terminal.show_answer("state", self._game.state())
             case ":schema":
-                self._tell_schema()
+                self._show_schema()
             case ":tools":
-                self._find_tools()
-                self._tell_tools()
+                self._fetch_tools()
+                self._show_tools()
             case _:
-                self._tell_help()
+                self._show_help()
 
     def _reset_with(self, rest: str) -> None:
         try:
-            given = json.loads(rest) if rest else {}
+            options = json.loads(rest) if rest else {}
         except ValueError:
-            given = None
-        if isinstance(given, int) and not isinstance(given, bool):
-            given = {"seed": given}
-        if not isinstance(given, dict):
+            options = None
+        if isinstance(options, int) and not isinstance(options, bool):
+            options = {"seed": options}
+        if not isinstance(options, dict):
             self._prompts.refuse(f"expected :reset with a seed or a JSON object of options, got {rest!r}")
             return
-        self._reset({**self._further, **given})
+        self._reset({**self._later_options, **options})
 
     def _reset(self, options: Json) -> None:
         self._game.reset(options)
-        if not self._asked_for_tools and any(form.calls_tools for form in self._prompts.forms):
-            self._asked_for_tools = True
-            self._find_tools()
-            self._tell_tools()
+        if not self._tools_fetched and any(form.calls_tools for form in self._prompts.forms):
+            self._tools_fetched = True
+            self._fetch_tools()
+            self._show_tools()
 
-    def _find_tools(self) -> None:
+    def _fetch_tools(self) -> None:
         self._prompts.tools = self._game.tools()
 
-    def _tell_tools(self) -> None:
+    def _show_tools(self) -> None:
         lines = []
         for tool in self._prompts.tools:
             about = str(tool.get("description") or "").strip().splitlines()
@@ -202,11 +204,11 @@ class Loop:
             lines += describe_form(arguments_of(tool), title)
         self._terminal.show_answer("tools", list(self._prompts.tools), lines or ["no tools"])
 
-    def _tell_schema(self) -> None:
+    def _show_schema(self) -> None:
         forms = [line for form in self._prompts.forms for line in describe_form(form)]
         self._terminal.show_answer("schema", self._schema, forms or ["the server has no /schema; give JSON"])
 
-    def _tell_help(self) -> None:
+    def _show_help(self) -> None:
         lines = [
             "Answer the prompts, or give a whole action as JSON: {...}. Beginnings of a choice are enough;",
             "Enter takes what stands in brackets. Text in double quotes is read as JSON.",

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from openenv_core.play.form import ABSENT, Form, FormField, Json, as_text, forms_of, value_of
-from openenv_core.play.reporters import Terminal, harmless
+from openenv_core.play.reporters import Terminal, sanitize
 
 COMMANDS: Final[Mapping[str, str]] = {
     ":reset [SEED|JSON]": "begin another episode, with this seed, or with these options of reset",
@@ -62,41 +62,41 @@ class Prompts:
     def action(self) -> Json:
         """Return the next action. CommandTypedError: a command was typed; EOFError: there is no more."""
         while True:
-            form, whole = self._form()
-            if whole is None and form is not None:
+            form, action = self._choose_form()
+            if action is None and form is not None:
                 if form.calls_tools and self.tools:
-                    whole = self._call(form)
+                    action = self._call(form)
                 else:
-                    whole = self._fill(form, first=len(self._asked_for()) == 1)
-            if whole is not None:
-                return whole
+                    action = self._fill(form, first=len(self._playable_forms()) == 1)
+            if action is not None:
+                return action
 
-    def _asked_for(self) -> list[Form]:
+    def _playable_forms(self) -> list[Form]:
         return [form for form in self.forms if not form.lists_tools]
 
-    def _form(self) -> tuple[Form | None, Json | None]:
+    def _choose_form(self) -> tuple[Form | None, Json | None]:
         """Return the sort of action, or a whole one."""
-        forms = self._asked_for()
+        forms = self._playable_forms()
         if len(forms) == 1:
             return forms[0], None
         if not forms:
-            return None, self._whole(self.line("action (JSON): "))
+            return None, self._parse_action(self.line("action (JSON): "))
         titles = [form.title for form in forms]
-        title, whole = self._choose("kind", titles)
-        return None if title is None else forms[titles.index(title)], whole
+        title, action = self._choose("kind", titles)
+        return None if title is None else forms[titles.index(title)], action
 
     def _choose(self, label: str, names: list[str]) -> tuple[str | None, Json | None]:
         """Ask for one of some names; return it, or the whole action where that is given, or neither."""
         text = self.line(f"{label} ({'|'.join(names)}): ", names)
         if text.startswith("{"):
-            return None, self._whole(text)
+            return None, self._parse_action(text)
         try:
             return value_of(FormField(label, "string", choices=tuple(names)), text), None
         except ValueError as error:
             self.refuse(str(error))
             return None, None
 
-    def _whole(self, text: str) -> Json | None:
+    def _parse_action(self, text: str) -> Json | None:
         try:
             return dict(value_of(FormField("action", "object"), text))
         except ValueError as error:
@@ -107,36 +107,36 @@ class Prompts:
         values: Json = dict(form.fixed)
         if not form.fields:
             text = self.line(f"{form.title} (Enter): ")
-            return self._whole(text) if text.startswith("{") else values
+            return self._parse_action(text) if text.startswith("{") else values
         for at, field in enumerate(form.fields):
             while True:
-                text = self._answer(field)
-                if first and at == 0 and text.startswith("{") and _is_whole(text, form):
-                    return self._whole(text)
-                if self._take(field, text, values):
+                text = self._prompt_field(field)
+                if first and at == 0 and text.startswith("{") and _is_action(text, form):
+                    return self._parse_action(text)
+                if self._set_field(field, text, values):
                     break
         return values
 
     def _call(self, form: Form) -> Json | None:
         names = [str(tool.get("name")) for tool in self.tools]
-        name, whole = self._choose("tool", names)
+        name, action = self._choose("tool", names)
         if name is None:
-            return whole
+            return action
         tool = self.tools[names.index(name)]
         arguments = arguments_of(tool)
         filled = {} if not arguments.fields else self._fill(arguments, first=False)
         return {**form.fixed, "tool_name": name, "arguments": {**arguments.fixed, **(filled or {})}}
 
-    def _answer(self, field: FormField) -> str:
+    def _prompt_field(self, field: FormField) -> str:
         default = ""
         if not field.required and field.default is not ABSENT:
             default = f" [{as_text(field.default)}]"
         elif not field.required:
             default = " [none]"
         options = [as_text(choice) for choice in field.choices]
-        return self.line(f"{harmless(field.name)} ({harmless(field.label + default)}): ", options)
+        return self.line(f"{sanitize(field.name)} ({sanitize(field.label + default)}): ", options)
 
-    def _take(self, field: FormField, text: str, values: Json) -> bool:
+    def _set_field(self, field: FormField, text: str, values: Json) -> bool:
         if not text:
             if not field.required:
                 return True  # the environment's own default
@@ -165,10 +165,10 @@ def describe_form(form: Form, title: str | None = None) -> list[str]:
         needed = "" if field.required else ", may be left out"
         text = f"  {field.name} ({field.label}{needed}{default})"
         lines.append(text + (f": {field.description}" if field.description else ""))
-    return [harmless(line) for line in lines]
+    return [sanitize(line) for line in lines]
 
 
-def _is_whole(text: str, form: Form) -> bool:
+def _is_action(text: str, form: Form) -> bool:
     """Whether a JSON object is an action rather than the value of its first field."""
     if form.fields[0].kind not in ("object", "any"):
         return True

@@ -36,31 +36,31 @@ def observation_lines(observation: Mapping[str, Any], *, colours: bool = False) 
     """
     text = observation.get("text")
     if isinstance(text, str) and text:
-        yield from _shorten(harmless(text, colours=colours)).splitlines()
+        yield from _shorten(sanitize(text, colours=colours)).splitlines()
     for name, value in observation.items():
         if name == "metadata" or (name == "text" and isinstance(value, str)):
             continue
-        cleaned = harmless(value if isinstance(value, str) else _plain(value), colours=colours)
+        cleaned = sanitize(value if isinstance(value, str) else _plain(value), colours=colours)
         lines = _shorten(cleaned).splitlines() or [""]
         if len(lines) == 1:
-            yield f"  {harmless(name)}: {lines[0]}"
+            yield f"  {sanitize(name)}: {lines[0]}"
         else:
-            yield f"  {harmless(name)}:"
+            yield f"  {sanitize(name)}:"
             yield from (f"    {line}" for line in lines)
 
 
-def harmless(text: str, *, colours: bool = False) -> str:
+def sanitize(text: str, *, colours: bool = False) -> str:
     """Return a text without control characters; lines and tabs stay."""
 
-    def instead(match: re.Match[str]) -> str:
+    def replacement(match: re.Match[str]) -> str:
         return match[0] if colours and _COLOUR.fullmatch(match[0]) else ""
 
-    return _CONTROL.sub(instead, text.replace("\r\n", "\n").replace("\r", "\n")) + (
+    return _CONTROL.sub(replacement, text.replace("\r\n", "\n").replace("\r", "\n")) + (
         "\x1b[0m" if colours and "\x1b[" in text else ""
     )
 
 
-def number(value: Any) -> str:
+def format_number(value: Any) -> str:
     """Return a reward or a return, without what the binary number adds to it."""
     if isinstance(value, float):
         return f"{value:.6g}"
@@ -92,12 +92,12 @@ DIM: Final = "2"
 class Terminal:
     """Reads actions from a terminal or a pipe, and reports a game as readable lines."""
 
-    for_programs = False
+    is_json = False
 
     def __init__(self, source: TextIO | None = None, sink: TextIO | None = None) -> None:
         self._source = source or sys.stdin
         self._sink = sink or sys.stdout
-        self.attended: Final = self._source.isatty()
+        self.is_interactive: Final = self._source.isatty()
         self.colours: Final = self._sink.isatty() and not os.environ.get("NO_COLOR")
         self._completer: _Completer | None = None
 
@@ -111,47 +111,47 @@ class Terminal:
             assert self._completer is not None
             self._completer.choices = choices
             return input(prompt).strip()
-        if not self.for_programs:
+        if not self.is_json:
             self._write(prompt)
         line = self._source.readline()
         if not line:
             raise EOFError
-        if not self.attended:
+        if not self.is_interactive:
             self.say(line.rstrip("\r\n"))  # as it would stand there had it been typed
         return line.strip()
 
-    def began(self, episode: int, options: Json, result: Result) -> None:
+    def show_reset(self, episode: int, options: Json, result: Result) -> None:
         """Report a reset."""
-        given = "".join(f", {name} {_json(value)}" for name, value in options.items())
-        self.say(f"--- episode {episode}{given}", BOLD)
+        option_text = "".join(f", {name} {_json(value)}" for name, value in options.items())
+        self.say(f"--- episode {episode}{option_text}", BOLD)
         self._observation(result)
 
     def show_step(self, step: int, action: Json, result: Result, total: float) -> None:
         """Report a step."""
         self._observation(result)
-        line = f"step {step}   reward {number(result.reward)}   return {number(total)}"
+        line = f"step {step}   reward {format_number(result.reward)}   return {format_number(total)}"
         self.say(line + ("   done" if result.done else ""), DIM)
 
     def show_end(self, episode: int, steps: int, total: float, done: bool) -> None:
         """Report the end of an episode; one that is not done was left."""
         duration = f"{steps} step" + ("" if steps == 1 else "s")
-        became = "is over" if done else "was left"
-        self.say(f"episode {episode} {became} after {duration}: return {number(total)}", BOLD)
+        outcome = "is over" if done else "was left"
+        self.say(f"episode {episode} {outcome} after {duration}: return {format_number(total)}", BOLD)
 
     def show_failure(self, error: Exception) -> None:
         """Report a refused action or another error; the game continues."""
-        self.say(f"{type(error).__name__}: {harmless(str(error))}")
+        self.say(f"{type(error).__name__}: {sanitize(str(error))}")
 
     def show_answer(self, name: str, value: Any, lines: Sequence[str] | None = None) -> None:
         """Print a requested state, schema or list of tools."""
-        for line in lines or [harmless(json.dumps(value, ensure_ascii=False, indent=2))]:
+        for line in lines or [sanitize(json.dumps(value, ensure_ascii=False, indent=2))]:
             self.say(line)
 
     def _observation(self, result: Result) -> None:
         for line in observation_lines(result.observation, colours=self.colours):
             self.say(line)
         if metadata := result.metadata or result.observation.get("metadata"):
-            self.say(f"  metadata: {harmless(_json(metadata))}", DIM)
+            self.say(f"  metadata: {sanitize(_json(metadata))}", DIM)
 
     def _write(self, text: str) -> None:
         self._sink.write(text)
@@ -159,24 +159,24 @@ class Terminal:
 
     def _can_edit(self) -> bool:
         """Whether lines can be edited, recalled and completed."""
-        if self.for_programs or self._source is not sys.stdin or self._sink is not sys.stdout:
+        if self.is_json or self._source is not sys.stdin or self._sink is not sys.stdout:
             return False
-        if not (self.attended and self._sink.isatty()):
+        if not (self.is_interactive and self._sink.isatty()):
             return False
         if self._completer is None:
             self._completer = _Completer()
         return self._completer.installed
 
 
-class ForPrograms(Terminal):
+class JsonTerminal(Terminal):
     """Reports as JSON: one object a line, each with its `event`."""
 
-    for_programs = True
+    is_json = True
 
     def say(self, text: str = "", style: str = "") -> None:
         """Print nothing: there is no person."""
 
-    def began(self, episode: int, options: Json, result: Result) -> None:
+    def show_reset(self, episode: int, options: Json, result: Result) -> None:
         """Report a reset."""
         self._event("reset", episode=episode, options=options, **_fields_of(result))
 

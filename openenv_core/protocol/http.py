@@ -45,7 +45,7 @@ class HttpRequest:
     method: str
     path: str
     body: bytes | None = None
-    apart: bool = False  # it is about no session
+    is_sessionless: bool = False  # it is about no session
 
 
 def http_request(frame: bytes, session_id: str, begun: bool = True) -> HttpRequest:
@@ -70,10 +70,10 @@ def http_request(frame: bytes, session_id: str, begun: bool = True) -> HttpReque
             call = {"jsonrpc": "2.0", "id": 1, "method": "openenv/session/close", "params": params}
             return HttpRequest(kind, "POST", "/mcp", dumps(call))
         case "mcp":
-            asked: dict[str, Any] = dict(data or {})
+            rpc: dict[str, Any] = dict(data or {})
             if begun:
-                asked["params"] = {**asked.get("params", {}), "session_id": session_id}
-            return HttpRequest(kind, "POST", "/mcp", dumps(asked), apart=not begun)
+                rpc["params"] = {**rpc.get("params", {}), "session_id": session_id}
+            return HttpRequest(kind, "POST", "/mcp", dumps(rpc), is_sessionless=not begun)
     raise ValueError(f"expected a reset, step, state, mcp or close frame, got {kind!r}")
 
 
@@ -112,9 +112,9 @@ def error_frame(status: int, body: bytes, retry_after_s: float | None) -> bytes 
         case _:
             return None
     if isinstance(detail, Mapping):
-        said = {str(name): value for name, value in detail.items()}
-        code, detail = str(said.pop("code", code)), said.pop("message", None)
-        extra = {**said, **extra}
+        detail_fields = {str(name): value for name, value in detail.items()}
+        code, detail = str(detail_fields.pop("code", code)), detail_fields.pop("message", None)
+        extra = {**detail_fields, **extra}
     text = detail if isinstance(detail, str) and detail else f"the server answered with HTTP {status}"
     return encode_error(code, text, extra).encode()
 

@@ -149,7 +149,7 @@ class RequestDecoder(Generic[ActT]):
     """
 
     def __init__(self, action_type: type[ActT], production: bool = False) -> None:
-        read = _readable(action_type)
+        read = _union_of(action_type)
         build: Any = create_model  # its overloads do not know types made at run time
         step: Any = build("_StepFrame", __config__=_FORBID, type=(Literal["step"], ...), data=(read, ...))
         kinds = (
@@ -263,7 +263,7 @@ def _one_of(kinds: list[Any]) -> Callable[[str], Any]:
     return TypeAdapter(several).validator.validate_json
 
 
-def _readable(action_type: Any) -> Any:
+def _union_of(action_type: Any) -> Any:
     """Return what reads the actions of a server.
 
     A server that was given one of the actions of tools, or the base of all, takes both actions of tools: released
@@ -338,10 +338,10 @@ def _fault(kind: str, place: list[Any], message: str, value: Any) -> RefusalErro
 
 def _position(body: bytes, why: str) -> int:
     """Return the offset of a fault that the parser names by line and column."""
-    found = re.search(r"line (\d+) column (\d+)$", why)
-    if found is None:
+    match = re.search(r"line (\d+) column (\d+)$", why)
+    if match is None:
         return 0
-    line, column = int(found[1]), int(found[2])
+    line, column = int(match[1]), int(match[2])
     return sum(len(text) + 1 for text in body.split(b"\n", line - 1)[: line - 1]) + column
 
 

@@ -23,13 +23,13 @@ class AnyObservation(Observation):
     model_config = ConfigDict(extra="allow")
 
 
-class _Called(CallToolObservation):
+class _CallObservation(CallToolObservation):
     """A tool's observation; servers may say more than the released ones do."""
 
     model_config = ConfigDict(extra="allow")
 
 
-class _Listed(ListToolsObservation):
+class _ListObservation(ListToolsObservation):
     model_config = ConfigDict(extra="allow")
 
 
@@ -81,9 +81,9 @@ def read_result(payload: Mapping[str, Any]) -> StepResult[Observation]:
     fields = payload.get("observation")
     if not isinstance(fields, Mapping):
         raise ProtocolError(f"expected an observation from the server, got {_excerpt(payload)}")
-    said = {**fields, "reward": payload.get("reward"), "done": payload.get("done", False)}
+    observation_fields = {**fields, "reward": payload.get("reward"), "done": payload.get("done", False)}
     try:
-        observation = _observation(said)
+        observation = _observation(observation_fields)
     except ValidationError as error:
         raise ProtocolError(f"expected an observation, got {_excerpt(payload)}: {error}") from error
     metadata = payload.get("metadata")
@@ -118,18 +118,18 @@ def value_of_rpc(name: str, result: Any) -> Any:
 
 def call_failed(name: str, fault: JsonRpcFaultError) -> ToolCallError:
     """Return what a failed `tools/call` is for the caller."""
-    said = fault.data.get("error_type") if isinstance(fault.data, Mapping) else None
-    return ToolCallError(name, _kind(said), fault.message)
+    error_type = fault.data.get("error_type") if isinstance(fault.data, Mapping) else None
+    return ToolCallError(name, _kind(error_type), fault.message)
 
 
 def _observation(fields: dict[str, Any]) -> Observation:
     tools = fields.get("tools")
     if isinstance(tools, list) and all(isinstance(tool, Mapping) and "name" in tool for tool in tools):
         fields["tools"] = [_tool(tool) for tool in tools]
-        return (_Listed if fields.keys() - _LISTED else ListToolsObservation).model_validate(fields)
+        return (_ListObservation if fields.keys() - _LISTED else ListToolsObservation).model_validate(fields)
     if "tool_name" in fields:
         fields["error"] = _error(fields.get("error"))
-        return (_Called if fields.keys() - _CALLED else CallToolObservation).model_validate(fields)
+        return (_CallObservation if fields.keys() - _CALLED else CallToolObservation).model_validate(fields)
     return AnyObservation.model_validate(fields)
 
 
@@ -137,13 +137,15 @@ def _error(error: Any) -> ToolError | None:
     """Read why a call failed; a server may know more reasons than this client."""
     if error is None:
         return None
-    said = error if isinstance(error, Mapping) else {"message": error}
-    return ToolError(error_type=_kind(said.get("error_type")), message=str(said.get("message", "")))
+    error_fields = error if isinstance(error, Mapping) else {"message": error}
+    return ToolError(
+        error_type=_kind(error_fields.get("error_type")), message=str(error_fields.get("message", ""))
+    )
 
 
-def _kind(said: Any) -> ToolErrorType:
-    known = isinstance(said, str) and said in set(ToolErrorType)
-    return ToolErrorType(said) if known else ToolErrorType.EXECUTION_ERROR
+def _kind(error_type: Any) -> ToolErrorType:
+    known = isinstance(error_type, str) and error_type in set(ToolErrorType)
+    return ToolErrorType(error_type) if known else ToolErrorType.EXECUTION_ERROR
 
 
 def _tool(tool: Any) -> Tool:

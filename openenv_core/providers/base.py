@@ -157,7 +157,7 @@ def wait_healthy(
     return trouble
 
 
-ELSEWHERE_FACTOR: Final = 20.0
+REMOTE_POLL_FACTOR: Final = 20.0
 """How much longer the pauses are where the server is on another machine: 60 ms to 1 s."""
 
 RETRY_INTERVAL_S: Final = 0.05
@@ -211,7 +211,7 @@ class OwnedServerProvider(ABC):
 
         A start that is under way in another thread fails then.
         """
-        with stopped(self._interrupt, self._lock):
+        with hold_stopped(self._interrupt, self._lock):
             self._stop()
 
     def __enter__(self) -> Self:
@@ -238,7 +238,7 @@ class OwnedServerProvider(ABC):
 
 
 @contextmanager
-def stopped(end: Callable[[], object], lock: threading.Lock) -> Iterator[None]:
+def hold_stopped(end: Callable[[], object], lock: threading.Lock) -> Iterator[None]:
     """Hold the lock, which a start holds until `end` makes it fail.
 
     It is called again and again: a start that has just begun may not have come to where it has an effect.
@@ -255,7 +255,7 @@ def stopped(end: Callable[[], object], lock: threading.Lock) -> Iterator[None]:
 TOKENS: Final = "ROPEWALK_TOKENS"
 TOKEN_FILE: Final = "ROPEWALK_TOKEN_FILE"
 
-MOST_CHARS: Final = 65_536
+MAX_TOKEN_FILE_CHARS: Final = 65_536
 """How much of a file is read: callers of a sandbox service name the file too."""
 
 
@@ -271,12 +271,12 @@ def first_token(environ: Mapping[str, str], folder: str | Path = ".") -> str | N
     if not tokens and name and (file := Path(folder, name)).is_file():
         # Where it cannot be read, the server says so itself.
         with suppress(OSError, ValueError), file.open(encoding="utf-8") as opened:
-            lines = [line.strip() for line in opened.read(MOST_CHARS).splitlines()]
+            lines = [line.strip() for line in opened.read(MAX_TOKEN_FILE_CHARS).splitlines()]
             tokens = [line for line in lines if line and not line.startswith("#")]
     return tokens[0] if tokens else None
 
 
-class Released:
+class CallableProvider:
     """A `Provider` over these three calls, for one client: once it has been stopped, it does not start again.
 
     A start goes on in its thread when the client that waits for it is cancelled. The stop that follows may come
@@ -304,13 +304,13 @@ class Released:
             ProviderError: It was stopped, before or meanwhile.
         """
         with self._starting:
-            self._require_wanted()
+            self._require_not_stopped()
             if self._url is None:
                 url = str(self._begin())
                 try:
-                    self._require_wanted()
+                    self._require_not_stopped()
                     self._wait(url)
-                    self._require_wanted()
+                    self._require_not_stopped()
                 except BaseException:
                     self._stop()
                     raise
@@ -326,12 +326,12 @@ class Released:
         with self._ending:
             self._end()
 
-    def _require_wanted(self) -> None:
+    def _require_not_stopped(self) -> None:
         if self._stopped:
             raise ProviderError("expected to start a server, but the client was closed; make a new client")
 
 
-def adapted(provider: AnyProvider, *, started: bool = False) -> Provider:
+def adapt_provider(provider: AnyProvider, *, started: bool = False) -> Provider:
     """Return the provider as a client uses it.
 
     Args:
@@ -358,9 +358,9 @@ def adapted(provider: AnyProvider, *, started: bool = False) -> Provider:
                 "start it yourself and pass the URL as base_url beside the provider"
             )
         if name == "start_container":
-            return Released(start, given.wait_for_ready, given.stop_container)
+            return CallableProvider(start, given.wait_for_ready, given.stop_container)
         if hasattr(provider, "wait_for_ready"):
-            return Released(start, lambda _: given.wait_for_ready(), given.stop)
+            return CallableProvider(start, lambda _: given.wait_for_ready(), given.stop)
         return provider
     raise ConfigurationError(
         "expected a provider with start() and stop(), or start_container() and stop_container(), "
@@ -380,7 +380,7 @@ def has_died(provider: object, *, within_s: float = EXIT_WAIT_S) -> bool:
     return True
 
 
-def last_words(provider: Provider) -> str:
+def describe_death(provider: Provider) -> str:
     """Return what to add to an error if the provider's server has died: that, and its last output.
 
     One whose deaths show later than `EXIT_WAIT_S` after the connections broke says so in its attribute `death_s`.

@@ -87,7 +87,7 @@ class PoolState:
         return text
 
 
-LASTING: Final = (ConfigurationError, ImageNotFoundError, OptionUnavailableError)
+PERMANENT_ERRORS: Final = (ConfigurationError, ImageNotFoundError, OptionUnavailableError)
 """Failures that no wait mends."""
 
 POLL_INTERVAL_S: Final = 0.5
@@ -190,7 +190,7 @@ class PoolKeeper(Generic[MemberT]):
                 return
             left_s = deadline - time.monotonic()
             reason = ""
-            if isinstance(self._last_failure, LASTING) and not self._starting and not self._used:
+            if isinstance(self._last_failure, PERMANENT_ERRORS) and not self._starting and not self._used:
                 reason = f"expected {wanted}, got {len(self._ready)}, and no wait will bring one"
             elif left_s <= 0:
                 reason = f"expected {wanted} within {timeout_s:g} s, got {len(self._ready)}"
@@ -253,7 +253,7 @@ class PoolKeeper(Generic[MemberT]):
     def _main(self) -> None:
         try:
             while not self._stopping.is_set():
-                self._turn()
+                self._run_once()
                 self._sleep()
             self._clear(time.monotonic() + CLEAR_TIMEOUT_S)
         except BaseException as error:
@@ -279,7 +279,7 @@ class PoolKeeper(Generic[MemberT]):
                     return
                 self.changed.wait(CLEAR_POLL_INTERVAL_S)
 
-    def _turn(self) -> None:
+    def _run_once(self) -> None:
         now = time.monotonic()
         with self.changed:
             self._drain()
@@ -289,14 +289,14 @@ class PoolKeeper(Generic[MemberT]):
             self._starting += starts
         for submitted in range(starts):
             try:
-                _begin(self._start_one, "openenv-pool-start")
+                _start_thread(self._start_one, "openenv-pool-start")
             except RuntimeError as error:  # no thread is to be had, at the interpreter's exit for one
                 with self.changed:
                     self._starting -= starts - submitted
                     self._note_failure(error)
                 break
         if now >= self._next_look:
-            self._look_after_waiting()
+            self._check_ready()
             self._next_look = time.monotonic() + IDLE_INTERVAL_S
 
     def _startable(self) -> int:
@@ -335,7 +335,7 @@ class PoolKeeper(Generic[MemberT]):
             self._removing.update(map(id, chosen))
         for member in chosen:
             try:
-                _begin(partial(self._remove_one, member), "openenv-pool-remove")
+                _start_thread(partial(self._remove_one, member), "openenv-pool-remove")
             except RuntimeError:  # no thread is to be had, at the interpreter's exit for one: one by one then
                 if time.monotonic() < deadline:
                     self._remove_one(member)
@@ -367,7 +367,7 @@ class PoolKeeper(Generic[MemberT]):
         self._failures += 1
         self._last_failure = failure
         pause_s = min(MAX_BACKOFF_S, MIN_BACKOFF_S * 2 ** min(self._failures - 1, 10))
-        if isinstance(failure, LASTING):
+        if isinstance(failure, PERMANENT_ERRORS):
             pause_s = PERSISTENT_FAILURE_BACKOFF_S
         self._next_start = time.monotonic() + pause_s
         logger.warning("a pool's container could not be started: %s", failure)
@@ -387,7 +387,7 @@ class PoolKeeper(Generic[MemberT]):
             self.changed.notify_all()
         self._wake.put(None)
 
-    def _look_after_waiting(self) -> None:
+    def _check_ready(self) -> None:
         """Take out members that were silent twice: once may be the machine that stood still."""
         with self.changed:
             waiting = list(self._ready)
@@ -409,7 +409,7 @@ class PoolKeeper(Generic[MemberT]):
                         self._wake.put(None)  # it is replaced at once
 
 
-def _begin(work: Callable[[], None], name: str) -> None:
+def _start_thread(work: Callable[[], None], name: str) -> None:
     threading.Thread(target=work, name=name, daemon=True).start()
 
 

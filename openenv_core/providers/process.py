@@ -82,7 +82,7 @@ class LocalProcessProvider(OwnedServerProvider):
         self._command = command or SERVE_COMMAND
         self._log = log
         self._guard: subprocess.Popen[bytes] | None = None
-        self._tail: _Tail | None = None
+        self._tail: _OutputTail | None = None
 
     @property
     def alive(self) -> bool:
@@ -107,7 +107,7 @@ class LocalProcessProvider(OwnedServerProvider):
         with listen() as listener:
             port = int(listener.getsockname()[1])
             guard = self._spawn(listener.fileno())
-        output = _Tail(guard, self._log)
+        output = _OutputTail(guard, self._log)
         self._guard, self._tail = guard, output
         self._ending = weakref.finalize(
             self, _end, guard, output, self._stop_timeout_s + KILL_MARGIN_S, os.getpid()
@@ -135,7 +135,7 @@ class LocalProcessProvider(OwnedServerProvider):
         inherited = {name: value for name, value in os.environ.items() if name not in (TOKENS, TOKEN_FILE)}
         return inherited | self._env_vars
 
-    def _wait_until_healthy(self, guard: "subprocess.Popen[bytes]", port: int, output: "_Tail") -> None:
+    def _wait_until_healthy(self, guard: "subprocess.Popen[bytes]", port: int, output: "_OutputTail") -> None:
         def pause(seconds: float) -> None:
             try:
                 guard.wait(seconds)
@@ -157,13 +157,13 @@ class LocalProcessProvider(OwnedServerProvider):
             )
 
 
-class _Tail:
+class _OutputTail:
     """Keeps the last of what a process prints, reading on so that it never blocks; a log has all of it."""
 
     def __init__(self, process: "subprocess.Popen[bytes]", log: Path | None) -> None:
         assert process.stdout is not None
-        self._kept = bytearray()
-        self._log = _added(b"", log) if log is not None else None
+        self._retained = bytearray()
+        self._log = _append_log(b"", log) if log is not None else None
         self._thread = threading.Thread(
             target=self._read, args=(process.stdout,), name="openenv-output", daemon=True
         )
@@ -172,7 +172,7 @@ class _Tail:
     def text(self) -> str:
         """Return what is kept. Waits a moment for the end of the output of a process that has ended."""
         self._thread.join(RETRY_INTERVAL_S)
-        return bytes(self._kept).decode(errors="replace")
+        return bytes(self._retained).decode(errors="replace")
 
     def join(self, timeout_s: float) -> None:
         self._thread.join(timeout_s)
@@ -180,10 +180,10 @@ class _Tail:
     def _read(self, stream: IO[bytes]) -> None:
         with stream:
             while chunk := os.read(stream.fileno(), 65_536):
-                self._kept += chunk
-                del self._kept[:-OUTPUT_BYTES]
+                self._retained += chunk
+                del self._retained[:-OUTPUT_BYTES]
                 if self._log is not None:
-                    self._log = _added(chunk, self._log)
+                    self._log = _append_log(chunk, self._log)
 
 
 def last_traceback(output: str) -> str:
@@ -194,7 +194,7 @@ def last_traceback(output: str) -> str:
     return "\n".join([header, *lines[: end + 1]]) if header else ""
 
 
-def _added(chunk: bytes, log: Path) -> Path | None:
+def _append_log(chunk: bytes, log: Path) -> Path | None:
     """Add to a log, and return it; None where it cannot be written: the server is worth more than its log."""
     try:
         with log.open("ab") as file:
@@ -207,7 +207,7 @@ def _added(chunk: bytes, log: Path) -> Path | None:
     return log
 
 
-def _end(guard: "subprocess.Popen[bytes]", output: _Tail, timeout_s: float, owner: int) -> None:
+def _end(guard: "subprocess.Popen[bytes]", output: _OutputTail, timeout_s: float, owner: int) -> None:
     """End the guard, which ends the server, and wait for both; kill a guard that does not heed.
 
     Does nothing in a fork of the owner: the server is the owner's.

@@ -18,7 +18,7 @@ import httpx
 
 from openenv_core.errors import ConfigurationError, ProviderError, ServerStartError, installed_with
 from openenv_core.protocol.http import is_bearer_token
-from openenv_core.providers.base import ELSEWHERE_FACTOR, OwnedServerProvider, wait_healthy
+from openenv_core.providers.base import REMOTE_POLL_FACTOR, OwnedServerProvider, wait_healthy
 from openenv_core.proxies import client_for
 
 RENEWALS: Final = 3
@@ -67,7 +67,7 @@ class HostedSandbox(ABC):
         self._lease_s = lease_s
         self._pid = os.getpid()
         self._ending = threading.Lock()
-        threading.Thread(target=self._keep, name="openenv-sandbox-lease", daemon=True).start()
+        threading.Thread(target=self._renew_lease, name="openenv-sandbox-lease", daemon=True).start()
 
     @abstractmethod
     def run(self, command: str) -> None:
@@ -103,7 +103,7 @@ class HostedSandbox(ABC):
                 with suppress(Exception):
                     self.kill()
 
-    def _keep(self) -> None:
+    def _renew_lease(self) -> None:
         expires = time.monotonic() + self._lease_s
         while not self.ended.wait(self._lease_s / RENEWALS):
             requested_at = time.monotonic()
@@ -216,22 +216,22 @@ class HostedServerProvider(OwnedServerProvider):
 
     @abstractmethod
     def _create(self) -> HostedSandbox:
-        """Make a sandbox; called within `_asking`."""
+        """Make a sandbox; called within `_translate_errors`."""
 
     def _launch(self) -> str:
         deadline = time.monotonic() + self._start_timeout_s
-        with self._asking():
+        with self._translate_errors():
             sandbox = self._create()
-            self._own(sandbox)
+            self._adopt(sandbox)
             if self._command is not None:
                 sandbox.run(f"exec {shlex.join(self._command)} >{LOG} 2>&1")
-        return self._served(sandbox, deadline)
+        return self._wait_served(sandbox, deadline)
 
-    def _own(self, sandbox: HostedSandbox) -> None:
+    def _adopt(self, sandbox: HostedSandbox) -> None:
         self._sandbox = sandbox
         self._ending = weakref.finalize(self, sandbox.end)
 
-    def _served(self, sandbox: HostedSandbox, deadline: float) -> str:
+    def _wait_served(self, sandbox: HostedSandbox, deadline: float) -> str:
         """Return the URL of the server in a sandbox, once it is healthy."""
 
         def pause(seconds: float) -> None:
@@ -242,11 +242,11 @@ class HostedServerProvider(OwnedServerProvider):
                     f"expected {self._template} to start, but its sandbox ended", self.output()
                 )
 
-        with self._asking():
+        with self._translate_errors():
             url = sandbox.url(self._port)
         left_s = deadline - time.monotonic()
         fault = wait_healthy(
-            lambda left: healthy(url, min(left, 10.0)), left_s, pause, factor=ELSEWHERE_FACTOR
+            lambda left: healthy(url, min(left, 10.0)), left_s, pause, factor=REMOTE_POLL_FACTOR
         )
         if fault is None:
             return url
@@ -257,7 +257,7 @@ class HostedServerProvider(OwnedServerProvider):
         )
 
     @contextmanager
-    def _asking(self) -> Iterator[None]:
+    def _translate_errors(self) -> Iterator[None]:
         """Turn errors of the service in the block into ours."""
         try:
             yield
@@ -379,10 +379,10 @@ class RemoteSandboxProvider(HostedServerProvider):
         Raises:
             SandboxRefusedError: The service has no pauses.
         """
-        sandbox = self._started()
+        sandbox = self._require_started()
         sandbox.paused = True
         try:
-            with self._asking():
+            with self._translate_errors():
                 sandbox.inner.pause()
         except BaseException:
             sandbox.paused = False
@@ -390,11 +390,11 @@ class RemoteSandboxProvider(HostedServerProvider):
 
     def resume(self) -> str:
         """Have a paused sandbox go on; return the server's URL once that is healthy."""
-        sandbox = self._started()
-        with self._asking():
+        sandbox = self._require_started()
+        with self._translate_errors():
             sandbox.inner.connect(timeout=round(self._lease_s))
         sandbox.paused = False
-        return self._served(sandbox, time.monotonic() + self._start_timeout_s)
+        return self._wait_served(sandbox, time.monotonic() + self._start_timeout_s)
 
     def fork(self, count: int = 1) -> list[Self]:
         """Return providers of copies of the sandbox as it stands, whose servers run; each is to be stopped.
@@ -406,31 +406,31 @@ class RemoteSandboxProvider(HostedServerProvider):
             SandboxRefusedError: The service does not copy what runs in a sandbox, as none does of containers, or has
                 no room for all.
         """
-        with self._asking():
-            forks = self._started().inner.fork(count=count, timeout=round(self._lease_s))
+        with self._translate_errors():
+            forks = self._require_started().inner.fork(count=count, timeout=round(self._lease_s))
         copies: list[Self] = []
         try:
             for each in forks:  # all, before any is waited for: their time runs
                 if not isinstance(each, Exception):
                     provider = copy.copy(self)
                     OwnedServerProvider.__init__(provider)
-                    provider._own(_E2BSandbox(each, self._lease_s, self._base))
+                    provider._adopt(_E2BSandbox(each, self._lease_s, self._base))
                     copies.append(provider)
             for each in forks:
                 if isinstance(each, Exception):
-                    with self._asking():
+                    with self._translate_errors():
                         raise each
             for provider in copies:
                 assert provider._sandbox is not None
                 deadline = time.monotonic() + self._start_timeout_s
-                provider._url = provider._served(provider._sandbox, deadline)
+                provider._url = provider._wait_served(provider._sandbox, deadline)
         except BaseException:
             for provider in copies:
                 provider.stop()
             raise
         return copies
 
-    def _started(self) -> HostedSandbox:
+    def _require_started(self) -> HostedSandbox:
         if self._sandbox is None or self._url is None:
             raise ProviderError("expected a sandbox that was started, got none; start() it")
         return self._sandbox

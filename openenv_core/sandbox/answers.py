@@ -5,7 +5,7 @@ from dataclasses import dataclass, replace
 from typing import Any, Final, TypeAlias
 
 from openenv_core.sandbox.config import Limits
-from openenv_core.sandbox.inside.frames import ANSWER, HERE, MAX_HEADER
+from openenv_core.sandbox.inside.frames import ANSWER, FORK_NOTICE, MAX_HEADER
 from openenv_core.sandbox.results import (
     EXIT_INTERRUPTED,
     EXIT_KILLED,
@@ -44,7 +44,7 @@ class AnswerReader:
         self._limit = limit
         self._announced = announced
         self._buffer = bytearray()
-        self._whole = 0
+        self._frame_bytes = 0
 
     def feed(self, data: bytes, expected: int | None) -> Answer | None:
         """Take some bytes; return the answer once it is whole.
@@ -60,24 +60,24 @@ class AnswerReader:
             raise ForgedAnswerError("bytes without a request")
         buffer = self._buffer
         buffer += data
-        if self._announced and not self._whole:
-            while buffer.startswith(HERE):
-                del buffer[: len(HERE)]
-        if not self._whole:
+        if self._announced and not self._frame_bytes:
+            while buffer.startswith(FORK_NOTICE):
+                del buffer[: len(FORK_NOTICE)]
+        if not self._frame_bytes:
             if len(buffer) < ANSWER.size:
                 return None
             head, texts = ANSWER.unpack_from(buffer)
             if head > MAX_HEADER or texts > self._limit:
                 raise ForgedAnswerError(f"an answer of {head + texts} bytes")
-            self._whole = ANSWER.size + head + texts
-        if len(buffer) < self._whole:
+            self._frame_bytes = ANSWER.size + head + texts
+        if len(buffer) < self._frame_bytes:
             return None
-        if len(buffer) > self._whole:
+        if len(buffer) > self._frame_bytes:
             raise ForgedAnswerError("bytes beyond the answer")
         head, _ = ANSWER.unpack_from(buffer)
-        whole = bytes(buffer)
-        self._buffer, self._whole = bytearray(), 0
-        return _read(whole[ANSWER.size : ANSWER.size + head], whole[ANSWER.size + head :], expected)
+        frame = bytes(buffer)
+        self._buffer, self._frame_bytes = bytearray(), 0
+        return _read(frame[ANSWER.size : ANSWER.size + head], frame[ANSWER.size + head :], expected)
 
 
 def _read(head: bytes, texts: bytes, expected: int) -> Answer:
@@ -184,7 +184,7 @@ class Exit:
     memory: bool = False
 
 
-def judge(
+def finalize_execution(
     execution: Execution, cause: str | None, exit_: Exit | None, limits: Limits, timeout_s: float = 0.0
 ) -> Execution:
     """Return an execution with its final status.
@@ -220,17 +220,17 @@ def judge(
     )
 
 
-_WORST: Final = 6
+_MAX_BYTES_PER_CHAR: Final = 6
 """Bytes that a character takes at most when it is sent."""
 
-_GROWTH: Final = 2
+_MAX_GROWTH: Final = 2
 """By so much a text may grow when it is sent, of which lines and quotes ask little, and control characters six."""
 
-_ATTEMPTS: Final = 4
+_TRUNCATE_ATTEMPTS: Final = 4
 """At shortening a text by how much it is too long on the average; each looks at all of it."""
 
 
-def fit(
+def truncate_execution(
     answer: Answer | None, stdout: tuple[str, bool], stderr: tuple[str, bool], limits: Limits
 ) -> Execution:
     """Return an execution with no more of its texts than may be sent.
@@ -242,10 +242,10 @@ def fit(
         limits: Of the session.
     """
     execution, text = answer or (Execution(status="ok"), None)
-    out, err = (_fitting(written, _GROWTH * limits.output_bytes) for written, _ in (stdout, stderr))
-    limit = _GROWTH * limits.outputs_bytes
-    whole = None if text is None else text.decode("utf-8", "replace")
-    result = None if whole is None else _fitting(whole, limit)
+    out, err = (_truncate(written, _MAX_GROWTH * limits.output_bytes) for written, _ in (stdout, stderr))
+    limit = _MAX_GROWTH * limits.outputs_bytes
+    value_text = None if text is None else text.decode("utf-8", "replace")
+    result = None if value_text is None else _truncate(value_text, limit)
     left = limit - _json_size(result or "")
     outputs: list[Output] = []
     for output in execution.outputs:
@@ -256,20 +256,20 @@ def fit(
     cut = Truncated(
         stdout=stdout[1] or out is not stdout[0],
         stderr=stderr[1] or err is not stderr[0],
-        outputs=execution.cut.outputs or result is not whole or len(outputs) < len(execution.outputs),
+        outputs=execution.cut.outputs or result is not value_text or len(outputs) < len(execution.outputs),
     )
     return replace(execution, stdout=out, stderr=err, result=result, outputs=tuple(outputs), cut=cut)
 
 
-def _fitting(text: str, limit: int) -> str:
+def _truncate(text: str, limit: int) -> str:
     """Return a text as far as it is to be sent in so many bytes; the same object where that is all of it."""
-    if _WORST * len(text) <= limit:
+    if _MAX_BYTES_PER_CHAR * len(text) <= limit:
         return text
-    for _ in range(_ATTEMPTS):
+    for _ in range(_TRUNCATE_ATTEMPTS):
         if (size := _json_size(text)) <= limit:
             return text
         text = text[: len(text) * limit // size]
-    return text[: limit // _WORST]
+    return text[: limit // _MAX_BYTES_PER_CHAR]
 
 
 def _json_size(text: str) -> int:

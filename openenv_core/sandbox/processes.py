@@ -57,7 +57,7 @@ class Connections:
         os.set_blocking(self.stderr, False)
         self.inner = [inner.detach(), inner_stdout, inner_stderr]
 
-    def hand_over(self) -> None:
+    def close_remote_ends(self) -> None:
         """Close the ends that are theirs by now. Idempotent."""
         inner, self.inner = self.inner, []
         for descriptor in inner:
@@ -72,7 +72,7 @@ class Connections:
 
     def close(self) -> None:
         """Close all of them. Who has not been heard of yet ends when it finds nobody to tell that it is there."""
-        self.hand_over()
+        self.close_remote_ends()
         self.control.close()
         os.close(self.stdout)
         os.close(self.stderr)
@@ -267,7 +267,7 @@ class InterpreterProcesses:
         self._pending_signal = signal.SIGINT
         self.send_signal(signal.SIGINT)
 
-    def kill_when_shown(self) -> None:
+    def kill_on_start(self) -> None:
         """Kill whoever will run the request, when it shows itself."""
         self._pending_signal = signal.SIGKILL
 

@@ -42,9 +42,11 @@ def find_readable(
         hidden: Not to be read, beside this project's own packages.
     """
     python = {Path(prefix) for prefix in (sys.prefix, sys.base_prefix, sys.exec_prefix)}
-    wanted = {path for path in (*map(Path, _SYSTEM), *python, *more) if path.exists()}
+    candidates = {path for path in (*map(Path, _SYSTEM), *python, *more) if path.exists()}
     paths = [
-        path for path in wanted if not any(path != other and path.is_relative_to(other) for other in wanted)
+        path
+        for path in candidates
+        if not any(path != other and path.is_relative_to(other) for other in candidates)
     ]
     own = (folder / name for folder in _places() for name in _OURS)
     unreadable = {path.resolve() for path in (*hidden, *own) if path.exists()}

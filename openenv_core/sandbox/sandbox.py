@@ -14,10 +14,10 @@ from typing import Any, Final, Self
 from uuid import uuid4
 
 from openenv_core.errors import ConfigurationError
-from openenv_core.sandbox.answers import ZYGOTE_ENDED, Exit, judge
+from openenv_core.sandbox.answers import ZYGOTE_ENDED, Exit, finalize_execution
 from openenv_core.sandbox.config import LADDER, Isolation, Limits, SandboxConfig
 from openenv_core.sandbox.errors import FileRefusedError, SandboxClosedError, SandboxUnavailableError
-from openenv_core.sandbox.inside.frames import BRANCHES_AT_ONCE, MAX_VALUE
+from openenv_core.sandbox.inside.frames import MAX_BRANCHES_PER_REQUEST, MAX_VALUE
 from openenv_core.sandbox.kernel import cgroups
 from openenv_core.sandbox.kernel.cgroups import CgroupMaker
 from openenv_core.sandbox.kernel.identity import UserLeases, session_uid
@@ -108,10 +108,10 @@ class Sandbox:
                 await prove(isolation, self.open)
             except SandboxUnavailableError as error:
                 refusals.append(f"{isolation}: {error}")
-                await self._unboot()
+                await self._shut_down()
                 continue
             except BaseException:
-                await self._unboot()
+                await self._shut_down()
                 raise
             self._proved = True
             if refusals:
@@ -146,9 +146,9 @@ class Sandbox:
         """End every session and the zygote. Idempotent."""
         self._closed = True
         await asyncio.gather(*(session.close() for session in list(self._sessions)))
-        await self._unboot()
+        await self._shut_down()
         async with self._booting:  # another zygote may have been on its way, for a session that was to begin
-            await self._unboot()
+            await self._shut_down()
 
     async def __aenter__(self) -> Self:
         await self.start()
@@ -159,11 +159,11 @@ class Sandbox:
 
     async def _fork_interpreter(self, limits: Limits, *, snapshot: bool) -> tuple[Worker, Workspace]:
         try:
-            zygote = await self._living_zygote()
-            slot, uid = self._users.take()
+            zygote = await self._ensure_zygote()
+            slot, uid = self._users.acquire()
             # Not with the session: branches of it are the same user, and may live on. Once: it is soon somebody else's.
             lease = contextlib.ExitStack()
-            lease.callback(self._users.give, slot)
+            lease.callback(self._users.release, slot)
             try:
                 return await zygote.fork_interpreter(
                     limits,
@@ -184,10 +184,10 @@ class Sandbox:
                 ) from error
             raise SandboxUnavailableError(f"expected an interpreter, got none: {error}") from error
 
-    async def _living_zygote(self) -> Zygote:
+    async def _ensure_zygote(self) -> Zygote:
         async with self._booting:
             if not self._closed and (self._zygote is None or self._zygote.ended):
-                await self._unboot_zygote()
+                await self._stop_zygote()
                 if asyncio.get_running_loop().time() - self._began > _HEALTHY_UPTIME_S:
                     self._deaths = 0
                 await asyncio.sleep(_BACKOFF_S[min(self._deaths, len(_BACKOFF_S) - 1)])
@@ -213,23 +213,23 @@ class Sandbox:
             "privileged": session_uid(0) is not None,
         }
         self._began = asyncio.get_running_loop().time()
-        self._zygote = Zygote(spec, self._on_death)
+        self._zygote = Zygote(spec, self._on_zygote_exit)
         await self._zygote.start(config.boot_timeout_s)
 
-    def _on_death(self) -> None:
+    def _on_zygote_exit(self) -> None:
         # On the way down the ladder it is no news.
         if self._proved and not self._closed:
             logger.warning(
                 "the process that interpreters are forked from has ended; the next session starts another"
             )
 
-    async def _unboot(self) -> None:
-        await self._unboot_zygote()
+    async def _shut_down(self) -> None:
+        await self._stop_zygote()
         scratch, self._scratch = self._scratch, None
         if scratch is not None:
             await asyncio.to_thread(scratch.close)
 
-    async def _unboot_zygote(self) -> None:
+    async def _stop_zygote(self) -> None:
         zygote, self._zygote = self._zygote, None
         if zygote is not None:
             await zygote.close()
@@ -338,7 +338,7 @@ class SandboxSession:
             SandboxUnavailableError: There is no interpreter.
         """
         async with self._turn:
-            workspace = await self._living()
+            workspace = await self._ensure_interpreter()
             worker = self._worker
             assert worker is not None
             with watch_disk(workspace, worker.kill):
@@ -461,7 +461,7 @@ class SandboxSession:
                 "expected a session that keeps snapshots, got one without; open it with snapshot=True"
             )
         while count:
-            copies = await asyncio.to_thread(_copy, workspace, min(count, BRANCHES_AT_ONCE))
+            copies = await asyncio.to_thread(_copy, workspace, min(count, MAX_BRANCHES_PER_REQUEST))
             try:
                 workers = await worker.branch([copy.inside for copy in copies])
             except BaseException:
@@ -488,7 +488,7 @@ class SandboxSession:
         """Start again without variables and files; see `Interpreter.restart`."""
         async with self._turn:
             await self._end_life()
-            await self._living()
+            await self._ensure_interpreter()
 
     async def close(self) -> None:
         """End the interpreter and remove its files. Idempotent."""
@@ -502,7 +502,7 @@ class SandboxSession:
 
     async def _begin(self) -> None:
         async with self._turn:
-            await self._living()
+            await self._ensure_interpreter()
 
     async def _request(
         self, message: dict[str, Any], timeout_s: float | None
@@ -514,7 +514,7 @@ class SandboxSession:
             began = time.perf_counter()
             text, files = None, tuple[FileInfo, ...]()
             try:
-                workspace = await self._living()
+                workspace = await self._ensure_interpreter()
             except SandboxUnavailableError as error:
                 execution = Execution(
                     status="sandbox_error",
@@ -523,8 +523,8 @@ class SandboxSession:
                     execution_time_s=time.perf_counter() - began,
                     reason=str(error),
                 )
-            except _EndedItselfError as error:
-                execution = judge(Execution(status="ok"), str(error), Exit(), limits)
+            except _InterpreterExitedError as error:
+                execution = finalize_execution(Execution(status="ok"), str(error), Exit(), limits)
             else:
                 execution, text = await self._run(workspace, message, timeout)
             if execution.state_lost:
@@ -547,17 +547,19 @@ class SandboxSession:
             # Nobody waits for the rest: the server's own deadline, or a client that went away.
             await self._end_life()
             raise
-        if not execution.state_lost and await workspace.overfull():
+        if not execution.state_lost and await workspace.is_overfull():
             # It was over before the first look, or an interrupt was enough to end it.
-            execution = judge(execution, "disk", Exit(signal=signal.SIGKILL), self.limits)
+            execution = finalize_execution(execution, "disk", Exit(signal=signal.SIGKILL), self.limits)
         return execution, text
 
-    async def _living(self) -> Workspace:
+    async def _ensure_interpreter(self) -> Workspace:
         if self._closed:
             raise SandboxClosedError("expected an open session, got one that was closed; open another")
         if self._worker is not None and not self._worker.alive:
-            if (own := self._worker.own_end()) is not None:
-                raise _EndedItselfError(f"{own}; variables and files are gone, the next request begins anew")
+            if (own := self._worker.describe_own_exit()) is not None:
+                raise _InterpreterExitedError(
+                    f"{own}; variables and files are gone, the next request begins anew"
+                )
             exit_ = self._worker.exited.result() if self._worker.exited.done() else Exit()
             await self._end_life()
             reason = (
@@ -569,15 +571,15 @@ class SandboxSession:
         if self._worker is None or self._workspace is None:
             forked = await self._sandbox._fork_interpreter(self.limits, snapshot=self._snapshot)
             if self._closed:
-                await asyncio.shield(_give_back(*forked))  # type: ignore[unreachable]  # another task has closed it
+                await asyncio.shield(_close_all(*forked))  # type: ignore[unreachable]  # another task has closed it
                 raise SandboxClosedError("expected an open session, got one that was closed while it began")
             self._worker, self._workspace = forked
         return self._workspace
 
     async def _open_workspace(self, path: str) -> Workspace:
         try:
-            return await self._living()
-        except _EndedItselfError as error:
+            return await self._ensure_interpreter()
+        except _InterpreterExitedError as error:
             # Told here as the code's doing, and once more with the next execution.
             raise FileRefusedError(path, str(error)) from None
 
@@ -585,14 +587,14 @@ class SandboxSession:
         worker, self._worker = self._worker, None
         workspace, self._workspace = self._workspace, None
         # Whoever waits here may go away: what belongs to a life is given back all the same.
-        await asyncio.shield(_give_back(worker, workspace))
+        await asyncio.shield(_close_all(worker, workspace))
 
 
-class _EndedItselfError(Exception):
+class _InterpreterExitedError(Exception):
     """The code has ended its interpreter, which was not reported yet."""
 
 
-async def _give_back(worker: Worker | None, workspace: Workspace | None) -> None:
+async def _close_all(worker: Worker | None, workspace: Workspace | None) -> None:
     try:
         if worker is not None:
             await worker.close()

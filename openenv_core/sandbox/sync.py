@@ -94,7 +94,7 @@ class SyncSandbox:
 
     def close(self) -> None:
         """End every session, the zygote and the thread. Idempotent."""
-        if not self._thread.inherited:
+        if not self._thread.is_forked:
             try:
                 self._thread.run(self._sandbox.close)
             finally:

@@ -8,16 +8,23 @@ from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import replace
 from typing import Any, Final
 
-from openenv_core.sandbox.answers import Answer, AnswerReader, Exit, ForgedAnswerError, fit, judge
+from openenv_core.sandbox.answers import (
+    Answer,
+    AnswerReader,
+    Exit,
+    ForgedAnswerError,
+    finalize_execution,
+    truncate_execution,
+)
 from openenv_core.sandbox.config import Limits
 from openenv_core.sandbox.errors import SandboxUnavailableError
 from openenv_core.sandbox.inside.agent import FORKED
-from openenv_core.sandbox.inside.frames import AGAIN, MAX_VALUE, READY, pack_request
+from openenv_core.sandbox.inside.frames import MAX_VALUE, READY_NOTICE, REPEAT_SIGNAL, pack_request
 from openenv_core.sandbox.processes import EXIT_TIMEOUT_S, Connections, InterpreterProcesses, receive_notice
 from openenv_core.sandbox.results import Execution
 
 _CHUNK: Final = 1 << 16
-_TURNS: Final = 8
+_CHUNKS_PER_READ: Final = 8
 """Chunks that are read before others have their turn."""
 
 INTERRUPT_REPEAT_INTERVAL_S: Final = 0.05
@@ -42,19 +49,19 @@ class Capture:
         self._descriptor = descriptor
         self._keep = keep
         self._wrote = wrote
-        self._kept = bytearray()
+        self._retained = bytearray()
         self._total = 0
         self._open = True
         self._loop = asyncio.get_running_loop()
-        self._loop.add_reader(descriptor, self._read, _TURNS)
+        self._loop.add_reader(descriptor, self._read, _CHUNKS_PER_READ)
 
     def take(self) -> tuple[str, bool]:
         """Return the output since the last call, and whether it was truncated."""
         if self._open:
             # What was written before the answer is in the pipe, and the pipe holds no more than this.
-            self._read(2 * _TURNS + 1)
-        text, cut = self._kept.decode("utf-8", "replace"), self._total > len(self._kept)
-        self._kept, self._total = bytearray(), 0
+            self._read(2 * _CHUNKS_PER_READ + 1)
+        text, cut = self._retained.decode("utf-8", "replace"), self._total > len(self._retained)
+        self._retained, self._total = bytearray(), 0
         return text, cut
 
     def close(self) -> None:
@@ -76,8 +83,8 @@ class Capture:
                 self.close()
                 return
             self._total += len(data)
-            if (room := self._keep - len(self._kept)) > 0:
-                self._kept += data[:room]
+            if (room := self._keep - len(self._retained)) > 0:
+                self._retained += data[:room]
             self._wrote(len(data))
             if not self._open:
                 return
@@ -98,9 +105,9 @@ class Worker:
         self._number = 0
         self._expected: int | None = None
         self._answered: asyncio.Future[Answer | None] | None = None
-        self._why: str | None = None
-        self._again_later: asyncio.TimerHandle | None = None
-        self._kill_later: asyncio.TimerHandle | None = None
+        self._end_cause: str | None = None
+        self._interrupt_timer: asyncio.TimerHandle | None = None
+        self._kill_timer: asyncio.TimerHandle | None = None
         self._branching = False
         self._killed = False
         self._serves = False
@@ -120,7 +127,7 @@ class Worker:
         """Whether it can take requests."""
         return not self._closed and not self.exited.done()
 
-    def own_end(self) -> str | None:
+    def describe_own_exit(self) -> str | None:
         """Return in words how the code has ended it although nothing ran any more; None: the zygote has, or it lives.
 
         A thread has a moment between the answer and the pause, and its end may be heard of late. What nobody here has
@@ -137,8 +144,8 @@ class Worker:
             What it did, without files and what the session knows; and the text of its answer.
         """
         began = self._loop.time()
-        self._why, self._written = None, 0
-        with self._asking() as answered:
+        self._end_cause, self._written = None, 0
+        with self._open_request() as answered:
             timer = self._loop.call_later(timeout_s, self.stop, "timeout")
             try:
                 await self._send(pack_request({"id": self._number, **message}))
@@ -149,10 +156,10 @@ class Worker:
                 raise
             finally:
                 timer.cancel()
-                for later in (self._again_later, self._kill_later):
+                for later in (self._interrupt_timer, self._kill_timer):
                     if later is not None:
                         later.cancel()
-                self._again_later = self._kill_later = None
+                self._interrupt_timer = self._kill_timer = None
         took_s = self._loop.time() - began
         if (answer is None or self._killed) and not self.exited.done():
             self.processes.kill_all()
@@ -161,10 +168,10 @@ class Worker:
         if exit_ is not None and self.processes.tree.oom_killed():
             exit_ = replace(exit_, memory=True)
         self.processes.finish()
-        execution = fit(answer, self._stdout.take(), self._stderr.take(), self._limits)
+        execution = truncate_execution(answer, self._stdout.take(), self._stderr.take(), self._limits)
         execution = replace(execution, execution_time_s=took_s)
         text = None if answer is None else answer[1]
-        return judge(execution, self._why, exit_, self._limits, timeout_s), text
+        return finalize_execution(execution, self._end_cause, exit_, self._limits, timeout_s), text
 
     async def serve(self, channel: socket.socket | None) -> None:
         """Have it serve a channel (`inside/agent.py`) from now on, and return at its end: it answers nothing else.
@@ -173,7 +180,7 @@ class Worker:
             channel: The agent's end; None: it was forked from one that serves, and has its own.
         """
         self._serves = True
-        with self._asking() as answered:
+        with self._open_request() as answered:
             if channel is not None:
                 request = pack_request({"id": self._number, "op": "serve"})
                 socket.send_fds(self.control, [request], [channel.fileno()])
@@ -193,7 +200,7 @@ class Worker:
             SandboxUnavailableError: The copy did not come to life.
         """
         connections = Connections()
-        with ExitStack() as theirs:
+        with ExitStack() as stack:
             try:
                 outer = list[int]()
                 for _ in range(contexts):
@@ -201,12 +208,12 @@ class Worker:
                     pair = socket.socketpair()
                     ends += [each.detach() for each in pair]
                     for each in ends:
-                        theirs.callback(os.close, each)
+                        stack.callback(os.close, each)
                     socket.send_fds(self.control, [b"I"], [ends[0], ends[2], ends[4], connections.inner[0]])
                     outer += [ends[5], ends[1], ends[3]]
                 socket.send_fds(self.control, [b"A"], [*connections.inner, channel.fileno(), *outer])
-                connections.hand_over()
-                theirs.close()  # or a copy that fails would not be noticed
+                connections.close_remote_ends()
+                stack.close()  # or a copy that fails would not be noticed
                 async with asyncio.timeout(BRANCH_TIMEOUT_S):
                     await request_copy()
                     notice = await receive_notice(connections.control, self.exited, FORKED)
@@ -225,7 +232,7 @@ class Worker:
         """Fork the interpreter once for each folder; None in place of a fork that failed.
 
         Args:
-            folders: Of the branches; at most `BRANCHES_AT_ONCE`.
+            folders: Of the branches; at most `MAX_BRANCHES_PER_REQUEST`.
         """
         processes = self.processes
         born: list[Worker | None] = [None] * len(folders)
@@ -237,14 +244,14 @@ class Worker:
             for _ in folders:
                 connections.append(Connections())  # noqa: PERF401 - those before one that fails are closed below
             async with asyncio.timeout(BRANCH_TIMEOUT_S):
-                with self._asking() as answered:
+                with self._open_request() as answered:
                     request = pack_request({"id": self._number, "op": "branch", "folders": folders})
                     socket.send_fds(
                         self.control, [request], [fd for each in connections for fd in each.inner]
                     )
                     for each in connections:
-                        each.hand_over()
-                    waits = [receive_notice(each.control, self.exited, READY) for each in connections]
+                        each.close_remote_ends()
+                    waits = [receive_notice(each.control, self.exited, READY_NOTICE) for each in connections]
                     notices = await asyncio.gather(*waits)
                     if await answered is not None:
                         for number, notice in enumerate(notices):
@@ -271,22 +278,22 @@ class Worker:
 
     def stop(self, reason: str) -> None:
         """Interrupt what runs, and kill it if that does not help within the grace; else do nothing."""
-        if self._answered is None or self._branching or self._why is not None or self._closed:
+        if self._answered is None or self._branching or self._end_cause is not None or self._closed:
             return
         if reason == "timeout" and not self._answered.done():
             # Where the loop was late the answer is there, and was not read yet.
             self._on_readable()
         if self._answered.done() or self._broken is not None:
             return
-        self._why = reason
+        self._end_cause = reason
         self.processes.interrupt()
-        self._repeat_later()
-        self._kill_later = self._loop.call_later(self._limits.grace_s, self._on_grace_over)
+        self._schedule_interrupt()
+        self._kill_timer = self._loop.call_later(self._limits.grace_s, self._on_grace_expired)
 
     def kill(self) -> None:
         """End what runs; the state before it goes on, where there is one. Where nothing runs, end the state."""
         if self._answered is not None and self.processes.kill_running():
-            self._kill_all_later()
+            self._schedule_kill()
         else:
             self._killed = True
             self.processes.kill_all()
@@ -303,7 +310,7 @@ class Worker:
         self._stderr.close()
 
     @contextmanager
-    def _asking(self) -> Iterator["asyncio.Future[Answer | None]"]:
+    def _open_request(self) -> Iterator["asyncio.Future[Answer | None]"]:
         """For the time of one request the interpreter goes on, and is expected to answer."""
         self._number += 1
         self._expected = self._number
@@ -338,7 +345,7 @@ class Worker:
             data = b""
         if data and self._serves:  # interpreters have this socket too, and nothing is to come from it
             self._loop.remove_reader(self.control.fileno())
-            self._end_broken("the code wrote to its agent's own channel")
+            self._kill_broken("the code wrote to its agent's own channel")
             return
         if not data:
             # Its exit follows, unless the code has only closed the descriptor.
@@ -349,8 +356,8 @@ class Worker:
             answer = self._reader.feed(data, self._expected)
         except ForgedAnswerError as error:
             self._loop.remove_reader(self.control.fileno())
-            self._why = None
-            self._end_broken(f"the code wrote to the interpreter's own channel: {error}")
+            self._end_cause = None
+            self._kill_broken(f"the code wrote to the interpreter's own channel: {error}")
             return
         if answer is not None and self._answered is not None and not self._answered.done():
             self._answered.set_result(answer)
@@ -364,15 +371,15 @@ class Worker:
             self._loop.call_later(ORPHAN_INTERVAL_S, self._on_orphaned, waited_s + ORPHAN_INTERVAL_S)
         else:
             done = "ended the interpreter" if ended else "closed the interpreter's own channel"
-            self._end_broken(f"the code {done}")
+            self._kill_broken(f"the code {done}")
 
-    def _end_broken(self, reason: str) -> None:
+    def _kill_broken(self, reason: str) -> None:
         self._broken = reason
-        self._why = self._why or reason
+        self._end_cause = self._end_cause or reason
         self._killed = True
         self.processes.kill_all()
 
-    def _on_grace_over(self) -> None:
+    def _on_grace_expired(self) -> None:
         if self._answered is None or self._closed:
             return
         if not self._answered.done():
@@ -381,22 +388,22 @@ class Worker:
             if self.processes.runs:
                 self.kill()
             else:
-                self.processes.kill_when_shown()
-                self._kill_all_later()
+                self.processes.kill_on_start()
+                self._schedule_kill()
 
-    def _kill_all_later(self) -> None:
-        if self._kill_later is not None:
-            self._kill_later.cancel()
-        self._kill_later = self._loop.call_later(EXIT_TIMEOUT_S, self.processes.kill_all)
+    def _schedule_kill(self) -> None:
+        if self._kill_timer is not None:
+            self._kill_timer.cancel()
+        self._kill_timer = self._loop.call_later(EXIT_TIMEOUT_S, self.processes.kill_all)
 
-    def _repeat_later(self) -> None:
+    def _schedule_interrupt(self) -> None:
         every_s = max(0.001, min(INTERRUPT_REPEAT_INTERVAL_S, self._limits.grace_s / 4))
-        self._again_later = self._loop.call_later(every_s, self._repeat)
+        self._interrupt_timer = self._loop.call_later(every_s, self._repeat_interrupt)
 
-    def _repeat(self) -> None:
+    def _repeat_interrupt(self) -> None:
         if self._answered is not None and not self._answered.done():
-            self.processes.send_signal(AGAIN)
-            self._repeat_later()
+            self.processes.send_signal(REPEAT_SIGNAL)
+            self._schedule_interrupt()
 
     def _on_exit(self, _: asyncio.Future[Exit]) -> None:
         if self._answered is not None and not self._answered.done():

@@ -46,11 +46,11 @@ def _scanners() -> ThreadPoolExecutor:
     return ThreadPoolExecutor(_SCANNERS, "openenv-scan")
 
 
-class _SlowError(Exception):
+class _ScanTooLongError(Exception):
     """There is more to look at than may be looked at on the event loop."""
 
 
-class _UnseenError(Exception):
+class _UncountableError(Exception):
     """There is a folder whose content cannot be counted: too deep, or made unreadable."""
 
 
@@ -83,7 +83,7 @@ class Workspace:
         self._path = path
         self._removed = removed
         self.inside = path or WORKSPACE
-        self._above: Workspace | None = None
+        self._parent: Workspace | None = None
         self._branches = 0
         self._names = itertools.count(1)  # of branches
         self._closed = False
@@ -95,9 +95,9 @@ class Workspace:
         parts = _parts(path)
         if len(data) > min(self._limits.file_bytes, self._limits.disk_bytes):
             raise FileRefusedError(path, f"{len(data)} bytes are more than a file may have")
-        if not self.bounded and self._used() > self._limits.disk_bytes - len(data):
+        if not self.bounded and self._used_bytes() > self._limits.disk_bytes - len(data):
             raise FileRefusedError(path, f"the workspace may hold {self._limits.disk_bytes} bytes")
-        with contextlib.ExitStack() as stack, _refusing(path):
+        with contextlib.ExitStack() as stack, _translate_errors(path):
             folder = self._descend(parts[:-1], stack, make=True)
             flags = os.O_WRONLY | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
             file = os.open(parts[-1], flags, 0o644, dir_fd=folder)
@@ -112,7 +112,7 @@ class Workspace:
                 left = left[os.write(file, left) :]
             status = os.fstat(file)
         info = FileInfo(path="/".join(parts), size=len(data), sha256=hashlib.sha256(data).hexdigest())
-        self._known[info.path] = (_mark(status), info)
+        self._known[info.path] = (_fingerprint(status), info)
         return info
 
     def get(self, path: str) -> bytes:
@@ -123,7 +123,7 @@ class Workspace:
     @contextlib.contextmanager
     def _reading(self, path: str) -> Iterator[int]:
         parts = _parts(path)
-        with contextlib.ExitStack() as stack, _refusing(path):
+        with contextlib.ExitStack() as stack, _translate_errors(path):
             folder = self._descend(parts[:-1], stack, make=False)
             file = os.open(
                 parts[-1], os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, dir_fd=folder
@@ -145,7 +145,7 @@ class Workspace:
         before = {path: info for path, (_, info) in self._known.items()}
         try:
             now = self._scan(_QUICK_ENTRIES)
-        except _SlowError:
+        except _ScanTooLongError:
             now = await asyncio.get_running_loop().run_in_executor(_scanners(), self._scan, None)
         return tuple(now[path] for path in sorted(now) if before.get(path) != now[path])
 
@@ -153,12 +153,12 @@ class Workspace:
         """Return a copy of the files, in a folder of this one that is not listed; or room for one, unfilled. Blocks."""
         name = f"branch-{next(self._names)}"
         if not fill and not self.bounded:
-            own, whole = sum(status.st_size for _, status in self._walk(everything=False)), self
-            while whole._above is not None:
-                whole = whole._above
-            if whole._used() + own > self._limits.disk_bytes:
+            own, ancestor = sum(status.st_size for _, status in self._walk(everything=False)), self
+            while ancestor._parent is not None:
+                ancestor = ancestor._parent
+            if ancestor._used_bytes() + own > self._limits.disk_bytes:
                 raise FileRefusedError(name, f"the workspace may hold {self._limits.disk_bytes} bytes")
-        with contextlib.ExitStack() as stack, _refusing(name):
+        with contextlib.ExitStack() as stack, _translate_errors(name):
             inner = self._descend((_TEMPORARY, name), stack, make=True)
             copy = Workspace(os.dup(inner), self._limits, self._owner, bounded=self.bounded)
             copy.inside = f"{self.inside}/{_TEMPORARY}/{name}"
@@ -169,15 +169,15 @@ class Workspace:
         except BaseException:
             os.close(copy._folder)
             raise
-        copy._above = self
+        copy._parent = self
         self._branches += 1
         return copy
 
-    def exceeded(self, quick: int | None = None) -> bool:
+    def exceeds_limits(self, quick: int | None = None) -> bool:
         """Return whether the files are more, larger together, or deeper than allowed. Blocks.
 
         Raises:
-            _SlowError: There are more than `quick`.
+            _ScanTooLongError: There are more than `quick`.
         """
         size = 0
         try:
@@ -186,33 +186,33 @@ class Workspace:
                 if count > self._limits.files or size > self._limits.disk_bytes:
                     return True
                 if quick is not None and count > quick:
-                    raise _SlowError
-        except _UnseenError:
+                    raise _ScanTooLongError
+        except _UncountableError:
             return True
         return False
 
-    async def overfull(self) -> bool:
+    async def is_overfull(self) -> bool:
         """Return whether there is more than a file system with bounds of its own would hold."""
         if self.bounded:
             return False
         try:
-            return self.exceeded(_QUICK_ENTRIES)
-        except _SlowError:
-            return await asyncio.to_thread(self.exceeded)
+            return self.exceeds_limits(_QUICK_ENTRIES)
+        except _ScanTooLongError:
+            return await asyncio.to_thread(self.exceeds_limits)
 
     async def close(self) -> None:
         """Remove the files, as soon as no branch of them is in use any more. Idempotent."""
         if self._closed:
             return
         self._closed = True
-        await self._leave()
+        await self._remove_if_unused()
 
-    async def _leave(self) -> None:
+    async def _remove_if_unused(self) -> None:
         if self._branches or not self._closed or self._folder < 0:
             return
         folder, self._folder = self._folder, -1
         try:
-            if self._above is not None:
+            if self._parent is not None:
                 # Code may live beside it and go on making folders; no more levels than files are allowed.
                 await asyncio.to_thread(remove_below, folder, None, 2 * self._limits.files)
             elif self._path is not None:
@@ -225,14 +225,14 @@ class Workspace:
                 os.close(folder)
             if self._removed is not None:
                 self._removed()
-            if self._above is not None:
-                self._above._branches -= 1
-                await self._above._leave()
+            if self._parent is not None:
+                self._parent._branches -= 1
+                await self._parent._remove_if_unused()
 
-    def _used(self) -> float:
+    def _used_bytes(self) -> float:
         try:
             return sum(status.st_size for _, status in self._walk(everything=True))
-        except _UnseenError:
+        except _UncountableError:
             return math.inf
 
     def _scan(self, quick: int | None) -> dict[str, FileInfo]:
@@ -240,24 +240,24 @@ class Workspace:
         hashed = 0
         for count, (path, status) in enumerate(self._walk(everything=False), 1):
             if quick is not None and count > quick:
-                raise _SlowError
+                raise _ScanTooLongError
             if not stat.S_ISREG(status.st_mode):
                 continue
-            mark, known = _mark(status), self._known.get(path)
+            mark, known = _fingerprint(status), self._known.get(path)
             if known is not None and known[0] == mark:
                 files[path] = known
                 continue
             hashed += status.st_size
             if quick is not None and hashed > _QUICK_BYTES:
-                raise _SlowError
+                raise _ScanTooLongError
             if hashed > self._limits.disk_bytes:
                 continue  # holes: it says to be larger than all files together may be
             with contextlib.suppress(OSError, FileRefusedError):
-                files[path] = (mark, self._looked_at(path))
+                files[path] = (mark, self._read_file_info(path))
         self._known = files
         return {path: info for path, (_, info) in files.items()}
 
-    def _looked_at(self, path: str) -> FileInfo:
+    def _read_file_info(self, path: str) -> FileInfo:
         """Return what a file is, of which little is in memory at once: it may be holes, and its code another's."""
         digest, size = hashlib.sha256(), 0
         with self._reading(path) as file:
@@ -278,7 +278,7 @@ class Workspace:
                     entries = stack.enter_context(os.scandir(folder))
                 except PermissionError:
                     if everything:
-                        raise _UnseenError from None
+                        raise _UncountableError from None
                     continue
                 except OSError:
                     continue
@@ -297,13 +297,13 @@ class Workspace:
                         if len(entry_parts) <= _MAX_DEPTH:
                             left.append(entry_parts)
                         elif everything:
-                            raise _UnseenError
+                            raise _UncountableError
                     path = "/".join(entry_parts)
                     if everything or path.isprintable():
                         yield path, status
 
     def _descend(self, parts: tuple[str, ...], stack: contextlib.ExitStack, *, make: bool) -> int:
-        folder = self._top(stack)
+        folder = self._open_top(stack)
         for name in parts:
             if make:
                 with contextlib.suppress(FileExistsError):
@@ -314,7 +314,7 @@ class Workspace:
             stack.callback(os.close, folder)
         return folder
 
-    def _top(self, stack: contextlib.ExitStack) -> int:
+    def _open_top(self, stack: contextlib.ExitStack) -> int:
         # Opened anew: two threads that list the same open folder would each see a part of it. And never by a number
         # that was closed meanwhile, and is another session's by now.
         with self._closing:
@@ -335,7 +335,7 @@ def _parts(path: str) -> tuple[str, ...]:
     return parts
 
 
-def _mark(status: os.stat_result) -> tuple[int, ...]:
+def _fingerprint(status: os.stat_result) -> tuple[int, ...]:
     # Code can set the time of change of a file's content, but not that of its inode.
     return (status.st_ino, status.st_size, status.st_mtime_ns, status.st_ctime_ns)
 
@@ -349,7 +349,7 @@ def _read(file: int, most: int) -> bytes:
 
 
 @contextlib.contextmanager
-def _refusing(path: str) -> Iterator[None]:
+def _translate_errors(path: str) -> Iterator[None]:
     try:
         yield
     except OSError as error:
@@ -365,7 +365,7 @@ DISK_POLL_INTERVAL_S: Final = 0.25
 
 
 @contextlib.contextmanager
-def watch_disk(workspace: Workspace, exceeded: Callable[[], None]) -> Iterator[None]:
+def watch_disk(workspace: Workspace, on_exceeded: Callable[[], None]) -> Iterator[None]:
     """Look at a workspace for the time of one execution; one that is over before the first look costs nothing."""
     if workspace.bounded:
         yield
@@ -375,8 +375,8 @@ def watch_disk(workspace: Workspace, exceeded: Callable[[], None]) -> Iterator[N
 
     async def poll() -> None:
         while True:
-            if await asyncio.to_thread(workspace.exceeded):
-                exceeded()
+            if await asyncio.to_thread(workspace.exceeds_limits):
+                on_exceeded()
                 return
             await asyncio.sleep(DISK_POLL_INTERVAL_S)
 
@@ -389,20 +389,20 @@ def watch_disk(workspace: Workspace, exceeded: Callable[[], None]) -> Iterator[N
             task.cancel()
 
 
-_MOST_ROUNDS: Final = 1 << 20
+_MAX_ROUNDS: Final = 1 << 20
 """How deep folders may be nested: each round brings the content of one level up."""
 
 # Where there is no O_PATH, no code runs here either: but hosted backends import this package too.
-_PLACE: Final = getattr(os, "O_PATH", 0) | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
+_FOLDER_FLAGS: Final = getattr(os, "O_PATH", 0) | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 
-_AT_ONCE: Final = 100_000
+_ENTRIES_PER_PASS: Final = 100_000
 """Entries that are looked at before they are removed; a folder that grows meanwhile could be listed for ever."""
 
-_REFUSALS: Final = 100
+_MAX_REFUSALS: Final = 100
 """Rounds in which something may have refused to go: whoever changes a folder meanwhile causes that too."""
 
 
-def remove_below(folder: int, name: str | None, rounds: int = _MOST_ROUNDS) -> None:
+def remove_below(folder: int, name: str | None, rounds: int = _MAX_ROUNDS) -> None:
     """Remove everything in a folder, and the folder. Blocks.
 
     Folders in it are moved up to it one by one, so that neither their depth nor the length of their paths matters.
@@ -430,7 +430,7 @@ def _empty_all(folder: int, rounds: int) -> None:
     fresh = (f".{secrets.token_hex(8)}-{number}" for number in itertools.count())
     refusals = 0
     for _ in range(rounds):
-        entries = _some_of(folder)
+        entries = _list_some(folder)
         if not entries:
             return
         refused: OSError | None = None
@@ -441,34 +441,34 @@ def _empty_all(folder: int, rounds: int) -> None:
                 refused = error
         if refused is not None:
             refusals += 1
-            if refusals >= _REFUSALS:
+            if refusals >= _MAX_REFUSALS:
                 raise refused
     raise OSError(f"expected a folder to be empty after {rounds} rounds, got one with new entries each time")
 
 
-def _some_of(folder: int) -> list[str]:
+def _list_some(folder: int) -> list[str]:
     with os.scandir(folder) as entries:
-        return [entry.name for entry in itertools.islice(entries, _AT_ONCE)]
+        return [entry.name for entry in itertools.islice(entries, _ENTRIES_PER_PASS)]
 
 
 def _remove(name: str, folder: int, fresh: Iterator[str]) -> None:
     if _unlink(name, folder):
         return
-    below = _opened(name, folder)
+    below = _open_folder(name, folder)
     try:
-        for inner in _some_of(below):
+        for inner in _list_some(below):
             if not _unlink(inner, below):
                 # Moving a folder writes its "..", so it has to be writable itself.
-                os.close(_opened(inner, below))
+                os.close(_open_folder(inner, below))
                 os.rename(inner, next(fresh), src_dir_fd=below, dst_dir_fd=folder)
     finally:
         os.close(below)
     os.rmdir(name, dir_fd=folder)
 
 
-def _opened(name: str, folder: int) -> int:
+def _open_folder(name: str, folder: int) -> int:
     """Open a folder, whatever its mode keeps its owner from; the mode does not any more."""
-    place = os.open(name, _PLACE, dir_fd=folder)
+    place = os.open(name, _FOLDER_FLAGS, dir_fd=folder)
     try:
         # What the name leads to by now may be a link to anywhere, and the mode of what that names be changed.
         os.chmod(f"/proc/self/fd/{place}", 0o700)

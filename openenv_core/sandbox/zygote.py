@@ -20,7 +20,7 @@ from openenv_core.errors import ConfigurationError
 from openenv_core.sandbox.answers import ZYGOTE_ENDED, Exit
 from openenv_core.sandbox.config import Limits
 from openenv_core.sandbox.errors import SandboxUnavailableError
-from openenv_core.sandbox.inside.frames import FOR_THE_LOADER, PLACE, READY, ROOT
+from openenv_core.sandbox.inside.frames import LOADER_VARIABLES, READY_NOTICE, ROOT_NOTICE, WORKSPACE_NOTICE
 from openenv_core.sandbox.kernel.cgroups import Cgroup, CgroupMaker
 from openenv_core.sandbox.processes import (
     Connections,
@@ -97,7 +97,7 @@ class Zygote:
                 pass_fds=[self._inner.fileno()],
                 env={
                     **_ENVIRONMENT,
-                    **{name: os.environ[name] for name in FOR_THE_LOADER if name in os.environ},
+                    **{name: os.environ[name] for name in LOADER_VARIABLES if name in os.environ},
                 },
                 cwd="/",
                 # A terminal's Ctrl-C is for the server, which ends the zygote in order.
@@ -176,18 +176,18 @@ class Zygote:
                     try:
                         await self._fork(spec, [*connections.inner, *doors], exited)
                     finally:
-                        connections.hand_over()
+                        connections.close_remote_ends()
                         for door in doors:
                             os.close(door)
-                    root, _ = await _receive_notice(connections, exited, ROOT)
+                    root, _ = await _receive_notice(connections, exited, ROOT_NOTICE)
                     tree.root = os.pidfd_open(root)
                     if path is None:
-                        _, (folder,) = await _receive_notice(connections, exited, PLACE)
+                        _, (folder,) = await _receive_notice(connections, exited, WORKSPACE_NOTICE)
                         place = Workspace(folder, limits, owner, bounded=True, removed=removed)
                         undo.push_async_callback(place.close)
                     elif forks:
                         tree.group = root
-                    process, _ = await _receive_notice(connections, exited, READY)
+                    process, _ = await _receive_notice(connections, exited, READY_NOTICE)
                 processes = InterpreterProcesses(tree, process, forks=snapshot)
             except TimeoutError:
                 raise SandboxUnavailableError(
@@ -359,7 +359,7 @@ def _make_cgroup(maker: CgroupMaker, limits: Limits) -> tuple[Cgroup, list[int]]
     try:
         cgroup = maker.make("session", limits.memory_bytes + limits.disk_bytes, limits.processes + 2)
         try:
-            return cgroup, cgroup.open_doors()
+            return cgroup, cgroup.open_join_files()
         except OSError:
             cgroup.remove()
             raise

@@ -161,20 +161,22 @@ class DeclaredTools:
         if (result := self.before_call(name, arguments)) is not None:
             return _checked_result("before_call", result)
         if (tool := self.TOOLSET.tools.get(name)) is None:
-            there_are = ", ".join(self.TOOLSET.tools) or "none"
-            message = f"expected one of the tools {there_are}, got {name[:200]!r}"
+            known_names = ", ".join(self.TOOLSET.tools) or "none"
+            message = f"expected one of the tools {known_names}, got {name[:200]!r}"
             return self._after(name, arguments, ToolResult.failed(ToolErrorType.TOOL_NOT_FOUND, message))
         try:
-            given = tool.signature.read(arguments, context)
+            call_arguments = tool.signature.read(arguments, context)
         except InvalidArgumentsError as error:
             return self._after(name, arguments, ToolResult.failed(ToolErrorType.INVALID_ARGS, text_of(error)))
         except Exception as error:  # of a validator that the author has written
             return self._after(name, arguments, _failure(error))
         method: Callable[..., Any] = getattr(self, tool.attribute)
         if tool.asynchronous:
-            return self._call_async(tool, arguments, lambda: method(**given))
+            return self._call_async(tool, arguments, lambda: method(**call_arguments))
         try:
-            result = ToolResult.of(_returned_now(method(**given), tool.attribute), wrapped=tool.wrapped)
+            result = ToolResult.of(
+                _require_returned(method(**call_arguments), tool.attribute), wrapped=tool.wrapped
+            )
         except (EpisodeOverError, KeyboardInterrupt):
             raise
         except BaseException as error:  # an exit, or the panic of a compiled library
@@ -211,12 +213,12 @@ class DeclaredTools:
     def get_prompt(self, name: str, arguments: Mapping[str, Any], context: ToolContext) -> Now[PromptResult]:
         """Return the messages of a prompt; see `ToolHost.get_prompt`."""
         if (prompt := self.TOOLSET.prompts.get(name)) is None:
-            there_are = ", ".join(self.TOOLSET.prompts) or "none"
-            raise NoSuchPromptError(f"expected one of the prompts {there_are}, got {name[:200]!r}")
-        given = prompt.signature.read(arguments, context, strict=False)
+            known_names = ", ".join(self.TOOLSET.prompts) or "none"
+            raise NoSuchPromptError(f"expected one of the prompts {known_names}, got {name[:200]!r}")
+        call_arguments = prompt.signature.read(arguments, context, strict=False)
         description = prompt.spec.description
-        return _then(
-            getattr(self, prompt.attribute)(**given),
+        return _apply(
+            getattr(self, prompt.attribute)(**call_arguments),
             lambda value: PromptResult(messages=_messages(value, prompt.attribute), description=description),
         )
 
@@ -229,7 +231,7 @@ class DeclaredTools:
         method = self.TOOLSET.completions.get((reference, str(argument.get("name"))))
         if method is None:
             return ArgumentCompletion(values=[])
-        return _then(
+        return _apply(
             getattr(self, method)(str(argument.get("value", ""))),
             lambda values: _check_completion(values, method),
         )
@@ -238,14 +240,14 @@ class DeclaredTools:
         self, resource: DeclaredResource, uri: str, values: Mapping[str, str], context: ToolContext
     ) -> Now[ResourceContents]:
         try:
-            given = resource.signature.read(values, context, strict=False)
+            call_arguments = resource.signature.read(values, context, strict=False)
         except InvalidArgumentsError as error:
             form = resource.form.template
             raise NoSuchResourceError(
                 f"expected an address like {form}, got {uri[:200]!r}; {error}"
             ) from None
-        return _then(
-            getattr(self, resource.attribute)(**given),
+        return _apply(
+            getattr(self, resource.attribute)(**call_arguments),
             lambda value: [_resource_contents(uri, value, resource.spec.mime_type)],
         )
 
@@ -315,15 +317,15 @@ async def _to_observation(action: CallToolAction, result: Awaitable[ToolResult])
     return (await result).observation(action.tool_name)
 
 
-def _then(value: Any, form: Callable[[Any], T]) -> Now[T]:
+def _apply(value: Any, form: Callable[[Any], T]) -> Now[T]:
     """Apply a function to a method's value; where the value is awaitable, return an awaitable."""
     if not inspect.isawaitable(value):
         return form(value)
 
-    async def later() -> T:
+    async def apply_later() -> T:
         return form(await value)
 
-    return later()
+    return apply_later()
 
 
 MAX_COMPLETIONS: Final = 100
@@ -332,7 +334,7 @@ MAX_COMPLETIONS: Final = 100
 
 def _failure(error: BaseException) -> ToolResult:
     """Return the result of a tool that has raised."""
-    if (unavailable := _unavailable(error)) is not None:
+    if (unavailable := _find_unavailable(error)) is not None:
         text = text_of(unavailable)
         return ToolResult.failed(ToolErrorType.TRANSPORT_ERROR, text, infrastructure_error=text)
     text = (
@@ -341,10 +343,10 @@ def _failure(error: BaseException) -> ToolResult:
     return ToolResult.failed(ToolErrorType.EXECUTION_ERROR, text)
 
 
-def _unavailable(error: BaseException) -> ToolUnavailableError | None:
+def _find_unavailable(error: BaseException) -> ToolUnavailableError | None:
     """Return what failed beside the caller, also where it came out of a group of tasks."""
     if isinstance(error, BaseExceptionGroup):
-        return next(filter(None, map(_unavailable, error.exceptions)), None)
+        return next(filter(None, map(_find_unavailable, error.exceptions)), None)
     return error if isinstance(error, ToolUnavailableError) else None
 
 
@@ -363,12 +365,12 @@ async def _run_apart(call: Callable[[], Any]) -> Any:
         except BaseException as error:  # an exit that leaves a task ends the event loop
             return None, error
 
-    before = cancellations_of_task()
+    before = count_cancellations()
     task = asyncio.create_task(run())
     try:
         value, error = await task
     except asyncio.CancelledError:
-        if cancellations_of_task() > before:
+        if count_cancellations() > before:
             raise
         reason = (
             "expected a result, got a cancellation; the tool cancelled itself, or awaited what was cancelled"
@@ -381,13 +383,13 @@ async def _run_apart(call: Callable[[], Any]) -> Any:
     return value
 
 
-def cancellations_of_task() -> int:
+def count_cancellations() -> int:
     """Return how often the task at hand was asked to end, and has not said that it goes on."""
     task = asyncio.current_task()
     return 0 if task is None else task.cancelling()
 
 
-def _returned_now(value: object, method: str) -> object:
+def _require_returned(value: object, method: str) -> object:
     """Return a value that a method declared as a plain one has returned; one to be awaited is a TypeError."""
     if not inspect.isawaitable(value):
         return value

@@ -93,7 +93,7 @@ class MCPEnvironment(Environment[Any, Any, Any]):
     def __init_subclass__(cls, **options: Any) -> None:
         """Use `step` where a subclass overrides it below `step_async`."""
         super().__init_subclass__(**options)
-        by_age = {name: _age(cls, name) for name in ("step", "step_async")}
+        by_age = {name: _distance_to(cls, name) for name in ("step", "step_async")}
         if by_age["step"] < by_age["step_async"]:
             # Servers ask for `step_async` first. A plain function is run in a thread, whatever it is called.
             cls.step_async = cls.step  # type: ignore[assignment]
@@ -165,19 +165,19 @@ class MCPEnvironment(Environment[Any, Any, Any]):
     def step(self, action: Action, timeout_s: float | None = None, **options: Any) -> Observation:
         """List the tools, call one, or do what the author has written for other actions."""
         if isinstance(action, ListToolsAction):
-            return _listed(self._link.run(self._listing))
+            return _make_listing(self._link.run(self._list_own_tools))
         if not isinstance(action, CallToolAction):
             return self._step_impl(action, timeout_s=timeout_s, **options)
         limit_s = MCP_TOOL_CALL_TIMEOUT if timeout_s is None else timeout_s
         try:
             return self._link.run(self._call(action), limit_s)
         except (TimeoutError, ToolFailedError, ToolUnavailableError) as error:
-            return _given_up(action, error, limit_s)
+            return _to_failure(action, error, limit_s)
 
     async def step_async(self, action: Action, timeout_s: float | None = None, **options: Any) -> Observation:
         """Do the same from an event loop, without holding it up."""
         if isinstance(action, ListToolsAction):
-            return _listed(await self._link.arun(self._listing))
+            return _make_listing(await self._link.arun(self._list_own_tools))
         if not isinstance(action, CallToolAction):
             step = partial(self._step_impl, action, timeout_s=timeout_s, **options)
             return await asyncio.wrap_future(in_thread(step))
@@ -185,7 +185,7 @@ class MCPEnvironment(Environment[Any, Any, Any]):
         try:
             return await self._link.arun(self._call(action), limit_s)
         except (TimeoutError, ToolFailedError, ToolUnavailableError) as error:
-            return _given_up(action, error, limit_s)
+            return _to_failure(action, error, limit_s)
 
     @abstractmethod
     def _step_impl(self, action: Action, timeout_s: float | None = None, **options: Any) -> Observation:
@@ -193,7 +193,7 @@ class MCPEnvironment(Environment[Any, Any, Any]):
 
     async def list_tools(self) -> Sequence[ToolSpec]:
         """Return the tools that there are in this mode."""
-        return await self._link.arun(self._listing)
+        return await self._link.arun(self._list_own_tools)
 
     def call_tool(
         self, name: str, arguments: Mapping[str, Any], context: ToolContext
@@ -201,8 +201,8 @@ class MCPEnvironment(Environment[Any, Any, Any]):
         """Call a tool, as a step of the episode. EpisodeOverError: the author's step says so."""
         action = CallToolAction(tool_name=name, arguments=dict(arguments))
         if inspect.iscoroutinefunction(type(self).step_async):
-            return self._called(action, context)
-        with self._heard_by(context):
+            return self._call_by_step(action, context)
+        with self._forward_progress(context):
             observation: Any = self.step_async(action)
             return tool_result(observation)
 
@@ -237,9 +237,9 @@ class MCPEnvironment(Environment[Any, Any, Any]):
         try:
             result = await self._link.arun(lambda client: client.get_prompt(name, dict(arguments)))
         except Exception as error:
-            there_are = [prompt.name for prompt in await self.list_prompts()]
-            if name not in there_are:
-                known = ", ".join(there_are) or "none"
+            known_names = [prompt.name for prompt in await self.list_prompts()]
+            if name not in known_names:
+                known = ", ".join(known_names) or "none"
                 raise NoSuchPromptError(f"expected one of the prompts {known}, got {name[:200]!r}") from error
             raise InvalidArgumentsError(f"expected arguments of the prompt {name!r}, got: {error}") from error
         return PromptResult(
@@ -267,7 +267,7 @@ class MCPEnvironment(Environment[Any, Any, Any]):
         return self._tools_by_mode.get(self._mode or "", {})
 
     @contextmanager
-    def _heard_by(self, context: ToolContext) -> Iterator[None]:
+    def _forward_progress(self, context: ToolContext) -> Iterator[None]:
         """Let what a tool says of its progress reach somebody; the author's step knows nothing of contexts."""
         self._context = context
         try:
@@ -275,11 +275,11 @@ class MCPEnvironment(Environment[Any, Any, Any]):
         finally:
             self._context = SILENT
 
-    async def _called(self, action: CallToolAction, context: ToolContext) -> ToolResult:
-        with self._heard_by(context):
+    async def _call_by_step(self, action: CallToolAction, context: ToolContext) -> ToolResult:
+        with self._forward_progress(context):
             return tool_result(await self.step_async(action))
 
-    async def _listing(self, client: Any) -> list[ToolSpec]:
+    async def _list_own_tools(self, client: Any) -> list[ToolSpec]:
         listed = specs(ToolSpec, await client.list_tools(), "tools")
         of_modes = {name for tools in self._tools_by_mode.values() for name in tools}
         remaining = [spec for spec in listed if spec.name not in of_modes]
@@ -302,8 +302,8 @@ class MCPEnvironment(Environment[Any, Any, Any]):
                 if not result.is_error:
                     return CallToolObservation(tool_name=name, result=result)
                 reason = error_text(result)
-            there_are = [spec.name for spec in await self._listing(client)]
-            return _failed(action, error_type(name, reason, there_are), reason)
+            known_names = [spec.name for spec in await self._list_own_tools(client)]
+            return _make_failure(action, error_type(name, reason, known_names), reason)
 
         return call
 
@@ -317,29 +317,29 @@ def _spec_of(function: Callable[..., Any]) -> ToolSpec:
     )
 
 
-def _age(cls: type, name: str) -> int:
+def _distance_to(cls: type, name: str) -> int:
     """Return how many classes an instance passes on its way to a method."""
     return next(age for age, owner in enumerate(cls.__mro__) if name in vars(owner))
 
 
-def _listed(tool_specs: Sequence[ToolSpec]) -> ListToolsObservation:
+def _make_listing(tool_specs: Sequence[ToolSpec]) -> ListToolsObservation:
     return ListToolsObservation(tools=[spec.wire() for spec in tool_specs])
 
 
-def _failed(
+def _make_failure(
     action: CallToolAction, kind: ToolErrorType, message: str, **metadata: Any
 ) -> CallToolObservation:
     reason = ToolError(error_type=kind, message=message)
     return CallToolObservation(tool_name=action.tool_name, error=reason, metadata=metadata)
 
 
-def _given_up(action: CallToolAction, error: Exception, limit_s: float) -> CallToolObservation:
+def _to_failure(action: CallToolAction, error: Exception, limit_s: float) -> CallToolObservation:
     if isinstance(error, ToolUnavailableError):
         text = text_of(error)
-        return _failed(action, ToolErrorType.TRANSPORT_ERROR, text, infrastructure_error=text)
+        return _make_failure(action, ToolErrorType.TRANSPORT_ERROR, text, infrastructure_error=text)
     if isinstance(error, ToolFailedError):
-        return _failed(action, ToolErrorType.EXECUTION_ERROR, text_of(error))
+        return _make_failure(action, ToolErrorType.EXECUTION_ERROR, text_of(error))
     message = (
         f"expected the tool {action.tool_name!r} to end within {limit_s:g} s, got none yet; it was given up"
     )
-    return _failed(action, ToolErrorType.TIMEOUT, message)
+    return _make_failure(action, ToolErrorType.TIMEOUT, message)

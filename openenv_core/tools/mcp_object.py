@@ -27,7 +27,7 @@ from openenv_core.tools import (
     ToolResult,
     ToolUnavailableError,
 )
-from openenv_core.tools.environment import cancellations_of_task
+from openenv_core.tools.environment import count_cancellations
 from openenv_core.types import Observation
 
 T = TypeVar("T")
@@ -95,7 +95,7 @@ class McpObjectSession:
                 raise ClientClosedError("expected an open environment, got a tool call after close()")
             if self._thread is None:
                 self._thread = LoopThread()
-        return self._thread.submit(self._do, work)
+        return self._thread.submit(self._with_client, work)
 
     def run(self, work: Callable[[Any], Awaitable[T]], timeout_s: float | None = None) -> T:
         """Do the same and wait for it.
@@ -116,26 +116,26 @@ class McpObjectSession:
             if not future.done():  # the keys were pressed here
                 future.cancel()
                 raise
-            raise self._left(error) from error
+            raise self._restart_after(error) from error
 
     async def arun(self, work: Callable[[Any], Awaitable[T]], timeout_s: float | None = None) -> T:
         """Do the same and await it."""
         async with asyncio.timeout(timeout_s):
-            before = cancellations_of_task()
+            before = count_cancellations()
             try:
                 return await asyncio.wrap_future(self.submit(work))
             except asyncio.CancelledError:
-                if cancellations_of_task() > before:
+                if count_cancellations() > before:
                     raise
                 raise self._cancelled() from None
             except (SystemExit, KeyboardInterrupt) as error:
-                raise await asyncio.to_thread(self._left, error) from error
+                raise await asyncio.to_thread(self._restart_after, error) from error
 
     def close(self) -> None:
         """End the session and its thread. Idempotent."""
         with self._lock:
             thread, self._thread, self._closed = self._thread, None, True
-        if thread is None or thread.inherited:
+        if thread is None or thread.is_forked:
             return
         # The server object's own end may fail, or never come; the thread's does not wait.
         with suppress(Exception):
@@ -149,7 +149,7 @@ class McpObjectSession:
             "expected a result, got a cancellation; the tool cancelled itself, or awaited what was cancelled"
         )
 
-    def _left(self, error: BaseException) -> ToolFailedError:
+    def _restart_after(self, error: BaseException) -> ToolFailedError:
         """Begin anew with the next request: an exit ends the event loop that it comes to."""
         with self._lock:
             thread, self._thread = self._thread, None
@@ -158,18 +158,18 @@ class McpObjectSession:
             thread.stop()
         return ToolFailedError(f"{type(error).__name__}: {text_of(error)}")
 
-    async def _do(self, work: Callable[[Any], Awaitable[T]]) -> T:
+    async def _with_client(self, work: Callable[[Any], Awaitable[T]]) -> T:
         if self._opened is None:
             self._opened = asyncio.get_running_loop().create_future()
             # Clients have to be left by the task that has entered them.
-            self._holder = asyncio.create_task(self._hold(self._opened))
+            self._holder = asyncio.create_task(self._hold_client(self._opened))
         try:
             client = await asyncio.shield(self._opened)
         except Exception as error:
             raise ToolUnavailableError(f"expected the environment's MCP server to start: {error}") from error
         return await work(client)
 
-    async def _hold(self, opened: "asyncio.Future[Any]") -> None:
+    async def _hold_client(self, opened: "asyncio.Future[Any]") -> None:
         self._end = asyncio.Event()
         try:
             async with self._client(self._server) as client:
@@ -256,9 +256,9 @@ def error_text(result: CallToolResult) -> str:
     return "\n".join(texts) or "the tool gave no reason"
 
 
-def error_type(name: str, text: str, there_are: Iterable[str]) -> ToolErrorType:
+def error_type(name: str, text: str, known_names: Iterable[str]) -> ToolErrorType:
     """Return how a call failed."""
-    if name not in set(there_are):
+    if name not in set(known_names):
         return ToolErrorType.TOOL_NOT_FOUND
     return ToolErrorType.INVALID_ARGS if _INVALID.match(text) else ToolErrorType.EXECUTION_ERROR
 
@@ -293,10 +293,10 @@ def mcp_json(model: Any) -> dict[str, Any]:
     return dumped
 
 
-def specs(kind: type[SpecT], listed: Any, within: str) -> list[SpecT]:
+def specs(kind: type[SpecT], listed: Any, section: str) -> list[SpecT]:
     """Return what a client's listing holds; the SDK's has it in an attribute, FastMCP's is a list."""
     known = {field.alias for field in kind.model_fields.values()}
     return [
         kind.model_validate({key: value for key, value in mcp_json(entry).items() if key in known})
-        for entry in getattr(listed, within, listed)
+        for entry in getattr(listed, section, listed)
     ]

@@ -120,8 +120,10 @@ def openai_tools(tools: Iterable[Tool | ToolSpec | Mapping[str, Any]]) -> list[d
     """
     functions = [_function(tool) for tool in tools]
     names = [function["name"] for function in functions]
-    if twice := {name for name in names if names.count(name) > 1}:
-        raise ConfigurationError(f"expected tools of different names, got several called {sorted(twice)}")
+    if duplicates := {name for name in names if names.count(name) > 1}:
+        raise ConfigurationError(
+            f"expected tools of different names, got several called {sorted(duplicates)}"
+        )
     return [{"type": "function", "function": function} for function in functions]
 
 

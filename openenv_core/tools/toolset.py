@@ -130,7 +130,7 @@ class Toolset:
         signature = Signature(method)
         output_schema, wrapped = returned_schema(method)
         spec = ToolSpec(
-            **_common(name, declared, method),
+            **_common_fields(name, declared, method),
             input_schema=signature.schema,
             output_schema=output_schema,
             annotations=None if declared.annotations is None else dict(declared.annotations),
@@ -151,7 +151,7 @@ class Toolset:
                 f"expected {method.attribute} to take the values in {declared.uri!r}, "
                 f"{', '.join(form.names) or 'none'}, got {', '.join(signature.names) or 'none'}"
             )
-        fields = _common(declared.name or method.attribute, declared, method)
+        fields = _common_fields(declared.name or method.attribute, declared, method)
         fields |= {"description": fields["description"] or None, "mime_type": declared.mime_type}
         spec = (
             ResourceTemplateSpec(uri_template=declared.uri, **fields)
@@ -170,7 +170,7 @@ class Toolset:
         if name in self.prompts:
             raise ConfigurationError(f"expected prompts with names of their own, got {name!r} twice")
         properties = signature.schema["properties"]
-        fields = _common(name, declared, method)
+        fields = _common_fields(name, declared, method)
         fields["description"] = fields["description"] or None
         spec = PromptSpec(
             **fields,
@@ -197,7 +197,7 @@ class Toolset:
                 )
 
 
-def _common(name: str, declared: Declared, method: Method) -> dict[str, Any]:
+def _common_fields(name: str, declared: Declared, method: Method) -> dict[str, Any]:
     return {
         "name": name,
         "title": declared.title,

@@ -57,13 +57,13 @@ class UriTemplate:
         # Everything that a backtracking regular expression would try, but each place once.
         reached: list[set[int]] = [{0}]
         for segment in self._parts:
-            reached.append(_after(segment, uri, reached[-1]))
+            reached.append(_find_ends(segment, uri, reached[-1]))
         end = len(uri)
         if end not in reached[-1]:
             return None
         values: dict[str, str] = {}
         for segment, starts in zip(reversed(self._parts), reversed(reached[:-1]), strict=True):
-            start = _before(segment, uri, starts, end)
+            start = _find_start(segment, uri, starts, end)
             if isinstance(segment, _Value):
                 values[segment.name] = unquote(uri[start:end])
                 if "/" in values[segment.name] and not segment.slashes:
@@ -72,7 +72,7 @@ class UriTemplate:
         return {name: values[name] for name in self.names}
 
 
-def _after(segment: str | _Value, uri: str, starts: Iterable[int]) -> set[int]:
+def _find_ends(segment: str | _Value, uri: str, starts: Iterable[int]) -> set[int]:
     """Return where a part can end that begins at one of the places."""
     if isinstance(segment, str):
         return {start + len(segment) for start in starts if uri.startswith(segment, start)}
@@ -86,7 +86,7 @@ def _after(segment: str | _Value, uri: str, starts: Iterable[int]) -> set[int]:
     return ends
 
 
-def _before(segment: str | _Value, uri: str, starts: Iterable[int], end: int) -> int:
+def _find_start(segment: str | _Value, uri: str, starts: Iterable[int], end: int) -> int:
     """Return where a part begins that ends at a place."""
     if isinstance(segment, str):
         return end - len(segment)

@@ -15,7 +15,7 @@ from urllib.parse import urlsplit
 
 from openenv_core import LocalProcessProvider
 from openenv_core.errors import ProviderError
-from openenv_core.play.reporters import harmless
+from openenv_core.play.reporters import sanitize
 from openenv_core.providers import DockerPool
 from openenv_core.providers.base import Provider, WatchedProvider, status_of
 from openenv_core.providers.process import last_traceback
@@ -94,7 +94,7 @@ class SupervisedServer:
 
     async def traceback(self) -> str:
         """The last traceback that it printed; empty where there is none."""
-        return harmless(await self._call(lambda: last_traceback(self._provider.output())))
+        return sanitize(await self._call(lambda: last_traceback(self._provider.output())))
 
     async def supervise(self) -> NoReturn:
         """Restart it whenever it dies or stops answering."""

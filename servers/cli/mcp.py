@@ -56,9 +56,9 @@ def run(arguments: argparse.Namespace) -> int:
     if "step_timeout" in arguments:
         settings = replace(settings, step_timeout_s=arguments.step_timeout)
     try:
-        from servers.mcp.stdio import take_wire
+        from servers.mcp.stdio import take_standard_streams
 
-        wire = take_wire()  # before any code of the environment's can print
+        wire = take_standard_streams()  # before any code of the environment's can print
         return _serve(arguments, options, settings, wire)
     except ModuleNotFoundError as error:
         extra = {"mcp": "mcp", "mcp_types": "mcp", "anyio": "mcp"}.get(error.name or "", "server")
@@ -74,7 +74,7 @@ def _serve(
 ) -> int:
     from openenv_core.tracebacks import show
     from servers.app import EnvironmentApp
-    from servers.hosting import End
+    from servers.hosting import ExitTimer
     from servers.logs import configure_logging
     from servers.mcp.stdio import serve_stdio
     from servers.target import load_app
@@ -94,16 +94,16 @@ def _serve(
         show(error)
         return FAILED
     finally:
-        End().within(_LEFTOVER_GRACE_S)
+        ExitTimer().exit_within(_LEFTOVER_GRACE_S)
     return 0 if served else ENDED
 
 
 def _options(arguments: argparse.Namespace) -> dict[str, Any]:
     options: dict[str, Any] = {}
-    for given in arguments.option or ():
-        name, equals, value = given.partition("=")
+    for option in arguments.option or ():
+        name, equals, value = option.partition("=")
         if not equals or not name:
-            raise ConfigurationError(f"expected --option NAME=VALUE, got {given!r}")
+            raise ConfigurationError(f"expected --option NAME=VALUE, got {option!r}")
         try:
             options[name] = from_json(value)
         except ValueError:

@@ -19,7 +19,7 @@ from servers.listening import (
     is_exposed,
     listen,
     listen_often,
-    refuse_strangers_without_token,
+    require_token_if_exposed,
     url_host,
 )
 from servers.logs import LEVELS
@@ -27,7 +27,7 @@ from servers.settings import MODES, ServePlan, ServerSettings, count, seconds, s
 
 _FAILED: Final = 2
 
-_COLLECT_AFTER: Final = 50_000
+_GC_THRESHOLD: Final = 50_000
 """New objects between two looks for cycles while an app is loaded; `servers.hosting` has them while it is served."""
 
 _RELOAD_DRAIN_S: Final = 1.0
@@ -47,9 +47,9 @@ _LIMITS: Final = (
 )
 """Options, the settings that they are, how they are read, in what, and their help."""
 
-_OTHERS: Final = ("max_body_bytes", "drain_s")
-_OF_SESSIONS: Final = {
-    **{name: option for option, name, *_ in _LIMITS if name not in _OTHERS},
+_SERVER_SETTINGS: Final = ("max_body_bytes", "drain_s")
+_SESSION_OPTIONS: Final = {
+    **{name: option for option, name, *_ in _LIMITS if name not in _SERVER_SETTINGS},
     "mode": "--mode",
     "web": "--web",
 }
@@ -80,13 +80,13 @@ def run(arguments: argparse.Namespace) -> int:
     Raises:
         ConfigurationError: The app cannot be imported, the address cannot be had, or strangers could come in.
     """
-    _refuse_what_reload_cannot(arguments)
+    _check_reload_options(arguments)
     if arguments.argument is not None:
         os.environ.update(variables_for(arguments.app, arguments.argument))
-    settings = _take_settings(arguments, os.environ)
+    settings = _read_settings(arguments, os.environ)
     with ExitStack() as stack:
         listeners = [stack.enter_context(listener) for listener in _listeners(arguments)]
-        refuse_strangers_without_token(listeners[0], settings, insecure=_is_insecure(arguments))
+        require_token_if_exposed(listeners[0], settings, insecure=_is_insecure(arguments))
         settings = replace(settings, exposed=is_exposed(listeners[0]))
         if arguments.reload:
             return _run_reloading(arguments, settings, listeners[0])
@@ -107,7 +107,7 @@ def _listeners(arguments: argparse.Namespace) -> list[socket]:
 def _run_here(arguments: argparse.Namespace, settings: ServerSettings, listener: socket) -> int:
     from openenv_core.tracebacks import show
 
-    gc.set_threshold(_COLLECT_AFTER)  # what is loaded is no garbage, and many looks for some delay the start
+    gc.set_threshold(_GC_THRESHOLD)  # what is loaded is no garbage, and many looks for some delay the start
     from servers.target import load_app
 
     try:
@@ -121,7 +121,7 @@ def _run_here(arguments: argparse.Namespace, settings: ServerSettings, listener:
     from servers.logs import configure_logging
 
     configure_logging(arguments.log_level, settings.tokens)
-    assembled = assemble(app, arguments.app, settings, _options_of_sessions(arguments))
+    assembled = assemble(app, arguments.app, settings, _session_options_given(arguments))
     _announce(arguments, listener)
     return host(assembled, [listener], drain_s=settings.drain_s)
 
@@ -160,7 +160,7 @@ def _folder(path: str) -> Path:
     return folder
 
 
-def _refuse_what_reload_cannot(arguments: argparse.Namespace) -> None:
+def _check_reload_options(arguments: argparse.Namespace) -> None:
     if not arguments.reload:
         if arguments.reload_dir:
             raise ConfigurationError("expected --reload with --reload-dir, got none; give both, or neither")
@@ -176,14 +176,14 @@ def _refuse_what_reload_cannot(arguments: argparse.Namespace) -> None:
 def _plan_options(arguments: argparse.Namespace, settings: ServerSettings) -> dict[str, Any]:
     return {
         "app": arguments.app,
-        "options": _options_of_sessions(arguments),
+        "options": _session_options_given(arguments),
         "log_level": arguments.log_level,
         "settings": settings,
     }
 
 
-def _options_of_sessions(arguments: argparse.Namespace) -> tuple[str, ...]:
-    return tuple(option for name, option in _OF_SESSIONS.items() if _is_given(arguments, name))
+def _session_options_given(arguments: argparse.Namespace) -> tuple[str, ...]:
+    return tuple(option for name, option in _SESSION_OPTIONS.items() if _is_given(arguments, name))
 
 
 def _announce(arguments: argparse.Namespace, listener: socket) -> None:
@@ -262,7 +262,7 @@ def _is_given(arguments: argparse.Namespace, name: str) -> bool:
     return getattr(arguments, name) is not _NOT_GIVEN
 
 
-def _take_settings(arguments: argparse.Namespace, environ: MutableMapping[str, str]) -> ServerSettings:
+def _read_settings(arguments: argparse.Namespace, environ: MutableMapping[str, str]) -> ServerSettings:
     """Return the settings, and take the tokens out of the environment.
 
     What an environment's code starts, or prints of its surroundings, should not have them.
@@ -270,7 +270,9 @@ def _take_settings(arguments: argparse.Namespace, environ: MutableMapping[str, s
     settings = ServerSettings.from_environment(environ)
     environ.pop("ROPEWALK_TOKENS", None)
     changes: dict[str, Any] = {
-        name: getattr(arguments, name) for name in (*_OF_SESSIONS, *_OTHERS) if _is_given(arguments, name)
+        name: getattr(arguments, name)
+        for name in (*_SESSION_OPTIONS, *_SERVER_SETTINGS)
+        if _is_given(arguments, name)
     }
     tokens = tuple(arguments.token or ())
     if arguments.token_file is not None:

@@ -29,9 +29,9 @@ def ids_of(worker: int, workers: int) -> Callable[[], str]:
     """Return what draws ids of one worker; on average it takes as many uuid4s as there are workers."""
 
     def draw() -> str:
-        while worker_of(drawn := str(uuid4()), workers) != worker:
+        while worker_of(session_id := str(uuid4()), workers) != worker:
             pass
-        return drawn
+        return session_id
 
     return draw
 
@@ -68,14 +68,14 @@ class Forwarder:
         workers: int,
         private: str,
         peers: UnixPeers,
-        elsewhere: Callable[[], int | None],
+        find_free_worker: Callable[[], int | None],
     ) -> None:
         self._app = app
         self._index = index
         self._workers = workers
         self._private = private
         self._peers = peers
-        self._elsewhere = elsewhere
+        self._find_free_worker = find_free_worker
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Serve one connection, here or there."""
@@ -98,11 +98,11 @@ class Forwarder:
         path = path_of(scope)
         worker = None
         if path == _WATCH:
-            worker = self._place(WEB_SESSION)
+            worker = self._worker_for(WEB_SESSION)
         elif path in _SOCKETS:
             query = parse_qs(scope.get("query_string", b"").decode("latin-1"))
             keys = ("session_id", RESUME, SNAPSHOT) if path == SESSION_PATH else ()
-            worker = self._place(next((query[key][0] for key in keys if key in query), None))
+            worker = self._worker_for(next((query[key][0] for key in keys if key in query), None))
         if worker is None:
             await self._app(scope, receive, send)
         else:
@@ -113,12 +113,14 @@ class Forwarder:
         body = b""
         worker = None
         if path in _STEPS or path.startswith(_PAGE):
-            worker = self._place(_named_session(scope) or (WEB_SESSION if path.startswith(_PAGE) else None))
+            worker = self._worker_for(
+                _named_session(scope) or (WEB_SESSION if path.startswith(_PAGE) else None)
+            )
             if worker is not None and scope["method"] == "POST":
-                body, receive = await _peek(receive)
+                body, receive = await _read_body(receive)
         elif is_mcp(scope):
             if scope["method"] == "POST":
-                body, receive = await _peek(receive)
+                body, receive = await _read_body(receive)
             worker = self._place_mcp(scope, body)
         if worker is None:
             await self._app(scope, receive, send)
@@ -131,14 +133,14 @@ class Forwarder:
         if request.standard:
             opens, session = request.method == INITIALIZE, request.session
         else:
-            method, session = _asked_in(body)
+            method, session = _read_rpc(body)
             opens = method == _CREATE
-        return self._place(session) if session or opens else None
+        return self._worker_for(session) if session or opens else None
 
-    def _place(self, session: str | None) -> int | None:
+    def _worker_for(self, session: str | None) -> int | None:
         """Return the worker to pass a connection to; None where it stays here."""
         if session is None or session == NEW:
-            return self._elsewhere()
+            return self._find_free_worker()
         worker = worker_of(session, self._workers)
         return worker if worker != self._index else None
 
@@ -151,13 +153,13 @@ def _named_session(scope: Scope) -> str | None:
         return None  # the application says what is wrong with it
 
 
-async def _peek(receive: Receive) -> tuple[bytes, Receive]:
+async def _read_body(receive: Receive) -> tuple[bytes, Receive]:
     """Return the body, and what gives it once more. The guard has read it whole, and bounded it."""
     body: bytes = (await receive()).get("body", b"")
     return body, replay(body, receive)
 
 
-def _asked_in(body: bytes) -> tuple[str | None, str | None]:
+def _read_rpc(body: bytes) -> tuple[str | None, str | None]:
     """Return the method of a JSON-RPC request, and the session that its parameters name."""
     if not any(mark in body for mark in _MARKS):
         return None, None

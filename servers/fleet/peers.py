@@ -15,7 +15,7 @@ from openenv_core.protocol.errors import SESSION_ERROR
 from openenv_core.protocol.http import DETERMINISTIC_HEADER
 from servers.routes.http import wait_of, while_connected
 from servers.routes.websocket import HANDSHAKE_WAIT_S, is_break
-from servers.security import TurnedAwayError, turn_away
+from servers.security import HttpRefusalError, send_refusal
 
 if TYPE_CHECKING:
     from websockets.asyncio.client import ClientConnection
@@ -52,7 +52,7 @@ _HOP_BY_HOP: Final = frozenset(
         b"date",
     )
 )
-_OF_HANDSHAKE: Final = (b"host", b"connection", b"upgrade", b"sec-websocket-")
+_HANDSHAKE_HEADERS: Final = (b"host", b"connection", b"upgrade", b"sec-websocket-")
 
 _ABNORMAL: Final = 1006
 _NO_CODE: Final = 1005
@@ -88,7 +88,7 @@ class UnixPeers:
         await receive()  # websocket.connect
         try:
             async with asyncio.timeout(_CONNECT_TIMEOUT_S):
-                await _appeared(self._path(worker))
+                await _wait_for_socket(self._path(worker))
             peer = await while_connected(receive, self._connect(worker, scope))
             if peer is None:
                 return
@@ -97,7 +97,7 @@ class UnixPeers:
             return
         except (OSError, TimeoutError, WebSocketException) as error:
             await send({"type": "websocket.accept"})
-            await _lost(worker, error, send)
+            await _close_broken(worker, error, send)
             return
         try:
             assert peer.response is not None
@@ -108,7 +108,7 @@ class UnixPeers:
         finally:
             peer.transport.abort()
 
-    async def forget(self, worker: int) -> None:
+    async def close_worker(self, worker: int) -> None:
         """Close the connections to a worker that is gone."""
         if (pool := self._pools.pop(worker, None)) is not None:
             await pool.aclose()
@@ -128,7 +128,7 @@ class UnixPeers:
         started = False
         try:
             async with asyncio.timeout(self._connect_s):
-                await _appeared(self._path(worker))
+                await _wait_for_socket(self._path(worker))
             async with (
                 asyncio.timeout(self._reply_s) as deadline,
                 self._pool(worker).stream(
@@ -166,7 +166,7 @@ class UnixPeers:
                     f"expected worker {worker}, which holds this session, to answer, got: {reason}; if it died, its "
                     "sessions are gone: reset"
                 )
-                await turn_away(TurnedAwayError(502, text), scope, send)
+                await send_refusal(HttpRefusalError(502, text), scope, send)
                 return True
         # Where the worker dies after its stream has begun, that ends, and the caller misses what it waits for.
         await send({"type": "http.response.body", "body": b""})
@@ -188,7 +188,7 @@ class UnixPeers:
         headers = [
             (name.decode("latin-1"), value.decode("latin-1"))
             for name, value in scope["headers"]
-            if not name.lower().startswith(_OF_HANDSHAKE)
+            if not name.lower().startswith(_HANDSHAKE_HEADERS)
         ]
         return await unix_connect(
             self._path(worker),
@@ -208,7 +208,7 @@ def _without(headers: Iterable[tuple[bytes, bytes]], names: frozenset[bytes]) ->
     return [(name.lower(), value) for name, value in headers if name.lower() not in names]
 
 
-async def _appeared(path: str) -> None:
+async def _wait_for_socket(path: str) -> None:
     """Wait, for ever, for a neighbour that starts later than this one: its socket is not there yet.
 
     That of a neighbour that died is: connections to it are refused. One that is no file (Linux has such) is always.
@@ -218,8 +218,8 @@ async def _appeared(path: str) -> None:
 
 
 async def _relay(worker: int, peer: "ClientConnection", receive: Receive, send: Send) -> None:
-    up = asyncio.create_task(_upwards(peer, receive))
-    down = asyncio.create_task(_downwards(worker, peer, send))
+    up = asyncio.create_task(_relay_to_worker(peer, receive))
+    down = asyncio.create_task(_relay_to_caller(worker, peer, send))
     try:
         await asyncio.wait([up, down], return_when=asyncio.FIRST_COMPLETED)
     finally:
@@ -235,7 +235,7 @@ async def _relay(worker: int, peer: "ClientConnection", receive: Receive, send: 
             raise error
 
 
-async def _upwards(peer: "ClientConnection", receive: Receive) -> None:
+async def _relay_to_worker(peer: "ClientConnection", receive: Receive) -> None:
     """Pass on what the caller sends, and its close."""
     from websockets.exceptions import ConnectionClosed
 
@@ -255,7 +255,7 @@ async def _upwards(peer: "ClientConnection", receive: Receive) -> None:
         await peer.close()
 
 
-async def _downwards(worker: int, peer: "ClientConnection", send: Send) -> None:
+async def _relay_to_caller(worker: int, peer: "ClientConnection", send: Send) -> None:
     """Pass on what the worker sends, and its close."""
     from websockets.exceptions import ConnectionClosed
 
@@ -269,13 +269,13 @@ async def _downwards(worker: int, peer: "ClientConnection", send: Send) -> None:
     except ConnectionClosed as closed:
         if peer.close_code in (None, _ABNORMAL):
             # Who comes back learns that the session is gone; a frame would be taken for the environment's word.
-            await _lost(worker, closed, send, silent=peer.subprotocol == SUBPROTOCOL)
+            await _close_broken(worker, closed, send, silent=peer.subprotocol == SUBPROTOCOL)
         else:
             code = _NORMAL if peer.close_code == _NO_CODE else peer.close_code
             await send({"type": "websocket.close", "code": code, "reason": peer.close_reason or ""})
 
 
-async def _lost(worker: int, error: Exception, send: Send, *, silent: bool = False) -> None:
+async def _close_broken(worker: int, error: Exception, send: Send, *, silent: bool = False) -> None:
     logger.warning("a connection to worker %d broke: %s", worker, type(error).__name__)
     text = f"expected worker {worker}, which holds this session, to be there, got none; its sessions are gone"
     if not silent:

@@ -32,9 +32,9 @@ POLL_INTERVAL_S: Final = 0.0005
 LOCK_BACKOFF_S: Final = 5.0
 """For so long nobody waits for it again."""
 
-BEAT_INTERVAL_S: Final = 1.0
+HEARTBEAT_INTERVAL_S: Final = 1.0
 """Between two looks of a worker at its queue, where nothing wakes it."""
-BEAT_TIMEOUT_S: Final = 3.0
+HEARTBEAT_TIMEOUT_S: Final = 3.0
 """Seconds after which a worker that has not looked holds the others' newcomers up no longer."""
 
 
@@ -152,7 +152,7 @@ class SlotTable:
                 self._arrivals[worker][size] = arrival
                 self._waiting[worker] = size + 1
 
-    def unqueue(self, worker: int, arrival: int) -> None:
+    def dequeue(self, worker: int, arrival: int) -> None:
         """Count it no more."""
         with self.locked():
             row, size = self._arrivals[worker], self._waiting[worker]
@@ -161,7 +161,7 @@ class SlotTable:
                 row[at : size - 1] = row[at + 1 : size]
                 self._waiting[worker] = size - 1
 
-    def before(self, arrival: int) -> int:
+    def count_earlier(self, arrival: int) -> int:
         """Return how many wait that came before."""
         return sum(bisect_left(row, arrival, 0, self._waiting[n]) for n, row in enumerate(self._arrivals))
 
@@ -173,7 +173,7 @@ class SlotTable:
 
     def has_earlier(self, worker: int, arrival: int) -> bool:
         """Return whether another worker that lives serves somebody next who came before."""
-        oldest = time.monotonic_ns() - int(BEAT_TIMEOUT_S * 1e9)
+        oldest = time.monotonic_ns() - int(HEARTBEAT_TIMEOUT_S * 1e9)
         return any(
             0 < head < arrival and beat > oldest and other != worker
             for other, (head, beat) in enumerate(zip(self._heads, self._beats, strict=True))
@@ -302,13 +302,13 @@ class SharedSlots(SessionSlots):
         self._here += 1
         if self._here == 1:
             loop = asyncio.get_running_loop()
-            self._timer = loop.call_later(BEAT_INTERVAL_S, self._beat)
+            self._timer = loop.call_later(HEARTBEAT_INTERVAL_S, self._send_heartbeat)
             if self._waker >= 0:
-                loop.add_reader(self._waker, self._woken)
+                loop.add_reader(self._waker, self._on_wake)
 
     def dequeue(self, arrival: int) -> None:
         """Count it no more."""
-        self._table.unqueue(self._worker, arrival)
+        self._table.dequeue(self._worker, arrival)
         self._here -= 1
         if not self._here:
             assert self._timer is not None
@@ -318,23 +318,23 @@ class SharedSlots(SessionSlots):
 
     def place(self, arrival: int) -> int:
         """Return the place of a newcomer in the order of arrival, over all workers, from 1."""
-        return self._table.before(arrival) + 1
+        return self._table.count_earlier(arrival) + 1
 
     def set_head(self, arrival: int | None) -> None:
         """Say who of this worker is served next; if that is another than before, others may be first now."""
         if self._table.set_head(self._worker, arrival or 0) and self._table.total() < self._total:
             self._table.wake_others(self._worker)
 
-    def _woken(self) -> None:
+    def _on_wake(self) -> None:
         with suppress(BlockingIOError):
             os.read(self._waker, 65_536)
         self._wake()
 
-    def _beat(self) -> None:
-        self._timer = asyncio.get_running_loop().call_later(BEAT_INTERVAL_S, self._beat)
+    def _send_heartbeat(self) -> None:
+        self._timer = asyncio.get_running_loop().call_later(HEARTBEAT_INTERVAL_S, self._send_heartbeat)
         self._wake()
 
-    def elsewhere(self) -> int | None:
+    def find_free_worker(self) -> int | None:
         """Return a worker that has room, where this one has none but others do."""
         if self._local >= self._total or self._table.row(self._worker) < self._local:
             return None

@@ -20,7 +20,7 @@ from servers.metrics import SharedCounts
 
 logger = logging.getLogger("servers")
 
-MAX_STILLBORN: Final = 3
+MAX_FAILED_STARTS: Final = 3
 """How often in a row a worker may die before it is healthy."""
 
 MIN_BACKOFF_S: Final = 0.1
@@ -65,7 +65,7 @@ class Supervisor:
         self._listeners = listeners
         self._columns = max(1, len(plan.settings.tokens))  # one for each caller that there can be
         self._stopping = asyncio.Event()
-        self._hurry = asyncio.Event()
+        self._forced = asyncio.Event()
         self._status = 0
         self._interrupts = 0
 
@@ -79,7 +79,7 @@ class Supervisor:
         loop = asyncio.get_running_loop()
         for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
             if number != signal.SIGHUP or signal.getsignal(number) != signal.SIG_IGN:  # nohup
-                loop.add_signal_handler(number, self._signalled, number)
+                loop.add_signal_handler(number, self._on_signal, number)
         folder = tempfile.mkdtemp(prefix="ropewalk-")  # 0700: nobody else reaches the private sockets
         places = plan.settings.max_waiting
         slots = SlotTable.create(plan.workers, self._columns, places)
@@ -106,12 +106,12 @@ class Supervisor:
                 )
                 for index in range(plan.workers)
             ]
-            keepers = [asyncio.create_task(self._keep(worker, table)) for worker in workers]
+            keepers = [asyncio.create_task(self._keep_running(worker, table)) for worker in workers]
             await asyncio.wait(
                 [asyncio.create_task(self._stopping.wait()), *keepers], return_when=asyncio.FIRST_COMPLETED
             )
             self._stopping.set()
-            await self._end(workers, keepers)
+            await self._stop_workers(workers, keepers)
             errors = [error for keeper in keepers if (error := keeper.exception()) is not None]
             if errors:
                 raise errors[0]
@@ -122,21 +122,21 @@ class Supervisor:
             shutil.rmtree(folder, ignore_errors=True)
         return self._status
 
-    def _signalled(self, number: int) -> None:
+    def _on_signal(self, number: int) -> None:
         self._stopping.set()
         self._interrupts += number == signal.SIGINT
         if self._interrupts > 1:
-            self._hurry.set()
+            self._forced.set()
 
-    async def _keep(self, worker: _Worker, table: SlotTable) -> None:
+    async def _keep_running(self, worker: _Worker, table: SlotTable) -> None:
         """Start a worker, again and again, until all are to stop or it will not start."""
-        stillborn = 0
+        failed_starts = 0
         pause_s = MIN_BACKOFF_S
         loop = asyncio.get_running_loop()
         while not self._stopping.is_set():
             started = loop.time()
             try:
-                await self._live(worker)
+                await self._run_worker(worker)
             except OSError as error:  # the system has no further process just now, or no descriptor
                 if worker.process is None:  # nor had it one for the first
                     raise
@@ -148,18 +148,18 @@ class Supervisor:
                 status = worker.process.returncode
                 if self._stopping.is_set():
                     return
-                stillborn = 0 if healthy else stillborn + 1
+                failed_starts = 0 if healthy else failed_starts + 1
                 if status == FAILED and not healthy:
                     raise ConfigurationError(
                         worker.output.decode(errors="replace") or "a worker could not start"
                     )
-                if stillborn == MAX_STILLBORN:
+                if failed_starts == MAX_FAILED_STARTS:
                     self._status = 1
                     logger.error(
                         "worker %d ended with status %s before it was healthy, %d times; its output above tells why",
                         worker.plan.index,
                         status,
-                        stillborn,
+                        failed_starts,
                     )
                     return
                 if healthy and loop.time() - started > STEADY_UPTIME_S:
@@ -171,7 +171,7 @@ class Supervisor:
                 await asyncio.wait_for(self._stopping.wait(), pause_s)
             pause_s = min(2 * pause_s, MAX_BACKOFF_S)
 
-    async def _live(self, worker: _Worker) -> None:
+    async def _run_worker(self, worker: _Worker) -> None:
         """Run one worker to its end."""
         worker.output = b""
         ready, write = os.pipe()
@@ -205,15 +205,17 @@ class Supervisor:
             os.close(ready)
             process.stdin.close()
 
-    async def _end(self, workers: Sequence[_Worker], keepers: "Sequence[asyncio.Task[None]]") -> None:
+    async def _stop_workers(
+        self, workers: Sequence[_Worker], keepers: "Sequence[asyncio.Task[None]]"
+    ) -> None:
         """End all workers: in order, and after a deadline in any case."""
         for worker in workers:
             worker.signal(signal.SIGTERM)
-        hurry = asyncio.create_task(self._hurry.wait())
+        forced = asyncio.create_task(self._forced.wait())
         over = asyncio.create_task(asyncio.wait(keepers))
         timeout_s = self._plan.settings.drain_s + KILL_AFTER_DRAIN_S
-        await asyncio.wait([hurry, over], timeout=timeout_s, return_when=asyncio.FIRST_COMPLETED)
-        hurry.cancel()
+        await asyncio.wait([forced, over], timeout=timeout_s, return_when=asyncio.FIRST_COMPLETED)
+        forced.cancel()
         for worker in workers:
             worker.signal(signal.SIGKILL)
         await over

@@ -75,10 +75,10 @@ def main() -> int:
     except KeyboardInterrupt:
         return 0  # while it started; the supervisor got it too
     finally:
-        _leave(plan)
+        _remove_leftovers(plan)
 
 
-def _leave(plan: WorkerPlan) -> None:
+def _remove_leftovers(plan: WorkerPlan) -> None:
     if os.getppid() == plan.supervisor:
         return
     # It was killed, so its folder is for the workers to remove: the last one can. What was killed too, or had not yet
@@ -86,12 +86,12 @@ def _leave(plan: WorkerPlan) -> None:
     own = plan.private_socket(plan.index)
     with suppress(OSError):
         for entry in os.scandir(plan.folder):
-            if entry.path == own or not _answers(entry.path):
+            if entry.path == own or not _is_answering(entry.path):
                 os.unlink(entry.path)
         os.rmdir(plan.folder)
 
 
-def _answers(path: str) -> bool:
+def _is_answering(path: str) -> bool:
     with socket.socket(socket.AF_UNIX) as peer:
         peer.settimeout(_PEER_SOCKET_TIMEOUT_S)
         try:
@@ -145,7 +145,7 @@ def _serve(plan: WorkerPlan, lifeline: int) -> int:
             drain_s=plan.settings.drain_s,
             on_started=ready,
             lifeline=lifeline,
-            on_cut=partial(_leave, plan),
+            on_cut=partial(_remove_leftovers, plan),
         )
 
 
@@ -196,9 +196,9 @@ def _assemble(app: Any, plan: WorkerPlan) -> "Assembled":
         workers=workers,
         private=plan.private_socket(plan.index),
         peers=UnixPeers(plan.private_socket, settings.step_timeout_s),
-        elsewhere=slots.elsewhere,
+        find_free_worker=slots.find_free_worker,
     )
-    return Assembled(Guard(forwarder, settings), app.drain, app.take_refusals())
+    return Assembled(Guard(forwarder, settings), app.drain, app.collect_refusals())
 
 
 if __name__ == "__main__":

@@ -87,7 +87,7 @@ def missing_capabilities(
     }
 
 
-class _Rounds:
+class _AnswerRounds:
     """What a call has been answered so far.
 
     Attributes:
@@ -138,7 +138,7 @@ KEY: Final = "ropewalk.mcp"
 
 
 @dataclass(frozen=True, slots=True)
-class RequestSeat:
+class RequestOrigin:
     """Whose request it is, and of which session.
 
     Attributes:
@@ -161,16 +161,16 @@ class RequestSeat:
         return f"{self.owner}/{'' if self.session is None else self.session.id}"
 
 
-def seat_of(ctx: ServerRequestContext[Any, Any], default: RequestSeat | None = None) -> RequestSeat:
+def origin_of(ctx: ServerRequestContext[Any, Any], default: RequestOrigin | None = None) -> RequestOrigin:
     """Return the seat of the request that a handler serves; never by the SDK's own session, which others may share."""
     if ctx.request is None:
         assert default is not None
         return default
-    seat: RequestSeat = ctx.request.scope[KEY]
-    return seat
+    origin: RequestOrigin = ctx.request.scope[KEY]
+    return origin
 
 
-def sendable(value: Any) -> Any:
+def replace_surrogates(value: Any) -> Any:
     """Return a JSON value with "?" for halves of surrogate pairs, which names of files and the output of programs have.
 
     The SDK cannot write them, and would leave its client without any reply.
@@ -178,9 +178,9 @@ def sendable(value: Any) -> Any:
     if isinstance(value, str):
         return value if value.isascii() else value.encode("utf-8", "replace").decode()
     if isinstance(value, dict):
-        return {sendable(key): sendable(item) for key, item in value.items()}
+        return {replace_surrogates(key): replace_surrogates(item) for key, item in value.items()}
     if isinstance(value, list | tuple):
-        return [sendable(item) for item in value]
+        return [replace_surrogates(item) for item in value]
     return value
 
 
@@ -207,13 +207,13 @@ class CallContext(ToolContext):
     """
 
     def __init__(
-        self, ctx: ServerRequestContext[Any, Any], seat: RequestSeat, answer_s: float | None
+        self, ctx: ServerRequestContext[Any, Any], origin: RequestOrigin, answer_s: float | None
     ) -> None:
         self._ctx = ctx
-        self._seat = seat
+        self._origin = origin
         self._answer_s = answer_s
         self._outbox = Outbox()
-        self._level = _least_level(ctx, seat)
+        self._level = _min_log_level(ctx, origin)
         self._cancelled = False
         self._task: asyncio.Future[Any] | None = None
         self._rounds = _rounds_of(ctx)
@@ -240,7 +240,7 @@ class CallContext(ToolContext):
     def progress(self, progress: float, total: float | None = None, message: str | None = None) -> None:
         """Report the progress of the call. Never waits; callable from any thread."""
         if self._ctx.meta is not None and "progress_token" in self._ctx.meta and isfinite(progress):
-            text = sendable(message)
+            text = replace_surrogates(message)
             self._outbox.put(lambda: self._ctx.session.report_progress(progress, total, text))
 
     def log(self, level: LogLevel, data: Any, logger: str | None = None) -> None:
@@ -320,8 +320,8 @@ class CallContext(ToolContext):
         self._outbox.close()
 
     def _publish(self, event: ServerEvent) -> None:
-        if self._seat.hub is not None:
-            self._seat.hub.publish(event)
+        if self._origin.hub is not None:
+            self._origin.hub.publish(event)
 
     async def _send_question(self, question: Request) -> Mapping[str, Any]:
         try:
@@ -337,16 +337,16 @@ class CallContext(ToolContext):
         return answer.model_dump(mode="json", by_alias=True, exclude_none=True)
 
 
-def _least_level(ctx: ServerRequestContext[Any, Any], seat: RequestSeat) -> int | None:
+def _min_log_level(ctx: ServerRequestContext[Any, Any], origin: RequestOrigin) -> int | None:
     """Return the rank of the least level of log messages that the caller wants; None where it wants none."""
     if ctx.protocol_version in MODERN_PROTOCOL_VERSIONS:
-        wanted = (ctx.meta or {}).get(types.LOG_LEVEL_META_KEY)
-        return LEVELS.index(wanted) if wanted in LEVELS else None
-    return LEVELS.index("debug" if seat.peer is None else seat.peer.level)
+        level = (ctx.meta or {}).get(types.LOG_LEVEL_META_KEY)
+        return LEVELS.index(level) if level in LEVELS else None
+    return LEVELS.index("debug" if origin.peer is None else origin.peer.level)
 
 
-def _rounds_of(ctx: ServerRequestContext[Any, Any]) -> _Rounds | None:
+def _rounds_of(ctx: ServerRequestContext[Any, Any]) -> _AnswerRounds | None:
     if ctx.protocol_version not in MODERN_PROTOCOL_VERSIONS:
         return None
     params = ctx.params or {}
-    return _Rounds(params.get("requestState"), params.get("inputResponses"))
+    return _AnswerRounds(params.get("requestState"), params.get("inputResponses"))

@@ -18,7 +18,7 @@ from openenv_core.protocol.errors import RefusalError, short
 from openenv_core.protocol.http import SESSION_ID
 from openenv_core.protocol.jsonrpc import JsonRpcFaultError
 from servers.execution import CLOSE_TIMEOUT_S, FATAL, EnvironmentRunner, end, keep
-from servers.mcp.context import KEY, RequestSeat
+from servers.mcp.context import KEY, RequestOrigin
 from servers.mcp.events import RETRY_MS, HeldEvents, RecentEvents
 from servers.mcp.handlers import Handlers, make_server
 from servers.mcp.hub import Hub, Peer
@@ -27,7 +27,7 @@ from servers.mcp.requests import (
     DISCOVER,
     HANDLES,
     INITIALIZE,
-    SHARED,
+    SHARED_ID_SEPARATOR,
     Exchange,
     McpRequest,
     McpRequestRefusedError,
@@ -68,7 +68,7 @@ class _Connection:
     def __init__(self, session: EnvironmentSession, *, owns: bool, held_events: HeldEvents) -> None:
         self.session = session
         self.owns = owns
-        self.id = session.id if owns else f"{session.id}{SHARED}{secrets.token_hex(16)}"
+        self.id = session.id if owns else f"{session.id}{SHARED_ID_SEPARATOR}{secrets.token_hex(16)}"
         self.peer = Peer()
         self.events = RecentEvents(held_events)
         self.transport = StreamableHTTPServerTransport(
@@ -182,12 +182,16 @@ class McpEngine:
             )
             session = (await self._session_of(request, owner))[0] if named else None
         if session is None:
-            seat = RequestSeat(owner, named=request.in_path is not None or request.in_header is not None)
-            await self._stateless.handle_request(_with_seat(exchange, seat), exchange.replayed, exchange.send)
+            origin = RequestOrigin(owner, named=request.in_path is not None or request.in_header is not None)
+            await self._stateless.handle_request(
+                _with_origin(exchange, origin), exchange.replay_body, exchange.send
+            )
             return
         with _hold_session(session):
-            seat = RequestSeat(owner, session, self._hub(session))
-            await self._stateless.handle_request(_with_seat(exchange, seat), exchange.replayed, exchange.send)
+            origin = RequestOrigin(owner, session, self._hub(session))
+            await self._stateless.handle_request(
+                _with_origin(exchange, origin), exchange.replay_body, exchange.send
+            )
 
     async def _initialize(self, exchange: Exchange) -> None:
         finding = self._session_of(exchange.request, exchange.owner)
@@ -200,7 +204,7 @@ class McpEngine:
             connection = None
             try:
                 connection = await self._connect(session, owns=opened)
-                await self._pass_on(connection, exchange, exchange.send)
+                await self._handle_request(connection, exchange, exchange.send)
             finally:
                 if (
                     connection is None
@@ -243,18 +247,18 @@ class McpEngine:
         with _hold_session(connection.session):
             ending = request.http == "DELETE"
             if ending:
-                self._forget(connection)
+                self._remove_connection(connection)
                 if connection.owns:
                     await self._sessions.close(connection.session)
-                    await _within(connection.idle.wait(), FINAL_REPLY_TIMEOUT_S)
-            status = await self._pass_on(connection, exchange, exchange.send)
+                    await _wait_at_most(connection.idle.wait(), FINAL_REPLY_TIMEOUT_S)
+            status = await self._handle_request(connection, exchange, exchange.send)
         if ending:
             connection.peer.close()
-            connection.events.forget()
+            connection.events.clear()
         elif status == 404:  # the SDK has ended it
             self._close_connection(connection)
 
-    async def _pass_on(self, connection: _Connection, exchange: Exchange, send: Send) -> int:
+    async def _handle_request(self, connection: _Connection, exchange: Exchange, send: Send) -> int:
         """Have the SDK answer a request on a connection; return the status."""
         session = connection.session
         hub = self._hub(session)
@@ -266,9 +270,11 @@ class McpEngine:
 
         stream = exchange.request.http == "GET"
         replies = Replies(send, connection.events, start, answers=not stream)
-        seat = RequestSeat(session.owner, session, hub, connection.peer)
+        origin = RequestOrigin(session.owner, session, hub, connection.peer)
         with connection.in_use(stream=stream):
-            await connection.transport.handle_request(_with_seat(exchange, seat), exchange.replayed, replies)
+            await connection.transport.handle_request(
+                _with_origin(exchange, origin), exchange.replay_body, replies
+            )
         return replies.status
 
     # Sessions
@@ -276,17 +282,21 @@ class McpEngine:
     async def _session_of(self, request: McpRequest, owner: str) -> tuple[EnvironmentSession, bool]:
         """Return the session that a request is about, or a new one; and whether it was opened for it."""
         sessions = self._sessions
-        wanted = request.in_header
-        if request.in_path is None and wanted is not None:
-            if wanted == NEW or SESSION_ID.fullmatch(wanted) is None:
-                text = f"expected the id of a session in X-OpenEnv-Session, got {wanted[:128]!r}; {HANDLES}"
+        session_id = request.in_header
+        if request.in_path is None and session_id is not None:
+            if session_id == NEW or SESSION_ID.fullmatch(session_id) is None:
+                text = (
+                    f"expected the id of a session in X-OpenEnv-Session, got {session_id[:128]!r}; {HANDLES}"
+                )
                 raise McpRequestRefusedError(400, JsonRpcFaultError(jsonrpc.INVALID_PARAMS, text))
             with suppress(RefusalError):
-                return sessions.find(owner, wanted), False
+                return sessions.find(owner, session_id), False
         try:
             if request.in_path is not None:
                 return sessions.find(owner, request.in_path), False
-            session = await (sessions.open(owner) if wanted is None else sessions.find_or_open(owner, wanted))
+            session = await (
+                sessions.open(owner) if session_id is None else sessions.find_or_open(owner, session_id)
+            )
         except RefusalError as refusal:
             raise McpRequestRefusedError.of(refusal) from None
         if session.used:  # somebody else has opened it meanwhile
@@ -317,10 +327,10 @@ class McpEngine:
                 hub.close()
             else:
                 self._hubs[session] = hub
-                session.on_over = lambda: self._over(session)
+                session.on_over = lambda: self._close_session(session)
         return hub
 
-    def _over(self, session: EnvironmentSession) -> None:
+    def _close_session(self, session: EnvironmentSession) -> None:
         """End what belongs to a session that has ended."""
         hub = self._hubs.pop(session, None)
         if hub is not None:
@@ -370,7 +380,7 @@ class McpEngine:
             if not transport.is_terminated:
                 await transport.terminate()
 
-    def _forget(self, connection: _Connection) -> bool:
+    def _remove_connection(self, connection: _Connection) -> bool:
         """Remove a connection from the tables of connections and of listeners; return whether it was there."""
         session = connection.session
         connections = self._connections.get(session, {})
@@ -385,18 +395,18 @@ class McpEngine:
 
     def _close_connection(self, connection: _Connection) -> None:
         """End a connection, after the replies that are under way on it."""
-        if self._forget(connection):
+        if self._remove_connection(connection):
             task = keep(asyncio.create_task(self._end(connection)))
             self._closing.add(task)
             task.add_done_callback(self._closing.discard)
 
     async def _end(self, connection: _Connection) -> None:
-        await _within(connection.idle.wait(), self._grace_s)  # the replies under way
+        await _wait_at_most(connection.idle.wait(), self._grace_s)  # the replies under way
         connection.peer.close()
-        await _within(connection.transport.terminate(), CLOSE_TIMEOUT_S)
+        await _wait_at_most(connection.transport.terminate(), CLOSE_TIMEOUT_S)
         if connection.task is not None:
             await end(connection.task)
-        connection.events.forget()
+        connection.events.clear()
 
 
 def _no_tools() -> McpRequestRefusedError:
@@ -404,11 +414,11 @@ def _no_tools() -> McpRequestRefusedError:
     return McpRequestRefusedError(404, JsonRpcFaultError(jsonrpc.INTERNAL_ERROR, text))
 
 
-def _with_seat(exchange: Exchange, seat: RequestSeat) -> dict[str, Any]:
-    return {**exchange.scope, KEY: seat}
+def _with_origin(exchange: Exchange, origin: RequestOrigin) -> dict[str, Any]:
+    return {**exchange.scope, KEY: origin}
 
 
-async def _within(wait: Awaitable[object], seconds: float) -> None:
+async def _wait_at_most(wait: Awaitable[object], seconds: float) -> None:
     with suppress(TimeoutError):
         async with asyncio.timeout(seconds):
             await wait

@@ -50,7 +50,7 @@ class McpEntry:
         request = parse_request(scope, body)
         exchange = Exchange(request, scope, body, receive, send)
         if not request.standard:
-            await self._app(scope, exchange.replayed, send)
+            await self._app(scope, exchange.replay_body, send)
             return
         try:
             engine = await self._engine()

@@ -15,7 +15,7 @@ MAX_EVENTS: Final = 256
 MAX_WEIGHT: Final = 1 << 20
 """Characters, roughly, of one connection. Of what is heavier by itself only its place is kept."""
 
-MAX_HELD: Final = 64 << 20
+MAX_TOTAL_WEIGHT: Final = 64 << 20
 """Characters, roughly, of all connections together; those that were told nothing for longest are forgotten first."""
 
 
@@ -43,8 +43,8 @@ class HeldEvents:
         """Record the size of a connection's events, and drop events of others where the total is too large."""
         self._weight += events.weight - self._weights.pop(events, 0)
         self._weights[events] = events.weight
-        while self._weight > MAX_HELD:
-            next(iter(self._weights)).forget()
+        while self._weight > MAX_TOTAL_WEIGHT:
+            next(iter(self._weights)).clear()
 
     def drop(self, events: "RecentEvents") -> None:
         """Remove a connection from the total."""
@@ -70,10 +70,10 @@ class RecentEvents(EventStore):
         self._last += 1
         if stream_id == GET_STREAM_KEY:
             self._standing = self._last
-        weight = len(stream_id) + _weigh(message)  # streams are named by clients
+        weight = len(stream_id) + _measure_weight(message)  # streams are named by clients
         if weight > MAX_WEIGHT:
-            message = _in_place_of(message)
-            weight = len(stream_id) + _weigh(message)
+            message = _make_replacement(message)
+            weight = len(stream_id) + _measure_weight(message)
         if weight <= MAX_WEIGHT:
             self._events.append(_Event(self._last, stream_id, message, weight))
             self.weight += weight
@@ -82,7 +82,7 @@ class RecentEvents(EventStore):
         self._held.count(self)
         return str(self._last)
 
-    def forget(self) -> None:
+    def clear(self) -> None:
         """Forget all."""
         self._events.clear()
         self.weight = 0
@@ -124,7 +124,7 @@ class RecentEvents(EventStore):
         return next((event for event in reversed(self._events) if str(event.number) == event_id), None)
 
 
-def _in_place_of(message: JSONRPCMessage | None) -> JSONRPCError | None:
+def _make_replacement(message: JSONRPCMessage | None) -> JSONRPCError | None:
     """Return what is kept instead of a message that is too large; for a reply an error, since a client waits."""
     if not isinstance(message, JSONRPCResponse | JSONRPCError):
         return None
@@ -135,7 +135,7 @@ def _in_place_of(message: JSONRPCMessage | None) -> JSONRPCError | None:
     return JSONRPCError(jsonrpc="2.0", id=message.id, error=ErrorData(code=INTERNAL_ERROR, message=text))
 
 
-def _weigh(message: JSONRPCMessage | None) -> int:
+def _measure_weight(message: JSONRPCMessage | None) -> int:
     """Return roughly how many characters a message has; looks no further than to MAX_WEIGHT."""
     weight = 0
     parts: list[Any] = [getattr(message, name, None) for name in ("result", "params", "error")]

@@ -30,7 +30,7 @@ from openenv_core.tools import (
     ToolResult,
 )
 from servers.execution import FATAL, EnvironmentRunner
-from servers.mcp.context import CallContext, CallEndedError, RequestSeat, seat_of, sendable
+from servers.mcp.context import CallContext, CallEndedError, RequestOrigin, origin_of, replace_surrogates
 from servers.mcp.requests import DISCOVER, HANDLES, INITIALIZE
 from servers.metrics import TOOL
 from servers.routes.http import reported
@@ -60,7 +60,9 @@ _MAX_SUBSCRIBED: Final = 256 * 1024
 def _to_mcp_error(ctx: Ctx, error: BaseException) -> MCPError:
     """Return a failure as an MCP error."""
     translated = _translate(ctx, error)
-    return MCPError(translated.code, sendable(translated.message), sendable(translated.data))
+    return MCPError(
+        translated.code, replace_surrogates(translated.message), replace_surrogates(translated.data)
+    )
 
 
 def _translate(ctx: Ctx, error: BaseException) -> MCPError:
@@ -94,7 +96,7 @@ def _no_handle() -> MCPError:
 class Handlers:
     """The methods."""
 
-    def __init__(self, sessions: SessionTable, tooling: Tooling, only: RequestSeat | None = None) -> None:
+    def __init__(self, sessions: SessionTable, tooling: Tooling, only: RequestOrigin | None = None) -> None:
         self._sessions = sessions
         self._tooling = tooling
         self._only = only
@@ -105,9 +107,9 @@ class Handlers:
         """Count an error that is sent to a caller."""
         self._sessions.metrics.count_error(code)
 
-    def seat(self, ctx: Ctx) -> RequestSeat:
+    def origin(self, ctx: Ctx) -> RequestOrigin:
         """Return the seat of a request."""
-        return seat_of(ctx, self._only)
+        return origin_of(ctx, self._only)
 
     # Lists
 
@@ -142,7 +144,9 @@ class Handlers:
         """Answer tools/call."""
         arguments, began = params.arguments or {}, perf_counter()
         result, context = await self._call(
-            ctx, lambda runner, context: self._tooling.begin(runner, params.name, arguments, context), _over
+            ctx,
+            lambda runner, context: self._tooling.begin(runner, params.name, arguments, context),
+            _make_ended_result,
         )
         if isinstance(result, dict):
             return result
@@ -213,7 +217,7 @@ class Handlers:
         self, ctx: Ctx, params: types.SubscriptionsListenRequestParams
     ) -> types.SubscriptionsListenResult:
         """Answer subscriptions/listen, for as long as the client listens."""
-        hub = self.seat(ctx).hub
+        hub = self.origin(ctx).hub
         if hub is None:
             raise _no_handle()
         _check_subscriptions(params.notifications.resource_subscriptions or ())
@@ -221,24 +225,24 @@ class Handlers:
 
     async def set_level(self, ctx: Ctx, params: types.SetLevelRequestParams) -> dict[str, Any]:
         """Answer logging/setLevel."""
-        peer = self.seat(ctx).peer
+        peer = self.origin(ctx).peer
         if peer is not None:
             peer.level = params.level
         return {}
 
     def _subscriptions(self, ctx: Ctx) -> set[str]:
-        peer = self.seat(ctx).peer
+        peer = self.origin(ctx).peer
         if peer is None:
             raise MCPError(types.METHOD_NOT_FOUND, "expected subscriptions/listen, got a subscription")
         return peer.subscriptions
 
     async def _run_lookup(self, ctx: Ctx, work: Callable[[EnvironmentRunner], Awaitable[T]]) -> T:
         """Look something up in the request's session; where it has none, in an environment of its own."""
-        seat = self.seat(ctx)
+        origin = self.origin(ctx)
         try:
-            if seat.session is not None:
-                return await seat.session.run_waiting(work)
-            async with self._sessions.session(seat.owner) as session:
+            if origin.session is not None:
+                return await origin.session.run_waiting(work)
+            async with self._sessions.session(origin.owner) as session:
                 return await session.run_waiting(work)
         except FATAL as error:
             raise _to_mcp_error(ctx, error) from None
@@ -250,11 +254,11 @@ class Handlers:
         over: Callable[[EpisodeOverError], Any] | None = None,
     ) -> tuple[Any, CallContext]:
         """Do something in the request's session that may tell and ask its caller, and that it may give up."""
-        seat = self.seat(ctx)
-        session = seat.session
+        origin = self.origin(ctx)
+        session = origin.session
         if session is None:
             raise _no_handle()
-        context = CallContext(ctx, seat, self._answer_s)
+        context = CallContext(ctx, origin, self._answer_s)
 
         async def work(runner: EnvironmentRunner) -> Any:
             pending = await begin(runner, context)
@@ -305,7 +309,7 @@ def _size(content: list[dict[str, Any]]) -> int:
     return sum(len(source.get(key) or "") for source in sources for key in ("text", "data", "blob"))
 
 
-def _over(error: EpisodeOverError) -> ToolResult:
+def _make_ended_result(error: EpisodeOverError) -> ToolResult:
     return ToolResult.failed(ToolErrorType.EXECUTION_ERROR, str(error))
 
 
@@ -336,10 +340,10 @@ def make_server(name: str, handlers: Handlers, tooling: Tooling) -> Server[dict[
         params: type[BaseModel],
         handler: Callable[[Ctx, Any], Awaitable[dict[str, Any] | BaseModel]],
     ) -> None:
-        async def complete(ctx: Ctx, given: Any) -> dict[str, Any] | BaseModel:
-            answer = await handler(ctx, given)
+        async def complete(ctx: Ctx, params: Any) -> dict[str, Any] | BaseModel:
+            answer = await handler(ctx, params)
             if isinstance(answer, dict):
-                answer = sendable(answer)
+                answer = replace_surrogates(answer)
             # An answer without content stays without: clients of the handshake versions refuse any key in it.
             return {"resultType": "complete"} | answer if isinstance(answer, dict) and answer else answer
 
@@ -348,7 +352,7 @@ def make_server(name: str, handlers: Handlers, tooling: Tooling) -> Server[dict[
     async def discover(ctx: Ctx, params: types.RequestParams) -> types.DiscoverResult:
         # The stateless wire has a session only where the caller names one: who does not is asked to begin a connection,
         # which has one of its own.
-        named = handlers.seat(ctx).named
+        named = handlers.origin(ctx).named
         return types.DiscoverResult(
             supported_versions=list(MODERN_PROTOCOL_VERSIONS if named else HANDSHAKE_PROTOCOL_VERSIONS),
             capabilities=server.get_capabilities(protocol_version=ctx.protocol_version),
@@ -381,25 +385,25 @@ def make_server(name: str, handlers: Handlers, tooling: Tooling) -> Server[dict[
     if tooling.offers("completions"):
         add("completion/complete", types.CompleteRequestParams, handlers.complete)
 
-    async def remember(ctx: Ctx, call_next: CallNext) -> HandlerResult:
-        seat = handlers.seat(ctx)
-        if seat.peer is not None:
-            seat.peer.channel = ctx.session
+    async def track_channel(ctx: Ctx, call_next: CallNext) -> HandlerResult:
+        origin = handlers.origin(ctx)
+        if origin.peer is not None:
+            origin.peer.channel = ctx.session
         try:
             return await call_next(ctx)
         except Exception as error:
             if isinstance(error, MCPError):
                 handlers.count_error(error.code)
-            if ctx.method == INITIALIZE and seat.peer is not None:
-                seat.peer.refused = True
+            if ctx.method == INITIALIZE and origin.peer is not None:
+                origin.peer.refused = True
             raise
 
     # In place of the SDK's own, which traces every message for exporters that nobody has asked for.
     # States are sealed with a key of this process, which has the sessions that they belong to.
     sealing = RequestStateSecurity(
-        keys=[os.urandom(32)], bind_principal=lambda ctx: handlers.seat(ctx).binding
+        keys=[os.urandom(32)], bind_principal=lambda ctx: handlers.origin(ctx).binding
     )
-    server.middleware[:] = [remember, RequestStateBoundary(sealing, default_audience=name)]
+    server.middleware[:] = [track_channel, RequestStateBoundary(sealing, default_audience=name)]
     return server
 
 

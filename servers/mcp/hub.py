@@ -48,11 +48,11 @@ class Outbox:
         if not self._woken:  # a thread that tells without end would fill the loop's queue, which has no bound
             self._woken = True
             with suppress(RuntimeError):  # the loop has ended, and the client with it
-                self._loop.call_soon_threadsafe(self._wake)
+                self._loop.call_soon_threadsafe(self._on_wake)
 
     async def flush(self) -> None:
         """Wait until all is sent, for a bounded time."""
-        self._wake()
+        self._on_wake()
         if self._task is not None:
             await asyncio.wait([self._task], timeout=_FLUSH_TIMEOUT_S)
 
@@ -63,7 +63,7 @@ class Outbox:
         if self._task is not None:
             self._task.cancel()
 
-    def _wake(self) -> None:
+    def _on_wake(self) -> None:
         self._woken = False  # first: what is put from now on wakes again
         if self._waiting and (self._task is None or self._task.done()):
             self._task = asyncio.create_task(self._send(), name="what an MCP client is told")
@@ -94,7 +94,7 @@ class Peer:
         self.refused = False
         self._outbox = Outbox()
 
-    def tell(self, event: ServerEvent) -> None:
+    def publish(self, event: ServerEvent) -> None:
         """Notify the client of a change that it has subscribed to."""
         if not isinstance(event, ResourceUpdated) or event.uri in self.subscriptions:
             self._outbox.put(lambda: self._send(event))
@@ -145,5 +145,5 @@ class Hub:
 
     async def _publish(self, event: ServerEvent) -> None:
         for peer in tuple(self.peers):
-            peer.tell(event)
+            peer.publish(event)
         await self._bus.publish(event)

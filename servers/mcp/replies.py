@@ -7,7 +7,7 @@ from starlette.types import Message, Send
 
 from servers.mcp.events import RecentEvents
 
-_OF_STREAMS: Final = frozenset(
+_STREAM_HEADERS: Final = frozenset(
     (b"content-type", b"cache-control", b"connection", b"x-accel-buffering", b"content-length")
 )
 
@@ -75,6 +75,6 @@ def _is_stream(message: Message) -> bool:
 
 
 def _as_json(head: Message, length: int) -> Message:
-    headers = [(name, value) for name, value in head["headers"] if name.lower() not in _OF_STREAMS]
+    headers = [(name, value) for name, value in head["headers"] if name.lower() not in _STREAM_HEADERS]
     headers += [(b"content-type", b"application/json"), (b"content-length", str(length).encode())]
     return {**head, "headers": headers}

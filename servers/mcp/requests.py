@@ -19,7 +19,7 @@ MCP_PATH: Final = "/mcp"
 INITIALIZE: Final = "initialize"
 DISCOVER: Final = "server/discover"
 
-SHARED: Final = ":"
+SHARED_ID_SEPARATOR: Final = ":"
 """Stands, in the id of a connection that shares a session with others, behind the session's id, which has none."""
 
 HANDLES: Final = (
@@ -59,7 +59,7 @@ class McpRequest:
     def session(self) -> str | None:
         """The id of the session that it is about; None where it names none."""
         if self.connection is not None:
-            return self.connection.partition(SHARED)[0]
+            return self.connection.partition(SHARED_ID_SEPARATOR)[0]
         return self.in_path or self.in_header
 
 
@@ -158,6 +158,6 @@ class Exchange:
         return owner_of(self.scope)
 
     @property
-    def replayed(self) -> Receive:
+    def replay_body(self) -> Receive:
         """A `receive` that begins with the body."""
         return replay(self.body, self.receive) if self.request.http == "POST" else self.receive

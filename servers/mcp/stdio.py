@@ -16,7 +16,7 @@ from mcp.server.stdio import stdio_server
 from openenv_core.errors import ConfigurationError
 from servers.app import EnvironmentApp
 from servers.execution import EnvironmentRunner, end
-from servers.mcp.context import RequestSeat
+from servers.mcp.context import RequestOrigin
 from servers.mcp.handlers import Handlers, make_server
 from servers.mcp.hub import Hub, Peer
 from servers.sessions import EnvironmentSession
@@ -35,7 +35,7 @@ class _StandardStreams(NamedTuple):
     writing: int
 
 
-def take_wire() -> _StandardStreams:
+def take_standard_streams() -> _StandardStreams:
     """Take standard input and output for the wire.
 
     From now on standard input is empty, and standard output is standard error: what an environment prints, or what it
@@ -154,7 +154,7 @@ async def serve_stdio(
 async def _serve(app: EnvironmentApp, name: str, session: EnvironmentSession, wire: _StandardStreams) -> bool:
     hub, peer = Hub(), Peer()
     hub.peers.add(peer)
-    handlers = Handlers(app.sessions, app.tooling, RequestSeat("", session, hub, peer))
+    handlers = Handlers(app.sessions, app.tooling, RequestOrigin("", session, hub, peer))
     server = make_server(name, handlers, app.tooling)
 
     async def serve() -> None:

@@ -101,7 +101,7 @@ class WebInterfaceManager:
     @property
     def env(self) -> Any:
         """The environment of the visitor's session. RuntimeError: there is none yet."""
-        return self._known().session.runner.environment
+        return self._require_visit().session.runner.environment
 
     @property
     def episode_state(self) -> EpisodeState:
@@ -111,13 +111,13 @@ class WebInterfaceManager:
 
     async def reset_environment(self, reset_kwargs: Mapping[str, Any] | None = None) -> dict[str, Any]:
         """Reset with the options that the environment takes; return the observation as the wire has it."""
-        visit = await self._visit()
+        visit = await self._open_visit()
         reply, state = await visit.session.run(_reset, reset_kwargs or {})
         visit.state = state
         visit.episode = EpisodeState(
             episode_id=state.get("episode_id"), current_observation=reply["observation"]
         )
-        self._tell()
+        self._notify_watchers()
         return reply
 
     async def step_environment(self, action_data: Mapping[str, Any]) -> dict[str, Any]:
@@ -126,7 +126,7 @@ class WebInterfaceManager:
         if isinstance(data.get("arguments"), str):
             data["arguments"] = read_json(data["arguments"].encode())
         action = self._decoder.action(data, len(dumps(data)))
-        visit = await self._visit()
+        visit = await self._open_visit()
         reply, state = await visit.session.run(_step, action)
         visit.state = state
         steps = int(state.get("step_count") or 0)
@@ -145,26 +145,26 @@ class WebInterfaceManager:
             action_logs=[*visit.episode.action_logs, log][-_MAX_LOGS:],
             is_reset=False,
         )
-        self._tell()
+        self._notify_watchers()
         return reply
 
     def get_state(self) -> dict[str, Any]:
         """Return the state after the visitor's last call. RuntimeError: there was none."""
-        state = self._known().state
+        state = self._require_visit().state
         if state is None:
             raise RuntimeError("Call reset() first")
         return state
 
     async def _run_sync_in_thread_pool(self, func: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         """Run a function in the turn of the visitor's session; released pages call it by this name."""
-        visit = await self._visit()
+        visit = await self._open_visit()
 
         async def call(_: EnvironmentRunner) -> Any:
             return await asyncio.to_thread(func, *args, **kwargs)
 
         return await visit.session.run_waiting(call)
 
-    def _tell(self) -> None:
+    def _notify_watchers(self) -> None:
         """Let those who watch know of a change."""
         self._changed.set()
         self._changed = asyncio.Event()
@@ -172,13 +172,13 @@ class WebInterfaceManager:
     def _key(self) -> tuple[str, str]:
         return self.visitor() or _visitor.get()
 
-    def _known(self) -> _Visit:
+    def _require_visit(self) -> _Visit:
         visit = self._visits.get(self._key())
         if visit is None or visit.session.over:
             raise RuntimeError("expected a session, got none; call reset_environment first")
         return visit
 
-    async def _visit(self) -> _Visit:
+    async def _open_visit(self) -> _Visit:
         """Return the visitor's session, opened now where there was none."""
         key = self._key()
         session = await self._sessions.find_or_open(*key)
@@ -227,7 +227,7 @@ class WebInterfaceManager:
         if "message" not in data:
             action = data.get("action", {})
             return await self.step_environment(action if isinstance(action, dict) else {})
-        visit = await self._visit()
+        visit = await self._open_visit()
         if not visit.session.runner.has("message_to_action"):
             return await self.step_environment({"message": data["message"]})
         action = await visit.session.run(lambda runner: runner.call("message_to_action", data["message"]))
@@ -239,7 +239,7 @@ class WebInterfaceManager:
         )
 
     async def _serve_state(self, _: Request) -> dict[str, Any]:
-        visit = await self._visit()
+        visit = await self._open_visit()
         visit.state = await visit.session.run(_state)
         return visit.state
 

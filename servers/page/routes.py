@@ -83,7 +83,7 @@ class Page:
         """Return the routes, in the order in which they are looked through."""
         front = [Route(path, self._redirect) for path in ("/", PAGE_PATH)]
         files = [Route(f"{self._path}/{name}", self._file) for name in self._files]
-        own = [*files, Route(f"{self._path}/page.json", self._tell)]
+        own = [*files, Route(f"{self._path}/page.json", self._describe)]
         authors = [] if self._authors is None else self._authors.routes
         return [*front, *own, *self._manager.routes(), *authors]
 
@@ -112,7 +112,7 @@ class Page:
         kind, text = self._files[path_of(request.scope).rpartition("/")[2]]
         return Response(text, media_type=kind, headers=self._headers)
 
-    async def _tell(self, request: Request) -> Response:
+    async def _describe(self, request: Request) -> Response:
         metadata = await self.about(owner_of(request.scope))
         body = {
             "title": self._title,

@@ -468,7 +468,7 @@ class Link:
                     self.put(frame)
                     await self._flushed()
                 if self._metrics.enabled:
-                    self._metrics.observe_together(finished, perf_counter() - request.came, self._inline)
+                    self._metrics.observe_batch(finished, perf_counter() - request.came, self._inline)
         finally:
             asked.close()
 

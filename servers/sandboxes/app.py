@@ -26,7 +26,7 @@ from servers.sandboxes import envd, interpreter
 from servers.sandboxes.guest import ApiError
 from servers.sandboxes.ports import Ports
 from servers.sandboxes.table import MIB, Record, SandboxLimits, SandboxTable
-from servers.security import Guard, Tokens, TurnedAwayError
+from servers.security import Guard, HttpRefusalError, Tokens
 from servers.settings import MAKE_TOKEN, ServerSettings
 
 ENVD_VERSION: Final = "0.6.1"
@@ -111,9 +111,9 @@ class SandboxApp(Starlette):
         ]
         routes += [*envd.routes(self.sandbox_of), *interpreter.routes(self.sandbox_of, self.table)]
         super().__init__(routes=routes, lifespan=_lifespan)
-        self.add_exception_handler(ApiError, _refused)
-        self.add_exception_handler(OpenEnvError, _failed)
-        self.add_exception_handler(404, _unknown)
+        self.add_exception_handler(ApiError, _on_api_error)
+        self.add_exception_handler(OpenEnvError, _on_failure)
+        self.add_exception_handler(404, _on_unknown_path)
         # Keys come as X-API-Key, sandboxes' own tokens otherwise: the guard sees to hosts, origins and bodies.
         self._guard = Guard(
             self._serve, replace(settings, tokens=()), streamed=lambda scope: scope["path"] in envd.STREAMED
@@ -132,7 +132,7 @@ class SandboxApp(Starlette):
             await self._guard(scope, receive, send)
 
     async def _serve(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if await self._ports.serve(scope, receive, send, *_addressed(scope)):
+        if await self._ports.serve(scope, receive, send, *_address_of(scope)):
             return
         await super().__call__(scope, receive, send)
 
@@ -142,16 +142,18 @@ class SandboxApp(Starlette):
         Raises:
             ApiError: There is none (502, as from E2B's proxy), or the token is not its own.
         """
-        name = _addressed(request.scope)[0]
+        name = _address_of(request.scope)[0]
         query = request.query_params
         if name is None and "signature" in query:
             # A link to a file names no sandbox; whose token signed it is the one.
-            name = next((each.id for each in self.table.records() if _signed(request, each)), None)
+            name = next((each.id for each in self.table.records() if _has_signature(request, each)), None)
         record = self.table.find(name or "")
         if record is None or record.paused:
             raise ApiError(502, f"The sandbox {name!r} was not found")
-        given = request.headers.get("x-access-token") or request.headers.get("e2b-traffic-access-token") or ""
-        if not hmac.compare_digest(given.encode(), record.token.encode()) and not _signed(request, record):
+        token = request.headers.get("x-access-token") or request.headers.get("e2b-traffic-access-token") or ""
+        if not hmac.compare_digest(token.encode(), record.token.encode()) and not _has_signature(
+            request, record
+        ):
             raise ApiError(401, "expected the sandbox's own token in X-Access-Token, got another or none")
         return record
 
@@ -159,11 +161,11 @@ class SandboxApp(Starlette):
         key = request.headers.get("x-api-key")
         try:
             return self._tokens.principal([] if key is None else [b"Bearer " + key.encode()])
-        except TurnedAwayError:
+        except HttpRefusalError:
             got = "none" if key is None else "one that it does not know"
             raise ApiError(401, f"expected one of this service's keys in X-API-Key, got {got}") from None
 
-    def _mine(self, request: Request) -> Record:
+    def _find_record(self, request: Request) -> Record:
         name = request.path_params["id"]
         snapshots = request.url.path.startswith("/templates/")
         record = self.table.find(name, self._owner(request), snapshots=snapshots)
@@ -174,7 +176,7 @@ class SandboxApp(Starlette):
 
     async def _change(self, request: Request, feature: str) -> tuple[Record, _Change]:
         """Return the sandbox and the requested change, which must keep its memory."""
-        record, body = self._mine(request), await _read(request, _Change)
+        record, body = self._find_record(request), await _read(request, _Change)
         if not body.memory:
             raise ApiError(
                 400, f"expected {feature} that keeps the memory, got another: 'filesystem', 'reboot'"
@@ -182,7 +184,7 @@ class SandboxApp(Starlette):
         return record, body
 
     async def _health(self, request: Request) -> Response:
-        if _addressed(request.scope)[0] is not None:
+        if _address_of(request.scope)[0] is not None:
             self.sandbox_of(request)
             return Response(status_code=204)
         return JSONResponse({"status": "healthy"})
@@ -207,11 +209,11 @@ class SandboxApp(Starlette):
             pauses=body.auto_pause,
             allow_internet=body.allow_internet_access is not False,
         )
-        return JSONResponse(self._made(record), 201)
+        return JSONResponse(self._to_created(record), 201)
 
     async def _list(self, request: Request) -> Response:
         owner, query = self._owner(request), request.query_params
-        wanted = {unquote(key): unquote(value) for key, value in parse_qsl(query.get("metadata", ""))}
+        metadata = {unquote(key): unquote(value) for key, value in parse_qsl(query.get("metadata", ""))}
         states = {state for each in query.getlist("state") for state in each.split(",")}
         try:
             since = (
@@ -224,7 +226,7 @@ class SandboxApp(Starlette):
         records = [
             each
             for each in self.table.records(owner)
-            if wanted.items() <= each.metadata.items()
+            if metadata.items() <= each.metadata.items()
             and (not states or _state(each) in states)
             and (since is None or each.started_at >= since)
             and query.get("template", each.template) == each.template
@@ -234,17 +236,17 @@ class SandboxApp(Starlette):
         return _page(request, [self._to_json(each) for each in records])
 
     async def _get(self, request: Request) -> Response:
-        record = self._mine(request)
+        record = self._find_record(request)
         lifecycle = {"onTimeout": "pause" if record.pauses else "kill", "autoResume": False}
         more = {"lifecycle": lifecycle, "allowInternetAccess": record.allow_internet, "domain": self._domain}
         return JSONResponse({**self._to_json(record), **more, "envdAccessToken": record.token})
 
     async def _end(self, request: Request) -> Response:
-        await asyncio.shield(self.table.end(self._mine(request)))
+        await asyncio.shield(self.table.end(self._find_record(request)))
         return Response(status_code=204)
 
     async def _set_timeout(self, request: Request) -> Response:
-        record, body = self._mine(request), await _read(request, _Change)
+        record, body = self._find_record(request), await _read(request, _Change)
         self.table.set_timeout(record, DEFAULT_TIMEOUT_S if body.timeout is None else body.timeout)
         return Response(status_code=204)
 
@@ -253,7 +255,7 @@ class SandboxApp(Starlette):
         timeout_s = DEFAULT_TIMEOUT_S if body.timeout is None else body.timeout
         self.table.set_timeout(record, timeout_s, only_longer=True)
         await self.table.freeze(record, frozen=False)
-        return JSONResponse(self._made(record))
+        return JSONResponse(self._to_created(record))
 
     async def _pause(self, request: Request) -> Response:
         record, _ = await self._change(request, "a pause")
@@ -268,7 +270,7 @@ class SandboxApp(Starlette):
         results: list[dict[str, Any]] = []
         for _ in range(body.count):
             try:
-                results.append({"sandbox": self._made(await self.table.fork(record, timeout_s))})
+                results.append({"sandbox": self._to_created(await self.table.fork(record, timeout_s))})
             except ApiError as error:
                 if not results:
                     raise
@@ -291,7 +293,7 @@ class SandboxApp(Starlette):
         ]
         return _page(request, rows)
 
-    def _named(self, record: Record) -> dict[str, Any]:
+    def _common_fields(self, record: Record) -> dict[str, Any]:
         """Return the fields that every response about a sandbox has."""
         assert record.machine is not None
         return {
@@ -302,16 +304,16 @@ class SandboxApp(Starlette):
             "isolation": record.machine.isolation,
         }
 
-    def _made(self, record: Record) -> dict[str, Any]:
+    def _to_created(self, record: Record) -> dict[str, Any]:
         """Return the response to starting or connecting to a sandbox."""
         tokens = {"envdAccessToken": record.token, "trafficAccessToken": record.token}
-        return {**self._named(record), **tokens, "domain": self._domain}
+        return {**self._common_fields(record), **tokens, "domain": self._domain}
 
     def _to_json(self, record: Record) -> dict[str, Any]:
         """Return a sandbox as an entry of lists and details."""
         assert record.machine is not None
         return {
-            **self._named(record),
+            **self._common_fields(record),
             "metadata": record.metadata,
             "startedAt": record.started_at.isoformat(),
             "endAt": record.end_at.isoformat(),
@@ -347,7 +349,7 @@ def _state(record: Record) -> str:
     return "paused" if record.paused else "running"
 
 
-def _addressed(scope: Scope) -> tuple[str | None, int | None]:
+def _address_of(scope: Scope) -> tuple[str | None, int | None]:
     """Return the sandbox and the port that a request names, in its headers or in its host."""
     headers = dict(scope["headers"])
     name, port = headers.get(b"e2b-sandbox-id"), headers.get(b"e2b-sandbox-port", b"")
@@ -357,7 +359,7 @@ def _addressed(scope: Scope) -> tuple[str | None, int | None]:
     return (None if name is None else name.decode("latin-1")), number
 
 
-def _signed(request: Request, record: Record) -> bool:
+def _has_signature(request: Request, record: Record) -> bool:
     """Whether a link to a file carries a signature that the sandbox's token makes."""
     query = request.query_params
     until = query.get("signature_expiration")
@@ -381,17 +383,19 @@ async def _read(request: Request, model: type[ModelT]) -> ModelT:
         raise ApiError(400, f"expected a body as E2B's API has it, got: {faults}"[:4000]) from None
 
 
-async def _refused(_: Request, error: Exception) -> Response:
+async def _on_api_error(_: Request, error: Exception) -> Response:
     assert isinstance(error, ApiError)
     code = error.status if error.code == "unavailable" else error.code
     headers = {"Retry-After": "1"} if error.status == 503 else {"Should-Retry": "false"}
     return JSONResponse({"code": code, "message": str(error)}, error.status, headers)
 
 
-async def _failed(request: Request, error: Exception) -> Response:
+async def _on_failure(request: Request, error: Exception) -> Response:
     """Answer for what runs the sandboxes: an engine that does not answer, for one."""
-    return await _refused(request, ApiError(503, f"{type(error).__name__}: {error}"))
+    return await _on_api_error(request, ApiError(503, f"{type(error).__name__}: {error}"))
 
 
-async def _unknown(request: Request, _: Exception) -> Response:
-    return await _refused(request, ApiError(404, f"expected a path of E2B's API, got {request.url.path!r}"))
+async def _on_unknown_path(request: Request, _: Exception) -> Response:
+    return await _on_api_error(
+        request, ApiError(404, f"expected a path of E2B's API, got {request.url.path!r}")
+    )

@@ -48,7 +48,7 @@ def routes(find: Find) -> list[Route]:
         find: Returns the sandbox that a request is for, or raises.
     """
 
-    def unary(path: str, act: "Callable[[Guest, Json], Awaitable[Json]]") -> Route:
+    def make_unary(path: str, act: "Callable[[Guest, Json], Awaitable[Json]]") -> Route:
         async def endpoint(request: Request) -> Response:
             guest = _guest(find, request)
             body = message_of(await request.body())
@@ -61,27 +61,27 @@ def routes(find: Find) -> list[Route]:
 
         return Route(path, endpoint, methods=["POST"])
 
-    def plain(path: str, op: str, *fields: str) -> Route:
+    def make_passthrough(path: str, op: str, *fields: str) -> Route:
         """Return a route whose request is passed on to the agent unchanged."""
 
         async def act(guest: Guest, body: Json) -> Json:
             return await _plain(guest, op, **{field: body[field] for field in fields})
 
-        return unary(path, act)
+        return make_unary(path, act)
 
-    def streaming(path: str, act: "Callable[[Guest, Json, float | None], AsyncIterator[Json]]") -> Route:
+    def make_streaming(path: str, act: "Callable[[Guest, Json, float | None], AsyncIterator[Json]]") -> Route:
         async def endpoint(request: Request) -> Response:
             guest = _guest(find, request)
             body = message_of((await request.body())[5:])
             limit = request.headers.get("connect-timeout-ms", "")
             timeout_s = int(limit) / 1000 if limit.isdigit() and len(limit) <= 10 else None
-            return StreamingResponse(_enveloped(act(guest, body, timeout_s)), media_type=STREAM)
+            return StreamingResponse(_read_envelopes(act(guest, body, timeout_s)), media_type=STREAM)
 
         return Route(path, endpoint, methods=["POST"])
 
     async def stream_input(request: Request) -> Response:
         # As a whole: a response that streams takes what comes of the request for the client's leaving.
-        answer = [piece async for piece in _enveloped(_take_input(_guest(find, request), request))]
+        answer = [piece async for piece in _read_envelopes(_take_input(_guest(find, request), request))]
         return Response(b"".join(answer), media_type=STREAM)
 
     async def files(request: Request) -> Response:
@@ -93,22 +93,24 @@ def routes(find: Find) -> list[Route]:
 
     process, system = "/process.Process/", "/filesystem.Filesystem/"
     return [
-        streaming(process + "Start", _start),
-        streaming(process + "Connect", _connect),
-        unary(process + "List", _list_processes),
-        unary(process + "SendInput", lambda guest, body: _input(guest, _pid(body), body["input"])),
-        unary(process + "SendSignal", _signal),
-        unary(process + "CloseStdin", lambda guest, body: _plain(guest, "close_stdin", pid=_pid(body))),
+        make_streaming(process + "Start", _start),
+        make_streaming(process + "Connect", _connect),
+        make_unary(process + "List", _list_processes),
+        make_unary(process + "SendInput", lambda guest, body: _input(guest, _pid(body), body["input"])),
+        make_unary(process + "SendSignal", _signal),
+        make_unary(process + "CloseStdin", lambda guest, body: _plain(guest, "close_stdin", pid=_pid(body))),
         Route(process + "StreamInput", stream_input, methods=["POST"]),
-        plain(system + "Stat", "stat", "path"),
-        plain(system + "MakeDir", "mkdir", "path"),
-        plain(system + "Remove", "remove", "path"),
-        plain(system + "Move", "move", "source", "destination"),
-        unary(system + "ListDir", _list_folder),
-        streaming(system + "WatchDir", _watch_folder),
-        unary(system + "CreateWatcher", _create_watcher),
-        unary(system + "GetWatcherEvents", _watcher_events),
-        unary(system + "RemoveWatcher", lambda guest, body: _plain(guest, "unwatch", name=body["watcherId"])),
+        make_passthrough(system + "Stat", "stat", "path"),
+        make_passthrough(system + "MakeDir", "mkdir", "path"),
+        make_passthrough(system + "Remove", "remove", "path"),
+        make_passthrough(system + "Move", "move", "source", "destination"),
+        make_unary(system + "ListDir", _list_folder),
+        make_streaming(system + "WatchDir", _watch_folder),
+        make_unary(system + "CreateWatcher", _create_watcher),
+        make_unary(system + "GetWatcherEvents", _watcher_events),
+        make_unary(
+            system + "RemoveWatcher", lambda guest, body: _plain(guest, "unwatch", name=body["watcherId"])
+        ),
         Route("/files", files, methods=["GET", "POST"]),
     ]
 
@@ -116,11 +118,11 @@ def routes(find: Find) -> list[Route]:
 def _guest(find: Find, request: Request) -> Guest:
     """Return the agent of the sandbox that is asked, where the user that the caller names is the one in it."""
     guest = find(request).guest
-    scheme, _, given = request.headers.get("authorization", "").partition(" ")
+    scheme, _, credentials = request.headers.get("authorization", "").partition(" ")
     user = request.query_params.get("username")
     if scheme.lower() == "basic":
         with contextlib.suppress(ValueError):
-            user = base64.b64decode(given).decode().partition(":")[0]
+            user = base64.b64decode(credentials).decode().partition(":")[0]
     if user not in (None, "", "user", guest.user):
         raise GuestError("unauthenticated", f"expected the sandbox's user {guest.user!r}, got {user!r}")
     return guest
@@ -146,7 +148,7 @@ def message_of(data: bytes) -> Json:
     return message
 
 
-async def _enveloped(messages: AsyncIterator[Json]) -> AsyncIterator[bytes]:
+async def _read_envelopes(messages: AsyncIterator[Json]) -> AsyncIterator[bytes]:
     """Yield messages as Connect RPC streams them, and what they ended with."""
 
     def envelope(flags: int, message: Json) -> bytes:
@@ -270,7 +272,7 @@ async def _start(guest: Guest, body: Json, timeout_s: float | None) -> AsyncIter
         )
         if timeout_s is not None:
             loop = asyncio.get_running_loop()
-            loop.call_later(timeout_s, lambda: guest.tell("signal", stream=output.stream, signal=9))
+            loop.call_later(timeout_s, lambda: guest.notify("signal", stream=output.stream, signal=9))
         async for event in _process_events(int(header["pid"]), output, timeout_s):
             yield event
 
@@ -284,7 +286,9 @@ async def _connect(guest: Guest, body: Json, timeout_s: float | None) -> AsyncIt
             yield event
 
 
-async def coming(output: Subscription, timeout_s: float | None) -> AsyncIterator[tuple[Json, bytes] | None]:
+async def read_messages(
+    output: Subscription, timeout_s: float | None
+) -> AsyncIterator[tuple[Json, bytes] | None]:
     """Yield the messages of a stream to its end; None where a keep-alive is due.
 
     Raises:
@@ -306,7 +310,7 @@ async def coming(output: Subscription, timeout_s: float | None) -> AsyncIterator
 
 async def _process_events(pid: int, output: Subscription, timeout_s: float | None) -> AsyncIterator[Json]:
     yield {"event": {"start": {"pid": pid}}}
-    async for message in coming(output, timeout_s):
+    async for message in read_messages(output, timeout_s):
         event: Json = {"keepalive": {}}
         if message is not None and "end" in message[0]:
             code, status = int(message[0]["end"]), str(message[0]["status"])
@@ -339,7 +343,7 @@ async def _watch_folder(guest: Guest, body: Json, timeout_s: float | None) -> As
         await _watch(guest, body, output.stream, held=False)
         try:
             yield {"start": {}}
-            async for message in coming(output, timeout_s):
+            async for message in read_messages(output, timeout_s):
                 if message is None:
                     yield {"keepalive": {}}
                 elif "end" in message[0]:
@@ -348,7 +352,7 @@ async def _watch_folder(guest: Guest, body: Json, timeout_s: float | None) -> As
                     for event in _events(message[0].get("events", ())):
                         yield {"filesystem": event}
         finally:
-            guest.tell("unwatch", name=output.stream)
+            guest.notify("unwatch", name=output.stream)
 
 
 async def _create_watcher(guest: Guest, body: Json) -> Json:
@@ -389,7 +393,7 @@ async def _download(guest: Guest, path: str) -> Response:
 
 async def _upload(guest: Guest, request: Request, path: str) -> list[Json]:
     kind = request.headers.get("content-type", "")
-    pieces = _inflated(request)
+    pieces = _decompress(request)
     if kind.startswith("application/octet-stream"):
         if not path:
             raise GuestError("invalid_argument", "expected a path in the query, got none")
@@ -427,7 +431,7 @@ async def _write(guest: Guest, path: str, pieces: AsyncIterator[bytes]) -> Json:
     return info
 
 
-async def _inflated(request: Request) -> AsyncIterator[bytes]:
+async def _decompress(request: Request) -> AsyncIterator[bytes]:
     """Yield the body, unpacked where it is packed: never much of it at once."""
     encoding = request.headers.get("content-encoding", "identity").lower()
     if encoding not in ("identity", "gzip"):

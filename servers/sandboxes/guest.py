@@ -23,7 +23,7 @@ _FRAME_BYTES: Final = 256
 MAX_BLOB: Final = 32 << 20
 """Of what is shown at once, as JSON; files and output come in smaller pieces."""
 
-MAX_HELD: Final = 2 * MAX_BLOB
+MAX_BUFFERED: Final = 2 * MAX_BLOB
 
 
 STATUSES: Final = {
@@ -78,7 +78,8 @@ class Reader(Protocol):
 class Subscription:
     """What comes of one stream, in order, for one reader.
 
-    The agent waits for the fastest reader; one that is left behind by more than `MAX_HELD` is told that all is lost.
+    The agent waits for the fastest reader; one that is left behind by more than `MAX_BUFFERED` is told that all is
+    lost.
     """
 
     def __init__(self, stream: str, on_taken: Callable[[int], None]) -> None:
@@ -90,7 +91,7 @@ class Subscription:
     def put(self, header: dict[str, Any], blob: bytes, size: int = 0) -> None:
         """Add what came, of so many bytes."""
         self._bytes += size + _FRAME_BYTES
-        if self._bytes > MAX_HELD and "end" not in header:
+        if self._bytes > MAX_BUFFERED and "end" not in header:
             self.close()
             header, blob = {"end": -1, "lost": True, "status": "what it printed was not read in time"}, b""
         self._held.put_nowait((header, blob, size))
@@ -99,16 +100,16 @@ class Subscription:
         """Return what comes next; None where that takes too long."""
         try:
             async with asyncio.timeout(timeout_s):
-                return self._note_taken(await self._held.get())
+                return self._account_taken(await self._held.get())
         except TimeoutError:
             return None
 
     def close(self) -> None:
         """Take no more."""
         while not self._held.empty():
-            self._note_taken(self._held.get_nowait())
+            self._account_taken(self._held.get_nowait())
 
-    def _note_taken(self, message: tuple[dict[str, Any], bytes, int]) -> tuple[dict[str, Any], bytes]:
+    def _account_taken(self, message: tuple[dict[str, Any], bytes, int]) -> tuple[dict[str, Any], bytes]:
         header, blob, size = message
         self._bytes -= size + _FRAME_BYTES
         if "pipe" in header:
@@ -135,7 +136,7 @@ class Guest:
         self._greeted = asyncio.Event()
         self._task = asyncio.create_task(self._read(), name="sandbox's agent")
 
-    async def greet(self, envs: dict[str, str], timeout_s: float) -> None:
+    async def wait_ready(self, envs: dict[str, str], timeout_s: float) -> None:
         """Wait until it answers. GuestError: it does not."""
         waits: list[asyncio.Future[Any]] = [asyncio.ensure_future(self._greeted.wait()), self.gone]
         await asyncio.wait(waits, timeout=timeout_s, return_when=asyncio.FIRST_COMPLETED)
@@ -149,12 +150,12 @@ class Guest:
         """Return a name for a stream that no other has."""
         return str(next(self._numbers))
 
-    def tell(self, op: str, **fields: Any) -> None:
+    def notify(self, op: str, **fields: Any) -> None:
         """Send a request without waiting for its answer."""
         if self.gone.done():
             return
         if self._writer.transport.get_write_buffer_size() > MAX_UNREAD:
-            self._over("its agent does not read what it is told")
+            self._on_closed("its agent does not read what it is told")
             return
         self._writer.write(pack({"id": 0, "op": op, **fields}))
 
@@ -202,11 +203,11 @@ class Guest:
         """Close the channel; pending requests fail."""
         self._task.cancel()
         await asyncio.wait([self._task])
-        self._over("it was ended")
+        self._on_closed("it was ended")
         self._writer.close()
 
     def _acknowledge(self, stream: str, size: int) -> None:
-        self.tell("acknowledge", stream=stream, bytes=size)
+        self.notify("acknowledge", stream=stream, bytes=size)
 
     async def _read(self) -> None:
         reason = "its agent has ended"
@@ -223,7 +224,7 @@ class Guest:
             pass
         except Exception as error:  # whatever it is: somebody has forged it
             reason = f"its agent sent what is no frame ({type(error).__name__}: {error})"
-        self._over(reason)
+        self._on_closed(reason)
 
     def _on_frame(self, header: dict[str, Any], blob: bytes, size: int) -> None:
         if "stream" in header:
@@ -239,7 +240,7 @@ class Guest:
         elif (answer := self._answers.get(int(header["id"]))) is not None and not answer.done():
             answer.set_result((header, blob))
 
-    def _over(self, reason: str) -> None:
+    def _on_closed(self, reason: str) -> None:
         if self.gone.done():
             return
         self.gone.set_result(reason)

@@ -12,7 +12,7 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response, StreamingResponse
 from starlette.routing import Route
 
-from servers.sandboxes.envd import Find, coming, message_of
+from servers.sandboxes.envd import Find, message_of, read_messages
 from servers.sandboxes.guest import ApiError, GuestError, Subscription
 from servers.sandboxes.table import Record, SandboxTable
 
@@ -117,14 +117,14 @@ async def _interrupt(
 ) -> None:
     """Interrupt an abandoned cell, and let the next one run."""
     async with stack:
-        record.guest.tell("interrupt", name=name)
+        record.guest.notify("interrupt", name=name)
         while (message := await output.take()) is not None and "end" not in message[0]:
             pass
 
 
 async def _lines(output: Subscription) -> AsyncIterator[bytes]:
     decoders = {pipe: codecs.getincrementaldecoder("utf-8")("replace") for pipe in ("stdout", "stderr")}
-    async for message in coming(output, None):
+    async for message in read_messages(output, None):
         if message is None:
             continue
         header, blob = message

@@ -78,7 +78,7 @@ class ProcessMachine:
 
     async def begin(self, envs: dict[str, str]) -> None:
         """Wait for its agent."""
-        await self.guest.greet(envs, GREETING_TIMEOUT_S)
+        await self.guest.wait_ready(envs, GREETING_TIMEOUT_S)
 
     async def freeze(self, *, frozen: bool) -> None:
         """Stop all of its processes, or let them go on. Those of forks are not told apart."""
@@ -117,7 +117,7 @@ class ProcessMachine:
         await self._session.close()
 
 
-_STAYS: Final = "import signal; signal.pause()"
+_SLEEP_PROGRAM: Final = "import signal; signal.pause()"
 _BOOT: Final = (
     "import os, sys\nsize, text = int(sys.argv[1]), b''\n"
     "while len(text) < size: text += os.read(0, size - len(text))\nexec(text)"
@@ -164,14 +164,14 @@ class ContainerMachine:
         engine = DockerEngine.find()
         image_details = await asyncio.to_thread(engine.find_image, image)
         config = (image_details or {}).get("Config") or {}
-        options = options.model_copy(update={"entrypoint": ("python3", "-c", _STAYS), "command": ()})
+        options = options.model_copy(update={"entrypoint": ("python3", "-c", _SLEEP_PROGRAM), "command": ()})
         started = asyncio.to_thread(partial(start_container, engine=engine, serves=False), image, options)
         starting = asyncio.create_task(started, name=f"start of {image}")
         guest: Guest | None = None
         try:
             container = await asyncio.shield(starting)
             guest = await _attached(engine, container.id)
-            await guest.greet({}, options.start_timeout_s)
+            await guest.wait_ready({}, options.start_timeout_s)
         except BaseException:
             if guest is not None:
                 await guest.close()
@@ -182,7 +182,7 @@ class ContainerMachine:
 
     async def begin(self, envs: dict[str, str]) -> None:
         """Set the variables, and then start the image's own command."""
-        await self.guest.greet(envs, GREETING_TIMEOUT_S)
+        await self.guest.wait_ready(envs, GREETING_TIMEOUT_S)
         argv = [*(self._config.get("Entrypoint") or ()), *(self._config.get("Cmd") or ())]
         if argv:
             cwd = self._config.get("WorkingDir") or "/"

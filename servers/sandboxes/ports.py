@@ -15,12 +15,12 @@ from starlette.types import Receive, Scope, Send
 from servers.fleet.peers import UnixPeers
 from servers.sandboxes.guest import GuestError
 from servers.sandboxes.table import Record, SandboxTable
-from servers.security import TurnedAwayError, turn_away
+from servers.security import HttpRefusalError, send_refusal
 
 OURS: Final = (49983, 49999)
 """Ports of E2B's own that are served without any server inside: commands and files, code."""
 
-MAX_DOORS: Final = 16
+MAX_FORWARDED_PORTS: Final = 16
 """Ports of one sandbox that are reached."""
 
 REPLY_TIMEOUT_S: Final = 3600.0
@@ -37,7 +37,7 @@ class Ports:
 
     def __init__(self, table: SandboxTable) -> None:
         self._table = table
-        self._doors: dict[tuple[str, int], tuple[int, asyncio.Server]] = {}
+        self._forwards: dict[tuple[str, int], tuple[int, asyncio.Server]] = {}
         self._opening = asyncio.Lock()
         self._numbers = count()
         self._names: dict[int, str] = {}
@@ -55,14 +55,14 @@ class Ports:
             return False
         record = self._table.find(sandbox)
         if record is None or record.paused or not 0 < port < 65_536 or port in OURS:
-            await turn_away(TurnedAwayError(502, f"The sandbox {sandbox!r} was not found"), scope, send)
+            await send_refusal(HttpRefusalError(502, f"The sandbox {sandbox!r} was not found"), scope, send)
             return True
-        doors = sum(name == record.id for name, _ in self._doors)
-        if (record.id, port) not in self._doors and doors >= MAX_DOORS:
-            text = f"expected at most {MAX_DOORS} ports of one sandbox, got one more"
-            await turn_away(TurnedAwayError(429, text), scope, send)
+        forwards = sum(name == record.id for name, _ in self._forwards)
+        if (record.id, port) not in self._forwards and forwards >= MAX_FORWARDED_PORTS:
+            text = f"expected at most {MAX_FORWARDED_PORTS} ports of one sandbox, got one more"
+            await send_refusal(HttpRefusalError(429, text), scope, send)
             return True
-        number = await self._door(record, port)
+        number = await self._open_forward(record, port)
         if scope["type"] == "websocket":
             await self._peers.socket(number, scope, receive, send)
             return True
@@ -77,13 +77,13 @@ class Ports:
     async def close(self) -> None:
         """Close all connections."""
         await self._peers.close()
-        for _, server in self._doors.values():
+        for _, server in self._forwards.values():
             server.close()
 
-    async def _door(self, record: Record, port: int) -> int:
+    async def _open_forward(self, record: Record, port: int) -> int:
         """Return the number of the socket whose connections end at a port inside."""
         async with self._opening:  # or two who come at once would open two
-            if (record.id, port) not in self._doors:
+            if (record.id, port) not in self._forwards:
                 number = next(self._numbers)
                 # Not a file, which would stay when this process is killed.
                 self._names[number] = f"\0ropewalk-{token_hex(16)}"
@@ -92,15 +92,15 @@ class Ports:
                     await _carry(record, port, reader, writer)
 
                 server = await asyncio.start_unix_server(carry, self._names[number])
-                self._doors[record.id, port] = (number, server)
-                record.guest.gone.add_done_callback(lambda _: self._close_door(record.id, port))
-            return self._doors[record.id, port][0]
+                self._forwards[record.id, port] = (number, server)
+                record.guest.gone.add_done_callback(lambda _: self._close_forward(record.id, port))
+            return self._forwards[record.id, port][0]
 
-    def _close_door(self, sandbox: str, port: int) -> None:
-        number, server = self._doors.pop((sandbox, port))
+    def _close_forward(self, sandbox: str, port: int) -> None:
+        number, server = self._forwards.pop((sandbox, port))
         server.close()
         del self._names[number]
-        self._table.spawn(self._peers.forget(number), f"connections to port {port} of {sandbox}")
+        self._table.spawn(self._peers.close_worker(number), f"connections to port {port} of {sandbox}")
 
 
 async def _carry(
@@ -131,5 +131,5 @@ async def _carry(
                 for task in tasks:
                     task.cancel()
                 await asyncio.wait(tasks)
-                guest.tell("disconnect", stream=output.stream)
+                guest.notify("disconnect", stream=output.stream)
     writer.close()

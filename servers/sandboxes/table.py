@@ -179,8 +179,8 @@ class SandboxTable:
         source = self._records.get(template)
         if source is not None and source.owner == owner and source.snapshot_of is not None:
             return await self.fork(source, timeout_s, envs, **fields)
-        record = self._record(owner, template, timeout_s, **fields)
-        return await self._started(record, self._machine(record), envs)
+        record = self._make_record(owner, template, timeout_s, **fields)
+        return await self._begin_start(record, self._machine(record), envs)
 
     async def fork(
         self, source: Record, timeout_s: float, envs: dict[str, str] | None = None, **fields: Any
@@ -203,9 +203,9 @@ class SandboxTable:
         machine = source.machine
         assert machine is not None
         fields = {"metadata": source.metadata, "allow_internet": source.allow_internet, **fields}
-        record = self._record(source.owner, source.template, timeout_s, **fields)
+        record = self._make_record(source.owner, source.template, timeout_s, **fields)
         known = dict(source.contexts)
-        await self._started(record, partial(machine.fork, list(known)), envs or {})
+        await self._begin_start(record, partial(machine.fork, list(known)), envs or {})
         for name, (context, _) in known.items():
             cwd = context["cwd"]
             if cwd.startswith(machine.guest.home):
@@ -213,7 +213,7 @@ class SandboxTable:
             record.contexts[name] = ({**context, "cwd": cwd}, asyncio.Lock())
         return record
 
-    def _record(self, owner: str, template: str, timeout_s: float, **fields: Any) -> Record:
+    def _make_record(self, owner: str, template: str, timeout_s: float, **fields: Any) -> Record:
         if self._closing:
             raise ApiError(503, "expected a service that runs, got one that is stopping")
         of_owner = sum(each.owner == owner for each in self._records.values())
@@ -226,10 +226,10 @@ class SandboxTable:
                     429, f"expected at most {cap} sandboxes{whose}, got one more; kill one, or come back"
                 )
         return Record(
-            token_hex(10), owner, template, token_urlsafe(24), self._time_after(timeout_s), **fields
+            token_hex(10), owner, template, token_urlsafe(24), self._deadline_after(timeout_s), **fields
         )
 
-    async def _started(
+    async def _begin_start(
         self, record: Record, start: Callable[[], Awaitable[Machine]], envs: dict[str, str]
     ) -> Record:
         self._records[record.id] = record
@@ -267,7 +267,7 @@ class SandboxTable:
 
     def set_timeout(self, record: Record, timeout_s: float, *, only_longer: bool = False) -> None:
         """Set how long a sandbox lives from now on. ApiError: it is too long."""
-        expires = self._time_after(timeout_s)
+        expires = self._deadline_after(timeout_s)
         record.expires = max(expires, record.expires) if only_longer and not record.paused else expires
 
     async def freeze(self, record: Record, *, frozen: bool) -> None:
@@ -304,10 +304,10 @@ class SandboxTable:
         """Run a background task, which is cancelled when the service closes."""
         task = asyncio.create_task(work, name=name)
         self._tasks.add(task)
-        task.add_done_callback(self._done)
+        task.add_done_callback(self._on_task_done)
         return task
 
-    def _done(self, task: "asyncio.Task[Any]") -> None:
+    def _on_task_done(self, task: "asyncio.Task[Any]") -> None:
         self._tasks.discard(task)
         if task is self._reaper:
             self._reaper = None
@@ -387,7 +387,7 @@ class SandboxTable:
                         continue
                 self.end(record)
 
-    def _time_after(self, timeout_s: float) -> float:
+    def _deadline_after(self, timeout_s: float) -> float:
         """Return when so many seconds are over, in the loop's time. ApiError: it is more than there may be."""
         if not 0 <= timeout_s <= (most := self.limits.max_timeout_s):
             raise ApiError(400, f"Timeout cannot be greater than {most:g} seconds, got {timeout_s:g}")

@@ -206,8 +206,8 @@ def test_a_url_has_neither_folder_nor_code_nor_a_server_of_ours() -> None:
     assert subject.cap is None
     for use in (
         lambda: subject.manifest,
-        lambda: subject.served,
-        lambda: subject.need_folder(),
+        lambda: subject.app,
+        lambda: subject.require_folder(),
         lambda: subject.server().__enter__(),
     ):
         with pytest.raises(NotApplicableError):

@@ -13,7 +13,7 @@ import gallery
 import pytest
 
 from openenv_core.checker.check import CheckLevel, select_checks
-from openenv_core.checker.load import Growth, leaks_memory, leaks_things
+from openenv_core.checker.load import Growth, leaks_memory, leaks_resources
 from openenv_core.checker.results import BAD, Status, run_check
 from openenv_core.checker.subject import Subject
 
@@ -157,7 +157,7 @@ def test_growth_that_does_not_go_on_is_no_leak() -> None:
 
 
 def test_threads_and_files_leak_by_few() -> None:
-    assert leaks_things(growth(10, 10, 11, 11, 12, 12, 13))
-    assert not leaks_things(growth(10, 12, 10, 11, 10, 12, 10))
-    assert not leaks_things(growth(10, 10, 10, 10, 10, 10, 14))  # the last sessions still closing
-    assert not leaks_things(growth(10, 11, 12, 12, 12, 12, 12))  # a pool that has filled
+    assert leaks_resources(growth(10, 10, 11, 11, 12, 12, 13))
+    assert not leaks_resources(growth(10, 12, 10, 11, 10, 12, 10))
+    assert not leaks_resources(growth(10, 10, 10, 10, 10, 10, 14))  # the last sessions still closing
+    assert not leaks_resources(growth(10, 11, 12, 12, 12, 12, 12))  # a pool that has filled

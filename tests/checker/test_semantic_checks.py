@@ -156,7 +156,7 @@ def test_an_allowed_lookup_allows_its_own_addresses_alone(monkeypatch: pytest.Mo
     for name in ("gethostbyname", "gethostbyname_ex"):
         monkeypatch.setattr(socket, name, lambda host: host)
     found: set[str] = set()
-    inside._record_answers(found, ["*.good.example"])
+    inside._record_lookups(found, ["*.good.example"])
     socket.getaddrinfo("bad.example", 80)
     assert found == set()
     socket.getaddrinfo("a.good.example", 80)

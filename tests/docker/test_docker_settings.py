@@ -232,7 +232,7 @@ def test_a_forgotten_container_whose_engine_is_away_is_left_to_the_companion(
     caplog: pytest.LogCaptureFixture, capsys: pytest.CaptureFixture[str]
 ) -> None:
     ours = companion.ensure(EngineAddress("unix:///nowhere/docker.sock"))
-    with ours.hold_creation("forgotten"):
+    with ours.guard_creation("forgotten"):
         container = Container(
             DockerEngine(EngineAddress("unix:///nowhere/docker.sock")),
             "id",
@@ -244,7 +244,7 @@ def test_a_forgotten_container_whose_engine_is_away_is_left_to_the_companion(
     del container
     assert "is left to the companion process" in caplog.text
     assert "Traceback" not in capsys.readouterr().err
-    ours.note_gone("forgotten")
+    ours.mark_removed("forgotten")
 
 
 def test_an_engine_that_is_not_there_is_told_from_one_that_lets_nobody_in(

@@ -42,7 +42,7 @@ def still(tmp_path_factory: pytest.TempPathFactory) -> Iterator[pytest.MonkeyPat
     kept = tmp_path_factory.mktemp("kept")
     placed = installed.place(kept)
 
-    def place(folder: Path) -> installed.Placed:
+    def place(folder: Path) -> installed.PlacedPackage:
         shutil.copytree(kept, folder, dirs_exist_ok=True)
         return placed
 
@@ -80,7 +80,7 @@ def test_a_base_is_made_once_and_again_when_its_parts_change(
     assert capsys.readouterr().err == ""
     place = installed.place
 
-    def with_more(folder: Path) -> installed.Placed:
+    def with_more(folder: Path) -> installed.PlacedPackage:
         placed = place(folder)
         (folder / "more").write_text("x")
         return placed

@@ -70,7 +70,7 @@ async def test_a_session_outlives_its_connection(env: type[Counter], how: str) -
                 assert (seen.total, seen.extra) == (5 + number, number)
             assert proxy.connections > 1
             assert app.sessions.active == 1
-            (link,) = app._built().links._links.values()
+            (link,) = app._ensure_built().links._links.values()
             assert (link.count, len(link._kept)) == (5, 1)  # what is known to be read is kept no longer
         await eventually(lambda: app.sessions.active == 0)  # a close in order ends the lease too
 
@@ -149,7 +149,7 @@ async def test_a_connection_that_nobody_knows_to_be_dead_is_replaced() -> None:
         assert (await client.step(Add(amount=1))).observation.extra == 1
         assert (await client.step(Add(amount=1))).observation.extra == 2
         assert proxy.connections == 2
-        await eventually(lambda: len(app._built().sockets._conversations) == 1)
+        await eventually(lambda: len(app._ensure_built().sockets._conversations) == 1)
 
 
 THINKS = [
@@ -250,9 +250,9 @@ async def test_a_lease_that_is_over_resumes_nobody() -> None:
     app = app_of(Tally)
     async with serving(app) as address, faulty_proxy(address) as proxy, CounterEnv(proxy.url) as client:
         await client.reset()
-        (one,) = app._built().links._links.values()
+        (one,) = app._ensure_built().links._links.values()
         one._expire()
-        assert not app._built().links._links
+        assert not app._ensure_built().links._links
 
 
 async def test_a_client_that_has_no_sessions_is_not_kept(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -265,9 +265,9 @@ async def test_a_client_that_has_no_sessions_is_not_kept(monkeypatch: pytest.Mon
             await silent.wait_closed()
             assert silent.close_code == 1000
             await ask(first, id=2, op="close", members=[0])
-            assert app._built().links._links
+            assert app._ensure_built().links._links
             first.transport.abort()
-        await eventually(lambda: not app._built().links._links)
+        await eventually(lambda: not app._ensure_built().links._links)
 
 
 async def test_a_vector_is_resumed_with_all_that_is_under_way() -> None:
@@ -349,7 +349,7 @@ async def test_what_waits_for_its_turn_when_the_connection_breaks_is_answered_ov
             told = await ask(first, id=1, op="open", lease_s=20)
             await standing._acquire()  # as a caller over HTTP
             await first.send(json.dumps({"id": 2, "type": "step", "data": {"amount": 1}}))
-            (link,) = app._built().links._links.values()
+            (link,) = app._ensure_built().links._links.values()
             await eventually(lambda: link.taken == 2)
             known = {"session": told["session"], "secret": told["secret"], "read": 1}
             async with socket_to(address, subprotocols=[Subprotocol("ropewalk.v1")]) as second:
@@ -368,7 +368,7 @@ async def test_a_client_that_dies_keeps_nobody_out_of_a_session_that_stands(subp
             step = {"type": "step", "data": {"amount": 1}}
             assert (await ask(first, id=2, **step))["type"] == "observation"
             first.transport.abort()
-        (one,) = app._built().links._links.values()
+        (one,) = app._ensure_built().links._links.values()
         await eventually(lambda: one.conversation is None)
         offered = [subprotocol] if subprotocol else None
         async with socket_to(address, "?session_id=own", subprotocols=offered) as second:
@@ -414,7 +414,7 @@ async def test_a_request_that_nobody_waits_for_is_not_begun_and_shifts_no_reply(
         for _ in range(2):
             with pytest.raises(RequestTimeoutError):
                 await client.step(Add(amount=99))
-        (link,) = app._built().links._links.values()
+        (link,) = app._ensure_built().links._links.values()
         await eventually(lambda: len(link.running) == 1)
         client._conversation._timeout_s = 60  # type: ignore[union-attr]
         env.release.set()

@@ -111,7 +111,7 @@ def test_what_came_from_an_index_comes_from_it_again(tmp_path: Path, monkeypatch
     there = Elsewhere(tmp_path / "site")
     monkeypatch.setattr(installed, "distribution", lambda _: there.distribution)
     (tmp_path / "made").mkdir()
-    assert installed.place(tmp_path / "made") == installed.Placed(
+    assert installed.place(tmp_path / "made") == installed.PlacedPackage(
         "ropewalk==9.8", ("pydantic>=2.9", "fastapi>=0.115", "tomli; python_version < '3.11'")
     )
     assert list((tmp_path / "made").iterdir()) == []
@@ -122,9 +122,9 @@ def test_the_base_s_fingerprint_follows_its_parts(monkeypatch: pytest.MonkeyPatc
     """What is installed into it is a file here; that it becomes the same wheel each time has a test of its own."""
 
     def fingerprint(installed_file: str) -> str:
-        def place(folder: Path) -> installed.Placed:
+        def place(folder: Path) -> installed.PlacedPackage:
             (folder / "ropewalk.whl").write_text(installed_file)
-            return installed.Placed("./ropewalk.whl", ("pydantic>=2.9",))
+            return installed.PlacedPackage("./ropewalk.whl", ("pydantic>=2.9",))
 
         monkeypatch.setattr(installed, "place", place)
         with base.context() as request:

@@ -15,7 +15,7 @@ from openenv_core.cli.main import main
 from openenv_core.errors import ConfigurationError
 from openenv_core.images.dockerfile import Dockerfile
 from openenv_core.images.errors import NotReachedError
-from openenv_core.images.space import PARTS, Staged, stage, upload, with_default
+from openenv_core.images.space import PARTS, StagedSpace, stage, upload, with_default
 
 ROOT = Path(__file__).parents[2]
 BLACKJACK = ROOT / "envs" / "blackjack_env"
@@ -30,7 +30,7 @@ def folder(tmp_path: Path, dockerfile: str = "FROM python:3.11-slim\nCMD x\n") -
     return made
 
 
-def staged(source: Path, tmp_path: Path, base_image: str | None = None) -> tuple[Staged, Path]:
+def staged(source: Path, tmp_path: Path, base_image: str | None = None) -> tuple[StagedSpace, Path]:
     into = tmp_path / "staged"
     into.mkdir()
     return stage(source, into, base_image=base_image), into

@@ -166,7 +166,7 @@ async def test_many_sessions_their_forks_and_what_is_kept_of_them() -> None:
 
 async def test_what_cannot_be_resumed_is_told() -> None:
     async with joined() as (app, proxy, client):
-        (link,) = app._built().links._links.values()
+        (link,) = app._ensure_built().links._links.values()
         await link.close()
         proxy.cut()
         assert "open a new one" in (await client.ask(type="state"))["failed"]

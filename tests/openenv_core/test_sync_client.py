@@ -246,8 +246,8 @@ def test_call_that_comes_while_the_thread_ends_is_refused() -> None:
     stopper = threading.Thread(target=thread.stop)
     stopper.start()
     assert ending.wait(30)
-    errand = loop_thread._Errand(asyncio.sleep, 0)
-    loop.call_soon_threadsafe(thread._begin, errand)  # by a caller who had looked before
+    errand = loop_thread._ThreadCall(asyncio.sleep, 0)
+    loop.call_soon_threadsafe(thread._start_call, errand)  # by a caller who had looked before
     assert errand.wait(30)
     refused.set()
     with pytest.raises(ClientClosedError, match="before the reply came"):

@@ -8,7 +8,7 @@ import pytest
 from pydantic import BaseModel, Field, TypeAdapter
 
 from openenv_core.play.form import ABSENT, Form, FormField, forms_of, value_of
-from openenv_core.play.reporters import LONGEST, harmless, number, observation_lines
+from openenv_core.play.reporters import LONGEST, format_number, observation_lines, sanitize
 from openenv_core.tools import CallToolAction, ListToolsAction
 
 
@@ -135,8 +135,8 @@ def test_text_that_is_no_value_is_refused(name: str, text: str, why: str) -> Non
 
 def test_text_of_an_environment_does_not_move_the_terminal() -> None:
     nasty = "a\x1b[2J\x1b]0;title\x07b\x1b[31mred\x1b[0m\x9b\x00\u202e\r\n\tc\x1b"
-    assert harmless(nasty) == "abred\n\tc"
-    assert harmless(nasty, colours=True) == "ab\x1b[31mred\x1b[0m\n\tc\x1b[0m"
+    assert sanitize(nasty) == "abred\n\tc"
+    assert sanitize(nasty, colours=True) == "ab\x1b[31mred\x1b[0m\n\tc\x1b[0m"
 
 
 def test_observation_shows_its_text_first() -> None:
@@ -154,5 +154,5 @@ def test_observation_shows_its_text_first() -> None:
 
 def test_rewards_are_read_easily() -> None:
     figures = (0.1 + 0.2, 1.0, -1.5, None, True, 3)
-    assert [number(figure) for figure in figures] == ["0.3", "1", "-1.5", "none", "true", "3"]
-    assert json.loads(number(False)) is False
+    assert [format_number(figure) for figure in figures] == ["0.3", "1", "-1.5", "none", "true", "3"]
+    assert json.loads(format_number(False)) is False

@@ -42,7 +42,7 @@ late()
 
 WITHOUT_COMPANION = """
 ours = companion.ensure(DockerEngine.find().address)
-with ours.hold_creation("left"):
+with ours.guard_creation("left"):
     DockerEngine.find().call("POST", "/containers/create", query={"name": "left"}, body={"Labels": ours.labels})
 os.kill(ours.pid, signal.SIGKILL)
 while ours._process.poll() is None: time.sleep(0.01)
@@ -51,12 +51,12 @@ while ours._process.poll() is None: time.sleep(0.01)
 REFUSED = """
 ours = companion.ensure(DockerEngine.find().address)
 DockerEngine.call = None  # no need to ask
-with ours.hold_creation("never"): ours.note_gone("never")
+with ours.guard_creation("never"): ours.mark_removed("never")
 """
 
 MAKE = """
 ours = companion.ensure(DockerEngine.find().address)
-with ours.hold_creation(NAME):
+with ours.guard_creation(NAME):
     DockerEngine.find().call("POST", "/containers/create", query={"name": NAME}, body={"Labels": ours.labels})
 print(ours.pid, flush=True)
 """

@@ -196,7 +196,7 @@ def test_members_that_hang_are_replaced_before_the_next_are_looked_at(
     with filled(home, 3) as pool:
         hanging = list(home.made)
         keeper, turns, looks = pool._keeper, itertools.count(), []
-        turn = keeper._turn
+        turn = keeper._run_once
 
         def counted() -> None:
             next(turns)
@@ -208,7 +208,7 @@ def test_members_that_hang_are_replaced_before_the_next_are_looked_at(
                 time.sleep(timeout_s)
             return member not in hanging
 
-        monkeypatch.setattr(keeper, "_turn", counted)
+        monkeypatch.setattr(keeper, "_run_once", counted)
         monkeypatch.setattr("openenv_core.providers.keeper.healthy", healthy)
         eventually(lambda: set(home.removed) == set(hanging) and pool.state.ready == 3)
         assert len(set(looks)) == 6  # each twice, and each time in a turn of its own
@@ -344,7 +344,7 @@ def test_a_dead_keeper_is_noticed(home: Home, monkeypatch: pytest.MonkeyPatch) -
         def broken() -> None:
             raise MemoryError("no room to think")
 
-        monkeypatch.setattr(keeper, "_turn", broken)
+        monkeypatch.setattr(keeper, "_run_once", broken)
         with pytest.raises(PoolError, match="its thread died of MemoryError: no room to think"):
             use_up(pool, PATIENCE_S)
     assert set(home.removed) == set(home.made)

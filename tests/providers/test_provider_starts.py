@@ -13,7 +13,7 @@ from serving import eventually
 from openenv_core import ContainerOptions, GenericEnvClient, LocalProcessProvider
 from openenv_core.compat.containers import LocalDockerProvider
 from openenv_core.errors import ClientClosedError, EngineRefusedError, ProviderError, ServerStartError
-from openenv_core.providers.base import Released, stopped
+from openenv_core.providers.base import CallableProvider, hold_stopped
 from openenv_core.providers.docker import container
 from openenv_core.providers.docker import container as starting
 from openenv_core.providers.docker.container import Container, ContainerState
@@ -102,7 +102,7 @@ def test_a_stop_during_the_wait_fails_the_start() -> None:
         waiting.set()
         assert go.wait(PATIENCE_S)
 
-    provider = Released(lambda: "http://h:1", wait, lambda: stops.append("stopped"))
+    provider = CallableProvider(lambda: "http://h:1", wait, lambda: stops.append("stopped"))
 
     def start() -> None:
         try:
@@ -152,7 +152,7 @@ def test_a_start_that_begins_after_the_stop_was_said_hears_of_it() -> None:
 
     thread = threading.Thread(target=start)
     thread.start()
-    with stopped(end, lock):
+    with hold_stopped(end, lock):
         thread.join(PATIENCE_S)
     assert heard == [True]
     assert not lock.locked()

@@ -23,10 +23,16 @@ from openenv_core.sandbox import (
     SandboxUnavailableError,
     SyncSandbox,
 )
-from openenv_core.sandbox.answers import AnswerReader, Exit, ForgedAnswerError, fit, judge
+from openenv_core.sandbox.answers import (
+    AnswerReader,
+    Exit,
+    ForgedAnswerError,
+    finalize_execution,
+    truncate_execution,
+)
 from openenv_core.sandbox.inside import runner as interrupts
 from openenv_core.sandbox.inside.frames import ANSWER, pack_answer
-from openenv_core.sandbox.inside.walls import ease_copying
+from openenv_core.sandbox.inside.walls import tolerate_copy_errors
 from openenv_core.sandbox.probes import prove
 from openenv_core.sandbox.readable import find_readable, without_hidden
 from openenv_core.sandbox.results import Execution, Output
@@ -89,7 +95,7 @@ def test_a_minimum_above_the_strongest_is_refused() -> None:
     ],
 )
 def test_an_execution_is_judged_by_how_its_process_ended(how: Exit, status: str, code: int) -> None:
-    judged = judge(Execution(status="ok"), None, how, Limits())
+    judged = finalize_execution(Execution(status="ok"), None, how, Limits())
     assert (judged.status, judged.exit_code, judged.state_lost) == (status, code, True)
 
 
@@ -97,7 +103,9 @@ def test_the_result_and_what_is_shown_share_one_bound() -> None:
     shown = Output(output_type="display_data", data={"text/plain": "x" * 1500})
     execution = Execution(status="ok", outputs=(shown,))
     for length, kept in ((500, (shown,)), (1500, ())):
-        done = fit((execution, b"y" * length), ("", False), ("", False), Limits(outputs_bytes=1024))
+        done = truncate_execution(
+            (execution, b"y" * length), ("", False), ("", False), Limits(outputs_bytes=1024)
+        )
         assert (done.result, done.outputs) == ("y" * length, kept)
         assert done.cut.outputs == (not kept)
 
@@ -254,7 +262,7 @@ def test_copying_does_without_modes_that_may_not_be_set(
     (tmp_path / "a").write_text("x")
     with pytest.raises(PermissionError):
         shutil.copy(tmp_path / "a", tmp_path / "b")
-    ease_copying()
+    tolerate_copy_errors()
     shutil.copy(tmp_path / "a", tmp_path / "b")
     shutil.copy2(tmp_path / "a", tmp_path / "c")
     assert (tmp_path / "c").read_text() == "x"
@@ -282,7 +290,7 @@ def test_a_handler_of_the_code_s_own_survives_an_interrupt_at_any_moment(
     monkeypatch.setattr(interrupts, "_install", install)
     monkeypatch.setattr(interrupts, "_installed", lambda _: installed[0])
     theirs = interrupts.Interrupts()
-    theirs.heed()
+    theirs.install()
     theirs.begin()
     installed[0] = handle
     theirs.end()

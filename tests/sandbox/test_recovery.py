@@ -324,7 +324,7 @@ class _NoZygote(Sandbox):
         self._isolation = Isolation.PROCESS
         self.zygote = Zygote({}, lambda: None)
 
-    async def _living_zygote(self) -> Zygote:
+    async def _ensure_zygote(self) -> Zygote:
         return self.zygote
 
 
@@ -337,7 +337,7 @@ async def test_a_session_that_does_not_begin_gives_its_user_back_once(
 
     async def refuse(limits: Limits, uid: int, *, removed: Any, **_: Any) -> None:
         removed()  # its files are gone; before its processes are, another session begins
-        users.extend((uid, sandbox._users.take()[0] + 70_000))
+        users.extend((uid, sandbox._users.acquire()[0] + 70_000))
         raise SandboxUnavailableError("not now")
 
     monkeypatch.setattr(sandbox.zygote, "fork_interpreter", refuse)
@@ -345,7 +345,7 @@ async def test_a_session_that_does_not_begin_gives_its_user_back_once(
         await sandbox.open()
     assert users[0] == users[1]
     assert len(sandbox._users) == 1  # the other has it still
-    sandbox._users.give(users[1] - 70_000)
+    sandbox._users.release(users[1] - 70_000)
     await sandbox.zygote.close()
 
 

@@ -544,7 +544,7 @@ async def test_a_server_holds_few_bytes_of_requests_that_wait(monkeypatch: pytes
         assert "queue" in await answer(second)
         for number in range(1, 9):
             await second.send(json.dumps({"id": number, "op": "state"}) + 100 * " ")
-        conversations: Any = app._built().sockets._conversations
+        conversations: Any = app._ensure_built().sockets._conversations
         (waiting,) = [one for one in conversations if one._link._opening]
         await eventually(lambda: len(waiting._link.running) > 1)
         await asyncio.sleep(0.05)
@@ -557,7 +557,7 @@ async def test_a_server_holds_few_bytes_of_requests_that_wait(monkeypatch: pytes
 async def test_a_member_that_was_ended_is_asked_nothing_more_and_is_kept_by_nobody() -> None:
     app = app_of(Counter, cap=2)
     async with serving(app) as address, batch_of(address, 2) as connection:
-        (conversation,) = app._built().sockets._conversations
+        (conversation,) = app._ensure_built().sockets._conversations
         sessions = [member.session for member in conversation._link.batch.members.values()]  # type: ignore[attr-defined]
         ended, failed = (weakref.ref(session.runner.environment) for session in sessions)
         await request(connection, op="close", members=[0])

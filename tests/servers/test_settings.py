@@ -94,11 +94,11 @@ def test_slots_are_counted_over_all_workers() -> None:
 def test_a_full_worker_knows_one_that_has_room() -> None:
     fd = SlotTable.create(2, 2, 4)
     one, other = seen_by(fd, 0, local=1), seen_by(fd, 1, local=1)
-    assert (one.cap, one.elsewhere()) == (1, None)
+    assert (one.cap, one.find_free_worker()) == (1, None)
     one.take("a")
-    assert (one.elsewhere(), other.elsewhere()) == (1, None)
+    assert (one.find_free_worker(), other.find_free_worker()) == (1, None)
     other.take("a")
-    assert (one.elsewhere(), other.elsewhere()) == (None, None)
+    assert (one.find_free_worker(), other.find_free_worker()) == (None, None)
     with pytest.raises(RefusalError, match="in this worker process"):
         one.take("a")
     os.close(fd)

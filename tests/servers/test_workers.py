@@ -305,7 +305,7 @@ async def test_a_worker_that_the_system_has_no_process_for_is_tried_again() -> N
     lives = [None, BlockingIOError(errno.EAGAIN, "no more processes"), None]
 
     class Shorthanded(Supervisor):
-        async def _live(self, worker: Any) -> None:
+        async def _run_worker(self, worker: Any) -> None:
             if (error := lives.pop(0)) is not None:
                 raise error
             worker.process, worker.output = SimpleNamespace(returncode=-9), READY
@@ -315,7 +315,7 @@ async def test_a_worker_that_the_system_has_no_process_for_is_tried_again() -> N
     plan: Any = SimpleNamespace(settings=SimpleNamespace(tokens=()), index=0)
     cleared: list[int] = []
     table: Any = SimpleNamespace(clear=cleared.append)
-    await asyncio.wait_for(Shorthanded(plan, [])._keep(_Worker(plan=plan), table), 60)
+    await asyncio.wait_for(Shorthanded(plan, [])._keep_running(_Worker(plan=plan), table), 60)
     assert cleared == [0, 0]
 
 

@@ -100,7 +100,7 @@ class Here(Subject):
         self._stop: asyncio.Event
 
     @property
-    def served(self) -> Any:
+    def app(self) -> Any:
         return self._here.served
 
     @property

@@ -366,7 +366,9 @@ def prepare(address: _wire.EngineAddress, container: str, port: str) -> bytes:
     return _wire.attach_request(answer.json()["Id"])
 
 
-async def carry(address: _wire.EngineAddress, request: bytes, listener: socket.socket, parent: int) -> None:
+async def relay_connections(
+    address: _wire.EngineAddress, request: bytes, listener: socket.socket, parent: int
+) -> None:
     """Start the inner side, and carry connections until the program is done. Raises MuxBrokenError at its end."""
     loop = asyncio.get_running_loop()
     mux = Attached()
@@ -409,7 +411,7 @@ def main(arguments: list[str]) -> int:
     # Ctrl-C reaches every process of a terminal; the program decides what becomes of its container.
     for number in (signal.SIGINT, signal.SIGHUP):
         signal.signal(number, signal.SIG_IGN)
-    room_for_connections()
+    raise_descriptor_limit()
     failures = 0
     with socket.socket(fileno=int(fd)) as listener:
         listener.setblocking(False)
@@ -417,9 +419,9 @@ def main(arguments: list[str]) -> int:
             begin = time.monotonic()
             try:
                 request = prepare(address, container, port)
-                asyncio.run(carry(address, request, listener, int(parent)))
+                asyncio.run(relay_connections(address, request, listener, int(parent)))
                 return 0
-            except (MuxBrokenError, *_wire.UNWELL) as error:
+            except (MuxBrokenError, *_wire.CONNECTION_ERRORS) as error:
                 reason = str(error) or type(error).__name__
                 away = isinstance(
                     error, (FileNotFoundError, ConnectionRefusedError)
@@ -438,7 +440,7 @@ def main(arguments: list[str]) -> int:
                 return 0
 
 
-def room_for_connections() -> None:
+def raise_descriptor_limit() -> None:
     """Have as many descriptors as there may be connections, where the system gives so many."""
     import resource
 

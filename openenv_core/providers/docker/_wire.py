@@ -13,7 +13,7 @@ import time
 from typing import Any, NamedTuple
 from urllib.parse import quote, urlencode, urlsplit
 
-UNWELL = (OSError, http.client.HTTPException, ValueError)
+CONNECTION_ERRORS = (OSError, http.client.HTTPException, ValueError)
 """What a call to an engine fails of that is not well."""
 
 ANSWER_BYTES = 64 * 2**20

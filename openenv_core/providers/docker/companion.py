@@ -73,7 +73,7 @@ class Companion:
         return self._process.pid
 
     @contextmanager
-    def hold_creation(self, name: str) -> Iterator[None]:
+    def guard_creation(self, name: str) -> Iterator[None]:
         """Make a container within; this program does not end meanwhile.
 
         Raises:
@@ -94,7 +94,7 @@ class Companion:
                 self._making -= 1
                 self._changed.notify_all()
 
-    def note_gone(self, name: str) -> None:
+    def mark_removed(self, name: str) -> None:
         """Note that a container is not there, or not any more. Takes no lock: finalizers call it."""
         self._there.discard(name)
 
@@ -106,16 +106,16 @@ class Companion:
             while self._making and (left := deadline - time.monotonic()) > 0:
                 self._changed.wait(left)
             # What is still being made may come at any time: that is as if this program had died.
-            last_word = b"" if self._making else b"q" if self._there else b"n"
+            message = b"" if self._making else b"q" if self._there else b"n"
         with self._guard:
-            if self._process.poll() is not None and last_word != b"n":
+            if self._process.poll() is not None and message != b"n":
                 self._replace()
             process = self._process
         assert process.stdin is not None
         with suppress(OSError, ValueError):
-            process.stdin.write(last_word)
+            process.stdin.write(message)
             process.stdin.close()
-        if last_word != b"n":
+        if message != b"n":
             with suppress(subprocess.TimeoutExpired):
                 process.wait(max(0.0, deadline - time.monotonic()))
 

@@ -26,8 +26,8 @@ from openenv_core.errors import (
 from openenv_core.providers.base import (
     LOOPBACK,
     AnyProvider,
+    CallableProvider,
     OwnedServerProvider,
-    Released,
     health_of,
     wait_healthy,
 )
@@ -96,7 +96,7 @@ class Container:
         name: str,
         image: str,
         options: ContainerOptions,
-        ours: Companion,
+        companion_process: Companion,
     ) -> None:
         self.id = container_id
         self.name = name
@@ -106,9 +106,9 @@ class Container:
         self._engine = engine
         self._born = time.time()
         self._process = os.getpid()
-        self._noted_gone = partial(ours.note_gone, name)
+        self._mark_removed = partial(companion_process.mark_removed, name)
         self._removal = weakref.finalize(
-            self, _remove_forgotten, engine, container_id, self._process, self._noted_gone
+            self, _remove_forgotten, engine, container_id, self._process, self._mark_removed
         )
         # The companion, told at exit, removes what is left; one call for all of them.
         self._removal.atexit = False
@@ -175,9 +175,9 @@ class Container:
                     raise
         _remove(self._engine, self.id)
         self._removal.detach()
-        self._noted_gone()
+        self._mark_removed()
 
-    def way_in_failure(self) -> str | None:
+    def relay_failure(self) -> str | None:
         """Return why connections do not come in, where they go through the engine; None while they may."""
         return None if self._relay is None else self._relay.failure()
 
@@ -264,15 +264,22 @@ def start_container(
     options = options or ContainerOptions()
     engine = engine or DockerEngine.find()
     deadline = time.monotonic() + options.start_timeout_s
-    ours = companion.ensure(engine.address)
+    companion_process = companion.ensure(engine.address)
     short = re.sub("[^A-Za-z0-9]", "-", image.rpartition("/")[2].partition("@")[0].partition(":")[0])[:40]
     name = f"ropewalk-{short or 'image'}-{secrets.token_hex(4)}"
     publish = serves and options.reach == "port"
     if serves and options.reach == "auto":  # on the loopback interface of the engine's own machine
         publish = options.network != "none" and is_local(engine.address)
-    requested = spec(image, options, ours.labels, publish=publish)
-    with ours.hold_creation(name):
-        container = Container(engine, _create(engine, name, requested, ours), name, image, options, ours)
+    requested = spec(image, options, companion_process.labels, publish=publish)
+    with companion_process.guard_creation(name):
+        container = Container(
+            engine,
+            _create(engine, name, requested, companion_process),
+            name,
+            image,
+            options,
+            companion_process,
+        )
     try:
         _run(engine, container, options)
         actual = engine.inspect(container.id)
@@ -315,7 +322,7 @@ def _wait_until_healthy(
             raise ServerStartError(f"expected {container.image} to start, but it was stopped meanwhile")
         if time.monotonic() >= next_look:
             _require_running(container)
-            if (reason := container.way_in_failure()) is not None:
+            if (reason := container.relay_failure()) is not None:
                 raise ServerStartError(
                     f"expected a way into {container.image}, which has no published port, got: {reason}",
                     container.logs(),
@@ -350,11 +357,13 @@ def _require_running(container: Container) -> None:
     )
 
 
-def _create(engine: DockerEngine, name: str, requested: dict[str, Any], ours: companion.Companion) -> str:
+def _create(
+    engine: DockerEngine, name: str, requested: dict[str, Any], companion_process: companion.Companion
+) -> str:
     try:
         created = engine.call("POST", "/containers/create", query={"name": name}, body=requested)
     except EngineRefusedError as error:
-        ours.note_gone(name)
+        companion_process.mark_removed(name)
         image = str(requested["Image"])
         if error.status == 404:
             raise ImageNotFoundError(
@@ -369,7 +378,7 @@ def _create(engine: DockerEngine, name: str, requested: dict[str, Any], ours: co
         raise
     except EngineUnavailableError as error:
         if isinstance(error.__cause__, NOT_REACHED):
-            ours.note_gone(name)
+            companion_process.mark_removed(name)
         else:
             _forget(engine, name)
         raise
@@ -518,4 +527,4 @@ def provider_for(
             )
     provider: Any = given
     start = partial(provider.start_container, image, **of_container)
-    return Released(start, provider.wait_for_ready, provider.stop_container), of_client
+    return CallableProvider(start, provider.wait_for_ready, provider.stop_container), of_client

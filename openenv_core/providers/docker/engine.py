@@ -16,7 +16,7 @@ from openenv_core.errors import ConfigurationError, EngineRefusedError, EngineUn
 from openenv_core.providers.docker import _wire
 from openenv_core.providers.docker._wire import EngineAddress
 
-USUAL: Final = "/var/run/docker.sock"
+DEFAULT_SOCKET: Final = "/var/run/docker.sock"
 
 
 def find_engine() -> EngineAddress:
@@ -96,12 +96,12 @@ def _of_context(name: str) -> EngineAddress:
 
 
 def _usual_socket() -> str:
-    places = [USUAL]
+    places = [DEFAULT_SOCKET]
     if runtime := os.environ.get("XDG_RUNTIME_DIR"):
         places.append(f"{runtime}/docker.sock")
     if sys.platform == "darwin":
         places.append(str(Path.home() / ".docker" / "run" / "docker.sock"))
-    return next((place for place in places if os.path.exists(place)), USUAL)
+    return next((place for place in places if os.path.exists(place)), DEFAULT_SOCKET)
 
 
 HOW_TO: Final = (
@@ -143,7 +143,7 @@ class DockerEngine:
 
         EngineUnavailableError: the engine does not answer; EngineRefusedError: it says no.
         """
-        answer = self._ask(method, path, query, body, timeout_s)
+        answer = self._request(method, path, query, body, timeout_s)
         try:
             return answer.json()
         except ValueError as error:
@@ -153,7 +153,7 @@ class DockerEngine:
 
     def ping(self, timeout_s: float = 5.0) -> None:
         """Return if the engine answers. EngineUnavailableError: it does not."""
-        self._ask("GET", "/_ping", None, None, timeout_s)
+        self._request("GET", "/_ping", None, None, timeout_s)
 
     def find_image(self, name: str) -> dict[str, Any] | None:
         """Return what the engine knows of an image; None where it has none of that name.
@@ -188,17 +188,19 @@ class DockerEngine:
         """Return the last lines of what a container printed, both streams as they came."""
         query = {"stdout": True, "stderr": True, "tail": tail}
         return _without_headers(
-            self._ask("GET", f"/containers/{container}/logs", query, None, CALL_TIMEOUT_S).body
+            self._request("GET", f"/containers/{container}/logs", query, None, CALL_TIMEOUT_S).body
         )
 
     def archive(self, container: str, path: str) -> bytes:
         """Return a file or folder of a container as a tar archive. EngineRefusedError: There is none (status 404)."""
-        return self._ask("GET", f"/containers/{container}/archive", {"path": path}, None, CALL_TIMEOUT_S).body
+        return self._request(
+            "GET", f"/containers/{container}/archive", {"path": path}, None, CALL_TIMEOUT_S
+        ).body
 
     def put_archive(self, container: str, path: str, archive: bytes) -> None:
         """Unpack a tar archive in a folder of a container. EngineRefusedError: there is no such folder (404)."""
         query = {"path": path, "noOverwriteDirNonDir": "true"}
-        self._ask("PUT", f"/containers/{container}/archive", query, archive, CALL_TIMEOUT_S)
+        self._request("PUT", f"/containers/{container}/archive", query, archive, CALL_TIMEOUT_S)
 
     def execute(
         self, container: str, command: Sequence[str], *, timeout_s: float, most: int, **settings: Any
@@ -220,7 +222,7 @@ class DockerEngine:
         """
         request = {"AttachStdout": True, "AttachStderr": True, "Cmd": list(command), **settings}
         exec_id = self.call("POST", f"/containers/{container}/exec", body=request)["Id"]
-        with self._telling(f"POST /exec/{exec_id}/start", timeout_s):
+        with self._translate_errors(f"POST /exec/{exec_id}/start", timeout_s):
             response = _wire.stream(
                 self.address,
                 f"/exec/{exec_id}/start",
@@ -245,21 +247,21 @@ class DockerEngine:
             "filters": {"container": [container], "event": ["oom"], "type": ["container"]},
         }
         try:
-            return bool(self._ask("GET", "/events", query, None, 5.0).body.strip())
+            return bool(self._request("GET", "/events", query, None, 5.0).body.strip())
         except EngineUnavailableError:
             return False
 
-    def _ask(
+    def _request(
         self, method: str, path: str, query: dict[str, Any] | None, body: Any, timeout_s: float
     ) -> _wire.EngineResponse:
-        with self._telling(f"{method} {path}", timeout_s):
+        with self._translate_errors(f"{method} {path}", timeout_s):
             answer = _wire.call(self.address, method, path, query=query, body=body, timeout_s=timeout_s)
         if answer.status not in DONE:
             raise _refusal(f"{method} {path}", answer)
         return answer
 
     @contextmanager
-    def _telling(self, request: str, timeout_s: float) -> Iterator[None]:
+    def _translate_errors(self, request: str, timeout_s: float) -> Iterator[None]:
         """Turn the failures of a call into errors with a clear message."""
         try:
             yield

@@ -25,13 +25,13 @@ RESERVED_LABELS: Final = "ropewalk."
 TMPFS: Final = "rw,nosuid,nodev,noexec,size=256m,mode=1777"
 """How a writable place is mounted whose options are not given."""
 
-LEAST_MEMORY: Final = 6 * 2**20
+MIN_MEMORY_BYTES: Final = 6 * 2**20
 """No engine starts a container with less."""
 
-MOST_BYTES: Final = 2**63 - 1
-LEAST_CPUS: Final = 0.01
-MOST_CPUS: Final = 2**20
-MOST_PIDS: Final = 2**22
+MAX_BYTES: Final = 2**63 - 1
+MIN_CPUS: Final = 0.01
+MAX_CPUS: Final = 2**20
+MAX_PIDS: Final = 2**22
 MAX_DURATION_S: Final = 86_400.0
 """What an engine, or a clock, can still count with."""
 
@@ -49,9 +49,9 @@ def size_of(name: str, value: object) -> int:
     """
     match = _SIZE.fullmatch(value.strip()) if isinstance(value, str) else None
     size = float(match[1]) * _FACTOR[match[2].lower()] if match is not None else -1.0
-    if isinstance(value, int) and not isinstance(value, bool) and 0 <= value < MOST_BYTES:
+    if isinstance(value, int) and not isinstance(value, bool) and 0 <= value < MAX_BYTES:
         return value
-    if not 0 <= size < MOST_BYTES:
+    if not 0 <= size < MAX_BYTES:
         raise ConfigurationError(f'expected {name} in bytes or as "512m" or "2g", got {value!r}')
     return int(size)
 
@@ -77,7 +77,7 @@ def _empty_mapping() -> Mapping[str, str]:
 
 
 Text: TypeAlias = Annotated[str, Field(pattern=r"\A[^\x00]*\z")]
-Words: TypeAlias = Annotated[Sequence[Text], BeforeValidator(_as_tuple), AfterValidator(tuple)]
+TextSequence: TypeAlias = Annotated[Sequence[Text], BeforeValidator(_as_tuple), AfterValidator(tuple)]
 Port: TypeAlias = Annotated[int, Field(gt=0, lt=65536)]
 Size: TypeAlias = Annotated[str | int, AfterValidator(_size)]
 Folder: TypeAlias = Annotated[str, Field(pattern=r"\A/+[^/\x00][^\x00]*\z")]
@@ -130,8 +130,8 @@ class ContainerOptions(BaseModel):
     )
     memory: Size | None = None
     swap: Size | None = 0
-    cpus: Annotated[float, Field(ge=LEAST_CPUS, le=MOST_CPUS)] | None = None
-    pids: Annotated[int, Field(gt=0, le=MOST_PIDS)] | None = 256
+    cpus: Annotated[float, Field(ge=MIN_CPUS, le=MAX_CPUS)] | None = None
+    pids: Annotated[int, Field(gt=0, le=MAX_PIDS)] | None = 256
     network: Annotated[str, Field(pattern=r"\A[^\x00]+\z")] = "bridge"
     reach: Reach = "auto"
     tmpfs: (
@@ -141,13 +141,13 @@ class ContainerOptions(BaseModel):
     gpus: Annotated[str, Field(pattern=r"[^, ]")] | Annotated[int, Field(gt=0)] | None = None
     labels: Annotated[Mapping[Text, Text], AfterValidator(_frozen)] = Field(default_factory=_empty_mapping)
     read_only: bool = True
-    cap_drop: Words = ("ALL",)
-    cap_add: Words = ()
+    cap_drop: TextSequence = ("ALL",)
+    cap_add: TextSequence = ()
     no_new_privileges: bool = True
     user: Annotated[str, Field(pattern=r"\A[^\x00]+\z")] | None = None
     init: bool = True
-    entrypoint: Annotated[Words, Field(min_length=1)] | None = None
-    command: Annotated[Words, Field(min_length=1)] | None = None
+    entrypoint: Annotated[TextSequence, Field(min_length=1)] | None = None
+    command: Annotated[TextSequence, Field(min_length=1)] | None = None
     start_timeout_s: Annotated[float, Field(ge=0.001, le=MAX_DURATION_S)] = 60.0
     stop_timeout_s: Annotated[float, Field(ge=0.0, le=MAX_DURATION_S)] = 5.0
 
@@ -166,7 +166,7 @@ class ContainerOptions(BaseModel):
     def _agree(self) -> Self:
         if any(label.startswith(RESERVED_LABELS) for label in self.labels):
             raise ValueError(f"labels that begin with {RESERVED_LABELS} are taken")
-        if self.memory is not None and size_of("memory", self.memory) < LEAST_MEMORY:
+        if self.memory is not None and size_of("memory", self.memory) < MIN_MEMORY_BYTES:
             raise ValueError("memory has to be at least 6m")
         if self.swap and self.memory is None:
             raise ValueError("swap goes beyond memory, which has no limit")
@@ -204,8 +204,10 @@ def options_with(options: ContainerOptions | None, fields: Mapping[str, Any]) ->
             raise ConfigurationError(f"expected an option of a container, got {name!r}; {hint}")
     if not isinstance(options, ContainerOptions | None):
         raise ConfigurationError(f"expected options to be ContainerOptions, got {type(options).__name__}")
-    given = {} if options is None else {name: getattr(options, name) for name in options.model_fields_set}
-    return ContainerOptions(**{**given, **fields})
+    options_set = (
+        {} if options is None else {name: getattr(options, name) for name in options.model_fields_set}
+    )
+    return ContainerOptions(**{**options_set, **fields})
 
 
 LOG_BYTES: Final = "5m"

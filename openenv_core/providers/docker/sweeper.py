@@ -48,13 +48,13 @@ MAX_BACKOFF_S = 0.25
 QUIET_PERIOD_S = 5.0
 """How long after a death there must have been none: the engine may still be at the dead program's last request."""
 
-GIVE_UP_AFTER_S = 600.0
+SEARCH_TIMEOUT_S = 600.0
 """When an engine that does not come back is given up. The next owner's companion finds what is left."""
 
 NOTHING_LEFT = b"n"
 
 CALL_TIMEOUT_S = 30.0
-AT_ONCE = 8
+MAX_CONCURRENT_REMOVALS = 8
 
 STALE_CONTAINER_AGE_S = 600.0
 """How old a stopped container must be to be removed when its owner's fate cannot be told."""
@@ -140,14 +140,17 @@ def main(arguments: list[str]) -> int:
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, signal.SIG_IGN)
     threading.Thread(target=sweep, args=(address, owner), daemon=True).start()
-    word = last_word(owner.pid)
+    message = read_last_message(owner.pid)
     ours = f"{LABEL}={label}", f"{RUN}={run}"
     return clean(
-        address, ours, 0.0 if word else QUIET_PERIOD_S, 0.0 if word == NOTHING_LEFT else GIVE_UP_AFTER_S
+        address,
+        ours,
+        0.0 if message else QUIET_PERIOD_S,
+        0.0 if message == NOTHING_LEFT else SEARCH_TIMEOUT_S,
     )
 
 
-def last_word(owner: int) -> bytes:
+def read_last_message(owner: int) -> bytes:
     """Return what the owner says when it is done; nothing where it died."""
     while True:
         alive = os.getppid() == owner
@@ -158,14 +161,16 @@ def last_word(owner: int) -> bytes:
             return b""
 
 
-def clean(address: _wire.EngineAddress, labels: Sequence[str], quiet_s: float, give_up_s: float) -> int:
+def clean(
+    address: _wire.EngineAddress, labels: Sequence[str], quiet_s: float, search_timeout_s: float
+) -> int:
     """Remove an owner's containers until none has been there for a while."""
     begin = last = time.monotonic()
     pause = MIN_BACKOFF_S
     while True:
         try:
             containers = list_labelled(address, *labels)
-        except _wire.UNWELL:
+        except _wire.CONNECTION_ERRORS:
             last = time.monotonic()
         else:
             if containers:
@@ -173,7 +178,7 @@ def clean(address: _wire.EngineAddress, labels: Sequence[str], quiet_s: float, g
                 last, pause = time.monotonic(), MIN_BACKOFF_S
             elif time.monotonic() - last >= quiet_s:
                 return 0
-        if time.monotonic() - begin >= give_up_s:
+        if time.monotonic() - begin >= search_timeout_s:
             return 1
         time.sleep(pause)
         pause = min(1.5 * pause, MAX_BACKOFF_S)
@@ -181,7 +186,7 @@ def clean(address: _wire.EngineAddress, labels: Sequence[str], quiet_s: float, g
 
 def sweep(address: _wire.EngineAddress, own: OwnerProcess) -> None:
     """Remove the containers of owners that are gone. An engine that is away has nothing to be swept."""
-    with suppress(*_wire.UNWELL):
+    with suppress(*_wire.CONNECTION_ERRORS):
         remove(
             address,
             [str(each["Id"]) for each in list_labelled(address, LABEL) if is_orphaned(each, own, address)],
@@ -221,11 +226,11 @@ def remove(address: _wire.EngineAddress, containers: Iterable[str]) -> None:
     """Remove containers, several at a time. Whoever asked looks again."""
 
     def remove_one(container: str) -> None:
-        with suppress(*_wire.UNWELL):
+        with suppress(*_wire.CONNECTION_ERRORS):
             query = {"force": True, "v": True}
             _wire.call(address, "DELETE", f"/containers/{container}", query=query, timeout_s=CALL_TIMEOUT_S)
 
-    with ThreadPoolExecutor(AT_ONCE) as pool:
+    with ThreadPoolExecutor(MAX_CONCURRENT_REMOVALS) as pool:
         list(pool.map(remove_one, containers))
 
 

@@ -123,11 +123,11 @@ class _Pipes:
         self._owed += len(data)
         if self._owed >= WINDOW:
             for each in self._pipes:
-                self._agent.forget(each)
+                self._agent.unwatch(each)
         return True
 
     def _drop(self, descriptor: int) -> None:
-        self._agent.forget(descriptor)
+        self._agent.unwatch(descriptor)
         if self._pipes.pop(descriptor) == "data":
             self._agent.send({"stream": self._stream, "end": 0})
         os.close(descriptor)
@@ -158,7 +158,7 @@ class _Feed:
         if at_once:
             self._unread.clear()
         if not self._unread and self._descriptor >= 0:
-            self._agent.forget(self._descriptor)
+            self._agent.unwatch(self._descriptor)
             os.close(self._descriptor)
             self._descriptor = -1
 
@@ -170,7 +170,7 @@ class _Feed:
         except OSError:
             self._unread.clear()  # nobody reads any more
         if not self._unread:
-            self._agent.forget(descriptor)
+            self._agent.unwatch(descriptor)
             if self.closing:
                 self.close()
 
@@ -284,7 +284,7 @@ class _Context:
 
     def close(self) -> None:
         """Let go of what belongs to its process."""
-        self._agent.forget(self._life.control.fileno())
+        self._agent.unwatch(self._life.control.fileno())
         self._life.control.close()
         self.pipes.close()
 
@@ -326,7 +326,7 @@ class _Context:
             header, blob = receive(self._life.control.recv)
         except (OSError, EOFError, ValueError):
             # The code has closed or spoilt the channel: what cannot be asked is of no use.
-            self._agent.forget(self._life.control.fileno())
+            self._agent.unwatch(self._life.control.fileno())
             self._signal(signal.SIGKILL)
             if not self._life.ours:
                 self.ended(-signal.SIGKILL)
@@ -487,7 +487,7 @@ class Agent:
         with contextlib.suppress(KeyError):
             self._selector.register(descriptor, events, act)
 
-    def forget(self, descriptor: int) -> None:
+    def unwatch(self, descriptor: int) -> None:
         """No longer do so."""
         with contextlib.suppress(KeyError, ValueError):
             self._selector.unregister(descriptor)
@@ -556,7 +556,7 @@ class Agent:
             copies = [(name, context.cwd, context.fork(home, folder)) for name, context in originals]
             descriptors = socket.recv_fds(self.host, 1, MAX_DESCRIPTORS)[1]
             if (process := os.fork()) == 0:
-                self._become(folder, descriptors, copies)
+                self._serve_copy(folder, descriptors, copies)
             self._copies.append(process)
         except shutil.Error as error:
             source, _, reason = error.args[0][0]
@@ -564,10 +564,10 @@ class Agent:
             code = "resource_exhausted" if readable else "permission_denied"
             raise _RefusedError(code, f"{source!r} was not copied: {reason}"[:1000]) from None
         finally:
-            for each in descriptors or self._unused():
+            for each in descriptors or self._unused_descriptors():
                 os.close(each)
 
-    def _unused(self) -> list[int]:
+    def _unused_descriptors(self) -> list[int]:
         """Return the descriptors that came for a fork that has failed."""
         ports: list[int] = []
         assert self.host is not None
@@ -578,7 +578,9 @@ class Agent:
         self.host.setblocking(True)
         return ports
 
-    def _become(self, folder: str, descriptors: list[int], contexts: list[tuple[str, str, int]]) -> NoReturn:
+    def _serve_copy(
+        self, folder: str, descriptors: list[int], contexts: list[tuple[str, str, int]]
+    ) -> NoReturn:
         """In the copy: release everything of the original's, and serve the other channel."""
         try:
             self._selector.close()  # or, collected later, it would close whatever has its number by then

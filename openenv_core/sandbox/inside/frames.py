@@ -41,26 +41,26 @@ def pack_answer(header: dict[str, Any], texts: Sequence[str]) -> bytes:
     return b"".join((ANSWER.pack(len(head), sum(map(len, blobs))), head, *blobs))
 
 
-ROOT: Final = b"R"
+ROOT_NOTICE: Final = b"R"
 """Sent by the process whose end is the end of all."""
 
-PLACE: Final = b"W"
+WORKSPACE_NOTICE: Final = b"W"
 """Sent by the interpreter with a descriptor of its workspace, where that is not the supervisor's own."""
 
-READY: Final = b"I"
+READY_NOTICE: Final = b"I"
 """Sent by the interpreter, once nothing is left to be taken from it."""
 
-HERE: Final = bytes(ANSWER.size)
+FORK_NOTICE: Final = bytes(ANSWER.size)
 """An answer of nothing: whoever runs a request in a process of its own shows itself by it."""
 
-AGAIN: Final = signal.SIGURG
+REPEAT_SIGNAL: Final = signal.SIGURG
 """Repeats an interrupt. Ends nobody by default, and means nothing where the first one was in time."""
 
-FOR_THE_LOADER: Final = ("LD_LIBRARY_PATH",)
+LOADER_VARIABLES: Final = ("LD_LIBRARY_PATH",)
 """Variables without which this very Python may not start. Once it has, the zygote forgets them: code has no business
 with where the machine keeps its libraries."""
 
-BRANCHES_AT_ONCE: Final = 8
+MAX_BRANCHES_PER_REQUEST: Final = 8
 """Branches that one request may ask for: each is sent three descriptors, and code may have few left."""
 
 
@@ -72,7 +72,7 @@ def receive_request(connection: socket.socket, descriptors: "list[int] | None" =
     if descriptors is None:
         begin = b""
     else:
-        begin, received, _, _ = socket.recv_fds(connection, REQUEST.size, 3 * BRANCHES_AT_ONCE)
+        begin, received, _, _ = socket.recv_fds(connection, REQUEST.size, 3 * MAX_BRANCHES_PER_REQUEST)
         descriptors += received
         if not begin:
             raise EOFError

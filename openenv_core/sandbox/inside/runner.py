@@ -33,17 +33,17 @@ class Interrupts:
     def __init__(self) -> None:
         self._ours = self._interrupted
         self._theirs: Any = None
-        self._heeded = False
+        self._handlers_installed = False
         self._runs = False
         self._missed = False
 
-    def heed(self) -> None:
+    def install(self) -> None:
         """Install the handlers."""
         _install(signal.SIGINT, self._ours)
-        _install(frames.AGAIN, self._repeated)
-        self._heeded = True
+        _install(frames.REPEAT_SIGNAL, self._repeated)
+        self._handlers_installed = True
 
-    def forget(self) -> None:
+    def reset(self) -> None:
         """In a fork, which gets its own: what the head has missed is none of its business."""
         self._missed = False
 
@@ -57,7 +57,7 @@ class Interrupts:
     def end(self) -> None:
         """It does no more. Idempotent, as the code's handler may raise out of here."""
         self._runs = False
-        if self._heeded and (handler := _installed(signal.SIGINT)) is not self._ours:
+        if self._handlers_installed and (handler := _installed(signal.SIGINT)) is not self._ours:
             self._theirs = handler
             _install(signal.SIGINT, self._ours)
 
@@ -86,9 +86,9 @@ class RequestRunner:
         sys.stdout, sys.stderr = _writer(1), _writer(2)
         self.cells.install()
         while True:
-            self.turn()
+            self.serve_request()
 
-    def turn(self) -> None:
+    def serve_request(self) -> None:
         """Answer one request."""
         descriptors: list[int] = []
         try:
@@ -105,9 +105,9 @@ class RequestRunner:
                 furnish=furnish,
             )
             agent.serve()
-        self.take(request, descriptors)
+        self.execute(request, descriptors)
 
-    def take(self, request: dict[str, Any], descriptors: list[int]) -> None:
+    def execute(self, request: dict[str, Any], descriptors: list[int]) -> None:
         """Execute a request, and answer it."""
         self.control.sendall(self.answer(request))
 
@@ -118,7 +118,7 @@ class RequestRunner:
         bundles = ShownBundles(self._outputs_bytes)
         try:
             try:
-                self._streams_again(request.get("stdin"))
+                self._reset_streams(request.get("stdin"))
                 self.interrupts.begin()
                 self._run(request, answer, texts, bundles)
             finally:
@@ -156,14 +156,14 @@ class RequestRunner:
             answer.update(status="error", exit_code=1, error=describe(error))
         self.flush()
 
-    def _streams_again(self, stdin: str | None) -> None:
+    def _reset_streams(self, stdin: str | None) -> None:
         # Code may have closed them, or put something of its own in their place that is closed by now.
         if getattr(sys.stdout, "closed", True):
             sys.stdout = _writer(1)
         if getattr(sys.stderr, "closed", True):
             sys.stderr = _writer(2)
-        given = io.BytesIO((stdin or "").encode("utf-8", "replace"))
-        sys.stdin = io.TextIOWrapper(given, encoding="utf-8")
+        stdin_buffer = io.BytesIO((stdin or "").encode("utf-8", "replace"))
+        sys.stdin = io.TextIOWrapper(stdin_buffer, encoding="utf-8")
 
     def flush(self) -> None:
         """Write out what is buffered."""
@@ -194,13 +194,16 @@ def _writer(descriptor: int) -> io.TextIOWrapper:
 CONTROL: Final = 3
 """The descriptor of the control socket; everything above it is closed."""
 
-_FREE: Final = 16
+_FIRST_FREE_DESCRIPTOR: Final = 16
 
 
 def arrange(control: int, stdout: int, stderr: int) -> None:
     """Put descriptors where the interpreter expects them."""
     # First out of the way of each other, then to their places.
-    moved = [fcntl.fcntl(descriptor, fcntl.F_DUPFD, _FREE) for descriptor in (stdout, stderr, control)]
+    moved = [
+        fcntl.fcntl(descriptor, fcntl.F_DUPFD, _FIRST_FREE_DESCRIPTOR)
+        for descriptor in (stdout, stderr, control)
+    ]
     for descriptor in {stdout, stderr, control} - {1, 2, CONTROL}:
         os.close(descriptor)
     for descriptor, place in zip(moved, (1, 2, CONTROL), strict=True):
@@ -230,15 +233,15 @@ class BranchingRunner(RequestRunner):
         super().__init__(control, outputs_bytes)
         self._branches: list[int] = []
 
-    def take(self, request: dict[str, Any], descriptors: list[int]) -> None:
+    def execute(self, request: dict[str, Any], descriptors: list[int]) -> None:
         """Do so in a fork."""
         self.flush()
         if request["op"] == "branch":
             self._branch(request, descriptors)
         else:
-            self._run_apart(request)
+            self._run_in_fork(request)
 
-    def _run_apart(self, request: dict[str, Any]) -> None:
+    def _run_in_fork(self, request: dict[str, Any]) -> None:
         done, done_writer = os.pipe()
         # Python seeds anew in every fork, which would undo what the code has seeded.
         randomness = random.getstate()
@@ -246,17 +249,17 @@ class BranchingRunner(RequestRunner):
         if process == 0:
             os.close(done)
             random.setstate(randomness)
-            self.interrupts.forget()
-            self.control.sendall(frames.HERE)
+            self.interrupts.reset()
+            self.control.sendall(frames.FORK_NOTICE)
             answer = self.answer(request)
             os.write(done_writer, _DONE)
             os.close(done_writer)
             self.control.sendall(answer)
             return
         os.close(done_writer)
-        handed_over = os.read(done, 1) == _DONE
+        was_handed_over = os.read(done, 1) == _DONE
         os.close(done)
-        if handed_over:
+        if was_handed_over:
             os._exit(0)
         _, status = os.waitpid(process, 0)
         ended = os.waitstatus_to_exitcode(status)
@@ -286,7 +289,7 @@ class BranchingRunner(RequestRunner):
                 self.control = socket.socket(fileno=CONTROL)
                 furnish(folder)
                 sys.stdin = None
-                self.control.send(frames.READY)
+                self.control.send(frames.READY_NOTICE)
                 return
             self._branches.append(process)
         for descriptor in descriptors:

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final, NoReturn
 
-from openenv_core.sandbox.inside.frames import PLACE, READY, ROOT
+from openenv_core.sandbox.inside.frames import READY_NOTICE, ROOT_NOTICE, WORKSPACE_NOTICE
 from openenv_core.sandbox.inside.runner import CONTROL, BranchingRunner, RequestRunner, arrange, furnish
 from openenv_core.sandbox.kernel import cgroups, identity, landlock, libc, namespaces, seccomp
 from openenv_core.sandbox.kernel.limits import Footprint, apply_rlimits, count_tasks, footprint, one_arena
@@ -18,9 +18,9 @@ from openenv_core.sandbox.kernel.limits import Footprint, apply_rlimits, count_t
 BY_SIGNAL: Final = 128
 """Added to the signal that ended the interpreter."""
 
-_FIRST_TO_GO: Final = 1000
+_OOM_SCORE: Final = 1000
 
-_SLACK: Final = 256
+_SPARE_TASKS: Final = 256
 """Threads and processes by which a server and what else its user runs may grow."""
 
 _NICENESS: Final = 5
@@ -115,14 +115,14 @@ def prepare(spec: ZygoteSpec) -> Prepared:
     # Where memory runs out, the kernel is to end an interpreter, however small, and not the server. Forks inherit it;
     # a process that is not dumpable could not open this.
     with suppress(OSError):
-        Path("/proc/self/oom_score_adj").write_text(str(_FIRST_TO_GO))
+        Path("/proc/self/oom_score_adj").write_text(str(_OOM_SCORE))
     one_arena()
     libc.set_dumpable(False)
     libc.become_subreaper()
     if prepared.has_init:
-        prepared.proc = _high(namespaces.open_proc())
+        prepared.proc = _move_descriptor(namespaces.open_proc())
         namespaces.enter_outer(privileged=spec.privileged)
-        _fork_first()
+        _fork_init()
         namespaces.build_root(spec.shown, spec.hidden, spec.links)
     elif spec.privileged:
         # Sessions have users of their own, who may not enter root's home, where Python may be.
@@ -135,7 +135,9 @@ def prepare(spec: ZygoteSpec) -> Prepared:
             raise OSError(f"expected Landlock {landlock.SIGNALS_SINCE} or newer, got {version or 'none'}")
         if version:
             paths = [*spec.readable, *namespaces.PROC_FILES]
-            prepared.readable = [_high(landlock.open_path(path)) for path in paths if os.path.exists(path)]
+            prepared.readable = [
+                _move_descriptor(landlock.open_path(path)) for path in paths if os.path.exists(path)
+            ]
             prepared.rules = {
                 execute: landlock.prepare_rules(prepared.readable, execute=execute)
                 for execute in (False, True)
@@ -143,7 +145,7 @@ def prepare(spec: ZygoteSpec) -> Prepared:
     return prepared
 
 
-def _fork_first() -> None:
+def _fork_init() -> None:
     process = os.fork()
     if process == 0:
         libc.die_with_parent()
@@ -152,7 +154,7 @@ def _fork_first() -> None:
     os._exit(os.waitstatus_to_exitcode(status) & 0xFF)
 
 
-def _high(descriptor: int) -> int:
+def _move_descriptor(descriptor: int) -> int:
     # The low numbers are those that a fork gives to its streams.
     try:
         return fcntl.fcntl(descriptor, fcntl.F_DUPFD_CLOEXEC, 100)
@@ -160,7 +162,7 @@ def _high(descriptor: int) -> int:
         os.close(descriptor)
 
 
-def become_first(
+def become_init(
     spec: ForkSpec, prepared: Prepared, control: int, stdout: int, stderr: int, *doors: int
 ) -> None:
     """In the first process of a session's name spaces: wait for the interpreter; return in that, a child.
@@ -170,7 +172,7 @@ def become_first(
     """
     if doors:
         cgroups.join(list(doors))
-    os.write(control, ROOT)
+    os.write(control, ROOT_NOTICE)
     interpreter = os.fork()
     if interpreter:
         if spec.uid is not None:
@@ -194,7 +196,7 @@ def become_interpreter(
         cgroups.join(list(doors))
         if spec.uid is not None:
             identity.drop_to(spec.uid, spec.uid)
-        connection.send(ROOT)
+        connection.send(ROOT_NOTICE)
         if spec.snapshot:
             # Heads come and go; this one stays, and is what the zygote knows.
             libc.become_subreaper()
@@ -221,13 +223,13 @@ def become_interpreter(
         seccomp.install(seccomp.assemble(policy))
     kind = BranchingRunner if spec.snapshot else RequestRunner
     runner = kind(connection, spec.limits["outputs_bytes"])
-    runner.interrupts.heed()
-    connection.send(READY)
+    runner.interrupts.install()
+    connection.send(READY_NOTICE)
     # Nothing random is to be what other interpreters draw. Python's own generator sees to itself in every fork.
     if (random := sys.modules.get("numpy.random")) is not None:
         random.seed()
     if shares_user:
-        ease_copying()
+        tolerate_copy_errors()
     runner.serve()
 
 
@@ -260,7 +262,7 @@ def _settle(spec: ForkSpec, prepared: Prepared, connection: socket.socket) -> No
     if privileged:
         identity.drop_to(uid, gid)
     workspace = os.open(namespaces.WORKSPACE, os.O_RDONLY | os.O_DIRECTORY)
-    socket.send_fds(connection, [PLACE], [workspace])
+    socket.send_fds(connection, [WORKSPACE_NOTICE], [workspace])
     os.close(workspace)
 
 
@@ -273,7 +275,7 @@ def _confine(spec: ForkSpec, prepared: Prepared, workdir: str, *, shares_user: b
         open_files=limits["open_files"],
         processes=processes,
         # What others of the user have, and may come to have.
-        existing_tasks=prepared.tasks + _SLACK + prepared.forks * processes if shares_user else 0,
+        existing_tasks=prepared.tasks + _SPARE_TASKS + prepared.forks * processes if shares_user else 0,
         base=prepared.base,
     )
     libc.set_dumpable(False)
@@ -286,13 +288,13 @@ def _confine(spec: ForkSpec, prepared: Prepared, workdir: str, *, shares_user: b
     identity.drop_capabilities()
 
 
-def ease_copying() -> None:
+def tolerate_copy_errors() -> None:
     """Have `shutil` copy without what may not be set, rather than fail once the content is there."""
     for name in ("copymode", "copystat"):
-        _ease(name, getattr(shutil, name))
+        _wrap_copy(name, getattr(shutil, name))
 
 
-def _ease(name: str, copy: Any) -> None:
+def _wrap_copy(name: str, copy: Any) -> None:
     def tolerant(*args: Any, **kwargs: Any) -> None:
         with suppress(PermissionError):
             copy(*args, **kwargs)

@@ -25,23 +25,26 @@ from openenv_core.sandbox.inside.walls import (
     ForkSpec,
     Prepared,
     ZygoteSpec,
-    become_first,
+    become_init,
     become_interpreter,
     prepare,
 )
 from openenv_core.sandbox.kernel import libc, namespaces, seccomp
 
-_LATE: Final = {"numpy": ("numpy.random", "numpy.linalg", "numpy.fft"), "matplotlib": ("matplotlib.pyplot",)}
+_LAZY_SUBMODULES: Final = {
+    "numpy": ("numpy.random", "numpy.linalg", "numpy.fft"),
+    "matplotlib": ("matplotlib.pyplot",),
+}
 """What packages import only when it is asked for, and nearly all code asks for."""
 
-_CELLS: Final = (
+_WARM_UP_CELLS: Final = (
     "import math\nnumbers = [math.sqrt(n) for n in range(10)]\nsum(numbers)",
     "def double(x: int) -> int:\n    return 2 * x\nprint(double(4), file=out)",
     "class Point:\n    def __init__(self, x):\n        self.x = x\nprint(f'{Point(1).x}', file=out)",
     "with open('/nowhere/at/all') as file:\n    pass",
     "1 / 0",
 )
-_TURNS: Final = 24
+_WARM_UP_ROUNDS: Final = 24
 """Enough for every instruction on the way to have specialized itself."""
 
 _SCRATCH_BYTES: Final = 256 << 20
@@ -49,15 +52,15 @@ _SCRATCH_BYTES: Final = 256 << 20
 _kept: list[ModuleType] = []
 
 
-def rehearse(*, filtered: bool) -> None:
+def warm_up(*, filtered: bool) -> None:
     """Run a few cells, and assemble what filters are made of where interpreters will have one."""
     streams = sys.stdin, sys.stdout, sys.stderr
     ours, theirs = socket.socketpair()
     with ours, theirs, open(os.devnull, "w", encoding="utf-8") as out:
         runner = RequestRunner(theirs, 1 << 20)
         runner.cells.namespace["out"] = sys.stdout = sys.stderr = out
-        for number in range(_TURNS):
-            for code in _CELLS:
+        for number in range(_WARM_UP_ROUNDS):
+            for code in _WARM_UP_CELLS:
                 message = {"id": number, "op": "execute", "code": code, "stdin": None}
                 ours.sendall(frames.pack_request(json.loads(json.dumps(message))))
                 theirs.sendall(runner.answer(frames.receive_request(theirs)))
@@ -87,7 +90,7 @@ unicodedata uuid zlib
 
 def main(descriptor: int) -> None:
     """Serve the supervisor at the other end of a descriptor, until it is gone."""
-    for name in frames.FOR_THE_LOADER:
+    for name in frames.LOADER_VARIABLES:
         os.environ.pop(name, None)
     channel = socket.socket(fileno=descriptor)
     spec = ZygoteSpec(**json.loads(channel.recv(_MESSAGE_BYTES)))
@@ -96,19 +99,19 @@ def main(descriptor: int) -> None:
     except Exception as error:
         _send(channel, {"refused": f"{type(error).__name__}: {error}"})
         sys.exit(1)
-    _narrow_imports(spec.shown)
-    with _somewhere_to_write(spec.scratch):
+    _restrict_imports(spec.shown)
+    with _mount_scratch(spec.scratch):
         for name in (*_LIBRARY.split(), *spec.preload):
             try:
                 importlib.import_module(name)
             except BaseException as error:
                 _send(channel, {"unimportable": f"{name}: {type(error).__name__}: {error}"})
                 sys.exit(1)
-        for name, submodules in _LATE.items():
+        for name, submodules in _LAZY_SUBMODULES.items():
             if name in sys.modules:
                 for submodule in submodules:
                     importlib.import_module(submodule)
-        rehearse(filtered=spec.isolation != "process")
+        warm_up(filtered=spec.isolation != "process")
     # Nothing of ours is to be among what code can import. Kept, since there is no telling what of it is needed yet.
     ours = [name for name in sys.modules if name.partition(".")[0] == "openenv_core"]
     _kept.extend(sys.modules.pop(name) for name in ours)
@@ -121,7 +124,7 @@ def main(descriptor: int) -> None:
 
 
 @contextlib.contextmanager
-def _somewhere_to_write(scratch: str | None) -> Iterator[None]:
+def _mount_scratch(scratch: str | None) -> Iterator[None]:
     """Have imports write into a folder that no session sees; without scratch, into a file system of its own."""
     variables = ("HOME", "TMPDIR", "MPLCONFIGDIR")
     before = {name: os.environ.pop(name) for name in variables if name in os.environ}
@@ -144,7 +147,7 @@ def _somewhere_to_write(scratch: str | None) -> Iterator[None]:
             namespaces.detach(place)
 
 
-def _narrow_imports(shown: list[str]) -> None:
+def _restrict_imports(shown: list[str]) -> None:
     """Import from what code may read alone, not from wherever this project and its neighbours happen to lie."""
     below = tuple(os.path.realpath(path) + os.sep for path in shown)
     sys.path[:] = [path for path in sys.path if (os.path.realpath(path) + os.sep).startswith(below)]
@@ -205,7 +208,7 @@ class Forks:
         try:
             process = _fork(prepared)
             if process == 0:
-                self._become(spec, list(descriptors))
+                self._become_interpreter(spec, list(descriptors))
             self._numbers[process] = number
             if prepared.has_init or spec.snapshot:
                 self._firsts.add(process)
@@ -215,10 +218,10 @@ class Forks:
             os.close(descriptor)
         return True
 
-    def _become(self, spec: ForkSpec, descriptors: list[int]) -> None:
+    def _become_interpreter(self, spec: ForkSpec, descriptors: list[int]) -> None:
         try:
             if self._prepared.has_init:
-                become_first(spec, self._prepared, *descriptors)
+                become_init(spec, self._prepared, *descriptors)
             signal.set_wakeup_fd(-1)
             signal.signal(signal.SIGCHLD, signal.SIG_DFL)
             self._channel.close()

@@ -35,7 +35,7 @@ class Cgroup:
     def _each(self) -> list[Path]:
         return list(dict.fromkeys(self.directories.values()))
 
-    def open_doors(self) -> list[int]:
+    def open_join_files(self) -> list[int]:
         """Return descriptors by which a process without sight of the group can `join` it; the caller closes them.
 
         With version 1 they take the joining thread alone, which spares the wait for all others of the machine.
@@ -139,7 +139,7 @@ class CgroupMaker:
 
 
 def join(doors: list[int]) -> None:
-    """Put the calling process, which has one thread, into a group whose `open_doors` these are; closes them."""
+    """Put the calling process, which has one thread, into a group whose `open_join_files` these are; closes them."""
     try:
         for door in doors:
             os.write(door, b"0")
@@ -154,7 +154,7 @@ def find() -> CgroupMaker | None:
     Asked once, before /proc and /sys are out of sight.
     """
     with suppress(OSError, ValueError):
-        mounted, own = _mounted(), _own()
+        mounted, own = _read_mounts(), _read_own_groups()
         for maker in (_version_2(mounted, own), _version_1(mounted, own)):
             if maker is not None and _works(maker):
                 maker.sweep()
@@ -173,16 +173,16 @@ def _version_2(mounted: dict[str, tuple[str, Path]], own: dict[str, str]) -> Cgr
     if "" not in mounted or "" not in own:
         return None
     top = mounted[""][1]
-    mine = _beneath(mounted[""], own[""])
+    own_group = _own_directory(mounted[""], own[""])
     # A group with processes cannot hand controllers down, but its neighbours' parent may have done so.
-    for parent in (mine, mine.parent):
+    for parent in (own_group, own_group.parent):
         if not parent.is_relative_to(top) or not os.access(parent / "cgroup.procs", os.W_OK):
             continue
-        handed_down = parent / "cgroup.subtree_control"
+        subtree_control = parent / "cgroup.subtree_control"
         with suppress(OSError):
-            if parent == mine and not set(_NEEDED) <= set(handed_down.read_text().split()):
-                write_file(handed_down, " ".join(f"+{controller}" for controller in _NEEDED))
-            if set(_NEEDED) <= set(handed_down.read_text().split()):
+            if parent == own_group and not set(_NEEDED) <= set(subtree_control.read_text().split()):
+                write_file(subtree_control, " ".join(f"+{controller}" for controller in _NEEDED))
+            if set(_NEEDED) <= set(subtree_control.read_text().split()):
                 return CgroupMaker(2, dict.fromkeys(_NEEDED, parent))
     return None
 
@@ -191,18 +191,18 @@ def _version_1(mounted: dict[str, tuple[str, Path]], own: dict[str, str]) -> Cgr
     if not all(controller in mounted and controller in own for controller in _NEEDED):
         return None
     return CgroupMaker(
-        1, {controller: _beneath(mounted[controller], own[controller]) for controller in _NEEDED}
+        1, {controller: _own_directory(mounted[controller], own[controller]) for controller in _NEEDED}
     )
 
 
-def _beneath(mounted: tuple[str, Path], own: str) -> Path:
+def _own_directory(mounted: tuple[str, Path], own: str) -> Path:
     # What is mounted may be a part of the hierarchy.
     root, directory = mounted
     inside = os.path.relpath(own, root)
     return directory if inside.startswith("..") else directory / inside
 
 
-def _mounted() -> dict[str, tuple[str, Path]]:
+def _read_mounts() -> dict[str, tuple[str, Path]]:
     """Root within the hierarchy and mount point by controller; version 2 under the empty name."""
     mounts: dict[str, tuple[str, Path]] = {}
     for line in Path("/proc/self/mountinfo").read_text().splitlines():
@@ -217,7 +217,7 @@ def _mounted() -> dict[str, tuple[str, Path]]:
     return mounts
 
 
-def _own() -> dict[str, str]:
+def _read_own_groups() -> dict[str, str]:
     """This process's group by controller; version 2 under the empty name."""
     paths: dict[str, str] = {}
     for line in Path("/proc/self/cgroup").read_text().splitlines():

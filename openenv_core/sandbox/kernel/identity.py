@@ -143,11 +143,11 @@ class UserLeases:
     def __len__(self) -> int:
         return len(self._taken)
 
-    def take(self) -> tuple[int, int | None]:
+    def acquire(self) -> tuple[int, int | None]:
         """Take the first slot that nobody on this machine has.
 
         Returns:
-            What `give` takes, and the slot's user; None where sessions have no users of their own.
+            What `release` takes, and the slot's user; None where sessions have no users of their own.
         """
         slot = 0
         while True:
@@ -169,7 +169,7 @@ class UserLeases:
             self._taken[slot] = lease
             return slot, uid
 
-    def give(self, slot: int) -> None:
+    def release(self, slot: int) -> None:
         """Give a slot back. Idempotent."""
         if (lease := self._taken.pop(slot, None)) is not None:
             lease.close()
@@ -182,9 +182,9 @@ def _free_id(slot: int) -> int | None:
 
 
 def _in_ranges(slot: int, ranges: tuple[tuple[int, int], ...]) -> int | None:
-    wanted = _SESSION_UIDS + slot
-    if any(first <= wanted < first + count for first, count in ranges):
-        return wanted
+    uid = _SESSION_UIDS + slot
+    if any(first <= uid < first + count for first, count in ranges):
+        return uid
     if not ranges:
         return None
     first, count = max(ranges)

@@ -32,7 +32,7 @@ PROC_FILES = ("/proc/cpuinfo", "/proc/meminfo")
 _OLD = "/.old"
 # The tree is built on a tmpfs, which needs some directory to be mounted on; it moves away from there.
 _SCAFFOLDS = ("/tmp", "/mnt", "/dev", "/usr")
-_MOST_LINKS = 40
+_MAX_LINKS = 40
 
 
 def _mount(
@@ -90,7 +90,7 @@ def detach(target: str) -> None:
     libc.call("umount2", os.fsencode(target), _MNT_DETACH, step=f"detaching {target}")
 
 
-def _make_place(path: str, mode: int) -> None:
+def _make_mount_point(path: str, mode: int) -> None:
     """Make what a bind of a file or folder of that mode needs to be mounted on, and the folders above it."""
     if stat.S_ISDIR(mode):
         os.makedirs(path, 0o755, exist_ok=True)
@@ -169,7 +169,7 @@ class _Tree:
             raise OSError(errno.EINVAL, f"building a root: {path} is the whole machine")
         if self._is_shown(resolved):
             return
-        _make_place(resolved, os.stat(_OLD + resolved).st_mode)
+        _make_mount_point(resolved, os.stat(_OLD + resolved).st_mode)
         _bind(_OLD + resolved, resolved, flags)
         self._shown.add(resolved)
 
@@ -191,7 +191,7 @@ class _Tree:
             above, resolved = resolved, os.path.join(resolved, name)
             if stat.S_ISLNK(os.lstat(_OLD + resolved).st_mode):
                 links += 1
-                if links > _MOST_LINKS:
+                if links > _MAX_LINKS:
                     raise OSError(errno.ELOOP, f"building a root: {path} goes through too many links")
                 target = os.readlink(_OLD + resolved)
                 if not self._is_shown(resolved) and not os.path.lexists(resolved):
@@ -330,7 +330,7 @@ def uncover(paths: Iterable[str]) -> None:
 
     In a mount namespace of this process's own, which is made here; nobody else sees a difference.
     """
-    covered = _covered(paths)
+    covered = _find_unreachable(paths)
     if not covered:
         return
     libc.call("unshare", _NEW_MOUNTS, step=f"making {', '.join(covered)} passable for other users")
@@ -340,13 +340,13 @@ def uncover(paths: Iterable[str]) -> None:
             descriptors = {path: os.open(path, os.O_PATH | os.O_CLOEXEC) for path in below}
             tmpfs(above, _QUIET, mode="0755", size="1m")
             for path, descriptor in descriptors.items():
-                _make_place(path, os.fstat(descriptor).st_mode)
+                _make_mount_point(path, os.fstat(descriptor).st_mode)
                 _bind(f"/proc/self/fd/{descriptor}", path, _SHUT)
                 os.close(descriptor)
             _set_flags(above, READ_ONLY)
 
 
-def _covered(paths: Iterable[str]) -> dict[str, list[str]]:
+def _find_unreachable(paths: Iterable[str]) -> dict[str, list[str]]:
     """Return the paths that other users cannot reach, by the first folder on the way that keeps them out."""
     covered: dict[str, list[str]] = {}
     for path in paths:

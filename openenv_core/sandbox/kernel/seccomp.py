@@ -28,7 +28,7 @@ _ARCHITECTURE_AT = 4
 _ARGUMENTS_AT = 16
 
 _LONGEST_JUMP = 255
-_MOST_INSTRUCTIONS = 4096
+_MAX_INSTRUCTIONS = 4096
 
 Instruction = tuple[int, int, int, int]
 """Code, jump if true, jump if false, operand."""
@@ -54,10 +54,10 @@ def one_of(argument: int, values: Iterable[int], mask: int = 0xFFFF_FFFF) -> Cod
     code: Code = [(LOAD, 0, 0, _low(argument))]
     if mask != 0xFFFF_FFFF:
         code.append((AND, 0, 0, mask))
-    wanted = [value & 0xFFFF_FFFF for value in values]
-    last = len(wanted) - 1
+    words = [value & 0xFFFF_FFFF for value in values]
+    last = len(words) - 1
     return code + [
-        (JUMP_EQUAL, last - index, _MISS if index == last else 0, value) for index, value in enumerate(wanted)
+        (JUMP_EQUAL, last - index, _MISS if index == last else 0, value) for index, value in enumerate(words)
     ]
 
 
@@ -144,8 +144,8 @@ def program(audit: int, foreign_from: int | None, tree: Code) -> bytes:
     if foreign_from is not None:
         code += [(JUMP_AT_LEAST, 0, 1, foreign_from), (RETURN, 0, 0, KILL_PROCESS)]
     code += tree
-    if len(code) > _MOST_INSTRUCTIONS:
-        raise ValueError(f"expected at most {_MOST_INSTRUCTIONS} instructions, got {len(code)}")
+    if len(code) > _MAX_INSTRUCTIONS:
+        raise ValueError(f"expected at most {_MAX_INSTRUCTIONS} instructions, got {len(code)}")
     return b"".join(struct.pack("=HBBI", *instruction) for instruction in code)
 
 

@@ -32,7 +32,7 @@ def directories(maker: CgroupMaker) -> list[Path]:
 @NEEDS_GROUPS
 def test_shared_memory_counts_and_its_taker_is_killed(maker: CgroupMaker) -> None:
     group = maker.make("oom", 32 << 20, 16)
-    doors = group.open_doors()
+    doors = group.open_join_files()
     pid = os.fork()
     if pid == 0:
         cgroups.join(doors)
@@ -54,7 +54,7 @@ def test_processes_are_counted(maker: CgroupMaker) -> None:
     group = maker.make("pids", 64 << 20, 3)
 
     def inside() -> int:
-        cgroups.join(group.open_doors())
+        cgroups.join(group.open_join_files())
         children = []
         try:
             for _ in range(10):
@@ -81,7 +81,7 @@ def test_all_of_a_group_are_killed_and_then_it_goes(maker: CgroupMaker) -> None:
     with subprocess.Popen(
         [sys.executable, "-I", "-c", code],
         stdout=subprocess.PIPE,
-        preexec_fn=lambda: cgroups.join(group.open_doors()),
+        preexec_fn=lambda: cgroups.join(group.open_join_files()),
     ) as process:
         assert process.stdout is not None
         for _ in range(4):
@@ -174,14 +174,14 @@ def test_fake_version_2_tells_of_an_oom_kill(tmp_path: Path) -> None:
 
 def test_a_part_of_a_hierarchy_may_be_mounted() -> None:
     mounted = ("/docker/abc", Path("/sys/fs/cgroup/memory"))
-    assert cgroups._beneath(mounted, "/docker/abc/x") == Path("/sys/fs/cgroup/memory/x")
-    assert cgroups._beneath(mounted, "/docker/abc") == Path("/sys/fs/cgroup/memory")
-    assert cgroups._beneath(mounted, "/elsewhere") == Path("/sys/fs/cgroup/memory")
+    assert cgroups._own_directory(mounted, "/docker/abc/x") == Path("/sys/fs/cgroup/memory/x")
+    assert cgroups._own_directory(mounted, "/docker/abc") == Path("/sys/fs/cgroup/memory")
+    assert cgroups._own_directory(mounted, "/elsewhere") == Path("/sys/fs/cgroup/memory")
 
 
 def test_where_there_is_nothing_to_read_there_are_none(monkeypatch: pytest.MonkeyPatch) -> None:
     def nothing() -> dict[str, tuple[str, Path]]:
         raise FileNotFoundError("/proc/self/mountinfo")
 
-    monkeypatch.setattr(cgroups, "_mounted", nothing)
+    monkeypatch.setattr(cgroups, "_read_mounts", nothing)
     assert cgroups.find() is None

@@ -14,7 +14,7 @@ from openenv_core.sandbox.kernel import identity, limits
 @pytest.mark.skipif(identity.session_uid(0) is None, reason="needs the right to change uids")
 def test_processes_and_threads() -> None:
     users = identity.UserLeases()  # users that no sandbox on this machine has
-    (slot, uid), (other_slot, other) = users.take(), users.take()
+    (slot, uid), (other_slot, other) = users.acquire(), users.acquire()
     assert uid is not None
     assert other is not None
 
@@ -35,8 +35,8 @@ def test_processes_and_threads() -> None:
         return [started, counted, limits.count_tasks(other)]
 
     assert in_fork(inside) == [4, 4, 0]
-    users.give(slot)
-    users.give(other_slot)
+    users.release(slot)
+    users.release(other_slot)
 
 
 def test_tasks_that_cannot_be_looked_at_are_not_left_out() -> None:

@@ -41,7 +41,7 @@ def tool_call(tool: str, **arguments: Any) -> dict[str, Any]:
 
 def engine_of(app: EnvironmentApp) -> McpEngine:
     """Return what speaks standard MCP for an app, which is loaded with the first request for it."""
-    loading = app._built().mcp._loading
+    loading = app._ensure_built().mcp._loading
     assert loading is not None
     engine: McpEngine = loading.result()
     return engine

@@ -17,7 +17,7 @@ from mcp_types import (
 )
 
 from openenv_core.tools import Elicit, Request, Sample
-from servers.mcp.context import _Rounds
+from servers.mcp.context import _AnswerRounds
 from servers.mcp.events import MAX_EVENTS, MAX_WEIGHT, HeldEvents, RecentEvents
 from servers.mcp.hub import MAX_WAITING, Outbox
 from servers.mcp.replies import Replies
@@ -72,14 +72,14 @@ async def test_who_waits_for_whatever_comes_is_known_as_long_as_it_has_missed_no
 
 
 async def test_what_is_kept_of_all_has_bounds(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("servers.mcp.events.MAX_HELD", 102_000)
+    monkeypatch.setattr("servers.mcp.events.MAX_TOTAL_WEIGHT", 102_000)
     held = HeldEvents()
     kept = [RecentEvents(held) for _ in range(4)]
     for one in (kept[0], kept[1], kept[2], kept[0], kept[3]):
         await one.store_event("s", answer("x" * (20_000 if one is kept[0] else 30_000)))
     # The second was told nothing for longest.
     assert [bool(one.weight) for one in kept] == [True, False, True, True]
-    kept[3].forget()
+    kept[3].clear()
     await kept[1].store_event("s", answer("x" * 30_000))
     assert [bool(one.weight) for one in kept] == [True, True, True, False]
     await kept[1].store_event("n" * 90_000, answer("x"))  # what a client calls its streams weighs too
@@ -178,8 +178,8 @@ ANN = {"action": "accept", "content": {"name": "Ann"}}
 FOUR = {"role": "assistant", "content": {"type": "text", "text": "4"}, "model": "m"}
 
 
-def next_round(before: _Rounds, responses: Any) -> _Rounds:
-    return _Rounds(before.result()["requestState"], responses)
+def next_round(before: _AnswerRounds, responses: Any) -> _AnswerRounds:
+    return _AnswerRounds(before.result()["requestState"], responses)
 
 
 def both() -> dict[str, Request]:
@@ -187,7 +187,7 @@ def both() -> dict[str, Request]:
 
 
 def test_what_is_missing_is_asked_again_and_what_came_is_kept() -> None:
-    first = _Rounds(None, None)
+    first = _AnswerRounds(None, None)
     assert first.answers(both()) is None
     assert list(first.result()["inputRequests"]) == ["name", "thought"]
     second = next_round(first, {"name": ANN, "other": FOUR})
@@ -200,13 +200,13 @@ def test_what_is_missing_is_asked_again_and_what_came_is_kept() -> None:
 
 def test_answers_of_another_kind_are_none() -> None:
     for wrong in (FOUR, 5, None, [], {"action": "perhaps"}):
-        rounds = _Rounds(None, {"name": wrong})
+        rounds = _AnswerRounds(None, {"name": wrong})
         assert rounds.answers({"name": NAME}) is None
 
 
 def test_one_name_may_be_used_for_one_question_after_the_other() -> None:
     bob = ANN | {"content": {"name": "Bob"}}
-    first = _Rounds(None, {"name": ANN})
+    first = _AnswerRounds(None, {"name": ANN})
     assert first.answers({"name": NAME}) == {"name": ANN}
     assert first.answers({"name": NAME}) is None  # the answer was to the first
     second = next_round(first, {"name": bob})
@@ -215,7 +215,7 @@ def test_one_name_may_be_used_for_one_question_after_the_other() -> None:
 
 
 def test_a_tool_that_asks_something_else_this_time_is_answered_anew() -> None:
-    first = _Rounds(None, {"name": ANN})
+    first = _AnswerRounds(None, {"name": ANN})
     first.answers({"name": NAME})
     first.answers({"thought": THOUGHT})
     second = next_round(first, {"thought": FOUR})

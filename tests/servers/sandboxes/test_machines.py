@@ -38,7 +38,7 @@ from openenv_core.sandbox.inside.interpreter import FRAME, pack
 from servers.routes.http import CLIENT_LEFT
 from servers.sandboxes import envd, interpreter, machines
 from servers.sandboxes import guest as guests
-from servers.sandboxes.app import _refused
+from servers.sandboxes.app import _on_api_error
 from servers.sandboxes.guest import ApiError, Guest, GuestError
 from servers.sandboxes.machines import ContainerMachine, Machine, ProcessMachine, WarmContainers
 from servers.sandboxes.table import Record, SandboxLimits, SandboxTable
@@ -93,7 +93,7 @@ async def test_what_is_no_frame_ends_the_sandbox(frame: bytes) -> None:
 
 
 async def test_a_flood_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(guests, "MAX_HELD", 1 << 20)
+    monkeypatch.setattr(guests, "MAX_BUFFERED", 1 << 20)
     monkeypatch.setattr(guests, "MAX_UNREAD", 1 << 20)
     loop = asyncio.get_running_loop()
     async with forged() as (guest, agent), guest.subscribed("p1") as output:
@@ -132,7 +132,7 @@ async def asked_of_agent(path: str, body: bytes, ask: Any) -> int:
     """Return the status of a request, whose client leaves after it."""
     guest = SimpleNamespace(user="user", ask=ask)
     app = Starlette(routes=envd.routes(lambda _: SimpleNamespace(guest=guest)))  # type: ignore[arg-type, return-value]
-    app.add_exception_handler(ApiError, _refused)
+    app.add_exception_handler(ApiError, _on_api_error)
     coming = [{"type": "http.request", "body": body}, {"type": "http.disconnect"}]
     statuses: list[int] = []
 
@@ -285,11 +285,11 @@ async def test_forks_are_had_and_ended_at_each_level(level: Isolation) -> None:
     async with sandbox_at(level) as sandbox:
         before = descendants(sandbox.zygote_pid or 0)
         machine = await ProcessMachine.start(sandbox, limits)
-        await machine.guest.greet({}, PATIENCE_S)
+        await machine.guest.wait_ready({}, PATIENCE_S)
         await machine.guest.ask("context", name="c", cwd="")
         await ran(machine, "x = 1; open('file', 'w').write('y' * 3_000_000)")
         fork = await machine.fork(["c"])
-        await fork.guest.greet({}, PATIENCE_S)
+        await fork.guest.wait_ready({}, PATIENCE_S)
         assert "3000001" in await ran(fork, "x + len(open('file').read())")
         with pytest.raises(GuestError, match="not copied") as refused:  # the disk is shared
             await machine.fork(["c"])
@@ -304,7 +304,7 @@ async def test_forks_are_had_and_ended_at_each_level(level: Isolation) -> None:
         assert "42" in await ran(fork, "6 * 7")
         # Whoever writes where nothing is to come from ends what is his, and nothing else.
         other = await ProcessMachine.start(sandbox, limits)
-        await other.guest.greet({}, PATIENCE_S)
+        await other.guest.wait_ready({}, PATIENCE_S)
         with suppress(GuestError):  # it may end before it answers
             await fork.guest.ask("run", name="c", code="import os; os.write(4, bytes(8))", envs={})
         await asyncio.wait_for(asyncio.shield(fork.guest.gone), PATIENCE_S)
@@ -320,15 +320,15 @@ async def test_forks_that_have_ended_take_no_place_and_those_that_live_collect_t
     async with sandbox_at(Isolation.NAMESPACES) as sandbox:
         machine = await ProcessMachine.start(sandbox, Limits(processes=6))
         try:
-            await machine.guest.greet({}, PATIENCE_S)
+            await machine.guest.wait_ready({}, PATIENCE_S)
             for _ in range(6):
                 fork = await machine.fork([])
-                await fork.guest.greet({}, PATIENCE_S)
+                await fork.guest.wait_ready({}, PATIENCE_S)
                 await fork.close()
             await machine.guest.ask("context", name="c", cwd="")
             fork = await machine.fork(["c"])
             try:
-                await fork.guest.greet({}, PATIENCE_S)
+                await fork.guest.wait_ready({}, PATIENCE_S)
                 making = "import os\nfor number in range(900): os.makedirs(f'many/{number}')"
                 await fork.guest.ask("run", name="c", code=making, envs={})
                 for _ in range(20):  # each holds so much at once that the agent's collector runs

@@ -136,8 +136,8 @@ def _walk(folder: Path, beneath: str, rules: "dict[str, PathSpec[Any]]") -> Iter
         reason = _reason(path, relative, rules)
         if path.is_dir() and not path.is_symlink():
             # A .dockerignore may take back a part of a folder that it leaves out.
-            looked_into = reason is None or reason == ".dockerignore"
-            inside = list(_walk(folder, relative, rules)) if looked_into else []
+            is_walked = reason is None or reason == ".dockerignore"
+            inside = list(_walk(folder, relative, rules)) if is_walked else []
             if reason is None or any(child_entry.reason is None for child_entry in inside):
                 yield from inside
             else:

@@ -5,7 +5,7 @@ from pathlib import Path
 
 from docker.utils.build import exclude_paths
 
-from openenv_core.images.leaving_out import secret_in, walk
+from openenv_core.images.ignore_rules import secret_in, walk
 
 TREE = (
     "a.py",
