@@ -30,7 +30,7 @@ def hold(validator: Any, frame: str | bytes) -> None:
 
 @pytest.fixture
 def held_frames(monkeypatch: pytest.MonkeyPatch) -> list[int]:
-    """Return the numbers of validated frames: [requests, answers]."""
+    """How many frames were held: [requests that the server has taken, answers]."""
     held = [0, 0]
     read, put, send_rest = Links.read, Link.put, LinkConversation._send_rest
     answer_here = Link.answer_here
@@ -43,7 +43,7 @@ def held_frames(monkeypatch: pytest.MonkeyPatch) -> list[int]:
 
     def checked_answer(self: Link, frame: str) -> bool:
         answered = answer_here(self, frame)
-        if answered:  # otherwise it is read like any other
+        if answered:  # or else it is read like any other
             hold(REQUEST, frame)
             held[0] += 1
         return answered
@@ -54,7 +54,7 @@ def held_frames(monkeypatch: pytest.MonkeyPatch) -> list[int]:
         put(self, frame)
 
     def checked_rest(self: LinkConversation, sent: int, first: str | None = None) -> Any:
-        if first is not None:  # the answer to a resume, which does not pass through Link.put
+        if first is not None:  # the answer to a resume, which is no frame of the link's
             hold(ANSWER, first)
         return send_rest(self, sent, first)
 
