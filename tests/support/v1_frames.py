@@ -1,4 +1,4 @@
-"""Holds the frames of `ropewalk.v1` against their JSON Schema while a test runs."""
+"""Validates the frames of `ropewalk.v1` by their JSON Schema while a test runs."""
 
 import json
 from pathlib import Path
@@ -21,7 +21,7 @@ REQUEST, ANSWER = _validator("request"), _validator("answer")
 
 
 def hold(validator: Any, frame: str | bytes) -> None:
-    """Raise an error for a frame that the schema does not describe."""
+    """Raise an error if a frame does not match the schema."""
     header, arrays = decode_frame(frame)
     if arrays:
         header["arrays"] = [{"dtype": array.dtype, "shape": list(array.shape)} for array in arrays]
