@@ -13,7 +13,7 @@ from rich.console import Console
 
 from openenv_core import EnvClient, StepResult
 from rl_bridge.config import Config, resolve
-from rl_bridge.errors import ConfigError
+from rl_bridge.errors import ConfigError, RolloutError
 from rl_bridge.rollout.policy import ChatPolicy
 from rl_bridge.tokens.chat import ChatMessage
 from rl_bridge.types import Completion, Ending, Trajectory
@@ -220,3 +220,24 @@ class _NewestState:
 
     def hear(self, observation: Any) -> None:
         self._observation = observation
+
+
+def to_floats(metrics: Mapping[str, Any], method: str) -> dict[str, float]:
+    """Return what a task's method has measured as Python floats; NumPy scalars and tensors of one number are converted.
+
+    Args:
+        metrics: By name.
+        method: Of the task, for the message.
+
+    Raises:
+        RolloutError: A value is not a number.
+    """
+    numbers: dict[str, float] = {}
+    for name, value in metrics.items():
+        try:
+            numbers[name] = float(value)
+        except (TypeError, ValueError):
+            raise RolloutError(
+                f"expected numbers from the task's {method}(), got {name}={value!r}; return one number a name"
+            ) from None
+    return numbers

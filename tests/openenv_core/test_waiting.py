@@ -147,6 +147,7 @@ async def test_a_vector_waits_until_all_its_sessions_are_to_be_had() -> None:
         await eventually(lambda: app.sessions.active == 0)
 
 
+@pytest.mark.slow
 async def test_the_wait_for_a_slot_is_none_of_a_requests_time() -> None:
     app = app_of(1)
     async with (

@@ -23,7 +23,13 @@ from openenv_core.sandbox import (
     SandboxUnavailableError,
     SyncSandbox,
 )
-from openenv_core.sandbox.answers import AnswerReader, Exit, ForgedAnswerError, fit, judge
+from openenv_core.sandbox.answers import (
+    AnswerReader,
+    Exit,
+    ForgedAnswerError,
+    finalize_execution,
+    truncate_execution,
+)
 from openenv_core.sandbox.inside import runner as interrupts
 from openenv_core.sandbox.inside.frames import ANSWER, pack_answer
 from openenv_core.sandbox.inside.walls import tolerate_copy_errors
@@ -89,7 +95,7 @@ def test_a_minimum_above_the_strongest_is_refused() -> None:
     ],
 )
 def test_an_execution_is_judged_by_how_its_process_ended(how: Exit, status: str, code: int) -> None:
-    judged = judge(Execution(status="ok"), None, how, Limits())
+    judged = finalize_execution(Execution(status="ok"), None, how, Limits())
     assert (judged.status, judged.exit_code, judged.state_lost) == (status, code, True)
 
 
@@ -97,7 +103,9 @@ def test_the_result_and_what_is_shown_share_one_bound() -> None:
     shown = Output(output_type="display_data", data={"text/plain": "x" * 1500})
     execution = Execution(status="ok", outputs=(shown,))
     for length, kept in ((500, (shown,)), (1500, ())):
-        done = fit((execution, b"y" * length), ("", False), ("", False), Limits(outputs_bytes=1024))
+        done = truncate_execution(
+            (execution, b"y" * length), ("", False), ("", False), Limits(outputs_bytes=1024)
+        )
         assert (done.result, done.outputs) == ("y" * length, kept)
         assert done.cut.outputs == (not kept)
 

@@ -277,7 +277,7 @@ async def test_a_member_under_way_is_not_forked_nor_ended_and_a_client_that_leav
             forking = asyncio.create_task(client.fork(0, 1))
             await SlowState.entered.wait()
             for ask in (client.fork(0, 1), client.end([0])):
-                with pytest.raises(ExecutionError, match="wait"):
+                with pytest.raises(ExecutionError, match="the session is busy"):
                     await ask
             forking.cancel()
         await eventually(lambda: app.sessions.active == 0)

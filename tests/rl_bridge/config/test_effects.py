@@ -117,7 +117,7 @@ def test_sampling_of_tasks_that_no_group_comes_back_to_is_told() -> None:
 def test_what_never_comes_about_is_told() -> None:
     def lines(**rollout: Any) -> list[str]:
         world = {"env": {"url": "http://127.0.0.1:8000"}}
-        told = without_effect(config(world=world, rollout=rollout, trainer={"checkpoint_interval": 0}))
+        told = find_unused_keys(config(world=world, rollout=rollout, trainer={"checkpoint_interval": 0}))
         return [line.partition(":")[0] for line in told]
 
     assert lines(timeout_s=60.0) == lines(straggler_timeout_s=700.0) == []
