@@ -258,11 +258,11 @@ class SessionLeases:
         self.closing = 0
         """Places held by a session that is being closed."""
         self.opened = 0
-        """Sessions opened, since the beginning."""
+        """The number of sessions opened so far."""
         self.failed = 0
-        """Attempts to open one that failed, since the beginning."""
+        """The number of failed attempts to open a session so far."""
         self.discarded = 0
-        """Sessions discarded after a failure, since the beginning."""
+        """The number of sessions discarded after a failure so far."""
         self._connect = connect
         self._places = asyncio.BoundedSemaphore(sessions)
         self._taking = asyncio.Lock()
@@ -377,7 +377,7 @@ class SessionLeases:
             self._close_idle(server)
 
     async def close(self) -> None:
-        """Close every session. Those in use break; waiters get an error."""
+        """Close every session, those in use included; waiters get an error."""
         self._closed = True
         for server in self._servers.values():
             self._close_idle(server)

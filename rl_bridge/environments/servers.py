@@ -157,7 +157,7 @@ class SupervisedServer:
             await asyncio.sleep(pause)
             self.restarts += 1
             try:
-                await self._call(self._provider.stop)  # what is left of it
+                await self._call(self._provider.stop)  # its remaining processes
                 await self._start()
             except ProviderError as error:
                 reason = str(error)
@@ -194,7 +194,7 @@ OnChange: TypeAlias = Callable[[tuple[str, ...]], Awaitable[None]]
 """Called with the URLs of the serving servers whenever they change; calls do not overlap."""
 
 SPARE_CONTAINERS = 1
-"""Kept warm beside those in use, so that a lost container is replaced in milliseconds."""
+"""Containers kept warm beside those in use, so that a lost one is replaced in milliseconds."""
 
 
 class EnvironmentServers:

@@ -61,7 +61,7 @@ class CheckpointModel:
         return CheckpointChat(self, chat, seed, calls=bool(tools))
 
     async def close(self) -> None:
-        """End the engine."""
+        """Close the engine."""
         await asyncio.to_thread(self.engine.close)
 
 

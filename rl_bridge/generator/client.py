@@ -130,7 +130,7 @@ class GeneratorClient:
             batch: list[_Ask] = []
             while lane.waiting and len(batch) < min(size, share) and lane.waiting[0].goes_with(first):
                 ask = lane.waiting.popleft()
-                if not ask.future.done():  # its caller has been cancelled
+                if not ask.future.done():  # its caller was cancelled
                     batch.append(ask)
             if batch:
                 task = asyncio.ensure_future(self._send(batch))

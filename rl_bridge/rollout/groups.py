@@ -16,7 +16,7 @@ from rl_bridge.tokens.conversation import training_rows
 from rl_bridge.types import Ending, Group, TrainSample, Trajectory
 
 if TYPE_CHECKING:
-    from rl_bridge.algorithms.functions import AdvantageFunction, FilterFunction  # with torch
+    from rl_bridge.algorithms.functions import AdvantageFunction, FilterFunction  # imports torch
 
 
 ALL_TRUNCATED = "all siblings truncated"
@@ -164,7 +164,7 @@ class Tally:
 
     @classmethod
     def sum(cls, several: Iterable[Self]) -> Self:
-        """The tallies of several environments together."""
+        """Return the total of several environments' tallies."""
         total = cls()
         for tally in several:
             total.refused += tally.refused
@@ -286,7 +286,7 @@ class GroupFilter:
 
 def group_filter(config: Config) -> GroupFilter:
     """Make the group filter that the configuration asks for."""
-    from rl_bridge.algorithms.functions import load_group_filter  # with torch
+    from rl_bridge.algorithms.functions import load_group_filter  # imports torch
 
     algorithm = config.algorithm
     path = WITHOUT_VARIANCE if algorithm.dynamic_sampling else algorithm.group_filter

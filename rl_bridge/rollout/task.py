@@ -41,7 +41,7 @@ class Session(Protocol):
 
 
 class Dialogue(Protocol):
-    """One episode as the policy reads and writes it."""
+    """The policy's side of one episode: prompts out, answers and observations in."""
 
     tool_calls: int
     """The number of tool calls sent to the environment."""

@@ -24,7 +24,7 @@ current_fleet: ContextVar[Any] = ContextVar("current_fleet", default=None)
 
 @dataclass(slots=True, frozen=True)
 class BoundOptions:
-    """An actor's class with the options of its service."""
+    """An actor class with the options of its service."""
 
     actor: "type[ServiceActor]"
     options: ServiceOptions

@@ -265,7 +265,7 @@ class Turn:
             raise
 
     def give_back(self) -> None:
-        """Release it."""
+        """Release the turn."""
         sockets, self._sockets, self.held = self._sockets, [], False
         for sock in sockets:
             sock.close()

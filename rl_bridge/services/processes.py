@@ -201,7 +201,7 @@ class Incarnation:
         try:
             if self._local and self.lost.done():
                 kill_marked(self._mark)
-            # A mesh that lost a process cannot be stopped, and need not be.
+            # Stopping a mesh that has lost a process fails, which does not matter.
             with contextlib.suppress(Exception):
                 async with asyncio.timeout(STOP_TIMEOUT_S):
                     await self._procs.stop()

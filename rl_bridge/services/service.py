@@ -40,7 +40,7 @@ class ReplicaState(StrEnum):
 
 
 class ReplicaKeeper:
-    """Keeps one replica running."""
+    """Starts one replica and restarts it whenever it is lost, within its budget."""
 
     def __init__(self, replica: int, owner: "Service") -> None:
         self.replica = replica
@@ -143,7 +143,7 @@ class ReplicaKeeper:
         try:
             async with asyncio.timeout(self._options.start_timeout_s):
                 await self._first_of(incarnation.lost, beginning)
-            if not beginning.done():  # lost, or told to leave
+            if not beginning.done():  # it was lost, or is to stop
                 return incarnation.lost.result() if incarnation.lost.done() else None
             beginning.result()
             return None

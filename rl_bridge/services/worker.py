@@ -50,7 +50,7 @@ def serve(address: str) -> None:
         from monarch.actor import run_worker_loop_forever
     except ModuleNotFoundError as missing:
         raise MissingDependencyError("torchmonarch") from missing
-    name_interface(os.environ, match[1].strip("[]"))  # all that runs here inherits it
+    name_interface(os.environ, match[1].strip("[]"))  # inherited by all processes here
     run_worker_loop_forever(address=address, ca="trust_all_connections")
 
 

@@ -155,10 +155,10 @@ class OutputLayer(Linear):
 
     @dataclass(kw_only=True, slots=True)
     class Config(Linear.Config):
-        """As for TorchTitan's."""
+        """The same as TorchTitan's."""
 
     def forward(self, input: Tensor) -> TokenOutputs:  # noqa: A002 - TorchTitan calls it so
-        """From hidden states, shape [B, L, D]."""
+        """Compute the outputs from hidden states, shape [B, L, D]."""
         wanted, weight = self.wanted, self.weight
         first, group = 0, None
         if isinstance(weight, DTensor):
@@ -187,10 +187,10 @@ class ValueHead(Linear):
 
     @dataclass(kw_only=True, slots=True)
     class Config(Linear.Config):
-        """As for TorchTitan's."""
+        """The same as TorchTitan's."""
 
     def forward(self, input: Tensor) -> TokenOutputs:  # noqa: A002 - TorchTitan calls it so
-        """From hidden states, shape [B, L, D]."""
+        """Compute the values from hidden states, shape [B, L, D]."""
         hidden = input.to_local() if isinstance(input, DTensor) else input
         weight = self.weight.to_local() if isinstance(self.weight, DTensor) else self.weight
         chosen = hidden[self.wanted.row, self.wanted.column]

@@ -141,7 +141,7 @@ class TitanModel:
             config.update_from_config(
                 config=SimpleNamespace(parallelism=parallelism, training=training, debug=DebugConfig())
             )
-        except ValueError as error:  # attention heads that cannot be divided
+        except ValueError as error:  # the attention heads cannot be divided over the ranks
             raise ConfigError(f"this model cannot be spread as asked: {error}") from error
         share_out_last_layer(config, value_head=value_head)
         if lora is not None:
@@ -176,7 +176,7 @@ class TitanModel:
             stored = {name: value for name, value in state.items() if name != VALUE_HEAD or name in available}
             load_checkpoint(stored, storage_reader=reader)
             misdescribed = tied and _has_another_output_layer(path)
-        except (Exception, CheckpointException) as error:  # the latter is no Exception
+        except (Exception, CheckpointException) as error:  # the latter is not an Exception
             if is_of_siblings(error):
                 raise
             raise ModelError(f"cannot load the weights at {str(path)!r}: {error}") from error

@@ -79,7 +79,7 @@ class Checkpoints:
         Raises:
             ModelError: There are checkpoints, and none can be read.
         """
-        versions = [sorted(_versions(self._folder), reverse=True)]  # as rank 0 sees them
+        versions = [sorted(_versions(self._folder), reverse=True)]  # those of rank 0 are broadcast
         dist.broadcast_object_list(versions, src=0)
         damaged: dict[PolicyVersion, str] = {}
         for version in versions[0]:
@@ -251,7 +251,7 @@ def _blame_checkpoint(checkpoint: Path) -> Iterator[None]:
     failure: BaseException | None = None
     try:
         yield
-    except (Exception, CheckpointException) as error:  # the latter is no Exception
+    except (Exception, CheckpointException) as error:  # the latter is not an Exception
         if is_of_siblings(error):
             raise
         failure = error

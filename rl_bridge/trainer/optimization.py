@@ -12,7 +12,7 @@ from rl_bridge.errors import NonFiniteLossError
 from rl_bridge.titan.model import TitanModel
 from rl_bridge.types import PolicyVersion
 
-# After rl_bridge.titan.model, which tells TorchTitan about machines without an accelerator.
+# After rl_bridge.titan.model, which prepares TorchTitan for machines without an accelerator.
 from torchtitan.components.optimizer import LRSchedulersContainer, default_adamw  # isort: skip
 from torchtitan.distributed import utils as titan_dist  # isort: skip
 

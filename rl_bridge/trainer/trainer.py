@@ -1,4 +1,4 @@
-"""One rank of the training: a TorchTitan model, its optimizer, schedule, clipping and checkpoints."""
+"""One rank of the trainer: a TorchTitan model with its optimizer, schedule, clipping and checkpoints."""
 
 import os
 from collections.abc import Iterator, Mapping

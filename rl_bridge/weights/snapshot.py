@@ -68,7 +68,7 @@ class LazySum:
 State: TypeAlias = Mapping[str, Tensor | LazySum]
 """A state that can be published: tensors by name."""
 Like: TypeAlias = Mapping[str, Tensor | ShardSpec]
-"""The names wanted, each in the sharding of a DTensor, the part of a `ShardSpec`, or whole (a plain tensor)."""
+"""The tensors wanted, by name: each in a DTensor's sharding, the part of a `ShardSpec`, or whole (a plain tensor)."""
 
 
 @dataclass(kw_only=True, slots=True, frozen=True)
@@ -160,7 +160,7 @@ def dtensor_box(tensor: "DTensor") -> Box:
 
 
 ALIGNMENT = 64
-"""Tensors begin at multiples of this many bytes: a cache line."""
+"""Tensors start at multiples of this many bytes: a cache line."""
 
 Key: TypeAlias = PolicyVersion | str
 """The key of a snapshot: a version of the policy, or any name."""
