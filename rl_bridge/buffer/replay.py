@@ -188,7 +188,7 @@ class ReplayBuffer:
                 raise RolloutError(
                     f"expected {batch_size} groups for the step from version {version} within "
                     f"{self._timeout_s:g} s, got {len(self._groups)}, with {len(self.ledger.leases)} under way; "
-                    "raise rollout.timeout_s, or look at what the environment waits for"
+                    "raise rollout.timeout_s, or see what the environment is waiting for"
                 )
             await self._change(until - now)
 

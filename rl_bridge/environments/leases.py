@@ -203,7 +203,7 @@ class LeasedSession:
                 raise
             raise RequestTimeoutError(
                 f"expected a {operation} of {self.url} within {seconds:g} s, it is not done; "
-                f"raise {key}, or see what the environment waits for"
+                f"raise {key}, or see what the environment is waiting for"
             ) from error
         except ValidationFailedError:
             sound = True
@@ -366,7 +366,7 @@ class SessionLeases:
             if not self._refusal_logged:
                 self._refusal_logged = True
                 logger.warning(
-                    "%s admits fewer than the %d sessions of env.sessions, the others play: %s",
+                    "%s admits fewer than the %d sessions of env.sessions; those admitted go on playing: %s",
                     server.url,
                     self.sessions,
                     error,
@@ -421,7 +421,7 @@ class SessionLeases:
                 async with asyncio.timeout_at(min(clock() + self.deadlines.connect_s, latest)) as timeout:
                     while True:
                         if self._closed:
-                            raise RolloutError("expected open sessions, got some that were closed")
+                            raise RolloutError("the session leases are closed")
                         server = self._choose()
                         if server is None:
                             await self._pause()

@@ -153,7 +153,7 @@ class SupervisedServer:
                     f"expected the environment's server {self._source} to need at most {self._policy.budget} restarts "
                     f"in {self._policy.window_s:g} s, it was lost once more; see why, or raise the budget: {reason}"
                 )
-            logger.warning("the environment's server %s is started again: %s", self._source, reason)
+            logger.warning("restarting the environment's server %s: %s", self._source, reason)
             await asyncio.sleep(pause)
             self.restarts += 1
             try:

@@ -55,7 +55,7 @@ class CheckpointModel:
             chat = Conversation(self.tokenizer, [_message(message) for message in messages], tools)
         if tools and self.tokenizer.call_style is None:
             raise PolicyError(
-                "expected a chat template that tells how calls of tools are written, got one that does not; "
+                "expected a chat template that defines how tool calls are written, got one that does not; "
                 "--mode text has them written as text"
             )
         return CheckpointChat(self, chat, seed, calls=bool(tools))

@@ -128,7 +128,7 @@ def completion_of(
         raise _refusal(
             "the ids of the tokens with each answer",
             "text alone",
-            "tokens cannot be had back from text; use a server that knows return_token_ids, such as vllm serve",
+            "tokens cannot be recovered from text; use a server that knows return_token_ids, such as vllm serve",
         )
     if len(tokens) > sampling.max_new_tokens:
         raise _refusal(
@@ -214,7 +214,7 @@ def require_sampling_distribution(
             "every token to be possible",
             "some with a probability of 0",
             "top-p, top-k or min-p is in force whatever the request says; "
-            "the trainer cannot compute what is left by them",
+            "the trainer cannot compute the truncated distribution",
         )
     common = sorted(at_one.keys() & at_temperature.keys(), key=lambda token: -at_one[token])
     if not common:

@@ -186,7 +186,7 @@ class VllmEngine(Engine):
             async with asyncio.timeout(ABORT_TIMEOUT_S):
                 await self._llm.abort([collector.request_id for collector in collectors], internal=True)
         except TimeoutError:
-            self._end(GeneratorError(f"expected the engine to give answers up within {ABORT_TIMEOUT_S:g} s"))
+            self._end(GeneratorError(f"expected the engine to abort requests within {ABORT_TIMEOUT_S:g} s"))
         except Exception as error:  # the caller gets the error that led to the abort instead
             self._end(error)
 

@@ -143,7 +143,7 @@ def build_engine(
                 arguments(worker_extension_cls=f"rl_bridge.generator.vllm_worker.{loader}", **options)
             )
     except Exception as error:
-        where = "; its process has told why in this generator's log, in logs/ of the run" if apart else ""
+        where = "; the reason is in this generator's log, in the run's logs/" if apart else ""
         raise GeneratorError(f"vLLM cannot start on {model_path!r}: {error}{where}") from error
     started.logger_manager.stat_loggers = [statistics]
     return started if apart else LocalEngine(started)

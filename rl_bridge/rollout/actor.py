@@ -164,7 +164,7 @@ class RolloutActor(ServiceActor):
             async with asyncio.timeout(GRACE_PERIOD_S):
                 await asyncio.gather(*(worker.leave() for worker in self._workers.values()))
         except TimeoutError:
-            _log.warning("this worker has to go, and not all of its assignments could be handed back")
+            _log.warning("the worker is being preempted, and could not hand back all of its assignments")
         await asyncio.gather(asyncio.sleep(FINAL_ANSWERS_S), tracing.flush())
         sys.stderr.flush()
         os._exit(0)

@@ -297,7 +297,7 @@ class Dispatcher:
         except TimeoutError:
             raise RolloutError(
                 f"expected {len(seeds)} episodes within {timeout_s:g} s, got {ended}; "
-                "raise rollout.timeout_s, or look at what the environment waits for"
+                "raise rollout.timeout_s, or see what the environment is waiting for"
             ) from None
         except BaseExceptionGroup as several:
             raise several.exceptions[0] from several
@@ -434,7 +434,7 @@ class Dispatcher:
         health.has_failed = True
         traceback = await self._explain(environment) if self._explain is not None else ""
         logger.warning(
-            "an episode%s failed, not by the policy's doing; others that do so are counted (failed, retried): %s%s",
+            "an episode%s failed, not because of the policy; further failures are counted (failed, retried): %s%s",
             f" of {environment}" if environment else "",
             result.last_failure,
             f"\n{traceback}" if traceback else "",

@@ -222,7 +222,7 @@ class _Episode:
                 return Ending.TRUNCATED_LENGTH
             number = self.exchanges
             if number < len(self.shared) and list(prompt) != list(self.shared[number]):
-                raise EpisodeLostError("the environment did not come again to where its group begins")
+                raise EpisodeLostError("the environment did not reach the fork of its group again")
             self.prompt = prompt
             if number == self.fork_turn:
                 return None

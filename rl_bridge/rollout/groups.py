@@ -91,8 +91,8 @@ class EpisodeCounts:
             )
         if not self.understood and self.refused >= episodes:
             raise RolloutError(
-                f"the environment refuses what it is sent: none of {self.refused} episodes had an action that it took; "
-                "see that rollout.task makes actions of the environment's own type. The last refusal: "
+                f"the environment refuses the task's actions: none of {self.refused} episodes had one that it took; "
+                "check that rollout.task makes actions of the environment's type. The last refusal: "
                 f"{self.last_refusal}"
             )
 

@@ -194,7 +194,7 @@ class ToolTask(Task):
             return CallStyle(self.config.model.tool_calls)
         if (style := policy.tokenizer.call_style) is None:
             raise ConfigError(
-                "expected a chat template that tells how calls of tools are written, as Hermes' or Llama's do, got one "
+                "expected a chat template that defines how tool calls are written, as Hermes' or Llama's do, got one "
                 "that does not; set model.tool_calls to hermes or llama, whichever the checkpoint was trained to"
             )
         return style

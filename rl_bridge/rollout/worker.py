@@ -155,7 +155,7 @@ class Player(ABC, Generic[BeginningT]):
             except (ClientError, EpisodeLostError, GeneratorError, NoReplicaError, ReplicaLostError) as error:
                 # Retrying cannot help. A refused action, which the policy wrote, is handled in the episode.
                 if isinstance(error, AuthenticationError | AccessRefusedError | ValidationFailedError):
-                    raise RolloutError(f"the environment refuses what it is sent: {error}") from error
+                    raise RolloutError(f"the environment refuses the request: {error}") from error
                 failure = playing.last_failure = shortened(f"{type(error).__name__}: {error}")
                 its_own = isinstance(error, ClientError | EpisodeLostError)
                 ending = Ending.FAILED_ENVIRONMENT if its_own else Ending.FAILED_POLICY
@@ -269,8 +269,8 @@ class RolloutWorker(Player[Beginning]):
             )
         return outcome or NoTrajectory(
             absence=Absence.NO_TURN,
-            reason="the episode was over when it began, its first prompt leaves no room for an answer "
-            "(rollout.max_length), or the time was over before it (rollout.episode_timeout_s)",
+            reason="the episode was over after its reset, its first prompt leaves no room for an answer "
+            "(rollout.max_length), or it timed out before the first turn (rollout.episode_timeout_s)",
         )
 
 

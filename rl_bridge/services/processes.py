@@ -82,7 +82,7 @@ async def _answer(sent: Any) -> Any:
     except Exception as error:
         # An exception that cannot be unpickled arrives as the failure to unpickle it.
         raise RemoteError(
-            f"the actor raised something that cannot travel between processes: {error}"
+            f"the actor raised an exception that cannot be sent between processes: {error}"
         ) from error
 
 
@@ -328,7 +328,7 @@ def _on_fault(failure: Any) -> None:
     with _lock:
         watchers = [_watched[mark] for mark in marks if mark in _watched]
     if not marks:  # about an internal actor of Monarch's, such as the one that forwards a dead process's log
-        logger.info("Monarch reports what is about none of our processes: %s", report)
+        logger.info("Monarch reported a failure of none of our processes: %s", report)
     for loop, on_report in watchers:
         if not loop.is_closed():
             loop.call_soon_threadsafe(on_report, report)

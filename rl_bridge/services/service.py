@@ -164,7 +164,7 @@ class ReplicaKeeper:
 
     def _begun_badly(self, error: BridgeError) -> str | None:
         if self.served.done():
-            return f"it could not be started again: {error}"
+            return f"it could not be restarted: {error}"
         # A replica that has never served is not retried: its arguments or options are wrong.
         self._refuse(error)
         return None
@@ -340,7 +340,9 @@ class Service(Balanced):
 
     def _broke(self, error: BaseException) -> None:
         """Fail the service because a keeper or a check ended with an unexpected error."""
-        failure = RoleError(f"what keeps the service {self.name} running ended in an error: {error!r}")
+        failure = RoleError(
+            f"a task that keeps the service {self.name} running ended with an error: {error!r}"
+        )
         failure.__cause__ = error
         self.beyond_budget(failure)
 

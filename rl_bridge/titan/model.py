@@ -142,7 +142,7 @@ class TitanModel:
                 config=SimpleNamespace(parallelism=parallelism, training=training, debug=DebugConfig())
             )
         except ValueError as error:  # the attention heads cannot be divided over the ranks
-            raise ConfigError(f"this model cannot be spread as asked: {error}") from error
+            raise ConfigError(f"the model cannot be divided over the ranks as configured: {error}") from error
         share_out_last_layer(config, value_head=value_head)
         if lora is not None:
             config = with_adapters(config, lora)

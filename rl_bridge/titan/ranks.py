@@ -79,7 +79,7 @@ def siblings_needed(expectation: str) -> Iterator[None]:
             raise
         raise RankLostError(
             f"expected every rank of the trainer {expectation}, one is gone or was late: {error}; "
-            "the trainer goes on from its last checkpoint once all its ranks are started anew"
+            "the trainer goes on from its last checkpoint once all of its ranks are restarted"
         ) from error
 
 

@@ -185,7 +185,7 @@ class Checkpoints:
                 shutil.rmtree(partial, ignore_errors=True)
             raise CheckpointError(
                 f"cannot write the checkpoint of version {version} to {str(self._folder)!r}: {failure}; older ones are "
-                "whole. See that there is room, then go on from the newest: ropewalk train --resume "
+                "complete. Check that there is room, then resume from the newest: ropewalk train --resume "
                 f"{self._folder.parent!s}"
             )
 

@@ -124,7 +124,7 @@ class Trainer:
         if theirs != self._adapters_of:
             raise ModelError(
                 f"cannot resume from the checkpoint of version {version}: expected {self._adapters_of or _WHOLE}, "
-                f"got {theirs or _WHOLE}; go on with the model.path and model.lora that the run was begun with"
+                f"got {theirs or _WHOLE}; use the model.path and model.lora that the run was started with"
             )
         # Random generators that the checkpoint lacks, of further ranks or another device type, keep their seeds.
         generators = state.pop(self._random_key)
@@ -344,7 +344,7 @@ class Trainer:
         if version != self.version:
             raise TrainerWentBackError(
                 f"expected version {self.version}, which the trainer is at, got {version}; "
-                "who asks has not taken part in its last step, or in its return to a checkpoint"
+                "the caller has missed its last step, or its return to a checkpoint"
             )
 
     def _state(self) -> dict[str, Any]:

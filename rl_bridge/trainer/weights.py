@@ -51,7 +51,7 @@ class Readers:
             if not self._changed.wait_for(lambda: self._count == 0, timeout=timeout_s):
                 raise TrainingError(
                     f"expected the weights to be pushed within {timeout_s:g} s, they are still being read; "
-                    "see what holds the store, or raise the time-out of collectives"
+                    "see what holds the store, or raise trainer.collective_timeout_s"
                 )
             return time.perf_counter() - started
 

@@ -172,7 +172,7 @@ def _like(
             f"{box.shape} from {box.start}" if isinstance(model, ShardSpec) else f"{tuple(model.shape)}"
         )
         raise WeightsError(
-            f"expected {name!r} to be asked for within {whole}, as {key_text(snapshot.key)} has it, got {requested}"
+            f"expected a part of {name!r} within {whole}, its shape in {key_text(snapshot.key)}, got {requested}"
         )
     return _want(snapshot, name, box, dtype, stored)
 

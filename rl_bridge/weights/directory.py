@@ -80,9 +80,7 @@ class WeightDirectory:
             self._require_current(key, publication)
             entry = self._entries.get(key)
             if entry is None or entry.publication != publication:
-                raise WeightsError(
-                    f"{key_text(key)} has been published anew, or dropped, before it was finished"
-                )
+                raise WeightsError(f"{key_text(key)} was published again, or dropped, before it was finished")
             entry.finished[contribution.origin.rank] = contribution
             self._changed.notify_all()
 

@@ -277,7 +277,7 @@ class SegmentReader:
             if origin.machine != own_machine():
                 reason = "it is on another machine, which the transport 'rdma' can reach"
             else:
-                reason = "did it die? A trainer that is started again publishes anew"
+                reason = "did it die? A restarted trainer publishes again"
             raise WeightsError(
                 f"cannot open {key_text(key)} of rank {origin.rank} (process {origin.pid}, {error.strerror}): {reason}"
             ) from error

@@ -52,7 +52,7 @@ class BufferPublisher(SegmentPublisher):
                 buffer.drop().get(timeout=DROP_TIMEOUT_S)
         except TimeoutError as error:
             raise WeightsError(
-                f"expected Monarch to give a buffer of weights up within {DROP_TIMEOUT_S:g} s, it has not"
+                f"expected Monarch to release a buffer of weights within {DROP_TIMEOUT_S:g} s, it did not"
             ) from error
 
 
@@ -101,7 +101,7 @@ class BufferReader:
             ranks = ", ".join(str(contribution.origin.pid) for contribution in snapshot.contributions)
             raise WeightsError(
                 f"cannot fetch {key_text(snapshot.key)} within {self._timeout_s:g} s from process {ranks}: {failure}; "
-                "does it live, and does the network between? A slow one needs a higher trainer.timeout_s"
+                "is it alive, and the network up? A slow network needs a higher trainer.timeout_s"
             ) from failure
 
     async def close(self) -> None:

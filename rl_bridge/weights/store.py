@@ -245,7 +245,7 @@ class WeightStore:
                 if has_died(origin):
                     raise WeightsError(
                         f"{key_text(key)} will not be whole: rank {origin.rank} (process {origin.pid}) died while "
-                        "it published it; a trainer that is started again publishes it anew"
+                        "it published it; a restarted trainer publishes it again"
                     )
             if time.monotonic() > deadline:
                 raise WeightsError(
