@@ -28,12 +28,12 @@ from openenv_core.tools.specs import is_of_tools
 from openenv_core.types import EnvironmentMetadata, Observation
 
 _PLAY_BUDGET_S: Final = 60.0
-"""How long, in seconds, is played until an end that does not come is given up."""
+"""Seconds to play an episode whose end does not come."""
 
 _IDS: Final = ("ropewalk-validate-1", "ropewalk-validate-2")
 
 _COMPARED: Final = 3
-"""Episodes that are played with and without reads of the state."""
+"""Number of episodes played with and without reading the state."""
 
 _NOT_A_FIELD: Final = "ropewalk_no_such_field"
 
@@ -304,13 +304,13 @@ def _step_after_the_end(subject: Subject, client: Client, change: str) -> str:
 
 
 def _is_done_at_once(subject: Subject) -> bool:
-    """Whether episodes may be over with their reset, as a hand that is won as it is dealt."""
+    """Return whether an episode can be done after its reset, as a card game won on the deal."""
     with subject.client() as client:
         return bool(subject.reset(client, seed=1).done)
 
 
 def _play_to_end(subject: Subject, client: Client, seed: int) -> Turn:
-    """Play until the end, or until the steps or the time within which it is due are over; return the last answer."""
+    """Play until the episode is done, or the declared steps or the time have run out; return the last turn."""
     steps = subject.manifest_or_defaults.validation.episodes.max_steps
     *_, last = play_episode(subject, client, seed, steps=steps, seconds=_PLAY_BUDGET_S)
     return last
@@ -324,7 +324,7 @@ def check_state_counts_steps(subject: Subject) -> str:
         for turn in play_episodes(subject, client):
             states += 1
             count = client.state().get("step_count")
-            # Whether a step that failed counts is the environment's own affair.
+            # The environment may count failed steps or not.
             if not isinstance(count, int) or not turn.step <= count <= turn.step + turn.refused:
                 raise CheckError(
                     f"expected step_count {turn.step} in the state {turn.where} got {count!r}",
@@ -373,7 +373,7 @@ def check_state_is_only_read(subject: Subject) -> str:
                     f"got other values of {', '.join(names)}",
                     change=change,
                 )
-    # An episode with reads is held against one without, where two without are the same.
+    # Compare episodes with and without reads, if two runs without reads are the same.
     plain = _play_answers(subject, read=False)
     if plain == _play_answers(subject, read=False) and plain != _play_answers(subject, read=True):
         raise CheckError(
@@ -421,7 +421,7 @@ def check_invalid_action_refused(subject: Subject) -> None:
         try:
             client.step(valid)
         except (ExecutionError, ValidationFailedError):
-            pass  # it may be against the environment's rules just now; the session answers
+            pass  # the rules may not allow it at this point; the session replies
         except ClientError as error:
             raise CheckError(
                 f"expected the session to live on after a refused action, got {type(error).__name__}: {error}",
@@ -452,7 +452,7 @@ def check_reward_finite(subject: Subject) -> str:
         where, reward = turn.where, getattr(turn.result, "reward", None)
         count += 1
         steps += turn.action is not None
-        # numpy's numbers are none of Python's; what they are is found out by turning them into one.
+        # numpy's numbers are not Python numbers, but can be converted.
         try:
             number = 0.0 if reward is None else float(reward)
         except (TypeError, ValueError) as error:
@@ -482,7 +482,7 @@ def check_reward_in_range(subject: Subject) -> str:
     if declared is None:
         raise NotApplicableError("no range is declared: validation.reward.range in openenv.yaml")
     low, high = declared.range
-    slack = (high - low) * 1e-9  # what a sum of floats may be beside it
+    slack = (high - low) * 1e-9  # rounding error of a sum of floats
     rewards: list[float] = []
     with subject.client() as client:
         for turn in play_episodes(subject, client):
@@ -539,7 +539,7 @@ def check_observations_stay(subject: Subject) -> str:
 def _encode(observation: Any) -> bytes | None:
     try:
         return encode_model(observation)
-    except Exception:  # observations_serialisable tells
+    except Exception:  # reported by observations_serialisable
         return None
 
 
@@ -548,7 +548,7 @@ def _require_round_trip(observation: Observation, where: str) -> None:
     try:
         encode_observation(observation)
         text = encode_model(observation)
-    except Exception as error:  # pydantic's, or that of a serialiser of the author's own
+    except Exception as error:  # from pydantic, or from the author's own serialiser
         raise CheckError(
             f"expected {model.__name__} {where} to go into JSON, got {type(error).__name__}: {error}",
             change="keep to what JSON has, numpy and bytes: no open files, functions, sockets or engine objects",

@@ -1,4 +1,4 @@
-"""The manifest, the application and its models, the Dockerfile and the image, before anything is played."""
+"""Checks of the manifest, the application and its models, the Dockerfile and the image, without playing."""
 
 import inspect
 import re
@@ -19,10 +19,10 @@ from openenv_core.targets import TargetKind, exposed_port
 from openenv_core.types import Action, Observation, State
 
 _LARGEST_BYTES: Final = 10 * 1024**3
-"""Beyond this an image is seldom what its author meant: models and data are mounted, not built in."""
+"""An image larger than this usually contains models or data, which should be mounted instead."""
 
 _OUR_PORT: Final = 8000
-"""What our base image exposes."""
+"""The port that our base image exposes."""
 
 _SECRET_NAME: Final = re.compile(
     r"(TOKEN|SECRET|PASSWORD|PASSWD|API_?KEY|PRIVATE_?KEY|CREDENTIAL)", re.IGNORECASE
@@ -35,11 +35,11 @@ _BASES: Final[Mapping[str, type[BaseModel]]] = {
     "reset_observation": Observation,
     "state": State,
 }
-"""What each model of an application is derived from."""
+"""The base class of each model of an application."""
 
 
 _FORBIDDING: Final = ("action", "observation", "reset_observation")
-"""Models whose unknown keys a released client refuses."""
+"""Models for which a released client refuses unknown keys."""
 
 _EQUIVALENT_TYPES: Final[Mapping[str, Mapping[str, frozenset[str]]]] = {
     "action": {"metadata": frozenset({"object"})},
@@ -50,11 +50,11 @@ _EQUIVALENT_TYPES: Final[Mapping[str, Mapping[str, frozenset[str]]]] = {
     },
     "state": {"episode_id": frozenset({"string", "null"}), "step_count": frozenset({"integer"})},
 }
-"""The JSON types that the wire gives the fields which every model has."""
+"""The JSON types on the wire of the fields that every model has."""
 
 
 def _classes(subject: Subject) -> Iterator[tuple[str, type[Any]]]:
-    """Yield the key in /schema and the class of every model, those of a union one by one."""
+    """Yield the key in /schema and the class of every model; each member of a union separately."""
     classes: set[type[Any]] = set()
     for key, model in subject.app.models.items():
         for arm in _arms(model):
@@ -64,7 +64,7 @@ def _classes(subject: Subject) -> Iterator[tuple[str, type[Any]]]:
 
 
 def _arms(model: Any) -> list[Any]:
-    """Return the classes of a union; of a class, itself."""
+    """Return the classes of a model: the members of a union, or the class itself."""
     if isinstance(model, type):
         return [model]
     if get_origin(model) is Annotated:
@@ -109,7 +109,7 @@ def check_manifest_app(subject: Subject) -> None:
     """The manifest's app is a file of the folder."""
     folder, manifest = subject.require_folder(), subject.manifest
     module = manifest.app.partition(":")[0].split(".")
-    # Named as others import it, or as it lies in the folder.
+    # The module path starts with the folder's package, or is relative to the folder.
     inside = module[module.index(folder.name) + 1 :] if folder.name in module else module
     place = folder.joinpath(*inside)
     if not (place.with_suffix(".py").is_file() or (place / "__init__.py").is_file()):
@@ -140,7 +140,7 @@ def check_readme(subject: Subject) -> None:
             change="add one: what an episode is, what actions and observations hold, what is rewarded",
         )
     words = readme.read_text(encoding="utf-8", errors="replace").split()
-    if len(words) < 12:  # fewer say nothing
+    if len(words) < 12:  # fewer cannot describe an environment
         raise CheckError(
             f"expected {readme.name} to tell of the environment, got {len(words)} words",
             change="say what an episode is, what actions and observations hold, what is rewarded",
@@ -302,13 +302,13 @@ def _refusal(adapter: TypeAdapter[Any], action: Any) -> str | None:
     except ValidationError as error:
         first = error.errors()[0]
         return f"{'.'.join(str(key) for key in first['loc'])}: {first['msg']}"
-    except Exception as error:  # a validator of the author's own
+    except Exception as error:  # raised by the author's own validator
         return f"{type(error).__name__}: {error}"
     return None
 
 
 def _kinds(schema: Mapping[str, Any]) -> set[str]:
-    """Return the JSON types that a schema allows; none of them where it says nothing of its type."""
+    """Return the JSON types that a schema allows; empty if it states no type."""
     if "$ref" in schema:
         definition = schema.get("$defs", {}).get(str(schema["$ref"]).rpartition("/")[2], {})
         return _kinds({"$defs": schema.get("$defs", {}), **definition})
@@ -534,7 +534,7 @@ def _short(file: Dockerfile) -> str:
 
 
 def _secret_among(rest: str, folder: Path) -> str | None:
-    """Return a file of the folder that a COPY takes along and that looks like a secret."""
+    """Return a file of the folder that a COPY includes and whose name indicates a secret, if any."""
     arguments = [word for word in rest.split() if not word.startswith("--")]
     if len(arguments) < 2 or rest.startswith(("--from", "<<")):
         return None
