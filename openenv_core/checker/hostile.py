@@ -29,7 +29,7 @@ _KILLED_ID: Final = "ropewalk-killed"
 
 @check(CheckLevel.HOSTILE)
 def check_disconnect_gives_the_slot_back(subject: Subject) -> None:
-    """A session that is cut off in the middle of a step gives its slot back, and the server goes on."""
+    """A session that disconnects during a step releases its slot, and the server continues to serve."""
     slots = min(_SLOTS, subject.cap or 1)
     options: dict[str, Any] = {} if subject.kind is TargetKind.IMAGE else {"max_sessions": slots}
     with ExitStack() as stack:
@@ -90,7 +90,7 @@ async def _open_session(subject: Subject, url: str) -> Any:
 
 @check(CheckLevel.HOSTILE)
 def check_kill_and_restart(subject: Subject) -> None:
-    """A server that is killed serves again, and begins an episode as if there had been none before."""
+    """A killed server can be started again, and its episodes do not depend on those before."""
     actions = some_actions(subject, 0)
     seed = subject.limits.seed
     # Dependence on hashes of text is checked elsewhere.
@@ -318,7 +318,7 @@ _EXCERPT_CHARS: Final = 120
 
 @check(CheckLevel.HOSTILE, deadline_s=_DEADLINE_S)
 def check_valid_actions_are_survived(subject: Subject) -> None:
-    """Every action that the schema allows is answered, huge and tiny values among them, and the server stays well."""
+    """Every action that the schema allows, including extreme values, gets a reply, and the server stays healthy."""
     valid, _ = split(subject)
     _require_survived(
         subject,
@@ -330,7 +330,7 @@ def check_valid_actions_are_survived(subject: Subject) -> None:
 
 @check(CheckLevel.HOSTILE, deadline_s=_DEADLINE_S)
 def check_invalid_actions_are_survived(subject: Subject) -> None:
-    """Every action that the schema does not allow is answered with a typed error, and the server stays well."""
+    """Every action that the schema does not allow gets a typed error, and the server stays healthy."""
     _, invalid = split(subject)
     _require_survived(
         subject,

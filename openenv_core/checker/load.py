@@ -109,7 +109,7 @@ def leaks_resources(growth: Growth) -> bool:
 
 @check(CheckLevel.LOAD, deadline_s=600.0)
 def check_sessions_at_once(subject: Subject) -> None:
-    """Many sessions at once all play to the end, and none sees another's episode."""
+    """Many concurrent sessions all play to the end, and none sees another's episode."""
     if find_interference(subject) is not None:
         raise NotApplicableError("two sessions touch each other already: see sessions_are_separate")
     with ExitStack() as stack:
@@ -289,7 +289,7 @@ def check_files_stay_level(subject: Subject) -> None:
 
 @check(CheckLevel.LOAD, deadline_s=_DEADLINE_S)
 def check_memory_stays_level(subject: Subject) -> None:
-    """The server has no more memory after a thousand episodes than after the first."""
+    """The server uses no more memory after a thousand episodes than after the first."""
     growths, leaking = _measure_growths(subject)
     if leaking not in ([], ["memory"]):
         raise NotApplicableError(

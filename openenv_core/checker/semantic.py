@@ -125,7 +125,7 @@ def _is_far(address: str) -> bool:
 
 @check(CheckLevel.SEMANTIC)
 def check_same_seed_same_episode(subject: Subject) -> None:
-    """The same seed and the same actions give the same episode, in two instances of one process.
+    """The same seed and actions give the same episode in two instances of one process.
 
     An environment that takes a seed promises this, unless its manifest says `deterministic: false`.
     """
@@ -144,7 +144,7 @@ def check_same_seed_same_episode(subject: Subject) -> None:
 
 @check(CheckLevel.SEMANTIC)
 def check_reset_forgets(subject: Subject) -> None:
-    """A reset forgets the episode before: a used instance plays as a fresh one."""
+    """A reset clears the previous episode: a used instance plays like a new one."""
     _require_repeats(subject)
     job = _make_job(subject, 3)
     fresh = [_play_fresh(subject, *episode) for episode in job]
@@ -162,7 +162,7 @@ def check_reset_forgets(subject: Subject) -> None:
 
 @check(CheckLevel.SEMANTIC)
 def check_same_seed_in_another_process(subject: Subject) -> None:
-    """The same seed gives the same episode in another process, whatever its hashes of text are."""
+    """The same seed gives the same episode in another process, with another hash seed."""
     _require_repeats(subject)
     job = _make_job(subject)
     if _is_local(subject):
@@ -186,7 +186,7 @@ def check_same_seed_in_another_process(subject: Subject) -> None:
 
 @check(CheckLevel.SEMANTIC)
 def check_same_seed_over_the_wire(subject: Subject) -> None:
-    """The same seed gives the same episode over the wire as it does without."""
+    """The same seed gives the same episode over the wire as in process."""
     _require_repeats(subject)
     if not _is_local(subject):
         return  # `_require_repeats` has already played over the wire
@@ -228,7 +228,7 @@ def check_different_seeds_differ(subject: Subject) -> None:
 
 @check(CheckLevel.SEMANTIC)
 def check_forks_go_their_own_way(subject: Subject) -> None:
-    """A fork goes on as the original would have, and neither changes the other.
+    """A fork continues as the original would have, and neither changes the other.
 
     A snapshot is taken in the middle of an episode. A first fork plays other actions, then another episode. A second
     one, and the original after it, must continue like the same episode without forks.
@@ -438,7 +438,7 @@ def play_session(subject: Subject, client: Client, number: int, trace: SessionTr
 
 @check(CheckLevel.SEMANTIC)
 def check_sessions_are_separate(subject: Subject) -> None:
-    """Two sessions whose steps alternate see what each would see alone."""
+    """Two sessions with alternating steps see what each would see alone."""
     if (interference := find_interference(subject)) is not None:
         raise CheckError(
             f"expected two sessions not to touch each other, got: {interference}", change=ISOLATION_ADVICE
