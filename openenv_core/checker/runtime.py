@@ -28,12 +28,12 @@ from openenv_core.tools.specs import is_of_tools
 from openenv_core.types import EnvironmentMetadata, Observation
 
 _PLAY_BUDGET_S: Final = 60.0
-"""How long, in seconds, is played until an end that does not come is given up."""
+"""Seconds to play an episode whose end does not come."""
 
 _IDS: Final = ("ropewalk-validate-1", "ropewalk-validate-2")
 
 _COMPARED: Final = 3
-"""Episodes that are played with and without reads of the state."""
+"""Number of episodes played with and without reading the state."""
 
 _NOT_A_FIELD: Final = "ropewalk_no_such_field"
 
@@ -44,7 +44,7 @@ _NO_SUCH_TOOL: Final = "ropewalk_no_such_tool"
 
 @check(CheckLevel.RUNTIME)
 def check_health(subject: Subject) -> None:
-    """GET /health answers that the server is healthy."""
+    """GET /health reports a healthy server."""
     status, body = _get(subject, "/health")
     if status != 200 or not isinstance(body, dict) or body.get("status") != "healthy":
         raise CheckError(
@@ -56,7 +56,7 @@ def check_health(subject: Subject) -> None:
 
 @check(CheckLevel.RUNTIME)
 def check_metadata(subject: Subject) -> str:
-    """GET /metadata tells the environment's name and what it is."""
+    """GET /metadata returns the environment's name and description."""
     status, body = _get(subject, "/metadata")
     if status != 200 or not isinstance(body, dict):
         raise CheckError(
@@ -80,7 +80,7 @@ def check_metadata(subject: Subject) -> str:
 
 @check(CheckLevel.RUNTIME)
 def check_schema_valid(subject: Subject) -> None:
-    """GET /schema gives JSON schemas of the action, the observation and the state."""
+    """GET /schema returns valid JSON schemas of the action, the observation and the state."""
     for name in ("action", "observation", "state"):
         schema = subject.schema[name]
         require_schema(
@@ -95,19 +95,19 @@ def check_schema_valid(subject: Subject) -> None:
 
 @check(CheckLevel.RUNTIME)
 def check_observations_follow_schema(subject: Subject) -> str:
-    """Every observation that comes over the WebSocket follows the schema that the server gives."""
+    """Every observation over the WebSocket follows the server's schema."""
     return _observations(subject, "websocket")
 
 
 @check(CheckLevel.RUNTIME)
 def check_http_follows_schema(subject: Subject) -> str:
-    """Every observation and state that comes over plain HTTP follows the schema that the server gives."""
+    """Every observation and state over plain HTTP follows the server's schema."""
     return _observations(subject, "http")
 
 
 @check(CheckLevel.RUNTIME)
 def check_states_follow_schema(subject: Subject) -> str:
-    """Every state follows the schema that the server gives."""
+    """Every state follows the server's schema."""
     count = 0
     with subject.client() as client:
         for turn in play_episodes(subject, client):
@@ -155,7 +155,7 @@ def _get(subject: Subject, path: str) -> tuple[int, Any]:
 
 @check(CheckLevel.RUNTIME)
 def check_tools_listed(subject: Subject) -> str:
-    """The tools that are listed have names of their own and schemas, and are those that the manifest declares."""
+    """The listed tools have unique, unreserved names and valid schemas, and match the manifest's declared tools."""
     tools = _list_tools(subject)
     names = [str(tool.get("name")) for tool in tools]
     if duplicates := sorted({name for name in names if names.count(name) > 1}):
@@ -179,7 +179,7 @@ def check_tools_listed(subject: Subject) -> str:
 
 @check(CheckLevel.RUNTIME)
 def check_unknown_tool(subject: Subject) -> None:
-    """A call of a tool that is not there comes back as an observation that says so."""
+    """A call of an unknown tool returns an observation with an error."""
     _list_tools(subject)
     change = "answer with CallToolObservation(tool_name=..., error=ToolError(error_type=TOOL_NOT_FOUND, ...))"
     with subject.client() as client:
@@ -221,7 +221,7 @@ def _list_tools(subject: Subject) -> list[dict[str, Any]]:
 
 @check(CheckLevel.RUNTIME)
 def check_episode_ends(subject: Subject) -> str:
-    """An episode of valid actions comes to an end within the declared steps, or is declared endless."""
+    """An episode of valid actions ends within the declared number of steps, or is declared endless."""
     promised = subject.manifest_or_defaults.validation.episodes
     lengths: list[int] = []
     with subject.client() as client:
@@ -254,7 +254,7 @@ def check_episode_ends(subject: Subject) -> str:
 
 @check(CheckLevel.RUNTIME)
 def check_step_after_done(subject: Subject) -> str:
-    """A step after the end is refused, or answered with the end again; it begins no new episode."""
+    """A step after the end is refused or returns done again; it does not begin a new episode."""
     change = (
         "begin step() with: if self._done: raise EpisodeOverError (from openenv_core); the session lives on, and the "
         "caller knows that a reset is due"
@@ -304,13 +304,13 @@ def _step_after_the_end(subject: Subject, client: Client, change: str) -> str:
 
 
 def _is_done_at_once(subject: Subject) -> bool:
-    """Whether episodes may be over with their reset, as a hand that is won as it is dealt."""
+    """Return whether an episode can be done after its reset, as a card game won on the deal."""
     with subject.client() as client:
         return bool(subject.reset(client, seed=1).done)
 
 
 def _play_to_end(subject: Subject, client: Client, seed: int) -> Turn:
-    """Play until the end, or until the steps or the time within which it is due are over; return the last answer."""
+    """Play until the episode is done, or the declared steps or the time have run out; return the last turn."""
     steps = subject.manifest_or_defaults.validation.episodes.max_steps
     *_, last = play_episode(subject, client, seed, steps=steps, seconds=_PLAY_BUDGET_S)
     return last
@@ -324,7 +324,7 @@ def check_state_counts_steps(subject: Subject) -> str:
         for turn in play_episodes(subject, client):
             states += 1
             count = client.state().get("step_count")
-            # Whether a step that failed counts is the environment's own affair.
+            # The environment may count failed steps or not.
             if not isinstance(count, int) or not turn.step <= count <= turn.step + turn.refused:
                 raise CheckError(
                     f"expected step_count {turn.step} in the state {turn.where} got {count!r}",
@@ -336,7 +336,7 @@ def check_state_counts_steps(subject: Subject) -> str:
 
 @check(CheckLevel.RUNTIME)
 def check_episode_id(subject: Subject) -> None:
-    """The state has the episode_id that the reset was given, and one of its own for each reset without."""
+    """The state has the episode_id passed to reset, or a new one for each reset without."""
     with subject.client() as client:
         for episode_id in _IDS:
             subject.reset(client, episode_id=episode_id)
@@ -359,7 +359,7 @@ def check_episode_id(subject: Subject) -> None:
 
 @check(CheckLevel.RUNTIME)
 def check_state_is_only_read(subject: Subject) -> str:
-    """Reading the state changes nothing: neither the state nor the episode."""
+    """Reading the state changes neither the state nor the episode."""
     count = 0
     change = "let the property `state` return what is known, and compute nothing that is kept"
     with subject.client() as client:
@@ -373,7 +373,7 @@ def check_state_is_only_read(subject: Subject) -> str:
                     f"got other values of {', '.join(names)}",
                     change=change,
                 )
-    # An episode with reads is held against one without, where two without are the same.
+    # Compare episodes with and without reads, if two runs without reads are the same.
     plain = _play_answers(subject, read=False)
     if plain == _play_answers(subject, read=False) and plain != _play_answers(subject, read=True):
         raise CheckError(
@@ -399,7 +399,7 @@ def _play_answers(subject: Subject, *, read: bool) -> list[Any]:
 
 @check(CheckLevel.RUNTIME)
 def check_invalid_action_refused(subject: Subject) -> None:
-    """An action with an unknown key is refused with VALIDATION_ERROR, and the session and its episode live on."""
+    """An action with an unknown key is refused with VALIDATION_ERROR; the session and its episode continue."""
     with subject.client() as client:
         subject.reset(client, seed=0)
         before = client.state()
@@ -421,7 +421,7 @@ def check_invalid_action_refused(subject: Subject) -> None:
         try:
             client.step(valid)
         except (ExecutionError, ValidationFailedError):
-            pass  # it may be against the environment's rules just now; the session answers
+            pass  # the rules may not allow it at this point; the session replies
         except ClientError as error:
             raise CheckError(
                 f"expected the session to live on after a refused action, got {type(error).__name__}: {error}",
@@ -431,7 +431,7 @@ def check_invalid_action_refused(subject: Subject) -> None:
 
 @check(CheckLevel.RUNTIME)
 def check_http_refuses_invalid_action(subject: Subject) -> None:
-    """Over plain HTTP an action with an unknown key is answered with status 422."""
+    """Over plain HTTP, an action with an unknown key gets status 422."""
     valid = next(subject.actions(0))
     with subject.http() as http:
         reply = http.post("/step", json={"action": {**valid, _NOT_A_FIELD: 1}})
@@ -446,13 +446,13 @@ def check_http_refuses_invalid_action(subject: Subject) -> None:
 
 @check(CheckLevel.RUNTIME)
 def check_reward_finite(subject: Subject) -> str:
-    """Every reward is a finite number, or none."""
+    """Every reward is a finite number or None."""
     count = steps = rewarded = 0
     for turn in play_in_process(subject):
         where, reward = turn.where, getattr(turn.result, "reward", None)
         count += 1
         steps += turn.action is not None
-        # numpy's numbers are none of Python's; what they are is found out by turning them into one.
+        # numpy's numbers are not Python numbers, but can be converted.
         try:
             number = 0.0 if reward is None else float(reward)
         except (TypeError, ValueError) as error:
@@ -477,12 +477,12 @@ def check_reward_finite(subject: Subject) -> str:
 
 @check(CheckLevel.RUNTIME)
 def check_reward_in_range(subject: Subject) -> str:
-    """Every reward of a step lies within the range that the manifest declares."""
+    """Every reward of a step is within the range declared in the manifest."""
     declared = subject.manifest_or_defaults.validation.reward
     if declared is None:
         raise NotApplicableError("no range is declared: validation.reward.range in openenv.yaml")
     low, high = declared.range
-    slack = (high - low) * 1e-9  # what a sum of floats may be beside it
+    slack = (high - low) * 1e-9  # rounding error of a sum of floats
     rewards: list[float] = []
     with subject.client() as client:
         for turn in play_episodes(subject, client):
@@ -505,7 +505,7 @@ def check_reward_in_range(subject: Subject) -> str:
 
 @check(CheckLevel.RUNTIME)
 def check_observations_serialisable(subject: Subject) -> str:
-    """What reset, step and state return are models that JSON can hold, and that can be read back."""
+    """Reset and step return observations that can be encoded as JSON and decoded again."""
     count = 0
     for turn in play_in_process(subject):
         count += 1
@@ -520,7 +520,7 @@ def check_observations_serialisable(subject: Subject) -> str:
 
 @check(CheckLevel.RUNTIME)
 def check_observations_stay(subject: Subject) -> str:
-    """An observation stays as it was while the episode goes on."""
+    """An observation does not change while the episode continues."""
     count = 0
     before: Turn | None = None
     text: bytes | None = None
@@ -539,7 +539,7 @@ def check_observations_stay(subject: Subject) -> str:
 def _encode(observation: Any) -> bytes | None:
     try:
         return encode_model(observation)
-    except Exception:  # observations_serialisable tells
+    except Exception:  # reported by observations_serialisable
         return None
 
 
@@ -548,7 +548,7 @@ def _require_round_trip(observation: Observation, where: str) -> None:
     try:
         encode_observation(observation)
         text = encode_model(observation)
-    except Exception as error:  # pydantic's, or that of a serialiser of the author's own
+    except Exception as error:  # from pydantic, or from the author's own serialiser
         raise CheckError(
             f"expected {model.__name__} {where} to go into JSON, got {type(error).__name__}: {error}",
             change="keep to what JSON has, numpy and bytes: no open files, functions, sockets or engine objects",

@@ -1,4 +1,4 @@
-"""Checks that episodes are reproducible by seed, sessions are isolated, and the network policy holds."""
+"""Checks that seeds reproduce episodes, sessions are isolated, and the network policy holds."""
 
 import ipaddress
 import json
@@ -36,13 +36,13 @@ _SEEDED: Final = (
 )
 
 _SEEDS: Final = 5
-"""Seeds that are played each time."""
+"""Number of seeds to play."""
 
 _DIFFERENT: Final = 8
-"""Seeds of which at least two have to give different episodes."""
+"""Number of seeds among which at least two episodes have to differ."""
 
 _HASH_SEEDS: Final = ("0", "1")
-"""Two interpreters that order sets of text, and hash it, differently."""
+"""PYTHONHASHSEED of two interpreters, which hash text and order sets of it differently."""
 
 _WORKER_TIMEOUT_S: Final = 60.0
 
@@ -50,7 +50,7 @@ ISOLATION_ADVICE: Final = (
     "keep an episode in attributes that __init__ or reset sets on self, never on the class or in the module; "
     "where instances cannot share a process, leave SUPPORTS_CONCURRENT_SESSIONS at False"
 )
-"""What keeps sessions apart, for authors."""
+"""Advice on isolating sessions, for the report."""
 
 _SESSION_STEPS: Final = 20
 
@@ -61,8 +61,8 @@ Job: TypeAlias = list[tuple[int, list[dict[str, Any]]]]
 def check_network_policy_holds(subject: Subject) -> None:
     """The environment connects only to hosts that its manifest allows.
 
-    Python code is watched from within; compiled code and other programs by the connections that they hold. A
-    container is played without any network.
+    Python code is watched by an audit hook, compiled code and other programs by their open connections. A container
+    runs without a network.
     """
     if subject.kind is TargetKind.URL:
         raise NotApplicableError("whom a server at a URL talks to cannot be seen from here")
@@ -103,7 +103,7 @@ def _play_episodes(subject: Subject, server: RunningServer) -> None:
 
 
 def _note_remote_ends(server: RunningServer, connected: set[str]) -> None:
-    """Add the remote ends of the server's connections; for programs that are no Python."""
+    """Add the remote addresses of the server's connections, for programs that are not Python."""
     psutil = import_package("psutil")
     for pid in server.pids():
         try:
@@ -125,7 +125,7 @@ def _is_far(address: str) -> bool:
 
 @check(CheckLevel.SEMANTIC)
 def check_same_seed_same_episode(subject: Subject) -> None:
-    """The same seed and the same actions give the same episode, in two instances of one process.
+    """The same seed and actions give the same episode in two instances of one process.
 
     An environment that takes a seed promises this, unless its manifest says `deterministic: false`.
     """
@@ -144,13 +144,13 @@ def check_same_seed_same_episode(subject: Subject) -> None:
 
 @check(CheckLevel.SEMANTIC)
 def check_reset_forgets(subject: Subject) -> None:
-    """A reset forgets the episode before: a used instance plays as a fresh one."""
+    """A reset clears the previous episode: a used instance plays like a new one."""
     _require_repeats(subject)
     job = _make_job(subject, 3)
     fresh = [_play_fresh(subject, *episode) for episode in job]
     with _open_instance(subject) as used:
         again = [play(subject, used, *episode) for episode in [*job, job[0]]]
-        play(subject, used, job[1][0], job[1][1][:1])  # an episode that is broken off
+        play(subject, used, job[1][0], job[1][1][:1])  # an aborted episode
         again.append(play(subject, used, *job[2]))
     for expected, played in zip([*fresh, fresh[0], fresh[2]], again, strict=True):
         if (difference := find_difference(expected, played)) is not None:
@@ -162,7 +162,7 @@ def check_reset_forgets(subject: Subject) -> None:
 
 @check(CheckLevel.SEMANTIC)
 def check_same_seed_in_another_process(subject: Subject) -> None:
-    """The same seed gives the same episode in another process, whatever its hashes of text are."""
+    """The same seed gives the same episode in another process, with another hash seed."""
     _require_repeats(subject)
     job = _make_job(subject)
     if _is_local(subject):
@@ -186,10 +186,10 @@ def check_same_seed_in_another_process(subject: Subject) -> None:
 
 @check(CheckLevel.SEMANTIC)
 def check_same_seed_over_the_wire(subject: Subject) -> None:
-    """The same seed gives the same episode over the wire as it does without."""
+    """The same seed gives the same episode over the wire as in process."""
     _require_repeats(subject)
     if not _is_local(subject):
-        return  # what `_require_repeats` has seen was seen over the wire
+        return  # `_require_repeats` has already played over the wire
     job, hash_seed = _make_job(subject), _HASH_SEEDS[0]
     without = _play_in_other_process(subject, job, hash_seed)
     with subject.server(env_vars={"PYTHONHASHSEED": hash_seed}) as server:
@@ -228,10 +228,10 @@ def check_different_seeds_differ(subject: Subject) -> None:
 
 @check(CheckLevel.SEMANTIC)
 def check_forks_go_their_own_way(subject: Subject) -> None:
-    """A fork goes on as the original would have, and neither changes the other.
+    """A fork continues as the original would have, and neither changes the other.
 
-    In the middle of an episode a state is taken. A first fork plays other actions, then another episode; a second one,
-    and the original after it, go on as the episode did that nobody has forked.
+    A snapshot is taken in the middle of an episode. A first fork plays other actions, then another episode. A second
+    one, and the original after it, must continue like the same episode without forks.
     """
     if not _is_local(subject):
         raise NotApplicableError("the environment cannot be played in this process")
@@ -284,14 +284,14 @@ def _expect_forkable() -> Iterator[None]:
 
 
 def _continue_episode(environment: LocalEnvironment, actions: Sequence[dict[str, Any]]) -> list[Result]:
-    """Play actions in the episode that is under way."""
+    """Play actions in the current episode, and return their results."""
     answers = turns(environment, lambda **_: None, 0, actions)
-    next(answers)  # of the reset that there was none of
+    next(answers)  # the turn of the reset, which is a no-op here
     return [turn.plain for turn in answers]
 
 
 def _require_seeds(subject: Subject) -> None:
-    """Return where the environment promises that the seed decides."""
+    """Raise `NotApplicableError` unless the environment promises that the seed determines the episode."""
     if not subject.manifest_or_defaults.validation.episodes.deterministic:
         raise NotApplicableError(
             "the manifest says that seeds do not decide (validation.episodes.deterministic)"
@@ -301,14 +301,14 @@ def _require_seeds(subject: Subject) -> None:
 
 
 def _require_repeats(subject: Subject) -> None:
-    """Return where episodes repeat in one process, without which there is nothing to compare elsewhere."""
+    """Raise `NotApplicableError` unless seeds reproduce episodes in one process; otherwise comparing is of no use."""
     _require_seeds(subject)
     if _find_nondeterminism(subject) is not None:
         raise NotApplicableError("the seed does not decide even in one process: see same_seed_same_episode")
 
 
 def repeats(subject: Subject) -> bool:
-    """Whether the same seed gives the same episode in one process."""
+    """Return whether the same seed gives the same episode in one process."""
     try:
         _require_repeats(subject)
     except NotApplicableError:
@@ -338,7 +338,7 @@ def _find_nondeterminism(subject: Subject) -> str | None:
 
 
 def _find_shared_attribute(subject: Subject) -> str | None:
-    """Return an attribute of the environment's class that an episode changes: its name and type."""
+    """Return a description of a class attribute of the environment that an episode changes, if any."""
     if not _is_local(subject) or not isinstance(factory := subject.app.factory, type):
         return None
 
@@ -359,7 +359,7 @@ def _make_job(subject: Subject, count: int = _SEEDS) -> Job:
 
 @contextmanager
 def _open_instance(subject: Subject, url: str | None = None) -> Iterator[Client | LocalEnvironment]:
-    """Make an instance: in this process where the environment can be played in it, at the URL where there is one."""
+    """Open an instance: over the wire if a URL is given or the environment cannot run here, else in this process."""
     if url is None and _is_local(subject):
         with LocalEnvironment(subject.app, subject.reset_options) as environment:
             yield environment
@@ -376,7 +376,7 @@ def _play_fresh(
 
 
 def _play_in_other_process(subject: Subject, job: Job, hash_seed: str) -> list[list[Result]]:
-    """Play in an interpreter of its own; the same job is not played there twice."""
+    """Play a job in a separate interpreter; cached by hash seed."""
     episodes: list[list[Result]] = subject.compute_once(
         f"elsewhere {hash_seed}", lambda: _run_other_process(subject, job, hash_seed)
     )
@@ -384,7 +384,7 @@ def _play_in_other_process(subject: Subject, job: Job, hash_seed: str) -> list[l
 
 
 def _run_other_process(subject: Subject, job: Job, hash_seed: str) -> list[list[Result]]:
-    # The second time backwards: what an episode leaves in the module, another one would find.
+    # In reverse order for the second hash seed, so that state left in a module reaches other episodes.
     order = -1 if hash_seed == _HASH_SEEDS[1] else 1
     with tempfile.TemporaryDirectory(prefix="ropewalk-check-") as folder:
         job_file, episodes_file = Path(folder, "job.json"), Path(folder, "episodes.json")
@@ -418,11 +418,11 @@ def _make_worker_error(outcome: str) -> CheckError:
 
 
 SessionTrace: TypeAlias = list[tuple[Result, tuple[Any, Any]]]
-"""What one session saw of its episode: each answer, and the episode's id and number of steps in the state after it."""
+"""A session's episode: each result, with the episode_id and step_count of the state after it."""
 
 
 def play_session(subject: Subject, client: Client, number: int, trace: SessionTrace) -> Iterator[None]:
-    """Play an episode, and pause after its reset and after each of its steps."""
+    """Play an episode; yield after its reset and after each step."""
     episode = turns(
         client,
         partial(subject.reset, client),
@@ -438,7 +438,7 @@ def play_session(subject: Subject, client: Client, number: int, trace: SessionTr
 
 @check(CheckLevel.SEMANTIC)
 def check_sessions_are_separate(subject: Subject) -> None:
-    """Two sessions whose steps alternate see what each would see alone."""
+    """Two sessions with alternating steps see what each would see alone."""
     if (interference := find_interference(subject)) is not None:
         raise CheckError(
             f"expected two sessions not to touch each other, got: {interference}", change=ISOLATION_ADVICE
@@ -446,10 +446,10 @@ def check_sessions_are_separate(subject: Subject) -> None:
 
 
 def find_interference(subject: Subject) -> str | None:
-    """Return what one of two sessions saw of the other; None where they are separate.
+    """Return a description of how two sessions interfere, or None if they are isolated.
 
     Raises:
-        NotApplicableError: There can be only one.
+        NotApplicableError: The server allows only one session.
     """
     if subject.cap == 1:
         raise NotApplicableError("the server takes one session at a time")
@@ -470,12 +470,12 @@ def _find_interference(subject: Subject) -> str | None:
         except CapacityError:
             raise NotApplicableError("the server takes one session at a time") from None
         for _ in zip_longest(*sessions):
-            pass  # a step of each, in turns, until all have ended
+            pass  # alternate steps until all have ended
     return compare_sessions(alone, together, repeats(subject))
 
 
 def play_alone(subject: Subject, number: int, url: str | None = None) -> SessionTrace:
-    """Play a session's episode while there is no other."""
+    """Play a session's episode while no other session plays."""
     trace: SessionTrace = []
     with subject.client(url) as client, expect_answer("an episode"):
         for _ in play_session(subject, client, number, trace):
@@ -486,7 +486,13 @@ def play_alone(subject: Subject, number: int, url: str | None = None) -> Session
 def compare_sessions(
     alone: Sequence[SessionTrace], together: Sequence[SessionTrace], results: bool
 ) -> str | None:
-    """Return how what sessions saw together differs from what each saw alone."""
+    """Return a description of the first difference between concurrent sessions and each one alone, or None.
+
+    Args:
+        alone: Traces of each session alone.
+        together: Traces of the sessions played at the same time.
+        results: Whether to compare results too; otherwise only the state's episode_id and step_count.
+    """
     for number, (trace_alone, trace_together) in enumerate(zip(alone, together, strict=True)):
         difference = (
             find_difference(*([result for result, _ in trace] for trace in (trace_alone, trace_together)))

@@ -1,4 +1,4 @@
-"""The manifest, the application and its models, the Dockerfile and the image, before anything is played."""
+"""Checks of the manifest, the application and its models, the Dockerfile and the image, without playing."""
 
 import inspect
 import re
@@ -19,10 +19,10 @@ from openenv_core.targets import TargetKind, exposed_port
 from openenv_core.types import Action, Observation, State
 
 _LARGEST_BYTES: Final = 10 * 1024**3
-"""Beyond this an image is seldom what its author meant: models and data are mounted, not built in."""
+"""An image larger than this usually contains models or data, which should be mounted instead."""
 
 _OUR_PORT: Final = 8000
-"""What our base image exposes."""
+"""The port that our base image exposes."""
 
 _SECRET_NAME: Final = re.compile(
     r"(TOKEN|SECRET|PASSWORD|PASSWD|API_?KEY|PRIVATE_?KEY|CREDENTIAL)", re.IGNORECASE
@@ -35,11 +35,11 @@ _BASES: Final[Mapping[str, type[BaseModel]]] = {
     "reset_observation": Observation,
     "state": State,
 }
-"""What each model of an application is derived from."""
+"""The base class of each model of an application."""
 
 
 _FORBIDDING: Final = ("action", "observation", "reset_observation")
-"""Models whose unknown keys a released client refuses."""
+"""Models for which a released client refuses unknown keys."""
 
 _EQUIVALENT_TYPES: Final[Mapping[str, Mapping[str, frozenset[str]]]] = {
     "action": {"metadata": frozenset({"object"})},
@@ -50,11 +50,11 @@ _EQUIVALENT_TYPES: Final[Mapping[str, Mapping[str, frozenset[str]]]] = {
     },
     "state": {"episode_id": frozenset({"string", "null"}), "step_count": frozenset({"integer"})},
 }
-"""The JSON types that the wire gives the fields which every model has."""
+"""The JSON types on the wire of the fields that every model has."""
 
 
 def _classes(subject: Subject) -> Iterator[tuple[str, type[Any]]]:
-    """Yield the key in /schema and the class of every model, those of a union one by one."""
+    """Yield the key in /schema and the class of every model; each member of a union separately."""
     classes: set[type[Any]] = set()
     for key, model in subject.app.models.items():
         for arm in _arms(model):
@@ -64,7 +64,7 @@ def _classes(subject: Subject) -> Iterator[tuple[str, type[Any]]]:
 
 
 def _arms(model: Any) -> list[Any]:
-    """Return the classes of a union; of a class, itself."""
+    """Return the classes of a model: the members of a union, or the class itself."""
     if isinstance(model, type):
         return [model]
     if get_origin(model) is Annotated:
@@ -92,7 +92,7 @@ def check_manifest_present(subject: Subject) -> None:
 
 @check(CheckLevel.STATIC)
 def check_manifest_valid(subject: Subject) -> None:
-    """The manifest has the keys and values that it may have, and no others."""
+    """The manifest has only known keys, with valid values."""
     folder = subject.require_folder()
     if not (folder / MANIFEST).is_file():
         raise NotApplicableError("there is no manifest")
@@ -106,10 +106,10 @@ def check_manifest_valid(subject: Subject) -> None:
 
 @check(CheckLevel.STATIC)
 def check_manifest_app(subject: Subject) -> None:
-    """The manifest's app is a file of the folder."""
+    """The manifest's app is a module in the folder."""
     folder, manifest = subject.require_folder(), subject.manifest
     module = manifest.app.partition(":")[0].split(".")
-    # Named as others import it, or as it lies in the folder.
+    # The module path starts with the folder's package, or is relative to the folder.
     inside = module[module.index(folder.name) + 1 :] if folder.name in module else module
     place = folder.joinpath(*inside)
     if not (place.with_suffix(".py").is_file() or (place / "__init__.py").is_file()):
@@ -121,7 +121,7 @@ def check_manifest_app(subject: Subject) -> None:
 
 @check(CheckLevel.STATIC)
 def check_declared_tools(subject: Subject) -> None:
-    """No tool that the manifest declares has a name that clients' own methods have."""
+    """No tool declared in the manifest has the name of a client method."""
     subject.require_folder()
     declared = subject.manifest.validation.capabilities.declared_tools
     if not declared:
@@ -131,7 +131,7 @@ def check_declared_tools(subject: Subject) -> None:
 
 @check(CheckLevel.STATIC)
 def check_readme(subject: Subject) -> None:
-    """The folder has a README that says what the environment is."""
+    """The folder has a README that describes the environment."""
     folder = subject.require_folder()
     readme = next((file for file in sorted(folder.glob("[Rr][Ee][Aa][Dd][Mm][Ee]*")) if file.is_file()), None)
     if readme is None:
@@ -140,7 +140,7 @@ def check_readme(subject: Subject) -> None:
             change="add one: what an episode is, what actions and observations hold, what is rewarded",
         )
     words = readme.read_text(encoding="utf-8", errors="replace").split()
-    if len(words) < 12:  # fewer say nothing
+    if len(words) < 12:  # fewer cannot describe an environment
         raise CheckError(
             f"expected {readme.name} to tell of the environment, got {len(words)} words",
             change="say what an episode is, what actions and observations hold, what is rewarded",
@@ -149,13 +149,13 @@ def check_readme(subject: Subject) -> None:
 
 @check(CheckLevel.STATIC)
 def check_app_importable(subject: Subject) -> None:
-    """The application can be imported, and serves what create_app was told."""
+    """The application can be imported, and has the models passed to create_app."""
     assert subject.app.models
 
 
 @check(CheckLevel.STATIC)
 def check_environment_methods(subject: Subject) -> None:
-    """The environment's class has reset, step and state, which are what a server calls."""
+    """The environment's class has the methods reset and step and the property state."""
     factory = subject.app.factory
     if not isinstance(factory, type):
         raise NotApplicableError("a factory makes the environment, whose class is not known before")
@@ -201,7 +201,7 @@ def check_models_derived(subject: Subject) -> None:
 
 @check(CheckLevel.STATIC)
 def check_models_forbid_unknown_keys(subject: Subject) -> None:
-    """Actions and observations refuse keys that they do not know, as the wire does."""
+    """Actions and observations refuse unknown keys, as the protocol does."""
     for key, model in _classes(subject):
         extra = getattr(model, "model_config", {}).get("extra")
         if key in _FORBIDDING and extra != "forbid":
@@ -214,7 +214,7 @@ def check_models_forbid_unknown_keys(subject: Subject) -> None:
 
 @check(CheckLevel.STATIC)
 def check_models_have_schemas(subject: Subject) -> None:
-    """Every field of every model can be described in a JSON schema, and the schema is one."""
+    """Every field of every model has a valid JSON schema."""
     for key, model in _classes(subject):
         try:
             schema = TypeAdapter(model).json_schema()
@@ -230,7 +230,7 @@ def check_models_have_schemas(subject: Subject) -> None:
 
 @check(CheckLevel.STATIC)
 def check_reserved_fields(subject: Subject) -> None:
-    """Fields that every model has, such as reward and done, keep the types that the wire gives them."""
+    """Fields that every model has, such as reward and done, keep the types of the protocol."""
     for key, model in _classes(subject):
         if not (isinstance(model, type) and issubclass(model, BaseModel)):
             continue
@@ -248,7 +248,7 @@ def check_reserved_fields(subject: Subject) -> None:
 
 @check(CheckLevel.STATIC)
 def check_reserved_tool_names(subject: Subject) -> None:
-    """No tool that the action model names is called reset, step, state or close."""
+    """No tool named in the action model is called reset, step, state or close."""
     schema = TypeAdapter(subject.app.action).json_schema()
     parts = [schema, *schema.get("$defs", {}).values()]
     named: set[str] = set()
@@ -265,7 +265,7 @@ def check_reserved_tool_names(subject: Subject) -> None:
 
 @check(CheckLevel.STATIC)
 def check_action_schema_agrees(subject: Subject) -> str:
-    """What the action's schema allows, the action model takes."""
+    """The action model accepts the actions that its schema allows."""
     adapter: TypeAdapter[Any] = TypeAdapter(subject.app.action)
     drawn = sample(adapter.json_schema(), 32, subject.limits.seed)
     refused = [fault for action in drawn if (fault := _refusal(adapter, action)) is not None]
@@ -281,7 +281,7 @@ def check_action_schema_agrees(subject: Subject) -> str:
 
 @check(CheckLevel.STATIC)
 def check_example_actions(subject: Subject) -> str:
-    """The actions that the manifest gives as examples are valid."""
+    """The manifest's example actions are valid."""
     subject.require_folder()
     examples = subject.manifest.validation.episodes.example_actions
     if not examples:
@@ -302,13 +302,13 @@ def _refusal(adapter: TypeAdapter[Any], action: Any) -> str | None:
     except ValidationError as error:
         first = error.errors()[0]
         return f"{'.'.join(str(key) for key in first['loc'])}: {first['msg']}"
-    except Exception as error:  # a validator of the author's own
+    except Exception as error:  # raised by the author's own validator
         return f"{type(error).__name__}: {error}"
     return None
 
 
 def _kinds(schema: Mapping[str, Any]) -> set[str]:
-    """Return the JSON types that a schema allows; none of them where it says nothing of its type."""
+    """Return the JSON types that a schema allows; empty if it states no type."""
     if "$ref" in schema:
         definition = schema.get("$defs", {}).get(str(schema["$ref"]).rpartition("/")[2], {})
         return _kinds({"$defs": schema.get("$defs", {}), **definition})
@@ -321,7 +321,7 @@ def _kinds(schema: Mapping[str, Any]) -> set[str]:
 
 @check(CheckLevel.STATIC)
 def check_image_user(subject: Subject) -> str:
-    """The image runs as another user than root."""
+    """The image does not run as root."""
     user = str(_config(subject).get("User") or "")
     if user.partition(":")[0] in ("", "0", "root"):
         raise CheckError(
@@ -357,7 +357,7 @@ def check_image_port(subject: Subject) -> str:
 
 @check(CheckLevel.STATIC)
 def check_image_size(subject: Subject) -> str:
-    """The image is small enough to be pulled while somebody waits."""
+    """The image is small enough to be pulled quickly."""
     size = int(_inspect_image(subject).get("Size") or 0)
     if size > _LARGEST_BYTES:
         raise CheckError(
@@ -398,7 +398,7 @@ def check_dockerfile_present(subject: Subject) -> None:
 
 @check(CheckLevel.STATIC)
 def check_dockerfile_base(subject: Subject) -> str:
-    """The base image can be chosen: ARG BASE_IMAGE, and a FROM that uses it."""
+    """The base image can be chosen by ARG BASE_IMAGE, which FROM uses."""
     file = _dockerfile(subject)
     if BASE_ARG not in file.arguments or BASE_ARG not in variables_in(file.base):
         raise CheckError(
@@ -411,7 +411,7 @@ def check_dockerfile_base(subject: Subject) -> str:
 
 @check(CheckLevel.STATIC)
 def check_dockerfile_user(subject: Subject) -> str:
-    """The container runs as another user than root."""
+    """The container does not run as root."""
     file = _dockerfile(subject)
     user = file.last("USER")
     if user is None and file.on_our_base:
@@ -444,7 +444,7 @@ def check_dockerfile_health(subject: Subject) -> None:
 
 @check(CheckLevel.STATIC)
 def check_dockerfile_port(subject: Subject) -> str:
-    """The image serves the port that the manifest names, and says so."""
+    """The image serves and exposes the manifest's port."""
     file, port = _dockerfile(subject), subject.manifest_or_defaults.port
     exposed = {
         word.partition("/")[0]
@@ -476,7 +476,7 @@ def check_dockerfile_port(subject: Subject) -> str:
 
 @check(CheckLevel.STATIC)
 def check_dockerfile_sources(subject: Subject) -> None:
-    """What goes into the image is in the folder: nothing is added from a URL."""
+    """Everything in the image comes from the folder: nothing is added from a URL."""
     file = _dockerfile(subject)
     for instruction in file.all:
         if instruction.word == "ADD" and re.search(
@@ -490,7 +490,7 @@ def check_dockerfile_sources(subject: Subject) -> None:
 
 @check(CheckLevel.STATIC)
 def check_dockerfile_secrets(subject: Subject) -> None:
-    """No secret goes into the image."""
+    """No secret is built into the image."""
     file, folder = _dockerfile(subject), subject.require_folder()
     for instruction in [*file.all]:
         if instruction.word in ("ENV", "ARG"):
@@ -534,7 +534,7 @@ def _short(file: Dockerfile) -> str:
 
 
 def _secret_among(rest: str, folder: Path) -> str | None:
-    """Return a file of the folder that a COPY takes along and that looks like a secret."""
+    """Return a file of the folder that a COPY includes and whose name indicates a secret, if any."""
     arguments = [word for word in rest.split() if not word.startswith("--")]
     if len(arguments) < 2 or rest.startswith(("--from", "<<")):
         return None
