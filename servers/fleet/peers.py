@@ -268,7 +268,7 @@ async def _relay_to_caller(worker: int, peer: "ClientConnection", send: Send) ->
                 await send({"type": "websocket.send", "bytes": frame})
     except ConnectionClosed as closed:
         if peer.close_code in (None, _ABNORMAL):
-            # A client that reconnects learns that the session is gone; an error frame would look like the environment's.
+            # A reconnecting client learns that the session is gone; an error frame would look like the environment's.
             await _close_broken(worker, closed, send, silent=peer.subprotocol == SUBPROTOCOL)
         else:
             code = _NORMAL if peer.close_code == _NO_CODE else peer.close_code
