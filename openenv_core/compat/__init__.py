@@ -1,13 +1,13 @@
-"""Runs environment folders that were written for the released package, where that package is absent.
+"""Runs environment folders written for the released package without that package.
 
     from openenv_core import compat
 
     compat.install()
     from openenv.core.env_server.types import Action   # openenv_core.Action
 
-`python -m openenv_core.compat COMMAND` does that in every Python process of a command.
+`python -m openenv_core.compat COMMAND` does the same in every Python process of a command.
 
-Importing this module costs nothing and changes nothing. docs/compatibility.md lists the names.
+Importing this module is cheap and has no effect. docs/compatibility.md lists the names.
 """
 
 import sys
@@ -26,12 +26,12 @@ _DISTRIBUTIONS: Final = ("openenv", "openenv-core")
 
 
 def installed() -> Hook | None:
-    """Return the hook that is in place, if any."""
+    """Return the installed hook, if any."""
     return next((finder for finder in sys.meta_path if isinstance(finder, Hook)), None)
 
 
 def released() -> str | None:
-    """Return the description of an installed released package; None where there is none."""
+    """Return a description of the installed released package; None if it is not installed."""
     for name in _DISTRIBUTIONS:
         try:
             version = Distribution.from_name(name).version
@@ -39,17 +39,17 @@ def released() -> str | None:
             continue
         return f"{name} {version}"
     spec = PathFinder.find_spec(RELEASED)
-    # A folder of that name without an __init__.py is no package of anybody's.
+    # A folder of that name without an __init__.py is not a package.
     if spec is not None and spec.origin is not None:
         return f"a package {RELEASED!r} at {Path(spec.origin).parent}"
     return None
 
 
 def check() -> None:
-    """Refuse to go on beside the released package.
+    """Check that the released package is not installed.
 
     Raises:
-        ConfigurationError: It is installed too. Its names would mean two things, and its wheel brings a package
+        ConfigurationError: It is installed: its names would be ambiguous, and its wheel contains a package
             `openenv_core` that overwrites ours.
     """
     if (distribution := released()) is not None:
@@ -62,12 +62,12 @@ def check() -> None:
 
 
 def install(extra: Extra | None = None) -> Hook:
-    """Supply the released package's import paths from now on.
+    """Provide the released package's import paths from now on.
 
     Args:
-        extra: Names beside those of the table and those of installed packages (the entry points
-            `ropewalk.compat`, by which `servers` brings the server's side), by released module, each as
-            `module:attribute` or as the object. A second call adds to what the first one was given.
+        extra: Names in addition to those of the table and of installed packages (the entry points
+            `ropewalk.compat`, through which `servers` provides the server's side), by released module, each as
+            `module:attribute` or as the object. A second call adds to the names of the first.
 
     Returns:
         The hook, for `uninstall`.
@@ -79,14 +79,14 @@ def install(extra: Extra | None = None) -> Hook:
     if hook is None:
         check()
         hook = Hook({})
-        # First, so that a mere folder called "openenv" on the path is not taken for the package.
+        # First, so that a plain folder called "openenv" on the path is not imported as the package.
         sys.meta_path.insert(0, hook)
     hook.add(extra or {})
     return hook
 
 
 def uninstall() -> None:
-    """Take the hook away, and the modules that came through it."""
+    """Remove the hook and the modules imported through it."""
     if (hook := installed()) is not None:
         sys.meta_path.remove(hook)
         hook.forget()

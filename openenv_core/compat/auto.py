@@ -1,4 +1,4 @@
-"""The released factories that find a client or an action by an environment's name. They never install anything."""
+"""The released factories that find a client or an action class by an environment's name; they install nothing."""
 
 import re
 from typing import Any
@@ -13,7 +13,7 @@ _SPACE = re.compile(r"(?:https://(?:huggingface\.co|hf\.co)/spaces/)?(?P<id>[\w.
 
 
 class AutoEnv:
-    """Makes a client by an environment's name; a Space's id stands for the server that the Space runs."""
+    """Makes a client for an environment's name, or for the server of a Space by the Space's id."""
 
     def __init__(self) -> None:
         raise TypeError(
@@ -37,18 +37,18 @@ class AutoEnv:
         """Return a client.
 
         Args:
-            name: An environment that is installed here, `owner/name` or the URL of a Space.
-            base_url: Its server, where it runs already.
-            docker_image: Its image, where it is to run in a container.
+            name: An installed environment, or the `owner/name` or URL of a Space.
+            base_url: The URL of its server, if that is already running.
+            docker_image: Its image, to run it in a container.
             container_provider: Starts the container.
-            wait_timeout: Seconds until the server must be healthy.
-            env_vars: Environment variables of a server that is started.
-            trust_remote_code: Not needed, as no code is fetched.
-            skip_install: Use dicts where no package of that name is installed.
-            options: What the client's constructor takes.
+            wait_timeout: Seconds within which the server must be healthy.
+            env_vars: Environment variables of the server, if one is started.
+            trust_remote_code: Ignored, since no code is fetched.
+            skip_install: Whether to return a client with dicts, so that the environment's package is not needed.
+            options: Arguments of the client's constructor.
 
         Raises:
-            ConfigurationError: Nothing is known by that name.
+            ConfigurationError: There is no environment of that name.
         """
         space = _SPACE.fullmatch(name)
         if space is not None:
@@ -72,12 +72,12 @@ class AutoEnv:
 
     @classmethod
     def get_env_class(cls, name: str) -> type[EnvClient[Any, Any, Any]]:
-        """Return the client class of an environment that is installed here."""
+        """Return the client class of an installed environment."""
         return client_class(name)
 
 
 class AutoAction:
-    """Finds an environment's action class by its name."""
+    """Finds the action class of an environment by the environment's name."""
 
     __init__ = AutoEnv.__init__
 
@@ -85,12 +85,12 @@ class AutoAction:
     def from_env(
         cls, name: str, trust_remote_code: bool = False, skip_install: bool = False
     ) -> type[Action] | type[GenericAction]:
-        """Return the action class of an environment that is installed here; `GenericAction` for a Space.
+        """Return the action class of an installed environment; `GenericAction` for a Space.
 
         The arguments are those of `AutoEnv.from_env`.
 
         Raises:
-            ConfigurationError: Nothing is known by that name, or its client names no action class.
+            ConfigurationError: There is no environment of that name, or its client has no action class.
         """
         if skip_install or _SPACE.fullmatch(name):
             return GenericAction

@@ -1,4 +1,4 @@
-"""The released package's providers: its shapes, over ours."""
+"""The released package's provider interfaces, implemented with our providers."""
 
 import shlex
 from abc import ABC, abstractmethod
@@ -11,7 +11,7 @@ from openenv_core.providers.docker.container import LocalDockerProvider as Ours
 
 
 class ContainerProvider(ABC):
-    """Starts a container of a given image. `EnvClient.from_docker_image` takes it as `provider`."""
+    """Starts a container of a given image. `EnvClient.from_docker_image` accepts it as `provider`."""
 
     @abstractmethod
     def start_container(
@@ -29,7 +29,7 @@ class ContainerProvider(ABC):
 
 
 class RuntimeProvider(ABC):
-    """Starts a server that it knows of itself. A client takes it as `provider`."""
+    """Starts one particular server. A client accepts it as `provider`."""
 
     @abstractmethod
     def start(
@@ -58,7 +58,7 @@ class RuntimeProvider(ABC):
 
 
 class LocalDockerProvider(ContainerProvider):
-    """The released provider's shape over ours: hardened, on loopback alone, and nothing it is told is dropped."""
+    """The released provider's interface to ours: hardened containers, on loopback only; no argument is ignored."""
 
     def __init__(self) -> None:
         self._provider: Ours | None = None
@@ -70,13 +70,13 @@ class LocalDockerProvider(ContainerProvider):
 
         Args:
             image: Name or id of the image.
-            port: Port of this machine where it is published; any that is free by default.
+            port: Port of this machine to publish it on; any free port by default.
             env_vars: Environment variables.
-            kwargs: Fields of `ContainerOptions`; `command` may be one text.
+            kwargs: Fields of `ContainerOptions`; `command` may be a single string.
 
         Raises:
-            ProviderError: It could not be started.
-            ConfigurationError: There is no such option, or one container runs already.
+            ProviderError: The container could not be started.
+            ConfigurationError: An option does not exist, or a container is already running.
         """
         if self._provider is not None:
             raise ConfigurationError(
@@ -96,12 +96,12 @@ class LocalDockerProvider(ContainerProvider):
             provider.stop()
 
     def wait_for_ready(self, base_url: str, timeout_s: float = 30.0) -> None:
-        """Return when the server is healthy; it was when it started.
+        """Return when the server is healthy, as it already was when `start_container` returned.
 
         Raises:
-            ServerStartError: It is not within the time.
+            ServerStartError: It is not healthy within `timeout_s`.
         """
-        provider = self._provider  # which another thread may stop meanwhile
+        provider = self._provider  # another thread may stop it meanwhile
         if provider is None or base_url != provider.url:
             raise ConfigurationError(
                 f"expected the URL that start_container() returned, got {base_url!r}; start the container first"

@@ -1,4 +1,4 @@
-"""The released provider of Daytona's sandboxes, over the package `daytona`."""
+"""The released provider of Daytona sandboxes, implemented with the package `daytona`."""
 
 import json
 import os
@@ -19,9 +19,9 @@ from openenv_core.manifest import MANIFEST, ManifestError, load_keys
 from openenv_core.providers.base import REMOTE_POLL_FACTOR, wait_healthy
 
 PORT: Final = 8000
-"""The one that servers listen on in a sandbox."""
+"""The port that servers listen on in a sandbox."""
 URL_LIFETIME_S: Final = 86_400
-"""Of a signed address; Daytona signs none for longer."""
+"""Lifetime of a signed URL, the longest that Daytona allows."""
 EXEC_TIMEOUT_S: Final = 10
 HEALTH_TIMEOUT_S: Final = 5.0
 AUTO_STOP_MIN: Final = 15
@@ -31,17 +31,17 @@ _MOUNTS: Final = re.compile(r"(?im)^(\s*RUN\s+)(?:--mount=\S+[ \t]*(?:\\\n(?:[ \
 
 
 class DaytonaProvider(ContainerProvider):
-    """Starts an environment's image in a sandbox of Daytona's, and its server in there.
+    """Starts an environment's image in a Daytona sandbox, and the server in it.
 
     Args:
-        api_key: The account's; `DAYTONA_API_KEY` by default.
-        public: Whether the server's address needs no signature.
-        resources: `daytona.Resources`; what is built from an image takes them, a snapshot does not.
+        api_key: The account's API key; `DAYTONA_API_KEY` by default.
+        public: Whether the server's URL needs no signature.
+        resources: `daytona.Resources` of sandboxes built from an image; ignored for snapshots.
         auto_stop_interval: Minutes without use until the sandbox stops; 0 for never.
         target: Daytona's region.
-        on_snapshot_create_logs: Is told each line of the image's build.
-        cmd: The shell command that starts the server; by default, the environment's `openenv.yaml` says what is served.
-        create_timeout: Seconds for a sandbox to be there.
+        on_snapshot_create_logs: Called with each line of the image's build log.
+        cmd: The shell command that starts the server; by default, the app named in `openenv.yaml` is served.
+        create_timeout: Seconds for the creation of a sandbox.
     """
 
     _dockerfile_registry: ClassVar[dict[str, dict[str, Any]]] = {}
@@ -76,15 +76,15 @@ class DaytonaProvider(ContainerProvider):
 
     @classmethod
     def image_from_dockerfile(cls, dockerfile_path: str, context_dir: str | None = None) -> str:
-        """Look at a Dockerfile, and return what `start_container` takes for its image.
+        """Register a Dockerfile; return the value that `start_container` takes as its image.
 
         Args:
-            dockerfile_path: Where it is.
-            context_dir: What it copies from; by default the folder that its own folder is in.
+            dockerfile_path: Path of the Dockerfile.
+            context_dir: The folder that it copies from; by default the parent of its own folder.
 
         Raises:
-            FileNotFoundError: There is none.
-            ConfigurationError: The context lacks what it copies.
+            FileNotFoundError: The Dockerfile does not exist.
+            ConfigurationError: The context lacks a file that the Dockerfile copies.
         """
         path = Path(dockerfile_path).resolve()
         text = path.read_text(encoding="utf-8")
@@ -109,7 +109,7 @@ class DaytonaProvider(ContainerProvider):
 
     @staticmethod
     def strip_buildkit_syntax(dockerfile_content: str) -> str:
-        """Return a Dockerfile without the mounts of its RUNs, which Daytona's builder does not know."""
+        """Return a Dockerfile without the mounts of its RUN instructions, which Daytona's builder does not support."""
         return _MOUNTS.sub(r"\1", dockerfile_content)
 
     @staticmethod
@@ -119,7 +119,7 @@ class DaytonaProvider(ContainerProvider):
             return None
         try:
             return shlex.join(json.loads(cmd.rest))
-        except (ValueError, TypeError):  # not in the form of a list
+        except (ValueError, TypeError):  # in shell form
             return cmd.rest
 
     @staticmethod
@@ -133,16 +133,16 @@ class DaytonaProvider(ContainerProvider):
     def start_container(
         self, image: str, port: int | None = None, env_vars: Mapping[str, str] | None = None, **kwargs: Any
     ) -> str:
-        """Create a sandbox, start the server in it and return its address.
+        """Create a sandbox, start the server in it and return its URL.
 
         Args:
-            image: An image's name, `snapshot:NAME`, or what `image_from_dockerfile` returned.
-            port: 8000, which is what Daytona passes on.
+            image: An image's name, `snapshot:NAME`, or the value that `image_from_dockerfile` returned.
+            port: None or 8000, the port that Daytona forwards.
             env_vars: Environment variables.
-            kwargs: `cmd`, the shell command that starts the server; others go to `Daytona.create`.
+            kwargs: `cmd`, the shell command that starts the server; others are passed to `Daytona.create`.
 
         Raises:
-            ConfigurationError: Another port, or nothing says what is served.
+            ConfigurationError: The port is another, or nothing names the app to serve.
         """
         if port not in (None, PORT):
             raise ConfigurationError(f"Daytona's provider only supports port {PORT}, got {port}")
@@ -175,7 +175,7 @@ class DaytonaProvider(ContainerProvider):
             raise
 
     def refresh_preview_url(self) -> str:
-        """Return a new signed address, good for a day; clients have to connect anew."""
+        """Return a new signed URL, valid for a day; clients have to reconnect with it."""
         if self._sandbox is None:
             raise RuntimeError("No active sandbox; call start_container()")
         signed = self._sandbox.create_signed_preview_url(PORT, expires_in_seconds=URL_LIFETIME_S)
@@ -192,8 +192,8 @@ class DaytonaProvider(ContainerProvider):
         """Return when the server is healthy.
 
         Raises:
-            TimeoutError: It is not within the time.
-            RuntimeError: It has ended; the message has its log.
+            TimeoutError: It is not healthy within `timeout_s`.
+            RuntimeError: It has exited; the message contains its log.
         """
 
         def probe(left_s: float) -> str | None:
@@ -215,7 +215,7 @@ class DaytonaProvider(ContainerProvider):
             )
 
     def _discover_server_cmd(self, otherwise: str | None) -> str:
-        """Return what starts the server that `openenv.yaml` in the sandbox names; else the Dockerfile's CMD."""
+        """Return the command that starts the app of `openenv.yaml` in the sandbox, or else the Dockerfile's CMD."""
         path = "/app/env/openenv.yaml"
         if "found" not in self._exec(f"test -f {path} && echo found"):
             path = self._exec("find /app -maxdepth 4 -name openenv.yaml -print -quit 2>/dev/null").strip()
@@ -244,7 +244,7 @@ def _sdk() -> Any:
 
 
 def _image(sdk: Any, built: Mapping[str, Any]) -> Any:
-    """Return Daytona's image of a Dockerfile, which has to lie in its context while it is read."""
+    """Return Daytona's image of a Dockerfile, which must be in its context while it is read."""
     file = Path(built["context_dir"], f".daytona-{uuid4().hex[:8]}.dockerfile")
     try:
         file.write_text(built["stripped_content"], encoding="utf-8")

@@ -1,4 +1,4 @@
-"""The released types of evaluations, and its harness of Inspect AI's."""
+"""The released types of evaluations, and the harness for Inspect AI."""
 
 from abc import ABC, abstractmethod
 from typing import Any, Final
@@ -8,11 +8,11 @@ from pydantic import BaseModel, ConfigDict
 _OPTIONS: Final = (
     "model_base_url", "max_samples", "max_connections", "temperature", "max_tokens", "epochs", "solver", "scorer"
 )  # fmt: skip
-"""Parameters of an evaluation that Inspect AI takes as they are; None stands for its own default."""
+"""Parameters passed to Inspect AI unchanged; None means its own default."""
 
 
 class EvalConfig(BaseModel):
-    """What is evaluated: by which harness, with which libraries, on what, and how."""
+    """The configuration of an evaluation: harness, library versions, dataset and parameters."""
 
     model_config = ConfigDict(extra="forbid", validate_assignment=True)
 
@@ -43,24 +43,24 @@ class EvalHarness(ABC):
         dataset: str,
         eval_parameters: dict[str, Any],
     ) -> dict[str, Any]:
-        """Run one and return its figures by name."""
+        """Run an evaluation; return its metrics by name."""
 
     def run_from_config(self, config: EvalConfig) -> EvalResult:
-        """Run the one that is described."""
+        """Run the evaluation of a configuration."""
         options = config.model_dump(exclude={"harness_name"})
         return EvalResult(config=config, scores=self.run(**options))
 
     @property
     def name(self) -> str:
-        """The class's."""
+        """The name of the class."""
         return type(self).__name__
 
 
 class InspectAIHarness(EvalHarness):
-    """Runs tasks of Inspect AI's.
+    """Runs Inspect AI tasks.
 
     Args:
-        log_dir: Where its logs go; its own place by default.
+        log_dir: Folder of its logs; Inspect AI's default if None.
     """
 
     def __init__(self, *, log_dir: str | None = None) -> None:
@@ -76,15 +76,15 @@ class InspectAIHarness(EvalHarness):
         """Run a task and return its metrics.
 
         Args:
-            harness_version: Not looked at: what is installed runs.
-            library_versions: Not looked at, likewise.
-            dataset: The task, where the parameters have no `task`.
-            eval_parameters: `model`, and what else `inspect_ai.eval` takes: task_args, model_args, model_base_url,
+            harness_version: Ignored: the installed version is used.
+            library_versions: Ignored too.
+            dataset: The task, if the parameters have no `task`.
+            eval_parameters: `model`, and other arguments of `inspect_ai.eval`: task_args, model_args, model_base_url,
                 max_samples, max_connections, temperature, max_tokens, epochs, solver, scorer.
 
         Raises:
             ImportError: The package `inspect-ai` is not installed.
-            ValueError: No model is named.
+            ValueError: The parameters have no model.
             RuntimeError: The evaluation failed.
         """
         try:

@@ -1,7 +1,7 @@
-"""The released package's way of running code, over the sandbox.
+"""The released package's executor of Python code, implemented with the sandbox.
 
-An environment that was written for it makes a `PyExecutor` a session and calls `run` from a thread. Here each of them
-is an interpreter in a process of its own; those of one server process share what starts them.
+A released environment creates a `PyExecutor` per session and calls `run` from a thread. Here each executor is an
+interpreter in its own process; the executors of one server process share the sandbox that starts them.
 """
 
 import asyncio
@@ -31,10 +31,10 @@ T = TypeVar("T")
 P = ParamSpec("P")
 
 LIMITS: Final = Limits()
-"""Of every interpreter; the released package has no way to ask for others."""
+"""Limits of every interpreter; the released package has no arguments for others."""
 
 CLOSE_TIMEOUT_S: Final = 10.0
-"""How long the end of the process waits for the interpreters' ends."""
+"""Seconds that the exit of the process waits for the interpreters to end."""
 
 HELPERS: Final = """\
 from traceback import format_exc
@@ -43,17 +43,17 @@ def safe_json_dumps(obj):
     import json
     return json.dumps(obj, default=repr)
 """
-"""What released executors give to code, beside Python."""
+"""The names that released executors define for code."""
 
 
 class PyExecutor:
-    """Runs untrusted Python code, and keeps its variables between runs.
+    """Runs untrusted Python code and keeps its variables between runs.
 
-    The interpreter is started by the first run, and ends with this object. Code may import whatever is installed:
-    what it must not do is held back by the sandbox (docs/sandbox.md), not by a list of names.
+    The first run starts the interpreter, which ends with this object. Code may import whatever is installed: the
+    sandbox restricts what it can do (docs/sandbox.md), not a list of names.
 
     Args:
-        additional_imports: Modules that the released package has to be asked for; here they need no permission.
+        additional_imports: Modules that the released package allows on request; here they need no permission.
     """
 
     def __init__(self, additional_imports: Sequence[str] | None = None) -> None:
@@ -68,10 +68,10 @@ class PyExecutor:
         self._bare = True
 
     def run(self, code: str) -> CodeExecResult:
-        """Run code and wait for its end, never longer than the sandbox's limit of time.
+        """Run code and wait for its end, at most for the sandbox's timeout.
 
         Raises:
-            SandboxFailureError: The infrastructure failed, which is no result of the code's.
+            SandboxFailureError: The infrastructure failed, as opposed to the code.
         """
         with self._turn:
             if self._engine is None:
@@ -79,7 +79,7 @@ class PyExecutor:
             engine = self._engine
             if self._session is None:
                 self._session = session = engine.run(engine.sandbox.open, LIMITS)
-                # Released environments drop an executor to begin anew; it has no close().
+                # Released environments drop an executor to start afresh; it has no close().
                 weakref.finalize(self, engine.thread.call_detached, session.close).atexit = False
             if self._bare:
                 _require_result(engine.run(self._session.execute, HELPERS))
@@ -112,7 +112,7 @@ def _result(execution: Execution) -> CodeExecResult:
 
 
 class _Engine:
-    """The sandbox of this process, and the thread that it lives in."""
+    """The sandbox of this process and the thread of its event loop."""
 
     def __init__(self) -> None:
         self.thread = LoopThread()
@@ -124,7 +124,7 @@ class _Engine:
             raise
 
     def run(self, work: Callable[P, Coroutine[Any, Any, T]], /, *args: P.args, **options: P.kwargs) -> T:
-        """Run a coroutine function of the sandbox or of one of its sessions, and wait for it."""
+        """Run a coroutine function of the sandbox or of one of its sessions; return its result."""
         try:
             return self.thread.run(work, *args, **options)
         except ClientClosedError:
@@ -134,7 +134,7 @@ class _Engine:
             ) from None
 
     def close(self) -> None:
-        """End all of it, at the end of the process. Its thread is a daemon, and needs no end of its own."""
+        """Close the sandbox at the exit of the process; the thread is a daemon and need not be stopped."""
 
         async def end() -> None:
             asyncio.get_running_loop().set_default_executor(_Inline())
@@ -147,7 +147,7 @@ class _Engine:
 
 
 class _Inline(ThreadPoolExecutor):
-    """Runs in the calling thread: from Python 3.12 on, a process that is ending starts no other."""
+    """Runs calls in the calling thread: since Python 3.12 no thread can be started while the process exits."""
 
     def submit(self, fn: Callable[P, T], /, *args: P.args, **kwargs: P.kwargs) -> Future[T]:
         """Return a finished future."""
@@ -159,8 +159,8 @@ class _Inline(ThreadPoolExecutor):
         return future
 
 
-# What is registered with atexit comes after the end of all thread pools, which closing needs; concurrent.futures
-# itself registers here, and last comes first.
+# Functions registered with atexit run after the shutdown of all thread pools, which closing needs. concurrent.futures
+# registers its shutdown here too, and the last registered function runs first.
 _at_exit: Final[Callable[..., Any]] = getattr(threading, "_register_atexit", atexit.register)
 _lock = threading.Lock()
 _shared: _Engine | None = None

@@ -1,4 +1,4 @@
-"""The released client of a Gitea server: clones of its repositories in a folder, and git commands there."""
+"""The released client of a Gitea server: clones its repositories into a folder and runs git commands there."""
 
 import os
 import shlex
@@ -23,7 +23,7 @@ PAGE_SIZE: Final = 50
 
 @dataclass
 class RepoInfo:
-    """A repository of the server."""
+    """A repository on the server."""
 
     name: str
     url: str
@@ -32,13 +32,13 @@ class RepoInfo:
 
 
 class GitServerClient:
-    """Clones, resets and runs git in a workspace. The credentials stand in a file of its own, outside of the workspace.
+    """Clones, resets and runs git in a workspace. The credentials are in a separate file outside the workspace.
 
     Args:
-        gitea_url: The server, as `http://gitea:3000`.
-        username: Whose repositories.
-        password: Of that user.
-        workspace_dir: Where the clones are; it is made where it is missing.
+        gitea_url: The server's URL, such as `http://gitea:3000`.
+        username: The owner of the repositories.
+        password: The user's password.
+        workspace_dir: Folder of the clones; created if it is missing.
 
     Attributes:
         is_ready: Whether the server has answered.
@@ -70,7 +70,7 @@ class GitServerClient:
         self._environ = {**os.environ, "GIT_CONFIG_GLOBAL": str(config), "GIT_TERMINAL_PROMPT": "0"}
 
     def wait_for_ready(self, timeout: float = 30) -> bool:
-        """Return whether the server answers within a time, in seconds."""
+        """Wait up to `timeout` seconds for the server; return whether it answers."""
 
         def probe(left_s: float) -> str | None:
             try:
@@ -86,7 +86,7 @@ class GitServerClient:
         """Return name, full_name, clone_url and description of each repository of the user.
 
         Raises:
-            RuntimeError: The server has not answered yet, or refuses.
+            RuntimeError: The server is not ready, or refuses the request.
         """
         self._check_ready()
         repositories: list[Any] = []
@@ -106,18 +106,18 @@ class GitServerClient:
         return [{key: repo.get(key) or "" for key in keys} for repo in repositories]
 
     def clone_to_workspace(self, repo_name: str, target_dir: str | None = None, commit: str = "main") -> str:
-        """Clone a repository again and check out a commit.
+        """Clone a repository afresh and check out a commit.
 
         Args:
-            repo_name: Its name.
+            repo_name: The repository's name.
             target_dir: Folder in the workspace; the repository's name by default.
-            commit: A commit or branch; "main" is whatever branch the server's own is.
+            commit: A commit or branch; "main" means the server's default branch.
 
         Returns:
             The clone's path.
 
         Raises:
-            RuntimeError: The server has not answered yet, or git failed.
+            RuntimeError: The server is not ready, or git failed.
         """
         self._check_ready()
         path = self._folder(target_dir or repo_name)
@@ -130,13 +130,13 @@ class GitServerClient:
         return str(path)
 
     def reset_workspace(self, repo_name: str, commit: str = "main") -> bool:
-        """Bring a clone back to a commit, without any files of others.
+        """Reset a clone to a commit and remove all untracked files.
 
         Raises:
             RuntimeError: There is no such clone, or git failed.
         """
         path = self._clone(repo_name)
-        self._run(["git", "fetch", "--all"], path)  # without a network, what is here may do
+        self._run(["git", "fetch", "--all"], path)  # may fail: the local commits may suffice
         self._git("checkout", "--force", commit, cwd=path)
         on_branch = self._run(["git", "symbolic-ref", "-q", "HEAD"], path).returncode == 0
         remote = self._run(["git", "rev-parse", "-q", "--verify", f"origin/{commit}"], path).returncode == 0
@@ -148,8 +148,8 @@ class GitServerClient:
         """Run git in the workspace.
 
         Args:
-            command: What comes after the word `git`.
-            working_dir: Below the workspace.
+            command: The arguments of git, as one string.
+            working_dir: Folder below the workspace.
 
         Returns:
             Exit code, stdout and stderr.
@@ -164,7 +164,7 @@ class GitServerClient:
         return done.returncode, done.stdout, done.stderr
 
     def get_current_commit(self, repo_name: str) -> str:
-        """Return the hash of the commit that a clone is at.
+        """Return the hash of a clone's current commit.
 
         Raises:
             RuntimeError: There is no such clone, or git failed.
@@ -172,7 +172,7 @@ class GitServerClient:
         return self._git("rev-parse", "HEAD", cwd=self._clone(repo_name)).strip()
 
     def workspace_exists(self, repo_name: str) -> bool:
-        """Whether a repository was cloned."""
+        """Whether a repository has been cloned."""
         return self._folder(repo_name).exists()
 
     def _check_ready(self) -> None:

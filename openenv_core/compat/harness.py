@@ -1,4 +1,4 @@
-"""The released types of sessions that a coding agent works in: what an environment of such agents is built on."""
+"""The released types of a coding agent's sessions, on which environments for such agents are built."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
@@ -8,17 +8,17 @@ from typing import Any, Generic, TypeAlias, TypeVar
 from openenv_core.tools import Tool
 
 Message: TypeAlias = dict[str, Any]
-"""A chat message by its fields, `role` and `content` among them."""
+"""A chat message as a dict, with `role` and `content` among its fields."""
 
 
 @dataclass
 class ToolResult:
-    """What a tool of a session gave.
+    """The result of a tool call.
 
     Attributes:
         data: The value.
         done: Whether the rollout is over.
-        metadata: Anything else.
+        metadata: Additional data.
         error: Why there is no value.
     """
 
@@ -30,13 +30,13 @@ class ToolResult:
 
 @dataclass
 class VerifyResult:
-    """How a rollout ended.
+    """The outcome of a rollout.
 
     Attributes:
-        env_reward: The environment's own reward; None where it gave none.
-        done: Whether its episode is over.
-        metrics: Figures by name.
-        artifacts: What it leaves behind, by name.
+        env_reward: The environment's reward; None if it gave none.
+        done: Whether the episode is over.
+        metrics: Metrics by name.
+        artifacts: Artifacts by name.
     """
 
     env_reward: float | None = None
@@ -46,7 +46,7 @@ class VerifyResult:
 
 
 class ResourceSession(ABC):
-    """What one rollout of an agent works with."""
+    """The session of one rollout of an agent."""
 
     @abstractmethod
     def initial_messages(self) -> list[Message]:
@@ -54,7 +54,7 @@ class ResourceSession(ABC):
 
     @abstractmethod
     def list_tools(self) -> list[Tool]:
-        """Return the tools that there are."""
+        """Return the available tools."""
 
     @abstractmethod
     def call_tool(self, name: str, arguments: dict[str, Any]) -> ToolResult:
@@ -62,7 +62,7 @@ class ResourceSession(ABC):
 
     @abstractmethod
     def verify(self, transcript: Sequence[Message], final_state: Any | None = None) -> VerifyResult:
-        """Return how the rollout ended, once the agent has stopped."""
+        """Return the outcome of the rollout after the agent has stopped."""
 
     @abstractmethod
     def close(self) -> None:
@@ -73,7 +73,7 @@ SessionT = TypeVar("SessionT", bound=ResourceSession)
 
 
 class ResourceSessionFactory(ABC, Generic[SessionT]):
-    """Makes sessions, each apart from the others."""
+    """Creates sessions that are isolated from each other."""
 
     @abstractmethod
     def create(self, task: Any, seed: int | None = None, episode_id: str | None = None) -> SessionT:

@@ -1,4 +1,4 @@
-"""The import hook: modules under the released package's names whose attributes are ours, found when they are used."""
+"""The import hook: modules under the released package's names, whose attributes resolve to ours on access."""
 
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -14,23 +14,23 @@ from typing import Any, Final, TypeAlias
 from openenv_core.compat.names import MODULES, module_for
 
 GROUP: Final = "ropewalk.compat"
-"""Entry points of what installed packages provide."""
+"""Entry points by which installed packages provide names."""
 
 DOCS: Final = "docs/compatibility.md"
 
 Target: TypeAlias = str | Callable[..., Any]
-"""`module:attribute`, or the object itself."""
+"""An object as `module:attribute`, or the object itself."""
 
 Extra: TypeAlias = Mapping[str, Mapping[str, Target]]
-"""Names beyond the table, by released module."""
+"""Names in addition to the table, by released module."""
 
 
 class NotProvidedError(ModuleNotFoundError):
-    """A name of the released package that is not provided here yet."""
+    """A name of the released package that Ropewalk does not provide."""
 
 
 class ReleasedNames:
-    """What every released name is here."""
+    """Resolves every released name to its counterpart here."""
 
     def __init__(self, extra: Extra) -> None:
         self.extra: dict[str, dict[str, Target]] = {module: dict(names) for module, names in extra.items()}
@@ -43,7 +43,7 @@ class ReleasedNames:
             yield from self.available(other)
 
     def target(self, module: str, name: str) -> Target | None:
-        """Return what a name is; None where it is not provided."""
+        """Return the target of a name; None if it is not provided."""
         if (target := self.extra.get(module, {}).get(name) or MODULES[module].names.get(name)) is not None:
             return target
         for other in MODULES[module].also:
@@ -52,7 +52,7 @@ class ReleasedNames:
         return _find_extras().get(module, {}).get(name)
 
     def later(self, module: str, name: str) -> str | None:
-        """Return what a name that is not provided belongs to; None where the released package has no such name."""
+        """Return what an unprovided name belongs to; None if the released package has no such name."""
         entry = MODULES[module]
         also = (self.later(other, name) for other in entry.also)
         return entry.later.get(name) or next(filter(None, also), None) or entry.rest
@@ -60,10 +60,10 @@ class ReleasedNames:
 
 @cache
 def _find_extras() -> Extra:
-    """Return the names that installed packages bring. Not before one is wanted that is not in the table."""
+    """Return the names of installed packages; called only for a name that is not in the table."""
     modules: dict[str, dict[str, Target]] = {}
     for point in entry_points(group=GROUP):
-        with suppress(ImportError):  # the package is there, and what it needs is not
+        with suppress(ImportError):  # the package is installed, but not its requirements
             for module, names in point.load().items():
                 modules.setdefault(module, {}).update(names)
     return modules
@@ -78,10 +78,10 @@ class AliasModule(ModuleType):
         self.__all__ = sorted(set(names.available(source)))
 
     def __getattr__(self, name: str) -> Any:
-        """Find a name.
+        """Resolve a name.
 
         Raises:
-            NotProvidedError: The released package has it, and Ropewalk has not yet.
+            NotProvidedError: The released package has the name, but Ropewalk does not.
             AttributeError: Neither has it.
         """
         if name.startswith("__"):
@@ -119,33 +119,33 @@ def resolve(target: Target) -> Any:
 
 
 class Hook(MetaPathFinder, Loader):
-    """Finds the released package's modules."""
+    """Finds and loads the released package's modules."""
 
     def __init__(self, extra: Extra) -> None:
         self.names = ReleasedNames(extra)
 
     def add(self, extra: Extra) -> None:
-        """Provide more names, before those of the table."""
+        """Provide more names, which take precedence over the table's."""
         for module, names in extra.items():
             self.names.extra.setdefault(module, {}).update(names)
 
     def find_spec(
         self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
     ) -> ModuleSpec | None:
-        """Answer for the modules of the table and for no others."""
+        """Return a spec for the modules of the table, otherwise None."""
         source = module_for(fullname)
         if source is None:
             return None
         return ModuleSpec(fullname, self, origin="openenv_core.compat", is_package=MODULES[source].package)
 
     def create_module(self, spec: ModuleSpec) -> ModuleType:
-        """Make an empty module that knows where to look."""
+        """Create the module, whose names are resolved on access."""
         source = module_for(spec.name)
         assert source is not None
         return AliasModule(spec.name, source, self.names)
 
     def exec_module(self, module: ModuleType) -> None:
-        """Put a module of ours in its place, where it stands for one. Others resolve names when they are asked for."""
+        """Replace the module by ours if it has a `whole` counterpart; other modules need nothing."""
         source = module_for(module.__name__)
         if source is not None and (whole := MODULES[source].whole) is not None:
             sys.modules[module.__name__] = import_module(whole)

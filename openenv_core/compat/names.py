@@ -1,8 +1,8 @@
-"""What released environment folders import, and what each name is here: data only.
+"""The names that released environment folders import, and their counterparts here: data only.
 
-A target is `module:attribute` of this package. Names whose part is not built yet are listed as such, so that an
-import of one is answered with its name instead of a riddle. The names of the server's side are handed to
-`install` by `servers`, since this package knows nobody above it.
+A target is `module:attribute` of this package. Names that are not provided are listed too, so that the error of an
+import can say what they belong to. `servers` provides the names of the server's side through `install`, since this
+package must not import it.
 """
 
 from collections.abc import Mapping
@@ -10,10 +10,10 @@ from dataclasses import dataclass, field
 from typing import Final
 
 RELEASED: Final = "openenv"
-"""The released package's name for imports."""
+"""The released package's import name."""
 
 FORMER: Final = "openenv_core"
-"""Its name until 0.2, which is now ours: the same modules are found below it."""
+"""Its import name until 0.2, now that of our package: the same modules are found below it."""
 
 _PROVIDERS = (
     "hosts of containers that have no adapter here; openenv_core.providers has LocalDockerProvider and "
@@ -29,12 +29,12 @@ class Module:
     """One module of the released package.
 
     Attributes:
-        names: What each name is here.
+        names: The target of each name.
         later: Names that are not provided, each with what it belongs to.
         also: Modules whose names it has too.
-        package: Whether modules lie below it.
-        rest: What every other name belongs to, where the whole module is not provided.
-        whole: The module of ours that it is, private names included: who patches one in it patches ours.
+        package: Whether it is a package.
+        rest: What all other names belong to, if the rest of the module is not provided.
+        whole: Our module that replaces it, private names included, so that a patch of one takes effect in ours.
     """
 
     names: Mapping[str, str] = field(default_factory=dict)
@@ -46,7 +46,7 @@ class Module:
 
 
 def _names_in(module: str, names: str) -> dict[str, str]:
-    """Return where names are that a module of ours has under the same ones."""
+    """Return the targets of names that one of our modules has under the same names."""
     return {name: f"{module}:{name}" for name in names.split()}
 
 
@@ -228,11 +228,11 @@ MODULES: Final[Mapping[str, Module]] = {
 }
 
 FORMER_ROOTS: Final = ("env_server", "client_types", "env_client", "http_env_client", "containers")
-"""Which modules of `openenv.core` are found below `openenv_core` too; no module of ours has one of these names."""
+"""Modules of `openenv.core` that are found below `openenv_core` too; none of our modules has one of these names."""
 
 
 def module_for(fullname: str) -> str | None:
-    """Return the released module that an import asks for, None where it is none of ours to answer."""
+    """Return the released module of an import's name; None if the table has no such module."""
     if fullname == RELEASED or fullname.startswith(f"{RELEASED}."):
         return fullname if fullname in MODULES else None
     root, _, below = fullname.partition(".")

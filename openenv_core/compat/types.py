@@ -1,4 +1,4 @@
-"""The released names of types: what crosses the wire, JSON-RPC, and what chat and coding environments name."""
+"""The released types: messages on the wire, JSON-RPC, and types of chat and coding environments."""
 
 import inspect
 import json
@@ -28,7 +28,7 @@ class Message(TypedDict):
 
 
 class ModelTokenizer(Protocol):
-    """What such environments use of a tokenizer."""
+    """The methods of a tokenizer that chat environments use."""
 
     def apply_chat_template(
         self,
@@ -44,12 +44,12 @@ class ModelTokenizer(Protocol):
 
 
 class CodeExecResult(BaseModel):
-    """What running code gave.
+    """The result of running code.
 
     Attributes:
-        stdout: What was printed; then, on a line of its own, the `repr` of a last expression's value.
-        stderr: What was printed there, the traceback, and why code did not end by itself.
-        exit_code: 0 where it came to its end.
+        stdout: The code's output, followed on its own line by the `repr` of the last expression's value.
+        stderr: The code's error output, the traceback, and why the code was ended, if it was.
+        exit_code: 0 if the code ran to its end.
     """
 
     model_config = ConfigDict(extra="forbid", validate_assignment=True)
@@ -60,13 +60,13 @@ class CodeExecResult(BaseModel):
 
 
 class BaseMessage(BaseModel):
-    """A model without further keys."""
+    """A model that forbids extra keys."""
 
     model_config = ConfigDict(extra="forbid", arbitrary_types_allowed=True)
 
 
 class JsonRpcErrorCode(IntEnum):
-    """What can be wrong with a request."""
+    """Error codes of JSON-RPC."""
 
     PARSE_ERROR = jsonrpc.PARSE_ERROR
     INVALID_REQUEST = jsonrpc.INVALID_REQUEST
@@ -87,14 +87,14 @@ _TEXTS: Final = {
 
 
 class McpMethod(StrEnum):
-    """The methods of tools."""
+    """The MCP methods for tools."""
 
     TOOLS_LIST = "tools/list"
     TOOLS_CALL = "tools/call"
 
 
 class JsonRpcError(BaseMessage):
-    """What was wrong."""
+    """An error of JSON-RPC."""
 
     code: int
     message: str
@@ -104,16 +104,16 @@ class JsonRpcError(BaseMessage):
     def from_code(
         cls, code: JsonRpcErrorCode, message: str | None = None, data: Any = None
     ) -> "JsonRpcError":
-        """Return an error; without a message, with the words that JSON-RPC has for the code."""
+        """Return an error, by default with JSON-RPC's standard message for the code."""
         return cls(code=int(code), message=message or _TEXTS.get(code, "Unknown error"), data=data)
 
 
 class JsonRpcRequest(jsonrpc.RpcRequest):
-    """One request."""
+    """A JSON-RPC request."""
 
 
 class JsonRpcResponse(BaseMessage):
-    """One response: a result or an error, never both on the wire."""
+    """A JSON-RPC response: a result or an error, never both on the wire."""
 
     jsonrpc: Literal["2.0"] = "2.0"
     result: Any = None
@@ -121,18 +121,18 @@ class JsonRpcResponse(BaseMessage):
     id: str | int | None = None
 
     def model_dump(self, **options: Any) -> dict[str, Any]:
-        """Return what goes onto the wire."""
+        """Return the fields that are sent."""
         fields = super().model_dump(**options)
         outcome = "error" if self.error is not None else "result"
         return {name: fields[name] for name in ("jsonrpc", "id", outcome) if name in fields}
 
     def model_dump_json(self, **options: Any) -> str:
-        """Return the JSON that goes onto the wire."""
+        """Return the JSON that is sent."""
         return dumps(self.model_dump(mode="json")).decode()
 
     @classmethod
     def success(cls, result: Any, request_id: str | int | None = None) -> "JsonRpcResponse":
-        """Return the response of a method that has succeeded."""
+        """Return the response to a request that succeeded."""
         return cls(result=result, id=request_id)
 
     @classmethod
@@ -143,19 +143,19 @@ class JsonRpcResponse(BaseMessage):
         data: Any = None,
         request_id: str | int | None = None,
     ) -> "JsonRpcResponse":
-        """Return the response of a method that has failed."""
+        """Return the response to a request that failed."""
         return cls(error=JsonRpcError.from_code(code, message, data), id=request_id)
 
 
 class ServerMode(StrEnum):
-    """What a server offers: episodes too, or tools alone."""
+    """Whether a server offers episodes and tools (simulation) or tools only (production)."""
 
     SIMULATION = "simulation"
     PRODUCTION = "production"
 
 
 class HealthStatus(StrEnum):
-    """What /health says."""
+    """The status in a response of /health."""
 
     HEALTHY = "healthy"
     UNHEALTHY = "unhealthy"
@@ -163,7 +163,7 @@ class HealthStatus(StrEnum):
 
 
 class WSErrorCode(StrEnum):
-    """What an error frame says."""
+    """The codes of error frames."""
 
     INVALID_JSON = codes.INVALID_JSON
     UNKNOWN_TYPE = codes.UNKNOWN_TYPE
@@ -175,20 +175,20 @@ class WSErrorCode(StrEnum):
 
 
 class ResetRequest(ResetOptions):
-    """What /reset takes; further keys are for the environment."""
+    """The body of /reset; extra keys are passed to the environment."""
 
 
 class StepRequest(StepOptions):
-    """What /step takes; likewise."""
+    """The body of /step; extra keys are passed to the environment."""
 
 
 def _message(name: str, doc: str, base: Any = BaseMessage, **fields: Any) -> Any:
-    """Return a model of a message: fields with their defaults, `...` where there is none."""
+    """Return the model of a message, from fields as (type, default); `...` marks a required field."""
     return create_model(name, __base__=base, __doc__=doc, __module__=__name__, **fields)
 
 
 def _frame(name: str, doc: str, kind: str, data: Any = None) -> Any:
-    """Return a model of a frame: its type, and what it carries."""
+    """Return the model of a frame with a type and, unless `data` is None, a field `data`."""
     fields = {} if data is None else {"data": (dict[str, Any], data)}
     return _message(name, doc, type=(Literal[kind], kind), **fields)
 
@@ -233,7 +233,7 @@ WSErrorResponse = _frame("WSErrorResponse", "Tells of a fault.", "error", ...)
 
 
 def serialize_observation(observation: Observation) -> dict[str, Any]:
-    """Return an observation as the wire has it: its reward, its end and its metadata beside it."""
+    """Return an observation in its wire format, with reward, done and metadata beside it."""
     data: dict[str, Any] = json.loads(encode_observation(observation))["data"]
     return data
 
@@ -241,7 +241,7 @@ def serialize_observation(observation: Observation) -> dict[str, Any]:
 def load_environment_metadata(
     env: Any, env_name: str | None = None
 ) -> EnvironmentMetadata | Awaitable[EnvironmentMetadata]:
-    """Return what an environment says of itself; of a class or a factory, what it is called and documented as."""
+    """Return the metadata of an environment; of a class or factory, its name and docstring as metadata."""
     if isinstance(env, Environment):
         return env.get_metadata()
     own_name = str(getattr(env, "__name__", type(env).__name__))
@@ -251,10 +251,10 @@ def load_environment_metadata(
 
 
 def deserialize_action(action_data: Mapping[str, Any], action_cls: type[Action]) -> Action:
-    """Return the action that a dict stands for: of a class, or a call of tools where that may be any action.
+    """Return an action from its fields, of `action_cls`, or a tool action if that class is `Action` itself.
 
     Raises:
-        pydantic.ValidationError: It stands for none.
+        pydantic.ValidationError: The fields are invalid.
     """
     of_tools: dict[str, type[Action]] = {"list_tools": ListToolsAction, "call_tool": CallToolAction}
     if action_cls in (Action, *of_tools.values()):
@@ -263,10 +263,10 @@ def deserialize_action(action_data: Mapping[str, Any], action_cls: type[Action])
 
 
 def deserialize_action_with_preprocessing(action_data: Mapping[str, Any], action_cls: type[Action]) -> Action:
-    """Do the same with what a form gives: arguments as JSON in a text, a number as digits.
+    """Return an action from the fields of a form, in which `arguments` may be JSON and `action_id` digits, as text.
 
     Raises:
-        pydantic.ValidationError: It stands for none.
+        pydantic.ValidationError: The fields are invalid.
     """
     data = dict(action_data)
     for name, read in (("arguments", json.loads), ("action_id", int)):

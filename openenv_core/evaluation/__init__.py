@@ -1,1 +1,1 @@
-"""Policies played in served environments, and what that comes to; nothing here needs torch."""
+"""Plays policies in served environments and computes statistics of their rewards; does not need torch."""

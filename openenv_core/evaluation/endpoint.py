@@ -1,4 +1,4 @@
-"""Asking a server that speaks the OpenAI protocol, patiently, without giving its key away."""
+"""A client of servers of the OpenAI protocol that retries, and keeps the key out of messages."""
 
 import asyncio
 import logging
@@ -17,40 +17,40 @@ CONNECT_TIMEOUT_S = 10.0
 MIN_BACKOFF_S = 0.1
 MAX_BACKOFF_S = 5.0
 WARNING_INTERVAL_S = 10.0
-"""How often it is said that a server does not answer."""
+"""Interval of warnings that a server does not answer."""
 MAX_COMPLAINT_CHARS = 64 << 10
-"""Bytes read of an answer that is an error."""
+"""Bytes read of an error response."""
 BUSY = frozenset({408, 425, 429, 500, 502, 503, 504})
-"""Statuses after which the same request may do: the server is overloaded, starting, or was restarted."""
+"""Statuses after which a retry may succeed: the server is overloaded, starting or restarting."""
 REFUSED = frozenset({400, 413, 422})
-"""Statuses that say that the request itself is wrong."""
+"""Statuses that mean that the request itself is invalid."""
 NO_TLS = frozenset({"WRONG_VERSION_NUMBER", "PACKET_LENGTH_TOO_LONG", "HTTP_REQUEST"})
-"""What OpenSSL says where nobody speaks TLS."""
+"""OpenSSL's reasons when the server does not speak TLS."""
 
 _log = logging.getLogger(__name__)
 
 
 class RequestRefusedError(OpenEnvError):
-    """The server rejects the request, for example for too long a prompt."""
+    """The server rejects the request, for example because the prompt is too long."""
 
 
 class EndpointClient:
-    """Asks a server. Belongs to the event loop in which it is made.
+    """A client of one server. Belongs to the event loop in which it is created.
 
     Args:
-        url: The server's, up to and with /v1.
-        key_variable: The environment variable with its key; None where there is none.
-        key: The key itself, in the place of a variable.
-        connections: Requests under way at most.
-        longest: Bytes of an answer at most; nobody shall fill this process's memory.
-        names: What errors call the URL and the name of the variable, or the key: as the user has set them.
+        url: The server's URL, up to and including /v1.
+        key_variable: The environment variable with its key; None if it needs none.
+        key: The key itself, instead of a variable.
+        connections: Maximum number of concurrent requests.
+        longest: Maximum size of a response in bytes, which bounds this process's memory.
+        names: The options that set the URL and the key, or its variable, for error messages.
 
     Attributes:
-        trouble: What was wrong with the last answer, or that there was none.
+        trouble: What was wrong with the last response, or that there was none.
 
     Raises:
-        ConfigurationError: There is no key, or none that can be sent; or the environment's proxies or
-            certificates are wrong.
+        ConfigurationError: The key is missing or cannot be sent; or the environment's proxies or certificates are
+            wrong.
     """
 
     def __init__(
@@ -85,11 +85,11 @@ class EndpointClient:
     async def request(
         self, method: str, path: str, body: dict[str, object] | None = None, attempts: int | None = None
     ) -> bytes:
-        """Ask until there is an answer, or so often; the deadline is the caller's.
+        """Send a request, and retry until the server answers or `attempts` are used up; the caller sets the deadline.
 
         Raises:
-            RequestRefusedError: The server says that what was posted is wrong.
-            ConfigurationError: It is none that can be used, or there was none.
+            RequestRefusedError: The server rejects what was posted.
+            ConfigurationError: The response is unusable, or all attempts have failed.
         """
         pause_s = MIN_BACKOFF_S
         for attempt in count(1):
@@ -138,14 +138,14 @@ class EndpointClient:
         return bytes(content[:longest])
 
     def _log_waiting(self) -> None:
-        """Somebody who waits shall know for what, and not only at the end."""
+        """Log, at most every WARNING_INTERVAL_S, why a request is being retried."""
         now = time.monotonic()
         if self._last_warning_s is None or now - self._last_warning_s >= WARNING_INTERVAL_S:
             self._last_warning_s = now
             _log.warning("%s is asked again, since there was %s", self.url, self.trouble)
 
     def _require_tls(self, error: BaseException) -> None:
-        """Asking again gives no other certificate."""
+        """Raise a ConfigurationError for a TLS fault that a retry cannot mend."""
         fault = next((cause for cause in _causes(error) if isinstance(cause, ssl.SSLError)), None)
         if isinstance(fault, ssl.SSLCertVerificationError):
             raise ConfigurationError(
@@ -186,7 +186,7 @@ class EndpointClient:
         if key is None:
             return None
         where = self._key_name if name is None else f"the environment variable {name} ({self._key_name})"
-        key = key.strip()  # files of keys often end with a new line
+        key = key.strip()  # key files often end with a newline
         if not key:
             raise ConfigurationError(
                 f"expected {where} to hold the key of {self.url}, it is not set here; "
@@ -203,23 +203,23 @@ class EndpointClient:
         return self._plain(content.decode("utf-8", errors="replace"))
 
     def _plain(self, text: str) -> str:
-        """Without our key, which a server may send back, and without what steers a terminal."""
+        """Return a text without the key, which a server may echo, and without control characters."""
         return plain(text if self._key is None else text.replace(self._key, "***"))
 
 
 def _transport(url: str, connections: int) -> httpx.AsyncHTTPTransport:
-    """The way to a server. Ours and not httpx's, which would ask a proxy for a server of this very machine."""
+    """Return the transport to a server; httpx's default would use a proxy even for a server on this machine."""
     proxy = proxy_for(url)
     return httpx.AsyncHTTPTransport(
         verify=url.startswith("https:")
-        or proxy is not None,  # to read the certificates takes longer than to ask
+        or proxy is not None,  # loading the certificates takes longer than a request
         proxy=proxy,
         limits=httpx.Limits(max_connections=connections, max_keepalive_connections=connections),
     )
 
 
 def plain(text: str, longest: int = 300) -> str:
-    """What a stranger wrote, fit for one line of a log."""
+    """Return an untrusted text as at most `longest` printable characters on one line."""
     printable = "".join(character if character.isprintable() else " " for character in text[: 4 * longest])
     return " ".join(printable.split())[:longest]
 
@@ -233,5 +233,5 @@ def _causes(error: BaseException | None) -> Iterator[BaseException]:
 def _read_retry_after(response: httpx.Response) -> float:
     try:
         return max(0.0, float(response.headers["Retry-After"]))
-    except (KeyError, ValueError):  # or a date, of which no server of this kind is known
+    except (KeyError, ValueError):  # missing, or a date, which no such server is known to send
         return 0.0

@@ -1,4 +1,4 @@
-"""Who plays: random actions, a Python callable, a model behind the OpenAI protocol, a checkpoint."""
+"""Policies: random actions, a Python callable, a model behind the OpenAI protocol, a checkpoint."""
 
 import asyncio
 import json
@@ -24,38 +24,38 @@ Json: TypeAlias = dict[str, Any]
 
 RANDOM: Final = "random"
 GROUP: Final = "ropewalk.evaluation"
-"""Entry points of packages above this one: `checkpoint` makes a `ChatModel` of a folder, `config` plays a run's."""
+"""Entry points of higher packages: `checkpoint` makes a `ChatModel` of a folder, `config` plays a run's policy."""
 
 MAX_ANSWER_BYTES: Final = 16 << 20
 
 
 class PolicyError(OpenEnvError):
-    """The policy itself is broken, or does not answer; the message says how. It is no episode's fault."""
+    """The policy itself is broken or does not answer, whatever the episode; the message says how."""
 
 
 class PolicyLostError(OpenEnvError):
-    """The policy did not answer in time: one episode is lost by that, and may be played again."""
+    """The policy did not answer in time: this episode is lost and may be played again."""
 
 
 Act: TypeAlias = Callable[[Json], Any]
-"""Given an observation's fields, returns an action's: a mapping or a model, or an awaitable of one."""
+"""Maps an observation's fields to an action: a mapping or a model, or an awaitable of one."""
 
 
 class ActionPolicy(Protocol):
-    """Answers observations with actions."""
+    """A policy that answers observations with actions."""
 
     def begin(self, key: str, schema: Json, tools: Sequence[Json]) -> Act:
         """Begin an episode.
 
         Args:
-            key: What its random numbers come from.
-            schema: Of actions, as the server has it.
-            tools: Of an environment of tools.
+            key: The seed of its random numbers.
+            schema: The server's JSON schema of actions.
+            tools: The tools of an environment of tools; otherwise empty.
         """
 
 
 class RandomPolicy:
-    """Draws actions from the environment's schema, or calls of its tools with arguments from theirs."""
+    """Draws actions from the environment's schema, or calls of its tools with arguments from their schemas."""
 
     def begin(self, key: str, schema: Json, tools: Sequence[Json]) -> Act:
         """See `ActionPolicy.begin`."""
@@ -79,7 +79,7 @@ class RandomPolicy:
 
 @dataclass(frozen=True, slots=True)
 class CallablePolicy:
-    """A policy that calls a function with each observation; of a class, one object for each episode."""
+    """A policy that calls a function with each observation; a class is instantiated for each episode."""
 
     target: Callable[..., Any]
 
@@ -90,7 +90,7 @@ class CallablePolicy:
 
 @dataclass(frozen=True, slots=True)
 class RequestedCall:
-    """A call that a model has asked for; `arguments` is the text of what is no JSON object."""
+    """A tool call by a model; `arguments` is the raw text if it is not a JSON object."""
 
     id: str
     name: str
@@ -99,14 +99,14 @@ class RequestedCall:
 
 @dataclass(frozen=True, slots=True)
 class ChatAnswer:
-    """What a model has answered: its text, its calls, and both as they are shown to a reader."""
+    """A model's answer: its text and its tool calls."""
 
     text: str
     calls: tuple[RequestedCall, ...] = ()
 
     @property
     def shown(self) -> str:
-        """All of it as text."""
+        """The text and the calls as one text, for a reader."""
         calls = (
             f"<tool_call>{json.dumps({'name': call.name, 'arguments': call.arguments}, ensure_ascii=False)}</tool_call>"
             for call in self.calls
@@ -118,30 +118,30 @@ class Chat(Protocol):
     """One episode's conversation with a model."""
 
     async def answer(self) -> ChatAnswer | None:
-        """Return the next answer; None where there is no room for one in the context.
+        """Return the next answer; None if the context has no room for one.
 
         Raises:
-            PolicyLostError: There was none in time.
+            PolicyLostError: There was no answer in time.
         """
 
     def tell(self, messages: Sequence[Json]) -> None:
-        """Go on with what the answer led to, as messages of the roles `tool` and `user`."""
+        """Append the results of the last answer, as messages of the roles `tool` and `user`."""
 
 
 class ChatModel(Protocol):
-    """Answers chats."""
+    """A policy that plays by chatting."""
 
     def begin(self, messages: Sequence[Json], tools: Sequence[Json], seed: int) -> Chat:
         """Begin a conversation.
 
         Args:
-            messages: What it begins with.
-            tools: Function schemas in OpenAI's form; none where calls are written as text.
-            seed: What the model's random numbers come from, where it samples.
+            messages: The first messages.
+            tools: Function schemas in OpenAI's format; empty if calls are written as text.
+            seed: The seed of the model's sampling.
         """
 
     async def close(self) -> None:
-        """End what was started for it."""
+        """Release all that was started for the model."""
 
 
 AnyPolicy: TypeAlias = ActionPolicy | ChatModel
@@ -154,7 +154,7 @@ def is_url(policy: str) -> bool:
 
 @asynccontextmanager
 async def open_policy(settings: EvaluationSettings) -> AsyncIterator[AnyPolicy]:
-    """Make the policy that is named, and end it behind the block. ConfigurationError: It cannot be found, or made."""
+    """Open the policy of the settings, and close it after the block; ConfigurationError if it cannot be loaded."""
     if settings.policy == RANDOM:
         yield RandomPolicy()
     elif is_url(settings.policy):
@@ -179,7 +179,7 @@ def _is_folder(policy: str) -> bool:
 
 
 def load_provided(name: str, expected: str) -> Any:
-    """Return what a package above this one offers to evaluations. ConfigurationError: none does."""
+    """Return an entry point of GROUP, loaded; ConfigurationError if no installed package provides it."""
     point = next(iter(entry_points(group=GROUP, name=name)), None)
     with installed_with("rl", expected):
         if point is None:
@@ -206,7 +206,7 @@ def _import_callable(text: str) -> Callable[..., Any]:
         raise ConfigurationError(f"cannot import the policy {text!r}: {error}") from error
     if not callable(target):
         raise ConfigurationError(f"expected {text!r} to be callable, got {type(target).__name__}")
-    return target  # type: ignore[no-any-return]  # it is one
+    return target  # type: ignore[no-any-return]  # checked above
 
 
 class _Function(BaseModel):
@@ -236,7 +236,7 @@ class EndpointModel:
     """A model behind a server of the OpenAI chat protocol.
 
     Raises:
-        ConfigurationError: There is no key.
+        ConfigurationError: The key is missing.
     """
 
     def __init__(self, settings: EvaluationSettings) -> None:
@@ -250,7 +250,7 @@ class EndpointModel:
         )
 
     async def start(self) -> None:
-        """See which models there are. ConfigurationError: not the one that is asked for."""
+        """Select the model by the server's list; ConfigurationError if it does not serve the requested model."""
         listed = await self.request("GET", "/models")
         names = [str(model.get("id")) for model in listed.get("data", []) if isinstance(model, Mapping)]
         if self.model is None and len(names) == 1:
@@ -262,7 +262,7 @@ class EndpointModel:
             )
 
     async def request(self, method: str, path: str, body: Json | None = None) -> Json:
-        """Ask the server, until it answers or the time is up."""
+        """Send a request, with retries, within `policy_timeout_s`; return the JSON object of the response."""
         limit_s = self.settings.policy_timeout_s
         try:
             async with asyncio.timeout(limit_s):
@@ -292,7 +292,7 @@ class EndpointModel:
 
 
 class EndpointChat:
-    """See `Chat`."""
+    """A `Chat` with an `EndpointModel`."""
 
     def __init__(self, model: EndpointModel, messages: list[Json], tools: list[Json], seed: int) -> None:
         self._model = model
@@ -315,7 +315,7 @@ class EndpointChat:
         try:
             response = await self._model.request("POST", "/chat/completions", body)
         except RequestRefusedError as error:
-            if self._answers:  # the chat has grown beyond the context
+            if self._answers:  # the chat has outgrown the context
                 return None
             raise PolicyError(
                 f"{settings.policy} refuses the first request of an episode: {error}; --mode text does without tools"

@@ -1,4 +1,4 @@
-"""What rewards come to: means, shares and differences, and how sure one can be of them."""
+"""Statistics of rewards: means, shares and differences, with confidence intervals."""
 
 import math
 import statistics
@@ -13,13 +13,13 @@ TABLE: Final = (
 """Student's t, two-sided at 95%, for 1 to 30 degrees of freedom."""
 NORMAL: Final = 1.959964
 Z95: Final = 1.96
-"""The same, as textbooks round it and as the reported intervals of shares were made."""
+"""NORMAL as textbooks round it; the reported intervals of shares use it."""
 
 
 def student_95(degrees: int) -> float:
-    """How many standard errors a mean's 95% interval reaches to each side, by Student's distribution (1908).
+    """Return the half-width of a mean's 95% interval in standard errors, by Student's distribution (1908).
 
-    Beyond the table by the expansion in 1 / degrees (Abramowitz and Stegun, 26.7.5), which is within 1e-4 there.
+    Beyond the table it uses the expansion in 1 / degrees (Abramowitz and Stegun, 26.7.5), accurate to 1e-4 there.
     """
     if degrees <= len(TABLE):
         return TABLE[degrees - 1]
@@ -28,10 +28,9 @@ def student_95(degrees: int) -> float:
 
 
 def mean_interval(values: Sequence[float]) -> tuple[float, float] | None:
-    """The 95% interval of the mean of values that are drawn independently.
+    """Return the 95% interval of the mean of independently drawn values.
 
-    None with fewer than two values, and where all are the same: from no spread it would be without width, as if nothing
-    were uncertain any more.
+    None with fewer than two values, or if all are equal: the interval would have no width, as if the mean were certain.
     """
     if len(set(values)) < 2:
         return None
@@ -41,7 +40,7 @@ def mean_interval(values: Sequence[float]) -> tuple[float, float] | None:
 
 
 def wilson_interval(successes: int, trials: int) -> tuple[float, float]:
-    """The 95% interval of a share, by Wilson's score (1927), which holds near 0 and 1 too."""
+    """Return the 95% interval of a share, by Wilson's score (1927), which is valid near 0 and 1 too."""
     share = successes / trials
     centre = (share + Z95**2 / (2 * trials)) / (1 + Z95**2 / trials)
     margin = Z95 / (1 + Z95**2 / trials) * math.sqrt(share * (1 - share) / trials + Z95**2 / (4 * trials**2))
@@ -49,11 +48,11 @@ def wilson_interval(successes: int, trials: int) -> tuple[float, float]:
 
 
 def interval_of_tasks(values: Sequence[float]) -> tuple[float, float] | None:
-    """The 95% interval of the mean of one value a task.
+    """Return the 95% interval of the mean of one value per task.
 
-    Wilson's where all are 0 or 1, Student's otherwise. Repetitions of a task are not independent of each other, so a
-    task is one value, the mean of its repetitions: for as many repetitions of each task that is the clustered standard
-    error (Miller, "Adding Error Bars to Evals", 2024, section 2.2).
+    Wilson's if all values are 0 or 1, otherwise Student's. Repetitions of a task are not independent of each other, so
+    a task counts as one value, the mean of its repetitions: with equally many repetitions of each task this is the
+    clustered standard error (Miller, "Adding Error Bars to Evals", 2024, section 2.2).
     """
     if values and set(values) <= {0.0, 1.0}:
         return wilson_interval(round(sum(values)), len(values))
@@ -61,13 +60,13 @@ def interval_of_tasks(values: Sequence[float]) -> tuple[float, float] | None:
 
 
 def pass_at_k(count: int, successes: int, k: int) -> float:
-    """The probability that at least one of k attempts at a task succeeds, estimated without bias from more of them.
+    """Return the unbiased estimate, from `count` attempts, that at least one of k attempts at a task succeeds.
 
     1 - C(n - c, k) / C(n, k), by Chen et al., "Evaluating Large Language Models Trained on Code" (2021), equation 1.
 
     Args:
-        count: Attempts that were scored (n), at least k.
-        successes: How many of them succeeded (c).
+        count: Scored attempts (n), at least k.
+        successes: Successful ones among them (c).
         k: At most `count`.
     """
     return 1.0 - math.comb(count - successes, k) / math.comb(count, k)
@@ -76,16 +75,16 @@ def pass_at_k(count: int, successes: int, k: int) -> float:
 def reward_statistics(
     rewards: Mapping[Any, Sequence[float]], *, success: float | None = None, repetitions: int = 1
 ) -> dict[str, Any]:
-    """What scored episodes come to; those without a reward are no part of any figure.
+    """Return the statistics of scored episodes; episodes without a reward are ignored.
 
     Args:
-        rewards: Of each task, one a repetition that was scored.
-        success: An episode with this reward, or more, is a success; None: with any above 0.
-        repetitions: How many of each task were to be played.
+        rewards: The rewards of each task, one per scored repetition.
+        success: The least reward of a success; None: any reward above 0.
+        repetitions: Planned repetitions of each task.
 
     Returns:
-        `episodes`, `mean_reward` and its `ci95`; `win_rate`, the share of successes (pass@1), and its `win_ci95`; where
-        tasks are repeated `pass_at`, by k above 1: [estimate, interval, tasks that were scored so often].
+        `episodes`, `mean_reward` and its `ci95`; `win_rate`, the share of successes (pass@1), and its `win_ci95`; if
+        tasks are repeated, `pass_at` by k above 1: [estimate, interval, number of tasks with k or more scores].
     """
     scored = {task: list(values) for task, values in rewards.items() if values}
     wins = {task: [is_success(value, success) for value in values] for task, values in scored.items()}
@@ -98,13 +97,13 @@ def reward_statistics(
 
 
 def is_success(reward: float, success: float | None) -> bool:
-    """Whether a reward is a success's."""
+    """Whether a reward is that of a success."""
     return reward > 0.0 if success is None else reward >= success
 
 
 def _estimate(name: str, interval: str, values: Mapping[Any, Sequence[float]]) -> dict[str, Any]:
     groups = [[float(value) for value in task_rewards] for task_rewards in values.values()]
-    # Of one task alone the repetitions are all that varies.
+    # With a single task only its repetitions vary.
     means = groups[0] if len(groups) == 1 else [statistics.fmean(task_rewards) for task_rewards in groups]
     bounds = interval_of_tasks(means)
     return {
@@ -128,14 +127,15 @@ def _pass_at(wins: Mapping[Any, Sequence[bool]], repetitions: int) -> dict[str, 
 def paired_statistics(
     first: Mapping[Any, Sequence[float]], second: Mapping[Any, Sequence[float]]
 ) -> dict[str, Any]:
-    """How much better a second policy did than a first one at the tasks that both have a reward of.
+    """Return how much better a second policy did than a first on the tasks for which both have rewards.
 
-    The interval is Student's of the differences task by task (Miller 2024, section 3.2): what a task's difficulty adds
-    to both cancels out.
+    The interval is Student's, of the differences per task (Miller 2024, section 3.2), in which a task's difficulty
+    cancels out.
 
     Returns:
-        `tasks`, how many both have; `unpaired`, how many only one has; both means over the common ones; `difference`,
-        second less first, and its `ci95`; and on how many tasks the second was `better`, `equal` and `worse`.
+        `tasks`, the number of common tasks; `unpaired`, of tasks that only one has; `first_mean` and `second_mean` over
+        the common tasks; `difference`, second minus first, and its `ci95`; and the number of tasks on which the second
+        was `better`, `equal` and `worse`.
     """
     common = [task for task in first if first[task] and second.get(task)]
     first_means, second_means = (

@@ -1,4 +1,4 @@
-"""Container images of environments: what `ropewalk build` and `ropewalk push` do.
+"""Container images of environments, for `ropewalk build` and `ropewalk push`.
 
-Nothing here loads the Docker SDK or the hub's library before it is asked to work with them.
+Importing these modules loads neither the Docker SDK nor the hub's library.
 """

@@ -1,4 +1,4 @@
-"""The base image that environments stand on, and the installed Ropewalk in the form in which it is put there."""
+"""The base image of environments, and how the installed Ropewalk is packaged for it."""
 
 import hashlib
 import json
@@ -29,16 +29,16 @@ if TYPE_CHECKING:
 
 DISTRIBUTION: Final = "ropewalk"
 EXTRA: Final = "server"
-"""What an environment's container needs of it."""
+"""The extra of Ropewalk that an environment's container needs."""
 
 _EXTRA_MARKER = re.compile(
     r"""^(?P<requirement>[^;]+?)\s*(?:;\s*extra\s*==\s*['"](?P<extra>[^'"]+)['"])?\s*$"""
 )
 WHEEL_TIMEOUT_S: Final = 300
-"""Seconds in which pip has to make the wheel."""
+"""Seconds for pip to build the wheel."""
 
 _EPOCH_S: Final = "315532800"
-"""The time of every file in the wheel: the same files give the same bytes, and the engine's cache holds."""
+"""Modification time of every file in the wheel, so that equal files give equal bytes and the engine's cache hits."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,8 +46,8 @@ class PlacedPackage:
     """Ropewalk in a folder that an image copies.
 
     Attributes:
-        requirement: What pip is told to install; a path is relative to the folder.
-        dependencies: What that needs, with the extra for servers.
+        requirement: The requirement for pip to install; a path is relative to the folder.
+        dependencies: Its dependencies, including those of EXTRA.
     """
 
     requirement: str
@@ -55,13 +55,13 @@ class PlacedPackage:
 
 
 def version() -> str:
-    """Return the version of the installed Ropewalk. ConfigurationError: it is not installed."""
+    """Return the version of the installed Ropewalk; ConfigurationError if it is not installed."""
     tree = source_tree()
     return str(_project(tree)["version"]) if tree is not None else _distribution().version
 
 
 def source_tree() -> Path | None:
-    """Return the folder of the project where Ropewalk is run from its source, as an editable installation is."""
+    """Return the project's folder if Ropewalk runs from its source, as in an editable installation; otherwise None."""
     root = Path(openenv_core.__file__).resolve().parents[1]
     try:
         return root if _project(root)["name"] == DISTRIBUTION else None
@@ -72,11 +72,10 @@ def source_tree() -> Path | None:
 def place(folder: Path) -> PlacedPackage:
     """Put the installed Ropewalk into an empty folder.
 
-    A source tree, and whatever else than an index it was installed from, becomes a wheel. What an index gave, it will
-    give again.
+    An installation from an index becomes a requirement with its version; any other source becomes a wheel.
 
     Raises:
-        ConfigurationError: Ropewalk is not installed, or no wheel can be made of its source.
+        ConfigurationError: Ropewalk is not installed, or no wheel can be built from its source.
     """
     tree = source_tree()
     if tree is not None:
@@ -96,9 +95,9 @@ def place(folder: Path) -> PlacedPackage:
 
 
 def _make_wheel(source: str, folder: Path) -> Path:
-    """Make a wheel of a project's folder, archive, wheel or URL: the same source gives the same bytes."""
+    """Build a wheel from a project's folder, archive, wheel or URL; the same source gives the same bytes."""
     with tempfile.TemporaryDirectory(prefix="ropewalk-wheel-") as scratch:
-        # Nothing is left behind in the source.
+        # Keep build files out of the source.
         settings = Path(scratch) / "setup.cfg"
         settings.write_text(f"[build]\nbuild_base = {scratch}\n[egg_info]\negg_base = {scratch}\n")
         command = [sys.executable, "-m", "pip", "wheel", "--quiet", "--disable-pip-version-check"]
@@ -138,13 +137,13 @@ def _dependencies(installed: Distribution) -> Iterator[str]:
     for line in installed.requires or ():
         match = _EXTRA_MARKER.match(line)
         if match is None:
-            yield line  # with a marker of another kind, which pip understands
+            yield line  # it has another kind of marker, which pip evaluates
         elif match["extra"] in (None, EXTRA):
             yield match["requirement"]
 
 
 FINGERPRINT: Final = "ropewalk.base"
-"""The label that says from what a base was made."""
+"""The label with the digest of the files that a base was built from."""
 
 VERSION: Final = "ropewalk.version"
 
@@ -152,17 +151,17 @@ _SHIPPED: Final = "dockerfiles.base"
 
 
 class Variant(StrEnum):
-    """Which of the two: the name of the Dockerfile's stage that makes it."""
+    """The variants of the base; each value is the Dockerfile's stage that builds it."""
 
     RUNTIME = "ropewalk-runtime"
-    """What environments stand on: the user `env`, and nothing to build with."""
+    """The base of environments: the user `env`, without build tools."""
 
     BUILD = "ropewalk-build"
-    """For Dockerfiles of the released scaffold: root, with uv, git and curl."""
+    """The base for Dockerfiles of the released scaffold: root, with uv, git and curl."""
 
 
 def tags(variant: Variant) -> tuple[str, ...]:
-    """Return what the installed Ropewalk's base is called: by its version first."""
+    """Return the tags of the installed Ropewalk's base, the one with its version first."""
     own = version().replace("+", "-")
     if variant is Variant.BUILD:
         return f"{OUR_BASE}:{own}-build", f"{OUR_BASE}:build"
@@ -178,10 +177,10 @@ def ensure(
     pull: bool = False,
     always: bool = False,
 ) -> str:
-    """Return the base's tag, after making it where it is missing or made from another Ropewalk.
+    """Build the base if it is missing or was built from another Ropewalk; return its tag.
 
     Raises:
-        BuildError: It cannot be made.
+        BuildError: It cannot be built.
     """
     named = tags(variant)
     with context() as request:
@@ -209,7 +208,7 @@ def _read_fingerprint(api: "docker.APIClient", tag: str) -> str | None:
 
 @contextmanager
 def context() -> Iterator[BuildRequest]:
-    """Put together, in a folder that lasts as long as the block, what the base is built from."""
+    """Yield a request to build the base, whose context is a folder that is removed after the block."""
     try:
         shipped = files(_SHIPPED)
     except ModuleNotFoundError as error:
@@ -234,7 +233,7 @@ def context() -> Iterator[BuildRequest]:
 
 
 def _fingerprint(folder: Path) -> str:
-    """Return a digest of the names and contents in a folder."""
+    """Return a digest of the names and contents of a folder's files."""
     hasher = hashlib.sha256()
     for path in sorted(folder.rglob("*")):
         if path.is_file():

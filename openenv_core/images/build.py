@@ -1,4 +1,4 @@
-"""Building the image of an environment: which Dockerfile, what it stands on, what the image is called."""
+"""Builds the image of an environment: finds its Dockerfile, its base image and its tags."""
 
 import difflib
 import os
@@ -31,7 +31,7 @@ PREDEFINED_ARGS: Final = frozenset(
     for upper in ("HTTP_PROXY", "HTTPS_PROXY", "FTP_PROXY", "NO_PROXY", "ALL_PROXY")
     for name in (upper, upper.lower())
 )
-"""Build arguments that every Dockerfile takes without an ARG."""
+"""Build arguments that every Dockerfile accepts without an ARG."""
 
 ENVIRONMENT: Final = "ropewalk.environment"
 """The label with the environment's name."""
@@ -47,13 +47,13 @@ _RELEASED = re.compile(rf"(^|/){RELEASED_BASE}(:|@|$)")
 
 @dataclass(frozen=True, slots=True)
 class BuildPlan:
-    """What will be done for one environment.
+    """The plan of one environment's build.
 
     Attributes:
-        name: What the environment is called.
-        request: The image to build; a base that is made first is already named in its arguments.
-        variant: The base of ours that it stands on; None: it stands on something else.
-        notes: What a person should know before.
+        name: The environment's name.
+        request: The image to build; its arguments already name the base, even if that must be built first.
+        variant: The variant of our base that it uses; None: another base.
+        notes: Notes for the user, shown before the build.
     """
 
     name: str
@@ -72,19 +72,19 @@ def plan(
     no_cache: bool = False,
     pull: bool = False,
 ) -> BuildPlan:
-    """Read a folder and say how its image is built.
+    """Plan the build of a folder's image.
 
     Args:
-        folder: The environment's own folder, which is all that COPY sees.
-        tags: What the image is called; `{name}` stands for the environment's name. By default `NAME-env:latest`.
-        build_args: Values for ARGs that the Dockerfile has.
-        base_image: What the image stands on, instead of ours.
+        folder: The environment's folder, which is the build context.
+        tags: The image's tags; `{name}` stands for the environment's name. By default `NAME-env:latest`.
+        build_args: Values for ARGs of the Dockerfile.
+        base_image: The base image to use instead of ours.
         file: The Dockerfile, relative to the folder.
-        no_cache: Do every step anew.
-        pull: Ask the registry for newer images to stand on.
+        no_cache: Whether to build without the engine's cache.
+        pull: Whether to pull newer base images from the registry.
 
     Raises:
-        ConfigurationError: The folder is no environment, or cannot be built that way.
+        ConfigurationError: The folder is not an environment, or cannot be built with these arguments.
     """
     path = _dockerfile_of(folder, file)
     if not (folder / MANIFEST).is_file() and (folder.parent / MANIFEST).is_file():
@@ -121,7 +121,7 @@ def plan(
             build_args=arguments,
             labels={ENVIRONMENT: name},
             no_cache=no_cache,
-            # Our base is made here; a registry does not have it.
+            # Our base is built on this machine; no registry has it.
             pull=pull and variant is None,
         ),
         variant=variant,
@@ -130,7 +130,7 @@ def plan(
 
 
 def name_of(folder: Path) -> str:
-    """Return what the environment in a folder is called: by its manifest, or as the folder is."""
+    """Return the name of a folder's environment, from its manifest or else the folder's name."""
     name = None
     with suppress(ManifestError):
         name = read_keys(folder).get("name")
@@ -138,7 +138,7 @@ def name_of(folder: Path) -> str:
 
 
 def default_tag(name: str) -> str:
-    """Return what an environment's image is called: `blackjack-env:latest` for `blackjack` and `blackjack_env`."""
+    """Return the default tag of an environment: `blackjack-env:latest` for `blackjack` and `blackjack_env`."""
     short = re.sub(r"[^a-z0-9]+", "-", name.lower()).strip("-")
     short = short.removesuffix("-env") or short
     if not short:
@@ -147,10 +147,10 @@ def default_tag(name: str) -> str:
 
 
 def complete_tags(tags: Sequence[str], name: str) -> list[str]:
-    """Fill in the environment's name, and say `latest` where no tag is given.
+    """Fill in the environment's name, and `latest` if a version is missing.
 
     Raises:
-        ConfigurationError: No image can be called that.
+        ConfigurationError: A tag is not a valid name of an image.
     """
     completed = []
     for text in tags:
@@ -166,7 +166,7 @@ def complete_tags(tags: Sequence[str], name: str) -> list[str]:
 
 
 def variant_for(dockerfile: Dockerfile) -> base.Variant | None:
-    """Return which base of ours a Dockerfile asks for by the default of its ARG BASE_IMAGE."""
+    """Return the variant of our base that is the default of a Dockerfile's ARG BASE_IMAGE; None if it is none."""
     if not dockerfile.takes_base:
         return None
     default = dockerfile.args[BASE_ARG] or ""
@@ -178,10 +178,10 @@ def variant_for(dockerfile: Dockerfile) -> base.Variant | None:
 
 
 def read_build_args(arguments: Sequence[str]) -> dict[str, str]:
-    """Read `NAME=VALUE`, or `NAME` for the value that this shell's variable has.
+    """Parse arguments `NAME=VALUE`, or `NAME` for the value of this process's environment variable.
 
     Raises:
-        ConfigurationError: A word is neither.
+        ConfigurationError: An argument is neither.
     """
     values: dict[str, str] = {}
     for argument in arguments:
@@ -233,11 +233,11 @@ def _refuse_unknown(build_args: Mapping[str, str], dockerfile: Dockerfile, path:
 
 
 def build(api: "docker.APIClient", planned: BuildPlan) -> str:
-    """Build one environment's image and return its identity; docker's own output goes to standard error.
+    """Build an environment's image and return its id; docker's output goes to standard error.
 
     Raises:
         BuildError: A step failed, or the engine refused the build.
-        ConfigurationError: There is no command `docker`.
+        ConfigurationError: The command `docker` is not installed.
     """
     for note in planned.notes:
         sys.stderr.write(f"note: {note}\n")
@@ -248,7 +248,7 @@ def build(api: "docker.APIClient", planned: BuildPlan) -> str:
 
 
 def refuse_same_tags(plans: Sequence[tuple[str, BuildPlan | None]]) -> None:
-    """Refuse to build environments of one command that would become images of the same name: ConfigurationError."""
+    """Raise a ConfigurationError if two environments of one command would have the same tag."""
     owners: dict[str, str] = {}
     for target, planned in plans:
         for tag in planned.request.tags if planned is not None else ():

@@ -1,4 +1,4 @@
-"""The engine that images are built and kept with: `docker build`, and the removal of images that a build supersedes."""
+"""Work with the container engine: `docker build`, and the removal of images that a build supersedes."""
 
 import contextlib
 import os
@@ -24,16 +24,16 @@ if TYPE_CHECKING:
     import docker
 
 RESPONSE_TIMEOUT_S: Final = 120
-"""Seconds that the engine may take to answer."""
+"""Seconds that the engine may take to reply."""
 
 
 @contextmanager
 def engine() -> Iterator["docker.APIClient"]:
-    """Open a connection to the engine, and close it in the end.
+    """Open a connection to the engine, and close it after the block.
 
     Raises:
-        ConfigurationError: The Docker SDK is not installed, or the engine is named in a way that cannot be followed.
-        EngineUnavailableError: Nobody answers, or not to this user.
+        ConfigurationError: The Docker SDK is not installed, or the engine's address is invalid.
+        EngineUnavailableError: The engine does not reply, or this user has no access.
     """
     with installed_with("docker", "the Docker SDK"):
         import docker
@@ -66,10 +66,10 @@ def engine() -> Iterator["docker.APIClient"]:
 
 
 CANCEL_TIMEOUT_S: Final = 15.0
-"""Seconds that the command `docker` gets to cancel what it does."""
+"""Seconds that the command `docker` gets to cancel its work."""
 
 _TAIL_LINES: Final = 200
-"""Lines of the command's output that are kept for an error."""
+"""Lines of the command's output that are kept for error messages."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -77,15 +77,15 @@ class BuildRequest:
     """One image to build.
 
     Attributes:
-        context: The folder that the Dockerfile's COPY sees.
-        dockerfile: Relative to the context.
-        tags: What the image is called; at least one.
+        context: The folder of the build context.
+        dockerfile: Path of the Dockerfile, relative to the context.
+        tags: The image's tags; at least one.
         build_args: Values of its ARGs.
-        labels: Put on the image.
+        labels: Labels of the image.
         target: The stage to build; None: the last.
-        no_cache: Do every step anew.
-        pull: Ask the registry for newer images to stand on.
-        timeout_s: Seconds after which it is cancelled; None: its user's patience.
+        no_cache: Whether to build without the engine's cache.
+        pull: Whether to pull newer base images from the registry.
+        timeout_s: Seconds after which the build is cancelled; None: no limit.
     """
 
     context: Path
@@ -100,11 +100,11 @@ class BuildRequest:
 
 
 def build_image(request: BuildRequest) -> str:
-    """Build an image by `docker build`, whose output goes to standard error, and return the image's identity.
+    """Build an image with `docker build`, whose output goes to standard error, and return the image's id.
 
     Raises:
         BuildError: A step failed, or the engine refused the build.
-        ConfigurationError: There is no command `docker`.
+        ConfigurationError: The command `docker` is not installed.
     """
     with tempfile.TemporaryDirectory(prefix="ropewalk-build-") as folder:
         identity = Path(folder) / "image"
@@ -140,12 +140,12 @@ def build_image(request: BuildRequest) -> str:
 
 
 def run_docker(*arguments: str, timeout_s: float | None = None) -> tuple[int, list[str]]:
-    """Run the command `docker`, pass its output on to standard error, and return its status and its last lines.
+    """Run the command `docker` with its output on standard error; return its exit status and last lines.
 
-    Ctrl-C cancels it in order, as the time-out does.
+    Ctrl-C and the timeout interrupt it, so that it cancels its work in order.
 
     Raises:
-        ConfigurationError: There is no such command.
+        ConfigurationError: The command is not installed.
     """
     from openenv_core.providers.docker.engine import find_engine
 
@@ -167,7 +167,7 @@ def run_docker(*arguments: str, timeout_s: float | None = None) -> tuple[int, li
         stderr=subprocess.STDOUT,
         text=True,
         errors="replace",
-        start_new_session=True,  # Ctrl-C comes here alone, and is passed on once
+        start_new_session=True,  # only this process receives Ctrl-C, and passes it on once
     )
     assert process.stdout is not None
     last: deque[str] = deque(maxlen=_TAIL_LINES)
@@ -197,7 +197,7 @@ def run_docker(*arguments: str, timeout_s: float | None = None) -> tuple[int, li
 
 
 def find_image(api: "docker.APIClient", image: str) -> dict[str, Any] | None:
-    """Return what the engine knows of an image; None where it has none of that name."""
+    """Return the engine's details of an image; None if it has no image of that name."""
     from docker.errors import ImageNotFound
 
     try:
@@ -208,25 +208,25 @@ def find_image(api: "docker.APIClient", image: str) -> dict[str, Any] | None:
 
 
 def labels_of(image: Mapping[str, Any]) -> dict[str, str]:
-    """Return the labels of what `find_image` found."""
+    """Return the labels in an image's details."""
     return (image.get("Config") or {}).get("Labels") or {}
 
 
 PARTS: Final = "ropewalk.parts"
-"""The label of the base's first stage, which stays behind nameless as the engine's cache."""
+"""The label of the base's first stage, which remains untagged as the engine's cache."""
 
 RECENT_STAGE_AGE_S: Final = 600
-"""Seconds in which a first stage may still be waited for by another build on this engine."""
+"""Seconds during which another build on this engine may still need a first stage."""
 
 _OURS: Final = "ropewalk."
 
 
 @contextlib.contextmanager
 def replace_tags(api: "docker.APIClient", tags: Sequence[str]) -> Iterator[None]:
-    """Remove what had these names before the block, where it ended well and nothing needs that any more.
+    """Remove the images that had these tags before the block, if the block succeeds and nothing else needs them.
 
-    Only images that `ropewalk build` made are removed. One that has another name, that a container was made of, or
-    that another image stands on stays; it goes when the last of those is built anew.
+    Only images built by `ropewalk build` are removed. One with another tag, a container, or an image based on it stays;
+    it is removed when the last of those is rebuilt.
     """
     before = {image_id for tag in tags if (image_id := _find_own_image(api, tag)) is not None}
     yield
@@ -243,10 +243,10 @@ def _find_own_image(api: "docker.APIClient", tag: str) -> str | None:
 
 
 def _remove(api: "docker.APIClient", image: str) -> None:
-    """Remove an image without names, and what was only its own of the steps below."""
+    """Remove an untagged image, and the layers that only it uses."""
     from docker.errors import APIError
 
-    # What cannot be removed is left: the build itself has gone well.
+    # Failures are ignored: the build itself has succeeded.
     with contextlib.suppress(APIError, OSError):
         details = find_image(api, image)
         if details is not None and not details.get("RepoTags") and not details.get("RepoDigests"):
@@ -254,7 +254,7 @@ def _remove(api: "docker.APIClient", image: str) -> None:
 
 
 def _remove_old_parts(api: "docker.APIClient") -> None:
-    """Keep the newest of the first stages, which the next base is made from, and those that may be in use."""
+    """Remove all first stages but the newest, on which the next base is built, and recent ones, possibly in use."""
     from docker.errors import APIError
 
     parts: list[dict[str, Any]] = []

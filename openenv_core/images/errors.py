@@ -1,4 +1,4 @@
-"""What can go wrong with images, and what to do about what builds commonly fail of."""
+"""Errors with images, and remedies for common failures of builds."""
 
 import re
 from typing import Final
@@ -7,7 +7,7 @@ from openenv_core.errors import OpenEnvError
 
 
 class ImageError(OpenEnvError):
-    """The root of what goes wrong with images."""
+    """Base class of errors with images."""
 
 
 class BuildError(ImageError):
@@ -18,19 +18,19 @@ class BuildError(ImageError):
 
 
 class PushError(ImageError):
-    """An image or a folder did not arrive where it was pushed to."""
+    """An image or a folder could not be pushed."""
 
 
 class NotReachedError(PushError):
-    """Nobody answers at that address."""
+    """The registry or hub does not answer."""
 
 
 class NotAllowedError(PushError):
-    """The other side does not know us, or does not let us write there."""
+    """The registry or hub refuses our credentials, or write access."""
 
 
 class NoSuchImageError(PushError):
-    """The engine has no image of that name to push."""
+    """The engine has no image of the name to push."""
 
 
 _REMEDIES: Final = (
@@ -89,7 +89,7 @@ _REMEDIES: Final = (
 
 
 def remedy_for(output: str) -> str:
-    """Return what to do about what was said; the first thing that fits, and something general where none does."""
+    """Return the first remedy that fits the output of a build, or else a general one."""
     for pattern, remedy in _REMEDIES:
         if re.search(pattern, output, re.IGNORECASE):
             return remedy

@@ -1,4 +1,4 @@
-"""Pushing an image to a registry."""
+"""Pushes an image to a registry."""
 
 import contextlib
 import re
@@ -28,14 +28,14 @@ _CONNECTION_ERRORS: Final = (
 
 
 def remote_name(image: str, registry: str | None) -> str:
-    """Return what an image is called in a registry: `HOST/NAMESPACE/` and the last part of its name.
+    """Return an image's name in a registry: `HOST/NAMESPACE/` and the last part of its name.
 
     Args:
-        image: Its name here.
-        registry: `HOST[:PORT][/NAMESPACE]`; None: the image's name begins with the registry already.
+        image: Its local name.
+        registry: `HOST[:PORT][/NAMESPACE]`; None if the image's name already begins with the registry.
 
     Raises:
-        ConfigurationError: There is no registry in either, or it cannot be one.
+        ConfigurationError: Neither names a registry, or the registry's name is invalid.
     """
     (name,) = complete_tags([image], "")
     if registry is None:
@@ -55,16 +55,16 @@ def remote_name(image: str, registry: str | None) -> str:
 
 
 def push(api: "docker.APIClient", image: str, remote: str) -> str:
-    """Push an image by `docker push`, under a registry's name, and return its digest there.
+    """Push an image with `docker push` under a registry's name, and return its digest.
 
-    Who we are is what `docker login` has stored. Afterwards the image has the registry's name here too.
+    It uses the credentials stored by `docker login`. Afterwards the local image has the registry's name too.
 
     Raises:
-        ConfigurationError: There is no command `docker`.
-        NoSuchImageError: The engine does not have it.
+        ConfigurationError: The command `docker` is not installed.
+        NoSuchImageError: The engine does not have the image.
         NotReachedError: The registry does not answer.
-        NotAllowedError: It does not let us.
-        PushError: Something else went wrong on the way.
+        NotAllowedError: The registry refuses access.
+        PushError: Any other failure of the push.
     """
     from docker.errors import APIError, ImageNotFound
 

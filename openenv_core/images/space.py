@@ -1,4 +1,4 @@
-"""What a Space of the Hugging Face hub is made of: an environment's folder, staged and uploaded."""
+"""Stages an environment's folder as a Space of the Hugging Face hub, and uploads it."""
 
 import re
 import shutil
@@ -17,10 +17,10 @@ from openenv_core.manifest import MANIFEST, read_keys
 from openenv_core.targets import PORT
 
 PARTS: Final = "ropewalk-base"
-"""The folder of a Space with what its base is built from."""
+"""The folder of a Space with the files that its base is built from."""
 
 HOSTS: Final = "*.hf.space"
-"""The names under which the hub serves Spaces."""
+"""The host names of Spaces."""
 
 _NAME = re.compile(r"[A-Za-z0-9][\w.-]{0,95}/[A-Za-z0-9][\w.-]{0,95}")
 _FRONT = re.compile(r"---\s*\n(?P<yaml>.*?)\n---\s*\n?", re.DOTALL)
@@ -28,7 +28,7 @@ _FRONT = re.compile(r"---\s*\n(?P<yaml>.*?)\n---\s*\n?", re.DOTALL)
 
 @dataclass(slots=True)
 class StagedSpace:
-    """What a Space will hold."""
+    """The contents of a Space: file sizes by path, and reasons by path left out."""
 
     files: dict[str, int]
     left_out: dict[str, str]
@@ -37,25 +37,25 @@ class StagedSpace:
 
 
 def check_name(space: str) -> None:
-    """Refuse what cannot be a Space's name. ConfigurationError: it cannot."""
+    """Raise a ConfigurationError if this is not a valid name of a Space."""
     if not _NAME.fullmatch(space):
         raise ConfigurationError(f"expected --space OWNER/NAME, got {space!r}")
 
 
 def stage(folder: Path, into: Path, *, base_image: str | None = None) -> StagedSpace:
-    """Put together what a Space of an environment holds.
+    """Put the files of an environment's Space into an empty folder.
 
-    The Dockerfile stands at the root, the README begins with what the hub wants to know. The hub builds the image,
-    and it has no base of ours: the Dockerfile makes that first, from parts that go with it, unless `base_image` is
-    one that the hub can pull.
+    The Dockerfile is at the root, and the README begins with the hub's metadata. The hub builds the image and does not
+    have our base: the Dockerfile builds that first, from files in the Space, unless `base_image` is an image that the
+    hub can pull.
 
     Args:
-        folder: The environment's own folder.
+        folder: The environment's folder.
         into: An empty folder.
-        base_image: A public image that stands for ARG BASE_IMAGE.
+        base_image: A public image for ARG BASE_IMAGE.
 
     Raises:
-        ConfigurationError: The folder is no environment, or a file of it holds what looks like a secret.
+        ConfigurationError: The folder is not an environment, or a file contains what looks like a secret.
     """
     path = next((place for place in PLACES if (folder / place).is_file()), None)
     if path is None or not (folder / MANIFEST).is_file():
@@ -97,12 +97,12 @@ def stage(folder: Path, into: Path, *, base_image: str | None = None) -> StagedS
 
 
 def with_default(text: str, arg: str, value: str) -> str:
-    """Return a Dockerfile whose ARG has another default, wherever it stands."""
+    """Return a Dockerfile with another default of an ARG, wherever it is declared."""
     return re.sub(rf"(?im)^(\s*ARG\s+){arg}(=\S*)?[ \t]*$", lambda match: f"{match[1]}{arg}={value}", text)
 
 
 def _copy(folder: Path, into: Path, needed: set[str]) -> dict[str, str]:
-    """Copy what goes, and return what stays. What a Space cannot do without goes whatever the ignore files say."""
+    """Copy the included files and the `needed` ones, even if ignored; return the reasons by path left out."""
     left_out: dict[str, str] = {}
     secrets = []
     for entry in walk(folder):
@@ -127,7 +127,7 @@ def _copy(folder: Path, into: Path, needed: set[str]) -> dict[str, str]:
 
 
 def _with_base(text: str, variant: base.Variant, into: Path) -> str:
-    """Return an environment's Dockerfile after the base's own, and put the base's parts beside it."""
+    """Return the base's Dockerfile followed by an environment's, and put the base's files into the folder."""
     parts = into / PARTS
     if parts.exists():
         raise ConfigurationError(f"expected a folder without {PARTS}, which a Space's base is made from")
@@ -141,14 +141,14 @@ def _with_base(text: str, variant: base.Variant, into: Path) -> str:
         base_text = "".join(section for section in sections if f"AS {base.Variant.BUILD}\n" not in section)
     for name, value in (("PARTS", PARTS), ("ROPEWALK", requirement)):
         base_text = with_default(base_text, name, value)
-    # An index gives what no folder holds, and the hub keeps no empty folder.
+    # The folder is empty if an index provides Ropewalk, and the hub keeps no empty folders.
     if not any((parts / "ropewalk").iterdir()):
         (parts / "ropewalk" / "from-the-index").write_text(f"{requirement}\n", encoding="utf-8")
     with (into / ".dockerignore").open("a", encoding="utf-8") as ignore:
         ignore.write(f"\n# What the base is made from.\n!{PARTS}\n!{PARTS}/**\n")
     used = re.sub(rf"\$(\{{{BASE_ARG}(:-[^}}]*)?\}}|{BASE_ARG}\b)", variant.value, text)
     used = re.sub(rf"(?im)^\s*ARG\s+{BASE_ARG}(=\S*)?[ \t]*\n", "", used)
-    # Comments before the first instruction may be directives, which hold for the whole file.
+    # Comments before the first instruction may be directives, which apply to the whole file.
     lines = used.splitlines(keepends=True)
     directives = []
     while lines and re.match(r"#\s*(syntax|escape|check)\s*=", lines[0]):
@@ -164,7 +164,7 @@ def _port(folder: Path) -> int:
 
 
 def _write_readme(folder: Path, into: Path, port: int) -> None:
-    """Write the README with what the hub reads at its top; what its author says there stays."""
+    """Write the README with the hub's metadata at its top; the author's keys are kept."""
     import yaml
 
     path = into / "README.md"
@@ -190,7 +190,7 @@ def _write_readme(folder: Path, into: Path, port: int) -> None:
         "base_path": "/web",
         **front_matter,
     }
-    # These two are what the Space is, whatever was said.
+    # These two are fixed, whatever the author's README says.
     card["sdk"], card["app_port"] = "docker", port
     top = yaml.safe_dump(card, sort_keys=False, allow_unicode=True)
     path.write_text(f"---\n{top}---\n\n{text.lstrip()}", encoding="utf-8")
@@ -203,19 +203,19 @@ _LOGIN: Final = (
 
 
 def upload(folder: Path, space: str, *, private: bool, endpoint: str | None = None) -> str:
-    """Make the Space where there is none, replace what it holds by a folder, and return its address.
+    """Create the Space if it does not exist, replace its files by a folder's, and return its URL.
 
     Args:
-        folder: What the Space will hold; other files of it are removed.
+        folder: The new contents of the Space; its other files are removed.
         space: `OWNER/NAME`.
-        private: Whether a Space that is made is private; one that is there stays as it is.
-        endpoint: The hub; by default the library's own (HF_ENDPOINT).
+        private: Whether a new Space is private; an existing one is not changed.
+        endpoint: The hub's URL; by default the library's (HF_ENDPOINT).
 
     Raises:
-        ConfigurationError: The hub's library is not installed, or no Space can be called so.
-        NotAllowedError: There is no token, or it may not write there.
+        ConfigurationError: The hub's library is not installed, or the hub does not allow the name.
+        NotAllowedError: There is no token, or it has no write access.
         NotReachedError: The hub does not answer.
-        PushError: Something else went wrong on the way.
+        PushError: Any other failure of the upload.
     """
     with installed_with("author", "the hub's library"):
         from huggingface_hub import HfApi
@@ -250,6 +250,6 @@ def upload(folder: Path, space: str, *, private: bool, endpoint: str | None = No
 
 
 def _connection_errors() -> tuple[type[Exception], ...]:
-    """Return what the library raises where nobody answers: its HTTP client's error. Since 2.0 that is another one."""
+    """Return the exceptions that the library raises if the hub does not answer; since 2.0 its HTTP client is another."""
     clients = (sys.modules.get(name) for name in ("httpx", "httpx2"))
     return (OSError, *(client.TransportError for client in clients if client is not None))

@@ -1,1 +1,1 @@
-"""Stepping any environment from a terminal: nothing is known of it but its server's JSON schemas."""
+"""Plays any environment from a terminal, with only its server's JSON schemas."""

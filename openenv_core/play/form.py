@@ -1,4 +1,4 @@
-"""What an action is made of, read from its JSON schema, and typed text turned into its fields."""
+"""Forms of actions, read from their JSON schema, and the parser of text typed into their fields."""
 
 import json
 import re
@@ -13,30 +13,30 @@ from openenv_core.tools.specs import CALL_FIELDS
 Json: TypeAlias = dict[str, Any]
 
 ABSENT: Final = object()
-"""In place of a default that there is not."""
+"""Marks a field without a default."""
 
 _NOT_PROMPTED: Final = frozenset({"metadata"})
-"""Every action has it and none needs it; whoever wants it gives the whole action as JSON."""
+"""Fields of every action that none needs; a user can set them by giving the whole action as JSON."""
 
 _FOLLOWED: Final = 16
-"""How many references are followed one after another: a schema may point at itself."""
+"""Limit of consecutive references, since a schema may refer to itself."""
 
 _ARTICLES: Final = {"object": "JSON object", "array": "list", "any": "JSON"}
 
 
 @dataclass(frozen=True, slots=True)
 class FormField:
-    """One part of an action.
+    """One field of an action.
 
     Attributes:
         name: Its key.
         kind: `integer`, `number`, `string`, `boolean`, `array`, `object`, or `any`.
-        choices: The values that it can have, where the schema names them.
-        required: Whether the action needs it.
+        choices: Its possible values, if the schema lists them.
+        required: Whether it is required.
         nullable: Whether it can be null.
-        default: Its value where none is given; ABSENT without one.
-        description: The author's words.
-        schema: The schema itself, without null.
+        default: Its default; ABSENT if it has none.
+        description: The author's description.
+        schema: Its schema, without the null alternative.
         item: The kind of a list's items.
     """
 
@@ -52,7 +52,7 @@ class FormField:
 
     @property
     def label(self) -> str:
-        """What can be typed, in a few words."""
+        """A short description of valid input."""
         if self.choices:
             return "|".join(as_text(choice) for choice in self.choices)
         name = f"list of {self.item}s" if self.kind == "array" and self.item != "any" else self.kind
@@ -66,7 +66,7 @@ class FormField:
 
 @dataclass(frozen=True, slots=True)
 class Form:
-    """One sort of action."""
+    """The form of one kind of action; `fixed` holds the fields with a single possible value."""
 
     title: str
     fields: tuple[FormField, ...]
@@ -75,23 +75,23 @@ class Form:
 
     @property
     def calls_tools(self) -> bool:
-        """Whether it calls a tool by its name."""
+        """Whether the action calls a tool by its name."""
         return {field.name for field in self.fields} >= CALL_FIELDS
 
     @property
     def lists_tools(self) -> bool:
-        """Whether it asks which tools there are."""
+        """Whether the action lists the tools."""
         return self.fixed.get("type") == "list_tools"
 
 
 def forms_of(schema: Mapping[str, Any]) -> tuple[Form, ...]:
-    """Return the sorts of action that a schema allows: more than one where it is of a union."""
+    """Return a form for each kind of action that a schema allows, several if it is a union."""
     root = dict(schema)
     return tuple(_form(arm, root) for arm in _arms(_resolve(root, root), root))
 
 
 def as_text(value: Any) -> str:
-    """Return a value as the user would type it: text as it is, anything else as JSON."""
+    """Return a value as a user would type it: non-empty text unchanged, anything else as JSON."""
     return value if isinstance(value, str) and value else json.dumps(value, ensure_ascii=False)
 
 
@@ -194,7 +194,7 @@ def value_of(field: FormField, text: str) -> Any:
     """Parse a text as the value of a field.
 
     Raises:
-        ValueError: It stands for none that the field can have; the message says what would.
+        ValueError: It is not a valid value of the field; the message says what is.
     """
     text = text.strip()
     if field.choices:
@@ -217,7 +217,7 @@ def _read(kind: str, item: str, text: str) -> Any:
         return text
     if kind == "array" and not text.startswith("["):
         return [_read(item, "any", piece) for piece in re.split(r"[,\s]+", text) if piece]
-    # In double quotes a text is read as JSON, for empty ones and those of several lines.
+    # Text in double quotes is parsed as JSON, so that it can be empty or have several lines.
     expected, type_ = {"object": ("a JSON object", dict), "array": ("a JSON list", list)}.get(
         kind, ("", object)
     )
@@ -250,7 +250,7 @@ def _choice(field: FormField, text: str) -> Any:
 
 
 def _within(field: FormField, value: Any) -> None:
-    """Check the bounds that are known here; the server checks the rest."""
+    """Check `minimum` and `maximum`; the server checks all else."""
     if isinstance(value, bool) or not isinstance(value, int | float):
         return
     low, high = field.schema.get("minimum"), field.schema.get("maximum")

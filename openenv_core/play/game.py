@@ -1,4 +1,4 @@
-"""Episodes over a client, played from a terminal, a pipe, or with actions that are known before."""
+"""Plays episodes over a client, with actions from a terminal, a pipe or a list."""
 
 import json
 from collections.abc import Callable, Iterable, Mapping
@@ -35,7 +35,7 @@ class Game:
         return self._over
 
     def reset(self, options: Mapping[str, Any]) -> None:
-        """Begin an episode; one that is under way is left."""
+        """Begin an episode; a running one is abandoned."""
         self.end_episode()
         result = self._client.reset(**options)
         self.episodes += 1
@@ -57,17 +57,17 @@ class Game:
         return self._client.state()
 
     def tools(self) -> list[Json]:
-        """Return the tools of an environment that has some; asking is no step of the episode."""
+        """Return the tools of an environment of tools; the request does not count as a step of the episode."""
         tools = self._client.step({"type": "list_tools"}).observation.get("tools")
         return [tool for tool in tools if isinstance(tool, dict)] if isinstance(tools, list) else []
 
     def end_session(self) -> None:
-        """Take it that the session is gone, and the episode with it."""
+        """End the episode because its session is gone."""
         self.end_episode()
         self._over = True
 
     def end_episode(self) -> None:
-        """Sum up the episode under way, if there is one."""
+        """Report the end of the running episode, if any."""
         if self._running:
             self._running = False
             self.terminal.show_end(self.episodes, self._steps, self._total, self._over)
@@ -79,22 +79,22 @@ class Game:
 
 
 RECOVERABLE_ERRORS: Final = (ServerError, RequestTimeoutError, ConnectionLostError)
-"""What a game goes on after."""
+"""Errors after which a game continues."""
 
 EXIT_WAIT_S: Final = 2.0
-"""How long, in seconds, the end of a server may take to show; a person waits for it."""
+"""Seconds to wait for a server's exit after a lost connection, while a person waits."""
 
 
 class Loop:
-    """The loop of a game: asks for actions, steps, and reports, until the input ends.
+    """The loop of a game: asks for actions, takes steps and reports them until the input ends.
 
     Args:
-        game: What is played.
+        game: The game to play.
         prompts: Asks for actions.
-        schema: What the server says of its models.
-        options: What every reset is given.
-        serves: Whether there is still somebody to connect to; given the seconds in which an end may yet show.
-        explain: Tells more of what went wrong.
+        schema: The server's schema of its models.
+        options: The options of every reset; the seed of the first only.
+        is_server_alive: Returns whether the server still runs, after waiting up to the given seconds for its exit.
+        explain: Shows details of an error.
     """
 
     def __init__(
@@ -137,7 +137,7 @@ class Loop:
                 self._terminal.say()
                 break
         self._game.end_episode()
-        # Nobody was there to see what was refused, or to say something else instead.
+        # Without a person to correct them, refused answers are failures.
         return 1 if (self._failed or self._prompts.refused) and not self._terminal.is_interactive else 0
 
     def _prompt_reset(self) -> None:
@@ -151,7 +151,7 @@ class Loop:
         try:
             work(argument)
         except RECOVERABLE_ERRORS as error:
-            # Connections break before the process that had them is known to have ended.
+            # A connection breaks before the exit of the server's process is known.
             if not self._is_server_alive(EXIT_WAIT_S if isinstance(error, ConnectionLostError) else 0.0):
                 raise
             self._failed += 1
@@ -218,7 +218,7 @@ class Loop:
 
 
 def play_actions(game: Game, actions: Iterable[Json], options: Json) -> None:
-    """Play one episode's actions in their order. ConfigurationError: the episode ended before they did."""
+    """Play a list of actions in one episode; ConfigurationError if the episode ends before the list."""
     game.reset(options)
     for index, action in enumerate(actions, 1):
         if game.over:
@@ -230,11 +230,11 @@ def play_actions(game: Game, actions: Iterable[Json], options: Json) -> None:
 
 
 def play_at_random(game: Game, actions: Iterable[Json], options: Json) -> None:
-    """Play all of the actions, over as many episodes as that takes; seeds go up from the one given."""
+    """Play all of the actions, in as many episodes as needed; each episode's seed is one higher than the last."""
     for action in actions:
         if game.over:
             seed = options.get("seed")
             game.reset({**options, **({} if seed is None else {"seed": seed + game.episodes})})
-            if game.over:  # it ended with its reset
+            if game.over:  # the episode ended with its reset
                 continue
         game.step(action)

@@ -1,4 +1,4 @@
-"""Asking for an action, field by field."""
+"""Asks for an action, field by field."""
 
 import difflib
 import json
@@ -22,7 +22,7 @@ NAMES: Final = tuple(line.split()[0] for line in COMMANDS)
 
 
 class CommandTypedError(Exception):
-    """A command was typed in place of an answer."""
+    """A command was typed instead of an answer."""
 
     def __init__(self, name: str, rest: str) -> None:
         super().__init__(name)
@@ -32,7 +32,7 @@ class CommandTypedError(Exception):
 
 @dataclass(slots=True)
 class Prompts:
-    """Asks for actions."""
+    """Asks for actions; `refused` counts the invalid answers."""
 
     terminal: Terminal
     forms: tuple[Form, ...]
@@ -40,7 +40,7 @@ class Prompts:
     refused: int = 0
 
     def line(self, prompt: str, choices: Sequence[str] = ()) -> str:
-        """Return an answer. CommandTypedError: it is a command; EOFError: there is none."""
+        """Return an answer; CommandTypedError if it is a command, EOFError at the end of the input."""
         while True:
             text = self.terminal.ask(prompt, (*choices, *NAMES))
             if not text.startswith(":"):
@@ -60,7 +60,7 @@ class Prompts:
         self.terminal.say(reason)
 
     def action(self) -> Json:
-        """Return the next action. CommandTypedError: a command was typed; EOFError: there is no more."""
+        """Return the next action; CommandTypedError if a command was typed, EOFError at the end of the input."""
         while True:
             form, action = self._choose_form()
             if action is None and form is not None:
@@ -75,7 +75,7 @@ class Prompts:
         return [form for form in self.forms if not form.lists_tools]
 
     def _choose_form(self) -> tuple[Form | None, Json | None]:
-        """Return the sort of action, or a whole one."""
+        """Return the form of the action, or a whole action typed as JSON, or neither if the answer was invalid."""
         forms = self._playable_forms()
         if len(forms) == 1:
             return forms[0], None
@@ -86,7 +86,7 @@ class Prompts:
         return None if title is None else forms[titles.index(title)], action
 
     def _choose(self, label: str, names: list[str]) -> tuple[str | None, Json | None]:
-        """Ask for one of some names; return it, or the whole action where that is given, or neither."""
+        """Ask for one of some names; return it, or a whole action typed as JSON, or neither."""
         text = self.line(f"{label} ({'|'.join(names)}): ", names)
         if text.startswith("{"):
             return None, self._parse_action(text)
@@ -139,7 +139,7 @@ class Prompts:
     def _set_field(self, field: FormField, text: str, values: Json) -> bool:
         if not text:
             if not field.required:
-                return True  # the environment's own default
+                return True  # the environment uses its own default
             self.refuse(f"expected {field.label} for {field.name}, got nothing")
             return False
         try:
@@ -151,7 +151,7 @@ class Prompts:
 
 
 def arguments_of(tool: Mapping[str, Any]) -> Form:
-    """Return what a tool takes."""
+    """Return the form of a tool's arguments."""
     schema = tool.get("input_schema") or tool.get("inputSchema")
     return forms_of(schema if isinstance(schema, Mapping) else {})[0]
 

@@ -1,1 +1,1 @@
-"""What this package adds to the command `ropewalk`."""
+"""This package's subcommands of `ropewalk`."""

@@ -1,4 +1,4 @@
-"""`ropewalk list`: the environments that there are."""
+"""`ropewalk list`: list the available environments, or those of a server."""
 
 import argparse
 import dataclasses
@@ -110,7 +110,7 @@ def _print_table(listed: "Sequence[ListedEnvironment]") -> None:
         )
         for environment in listed
     ]
-    # A broken one has a line of its own below.
+    # A broken environment has another line, below, with its error.
     widths = [max(len(row[at]) for row in (_COLUMNS, *rows)) for at in range(len(_COLUMNS) - 1)]
     width = shutil.get_terminal_size().columns if sys.stdout.isatty() else None
     for row, environment in zip((_COLUMNS, *rows), (None, *listed), strict=True):

@@ -1,4 +1,4 @@
-"""`ropewalk mcp`: an environment as an MCP server of a desktop host, over standard input and output."""
+"""`ropewalk mcp`: serve an environment's tools to an MCP host over standard input and output."""
 
 import argparse
 import asyncio
@@ -17,7 +17,7 @@ FAILED: Final = 2
 ENDED: Final = 1
 
 _LEFTOVER_GRACE_S: Final = 3.0
-"""Seconds that what an environment has left running gets at the end."""
+"""Seconds that threads left running by an environment get at exit."""
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
@@ -49,7 +49,7 @@ def run(arguments: argparse.Namespace) -> int:
     """Serve until the host closes its end.
 
     Raises:
-        ConfigurationError: There is no such environment, it has no tools, or the SDK is missing.
+        ConfigurationError: The environment does not exist or has no tools, or the MCP SDK is missing.
     """
     options = _options(arguments)
     settings = ServerSettings.from_environment(os.environ)
@@ -58,7 +58,7 @@ def run(arguments: argparse.Namespace) -> int:
     try:
         from servers.mcp.stdio import take_standard_streams
 
-        wire = take_standard_streams()  # before any code of the environment's can print
+        wire = take_standard_streams()  # before any of the environment's code can print
         return _serve(arguments, options, settings, wire)
     except ModuleNotFoundError as error:
         extra = {"mcp": "mcp", "mcp_types": "mcp", "anyio": "mcp"}.get(error.name or "", "server")
@@ -90,7 +90,7 @@ def _serve(
         served = asyncio.run(serve_stdio(app, app.title, options, wire))
     except (OpenEnvError, ModuleNotFoundError):
         raise
-    except Exception as error:  # the author's, who reads it
+    except Exception as error:  # an error in the author's code, shown to the author
         show(error)
         return FAILED
     finally:

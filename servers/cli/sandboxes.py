@@ -1,4 +1,4 @@
-"""`ropewalk sandboxes`: E2B's API on this machine, for whoever has a token."""
+"""`ropewalk sandboxes`: serve E2B's API on this machine to clients with a token."""
 
 import argparse
 import os
@@ -16,7 +16,7 @@ from servers.logs import LEVELS
 from servers.settings import ServerSettings, count, seconds, token_lines
 
 MAX_BODY: Final = 8 << 20
-"""Of a request that is no upload."""
+"""Bytes of a request's body, uploads excepted."""
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
@@ -78,7 +78,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Serve until a signal says to stop. ConfigurationError: There is no token, or the address cannot be had."""
+    """Serve until a signal ends it; ConfigurationError if there is no token or the address is unavailable."""
     settings = _settings(arguments, os.environ)
     with installed_with("server", "a server's packages", "fastapi", "starlette", "uvicorn", "websockets"):
         from servers.hosting import Assembled, host
@@ -108,7 +108,7 @@ def run(arguments: argparse.Namespace) -> int:
 
 def _settings(arguments: argparse.Namespace, environ: MutableMapping[str, str]) -> ServerSettings:
     settings = ServerSettings.from_environment(environ)
-    # What a sandbox is started with must not bring the tokens along.
+    # Sandboxes must not inherit the tokens.
     environ.pop("ROPEWALK_TOKENS", None)
     environ.pop("ROPEWALK_TOKEN_FILE", None)
     names = () if arguments.domain is None else (arguments.domain, f"*.{arguments.domain}")

@@ -1,4 +1,4 @@
-"""`ropewalk serve`: an environment server with the best settings that the stack has."""
+"""`ropewalk serve`: serve an environment, in one or several processes, or reloading with its source."""
 
 import argparse
 import gc
@@ -28,10 +28,10 @@ from servers.settings import MODES, ServePlan, ServerSettings, count, seconds, s
 _FAILED: Final = 2
 
 _GC_THRESHOLD: Final = 50_000
-"""New objects between two looks for cycles while an app is loaded; `servers.hosting` has them while it is served."""
+"""Threshold of the garbage collector while an app is loaded; `servers.hosting` sets the one for serving."""
 
 _RELOAD_DRAIN_S: Final = 1.0
-"""What sessions get when the source has changed, unless --drain says otherwise: its author waits for it."""
+"""Drain of sessions before a reload, unless --drain is given: short, since the author waits for it."""
 
 
 _STEP_TIMEOUT_HELP: Final = "for a reset, step, state or constructor; 0 for no bound (300)"
@@ -45,7 +45,7 @@ _LIMITS: Final = (
     ("--max-body", "max_body_bytes", count, "BYTES", "of an HTTP request (16777216)"),
     ("--drain", "drain_s", seconds, "SECONDS", "that sessions get when told to stop (8)"),
 )
-"""Options, the settings that they are, how they are read, in what, and their help."""
+"""Each option with its setting, its parser, its metavar and its help."""
 
 _SERVER_SETTINGS: Final = ("max_body_bytes", "drain_s")
 _SESSION_OPTIONS: Final = {
@@ -53,7 +53,7 @@ _SESSION_OPTIONS: Final = {
     "mode": "--mode",
     "web": "--web",
 }
-"""Settings that only an application of create_app can heed, and their options."""
+"""Settings that need an application of create_app, and their options."""
 
 _NOT_GIVEN: Final = object()
 
@@ -75,10 +75,10 @@ def configure(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Serve until a signal says to stop.
+    """Serve until a signal ends it.
 
     Raises:
-        ConfigurationError: The app cannot be imported, the address cannot be had, or strangers could come in.
+        ConfigurationError: The app cannot be imported, the address is unavailable, or it is exposed without a token.
     """
     _check_reload_options(arguments)
     if arguments.argument is not None:
@@ -107,14 +107,14 @@ def _listeners(arguments: argparse.Namespace) -> list[socket]:
 def _run_here(arguments: argparse.Namespace, settings: ServerSettings, listener: socket) -> int:
     from openenv_core.tracebacks import show
 
-    gc.set_threshold(_GC_THRESHOLD)  # what is loaded is no garbage, and many looks for some delay the start
+    gc.set_threshold(_GC_THRESHOLD)  # imports make little garbage, and frequent collections delay the start
     from servers.target import load_app
 
     try:
         app = load_app(arguments.app)
     except (OpenEnvError, ModuleNotFoundError):
         raise
-    except Exception as error:  # the author's, who reads it
+    except Exception as error:  # an error in the author's code, shown to the author
         show(error)
         return _FAILED
     from servers.hosting import assemble, host
@@ -258,14 +258,14 @@ def _add_options(parser: argparse.ArgumentParser) -> None:
 
 
 def _is_given(arguments: argparse.Namespace, name: str) -> bool:
-    """Return whether the option of a setting is on the command line."""
+    """Whether the option of a setting is on the command line."""
     return getattr(arguments, name) is not _NOT_GIVEN
 
 
 def _read_settings(arguments: argparse.Namespace, environ: MutableMapping[str, str]) -> ServerSettings:
-    """Return the settings, and take the tokens out of the environment.
+    """Return the settings, and remove the tokens from `environ`.
 
-    What an environment's code starts, or prints of its surroundings, should not have them.
+    Processes that the environment starts must not inherit them, nor its code print them.
     """
     settings = ServerSettings.from_environment(environ)
     environ.pop("ROPEWALK_TOKENS", None)
@@ -287,7 +287,7 @@ def _read_settings(arguments: argparse.Namespace, environ: MutableMapping[str, s
 
 
 def _is_insecure(arguments: argparse.Namespace) -> bool:
-    """Say whether a server without tokens may listen beyond loopback."""
+    """Whether a server without tokens may listen beyond loopback."""
     value = os.environ.get("ROPEWALK_INSECURE", "").strip().lower()
     return bool(arguments.insecure) or value in ("1", "true", "yes")
 

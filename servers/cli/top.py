@@ -1,4 +1,4 @@
-"""`ropewalk top`: what servers and training runs do, live, as their /metrics tell it."""
+"""`ropewalk top`: show the activity of servers and training runs live, from their /metrics."""
 
 import argparse
 import os
@@ -25,7 +25,7 @@ DEFAULT_INTERVAL_S: Final = 2.0
 _FAILED: Final = 1
 
 Row = dict[str, str]
-"""What is shown of one server, worker or run, by the headings."""
+"""The cells of one server, worker or run, by heading."""
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
@@ -40,10 +40,10 @@ def configure(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Look until Ctrl-C, or once: a table in a terminal, lines elsewhere.
+    """Show the metrics until Ctrl-C, or once: as tables in a terminal, otherwise as lines.
 
     Raises:
-        ConfigurationError: The interval or a URL cannot be, or packages are missing.
+        ConfigurationError: The interval or a URL is invalid, or packages are missing.
     """
     if not 0 < arguments.interval < float("inf"):
         raise ConfigurationError(f"expected --interval of seconds above 0, got {arguments.interval:g}")
@@ -78,14 +78,14 @@ def run(arguments: argparse.Namespace) -> int:
 
 @dataclass(frozen=True, slots=True)
 class Scrape:
-    """The metrics of a server or a run at one moment.
+    """The metrics of a server or run at one moment.
 
     Attributes:
-        url: Where.
-        at: When, by `time.monotonic`.
-        samples: By their names and their labels, sorted, but for that of all: the environment's or the run's name.
-        name: That.
-        error: Why there is nothing.
+        url: The URL of the server or run.
+        at: When they were requested, by `time.monotonic`.
+        samples: Values by metric name and label values, sorted by label, without the environment's or run's name.
+        name: The environment's or run's name.
+        error: Why there are no metrics; empty if there are.
     """
 
     url: str
@@ -95,7 +95,7 @@ class Scrape:
     error: str = ""
 
     def of(self, name: str) -> dict[str, float]:
-        """Return the samples of one name by their only label."""
+        """Return the samples of a metric by the value of its only label."""
         return {key[1]: value for key, value in self.samples.items() if key[0] == name}
 
 
@@ -134,7 +134,7 @@ def scrape(client: "httpx.Client", url: str) -> Scrape:
 
 
 def rows_of(before: Scrape, now: Scrape) -> list[Row]:
-    """Return what is shown of the time between two looks: of a run, or of a server and its workers."""
+    """Return the rows for the time between two scrapes: of a run, or of a server and its workers."""
     where = redact_url(now.url)
     if now.error:
         return [{"server": where, "error": now.error}]
@@ -156,7 +156,7 @@ def rows_of(before: Scrape, now: Scrape) -> list[Row]:
     seconds = max(now.at - before.at, 1e-9)
 
     def grown(*key: str) -> float:
-        """Count what happened between; a server that has been started again has begun at zero."""
+        """Return a counter's increase between the scrapes; a restarted server has begun at zero."""
         value = samples.get(key, 0.0)
         former = value if before.error else before.samples.get(key, 0.0)
         return value - former if value >= former else value
@@ -195,12 +195,13 @@ def rows_of(before: Scrape, now: Scrape) -> list[Row]:
 
 
 def quantile(buckets: Sequence[tuple[float, float]], share: float) -> float | None:
-    """Return the time that a share of a histogram's calls stayed within; None without calls.
+    """Return a quantile of a histogram in the unit of its bounds; None without observations.
+
+    Observations are assumed to be spread evenly within a bucket, as in Prometheus's `histogram_quantile`.
 
     Args:
-        buckets: Upper bounds, the last of them infinite, with how many calls stayed within.
-        share: Between 0 and 1. Within a bucket calls are taken to be spread evenly, as Prometheus's
-            `histogram_quantile` does.
+        buckets: Upper bounds, the last one infinite, with cumulative counts.
+        share: The quantile, between 0 and 1.
     """
     if not buckets or not buckets[-1][1]:
         return None
@@ -213,7 +214,7 @@ def quantile(buckets: Sequence[tuple[float, float]], share: float) -> float | No
 
 
 def _tables(rows: Sequence[Row]) -> "list[Table]":
-    """Lay rows out, those about the same kind of thing in one table."""
+    """Return rows as tables: one each for servers, runs and errors."""
     from rich.table import Table
     from rich.text import Text
 

@@ -1,4 +1,4 @@
-"""The process above the workers: it binds, starts, restarts and ends, and serves nothing itself."""
+"""The supervisor: starts, restarts and ends the worker processes; it serves no requests itself."""
 
 import asyncio
 import logging
@@ -21,7 +21,7 @@ from servers.metrics import SharedCounts
 logger = logging.getLogger("servers")
 
 MAX_FAILED_STARTS: Final = 3
-"""How often in a row a worker may die before it is healthy."""
+"""Consecutive deaths of a worker before it is healthy that end the fleet."""
 
 MIN_BACKOFF_S: Final = 0.1
 MAX_BACKOFF_S: Final = 5.0
@@ -39,7 +39,7 @@ class _Worker:
     output: bytes = b""
 
     def listen(self, fd: int) -> None:
-        """Take what the worker says of its start."""
+        """Read what the worker reports about its start."""
         with suppress(BlockingIOError):
             chunk = os.read(fd, 65_536)
             self.output += chunk
@@ -56,31 +56,31 @@ class Supervisor:
     """Keeps the workers of a fleet running.
 
     Args:
-        plan: What the workers are told; index, descriptors and folder are filled in here.
+        plan: The workers' plan; index, file descriptors and folder are filled in here.
         listeners: The sockets of the workers: one each, or one for all.
     """
 
     def __init__(self, plan: WorkerPlan, listeners: Sequence[socket.socket]) -> None:
         self._plan = plan
         self._listeners = listeners
-        self._columns = max(1, len(plan.settings.tokens))  # one for each caller that there can be
+        self._columns = max(1, len(plan.settings.tokens))  # one per possible caller
         self._stopping = asyncio.Event()
         self._forced = asyncio.Event()
         self._status = 0
         self._interrupts = 0
 
     async def run(self) -> int:
-        """Run the fleet until a signal says to stop; return the exit status.
+        """Run the fleet until SIGINT, SIGTERM or SIGHUP; return the exit status.
 
         Raises:
-            ConfigurationError: The workers cannot start, and say why.
+            ConfigurationError: A worker cannot start, for the reason that it has reported.
         """
         plan = self._plan
         loop = asyncio.get_running_loop()
         for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
             if number != signal.SIGHUP or signal.getsignal(number) != signal.SIG_IGN:  # nohup
                 loop.add_signal_handler(number, self._on_signal, number)
-        folder = tempfile.mkdtemp(prefix="ropewalk-")  # 0700: nobody else reaches the private sockets
+        folder = tempfile.mkdtemp(prefix="ropewalk-")  # 0700: other users cannot reach the private sockets
         places = plan.settings.max_waiting
         slots = SlotTable.create(plan.workers, self._columns, places)
         counts = SharedCounts.create(plan.workers)
@@ -129,7 +129,7 @@ class Supervisor:
             self._forced.set()
 
     async def _keep_running(self, worker: _Worker, table: SlotTable) -> None:
-        """Start a worker, again and again, until all are to stop or it will not start."""
+        """Start a worker and restart it whenever it dies, until the fleet stops or the worker fails to start."""
         failed_starts = 0
         pause_s = MIN_BACKOFF_S
         loop = asyncio.get_running_loop()
@@ -137,8 +137,8 @@ class Supervisor:
             started = loop.time()
             try:
                 await self._run_worker(worker)
-            except OSError as error:  # the system has no further process just now, or no descriptor
-                if worker.process is None:  # nor had it one for the first
+            except OSError as error:  # no process or file descriptor is available at the moment
+                if worker.process is None:  # not even the first start succeeded
                     raise
                 logger.error("worker %d was not started: %s; it is tried again", worker.plan.index, error)
             else:
@@ -172,7 +172,7 @@ class Supervisor:
             pause_s = min(2 * pause_s, MAX_BACKOFF_S)
 
     async def _run_worker(self, worker: _Worker) -> None:
-        """Run one worker to its end."""
+        """Run one worker process until it exits."""
         worker.output = b""
         ready, write = os.pipe()
         plan = replace(worker.plan, ready=write)
@@ -194,9 +194,9 @@ class Supervisor:
         loop.add_reader(ready, worker.listen, ready)
         assert process.stdin is not None
         try:
-            # The pipe stays open: its end tells the worker that this process is gone.
+            # The pipe stays open: end of file tells the worker that this process is gone.
             process.stdin.write(plan.to_json() + b"\n")
-            if self._stopping.is_set():  # since the worker was begun
+            if self._stopping.is_set():  # set while the worker was being started
                 worker.signal(signal.SIGTERM)
             await process.wait()
             worker.listen(ready)
@@ -208,7 +208,7 @@ class Supervisor:
     async def _stop_workers(
         self, workers: Sequence[_Worker], keepers: "Sequence[asyncio.Task[None]]"
     ) -> None:
-        """End all workers: in order, and after a deadline in any case."""
+        """Terminate all workers; kill those that still run after the deadline or a second interrupt."""
         for worker in workers:
             worker.signal(signal.SIGTERM)
         forced = asyncio.create_task(self._forced.wait())

@@ -1,7 +1,7 @@
-"""One worker process of a fleet: `python -m servers.fleet.worker`, which supervisors start.
+"""One worker process of a fleet: `python -m servers.fleet.worker`, started by the supervisor.
 
-Its standard input is a pipe from the supervisor: first the plan, then nothing, until the supervisor ends, of
-whatever cause, and the pipe with it; the worker ends then too.
+Its standard input is a pipe from the supervisor, which carries the plan and nothing else. When the supervisor ends, for
+any reason, so does the pipe, and the worker ends too.
 """
 
 import os
@@ -20,29 +20,29 @@ if TYPE_CHECKING:
     from servers.hosting import Assembled
 
 FAILED: Final = 2
-"""The exit status of a worker that could not start whatever is tried again."""
+"""Exit status of a worker that cannot start, and would not if it were restarted."""
 
 _PEER_SOCKET_TIMEOUT_S: Final = 1.0
-"""How long another worker's socket is waited for."""
+"""Seconds to wait for a connection to another worker's socket."""
 
 READY: Final = b"\x01"
-"""What a worker says once it accepts connections; one that cannot start says why instead."""
+"""Written to the supervisor when the worker accepts connections; a worker that cannot start writes the reason."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class WorkerPlan(ServePlan):
-    """One worker's part.
+    """The plan of one worker.
 
     Attributes:
-        index: Which worker this is.
-        workers: How many there are.
-        slots: The descriptor of the table of slots.
-        counts: The descriptor of what the workers count.
-        waker: The descriptor that tells this worker to look at its queue.
-        wakers: Those that tell each worker.
-        ready: A descriptor to write a byte to once connections are accepted.
-        supervisor: The process id of whoever removes the folder, while it lives.
-        folder: Where the workers' private sockets are.
+        index: This worker's index.
+        workers: Number of workers.
+        slots: File descriptor of the slot table.
+        counts: File descriptor of the shared metrics.
+        waker: File descriptor that becomes readable when this worker must check its queue.
+        wakers: File descriptors that wake each worker.
+        ready: File descriptor to write READY, or the reason of a failed start, to.
+        supervisor: Process id of the supervisor, which removes the folder if it lives.
+        folder: Folder of the workers' private sockets.
     """
 
     workers: int
@@ -68,12 +68,12 @@ def main() -> int:
     try:
         return _serve(plan, lifeline)
     except OpenEnvError as error:
-        # It is the same for all, so that the supervisor says it, once.
-        with suppress(OSError):  # it was healthy before, and the pipe is closed
+        # All workers fail alike, so the supervisor reports it, once.
+        with suppress(OSError):  # the worker was healthy before, and the pipe is closed
             os.write(plan.ready, str(error).encode())
         return FAILED
     except KeyboardInterrupt:
-        return 0  # while it started; the supervisor got it too
+        return 0  # during the start; the supervisor received the interrupt too
     finally:
         _remove_leftovers(plan)
 
@@ -81,8 +81,8 @@ def main() -> int:
 def _remove_leftovers(plan: WorkerPlan) -> None:
     if os.getppid() == plan.supervisor:
         return
-    # It was killed, so its folder is for the workers to remove: the last one can. What was killed too, or had not yet
-    # been told its place, has left a socket that nobody answers at.
+    # The supervisor was killed, so the workers must remove its folder; the last one can. A worker that was killed too
+    # has left a socket that refuses connections.
     own = plan.private_socket(plan.index)
     with suppress(OSError):
         for entry in os.scandir(plan.folder):
@@ -98,7 +98,7 @@ def _is_answering(path: str) -> bool:
             peer.connect(path)
         except ConnectionRefusedError:
             return False
-        except OSError:  # a queue that is full, for one
+        except OSError:  # such as a full backlog
             return True
     return True
 
@@ -107,7 +107,7 @@ def _take_plan() -> tuple[WorkerPlan, int]:
     lifeline = os.dup(0)  # not inheritable
     line = bytearray()
     while not line.endswith(b"\n"):
-        byte = os.read(lifeline, 1)  # one byte, so that nothing beyond the line is taken
+        byte = os.read(lifeline, 1)  # one byte at a time, to read nothing beyond the line
         if not byte:
             sys.exit(0)  # the supervisor has ended already
         line += byte
@@ -131,11 +131,11 @@ def _serve(plan: WorkerPlan, lifeline: int) -> int:
         try:
             private.bind(path)
         except FileNotFoundError:
-            return 0  # the supervisor was killed, and the other workers took the folder with them
+            return 0  # the supervisor was killed, and the other workers have removed the folder
         private.listen()
 
         def ready() -> None:
-            with suppress(BrokenPipeError):  # the supervisor was killed; the lifeline says so too
+            with suppress(BrokenPipeError):  # the supervisor was killed; the lifeline reports that too
                 os.write(plan.ready, READY)
             os.close(plan.ready)
 
@@ -150,7 +150,11 @@ def _serve(plan: WorkerPlan, lifeline: int) -> int:
 
 
 def _assemble(app: Any, plan: WorkerPlan) -> "Assembled":
-    """Make an application one of several workers; refuse a foreign one, and more sessions than its class allows."""
+    """Configure an application as one of several workers.
+
+    Raises:
+        ConfigurationError: It is not from create_app, or its class allows fewer sessions than the settings.
+    """
     from servers.app import EnvironmentApp
     from servers.fleet.forwarder import Forwarder, ids_of
     from servers.fleet.peers import UnixPeers

@@ -1,4 +1,4 @@
-"""The standard MCP side of a server: what official clients speak on /mcp, and over stdio.
+"""Standard MCP, for official clients, on /mcp and over stdio.
 
-Importing this, or `servers.mcp.entry`, does not import the SDK: the first standard request does.
+Importing this package or `servers.mcp.entry` does not import the SDK; the first standard request does.
 """

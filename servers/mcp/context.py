@@ -1,4 +1,4 @@
-"""The context of a call over MCP: progress, log messages and questions of a tool go to the client that called it."""
+"""The context of an MCP call: sends a tool's progress, log messages and questions to the client that called it."""
 
 import asyncio
 import json
@@ -28,7 +28,7 @@ from servers.sessions import EnvironmentSession
 
 
 class _Kind(NamedTuple):
-    """What MCP has for one kind of question: a capability of clients, a method, and the SDK's models."""
+    """How MCP expresses one kind of question: the client capability, the method and the SDK's models."""
 
     capability: str
     method: str
@@ -46,7 +46,7 @@ _KINDS: Final[Mapping[type[Request], _Kind]] = {
 
 
 def to_mcp(question: Request) -> dict[str, Any]:
-    """Return MCP's own JSON of a question."""
+    """Return a question as an MCP request, in JSON."""
     request: dict[str, Any] = {"method": _KINDS[type(question)].method}
     match question:
         case Elicit(message=message, schema=schema):
@@ -69,7 +69,7 @@ def _answer_model(question: Request) -> type[BaseModel]:
 
 
 def _read_answer(question: Request, answer: object) -> dict[str, Any] | None:
-    """Return an answer that a client has sent, if it is one to this question."""
+    """Return a client's answer, or None if it is not a valid answer to this question."""
     try:
         read = _answer_model(question).model_validate(answer, by_name=False)
     except ValidationError:
@@ -80,7 +80,7 @@ def _read_answer(question: Request, answer: object) -> dict[str, Any] | None:
 def missing_capabilities(
     questions: Mapping[str, Request], capabilities: types.ClientCapabilities | None
 ) -> dict[str, dict[str, Any]]:
-    """Return the capabilities that a client has not declared and that answering takes, in MCP's own JSON."""
+    """Return the capabilities, as MCP JSON, that answering needs and the client has not declared."""
     needed = {_KINDS[type(question)].capability for question in questions.values()}
     return {
         name: {} for name in sorted(needed) if capabilities is None or getattr(capabilities, name) is None
@@ -88,10 +88,10 @@ def missing_capabilities(
 
 
 class _AnswerRounds:
-    """What a call has been answered so far.
+    """The answers that a stateless call has received so far; they travel in its `requestState`.
 
     Attributes:
-        open: The questions that the call ends with; empty where it does not.
+        open: The unanswered questions that the call ends with; empty if it has none.
     """
 
     def __init__(self, state: str | None, responses: object) -> None:
@@ -103,7 +103,7 @@ class _AnswerRounds:
         self.open: dict[str, Request] = {}
 
     def answers(self, questions: Mapping[str, Request]) -> dict[str, Any] | None:
-        """Return the answers to a tool's questions; None where the client has to be asked first."""
+        """Return the answers to a tool's questions; None if the client must be asked first."""
         number, self._send_question = self._send_question, self._send_question + 1
         if number < len(self._answered):
             answered = self._answered[number]
@@ -124,7 +124,7 @@ class _AnswerRounds:
         return {key: answered[key] for key in questions}
 
     def result(self) -> dict[str, Any]:
-        """Return the result of a call that ends with questions, in MCP's own JSON."""
+        """Return the result, as MCP JSON, of a call that ends with questions."""
         state = {"answered": self._answered, "partly": self._partly}
         return {
             "resultType": "input_required",
@@ -134,19 +134,19 @@ class _AnswerRounds:
 
 
 KEY: Final = "ropewalk.mcp"
-"""The key of an HTTP request's scope under which its seat stands."""
+"""Key of the `RequestOrigin` in an HTTP request's scope."""
 
 
 @dataclass(frozen=True, slots=True)
 class RequestOrigin:
-    """Whose request it is, and of which session.
+    """The caller of a request, and the session that the request is about.
 
     Attributes:
         owner: Fingerprint of the caller's token.
-        session: The session that the request is about; None where it names none.
-        hub: Who listens to that session.
-        peer: The client of the connection that the request came on; the stateless wire has none.
-        named: The request names a session, which need not be there yet.
+        session: The session that the request is about; None if it names none.
+        hub: The listeners of that session.
+        peer: The client of the connection that the request came on; None on the stateless wire.
+        named: Whether the request names a session, which need not exist yet.
     """
 
     owner: str
@@ -157,12 +157,12 @@ class RequestOrigin:
 
     @property
     def binding(self) -> str:
-        """What a state that travels through the caller is bound to."""
+        """The owner and session to which a `requestState` is bound while the client holds it."""
         return f"{self.owner}/{'' if self.session is None else self.session.id}"
 
 
 def origin_of(ctx: ServerRequestContext[Any, Any], default: RequestOrigin | None = None) -> RequestOrigin:
-    """Return the seat of the request that a handler serves; never by the SDK's own session, which others may share."""
+    """Return the origin of a handler's request; not from the SDK's session, which several clients may share."""
     if ctx.request is None:
         assert default is not None
         return default
@@ -171,9 +171,9 @@ def origin_of(ctx: ServerRequestContext[Any, Any], default: RequestOrigin | None
 
 
 def replace_surrogates(value: Any) -> Any:
-    """Return a JSON value with "?" for halves of surrogate pairs, which names of files and the output of programs have.
+    """Return a JSON value with "?" in place of lone surrogates, which occur in file names and program output.
 
-    The SDK cannot write them, and would leave its client without any reply.
+    The SDK cannot encode them, and its client would get no reply at all.
     """
     if isinstance(value, str):
         return value if value.isascii() else value.encode("utf-8", "replace").decode()
@@ -187,23 +187,24 @@ def replace_surrogates(value: Any) -> Any:
 T = TypeVar("T")
 
 LEVELS: Final[tuple[str, ...]] = get_args(types.LoggingLevel)
-"""The least first."""
+"""Least severe first."""
 
 
 class CallEndedError(Exception):
-    """The call was ended before its tool returned: by its caller, or because that has to answer questions first."""
+    """The call ended before its tool returned: the caller cancelled it, or must answer questions first."""
 
 
 class CallContext(ToolContext):
-    """The context of one call; made on the loop.
+    """The context of one call; created on the event loop.
 
     Args:
-        ctx: The handler's.
-        seat: Whose request it is.
-        answer_s: Seconds that the client may take over a question; None: for ever.
+        ctx: The SDK's context of the request.
+        origin: The request's caller and session.
+        answer_s: Seconds that the client may take to answer a question; None: no limit.
 
     Attributes:
-        spent_s: Seconds that the call was in the environment.
+        lacking: Capabilities that the tool's questions needed and the client has not declared.
+        spent_s: Seconds that the call spent in the environment.
     """
 
     def __init__(
@@ -222,29 +223,29 @@ class CallContext(ToolContext):
 
     @property
     def cancelled(self) -> bool:
-        """Whether the caller has given the call up."""
+        """Whether the caller has cancelled the call."""
         return self._cancelled
 
     @property
     def stateless(self) -> bool:
-        """Whether the call came by the stateless wire."""
+        """Whether the call came over the stateless wire."""
         return self._rounds is not None
 
     @property
     def questions(self) -> dict[str, Any] | None:
-        """The result of the call where it ends with questions to its caller."""
+        """The result of the call if it ends with questions to its caller, otherwise None."""
         return self._rounds.result() if self._rounds is not None and self._rounds.open else None
 
-    # For the tool
+    # For tools
 
     def progress(self, progress: float, total: float | None = None, message: str | None = None) -> None:
-        """Report the progress of the call. Never waits; callable from any thread."""
+        """Report the call's progress. Never blocks; callable from any thread."""
         if self._ctx.meta is not None and "progress_token" in self._ctx.meta and isfinite(progress):
             text = replace_surrogates(message)
             self._outbox.put(lambda: self._ctx.session.report_progress(progress, total, text))
 
     def log(self, level: LogLevel, data: Any, logger: str | None = None) -> None:
-        """Send a log message to the caller. Never waits; callable from any thread."""
+        """Send a log message to the caller. Never blocks; callable from any thread."""
         if self._level is None or LEVELS.index(level) < self._level:
             return
         plain = json.loads(dumps(data))
@@ -265,14 +266,14 @@ class CallContext(ToolContext):
         self._publish(PromptsListChanged())
 
     def resource_updated(self, uri: str) -> None:
-        """Notify subscribers of a resource that it has changed."""
+        """Notify a resource's subscribers that it has changed."""
         self._publish(ResourceUpdated(uri))
 
     async def ask(self, requests: Mapping[str, Request]) -> Mapping[str, Mapping[str, Any]]:
-        """Ask the caller back; on the stateless wire the call ends here until it is made with the answers.
+        """Ask the caller; on the stateless wire the call ends here, and the client repeats it with the answers.
 
         Raises:
-            AskingUnavailableError: The caller cannot be asked this, or does not answer.
+            AskingUnavailableError: The client lacks the capability, or does not answer.
         """
         if missing := missing_capabilities(requests, self._ctx.session.client_capabilities):
             self.lacking |= missing
@@ -288,13 +289,13 @@ class CallContext(ToolContext):
             return answered
         assert self._task is not None
         self._task.cancel()
-        await asyncio.get_running_loop().create_future()  # until the cancellation comes
+        await asyncio.get_running_loop().create_future()  # until the cancellation arrives
         raise AssertionError
 
-    # For the handler
+    # For handlers
 
     async def run(self, call: Awaitable[T]) -> T:
-        """Await the rest of a call in such a way that it can be cancelled alone. CallEndedError: it was."""
+        """Await the rest of a call so that it can be cancelled by itself; CallEndedError if it was."""
         if self._cancelled:
             if isinstance(call, Coroutine):
                 call.close()
@@ -308,14 +309,14 @@ class CallContext(ToolContext):
             raise
 
     def cancel(self) -> None:
-        """Cancel the call: asynchronous tools are cancelled, others can check `cancelled`."""
+        """Cancel the call: asynchronous tools are cancelled, synchronous ones can check `cancelled`."""
         self._cancelled = True
         self._outbox.close()
         if self._task is not None:
             self._task.cancel()
 
     async def flush(self) -> None:
-        """Wait until the call's messages are sent."""
+        """Wait until the call's messages have been sent."""
         await self._outbox.flush()
         self._outbox.close()
 
@@ -326,7 +327,7 @@ class CallContext(ToolContext):
     async def _send_question(self, question: Request) -> Mapping[str, Any]:
         try:
             answer = await self._ctx.session.send_request(
-                # A validation fails where MCP has no such question.
+                # Validation fails if MCP has no such question.
                 _KINDS[type(question)].request.model_validate(to_mcp(question), by_name=False),
                 _answer_model(question),
                 request_read_timeout_seconds=self._answer_s,
@@ -338,7 +339,7 @@ class CallContext(ToolContext):
 
 
 def _min_log_level(ctx: ServerRequestContext[Any, Any], origin: RequestOrigin) -> int | None:
-    """Return the rank of the least level of log messages that the caller wants; None where it wants none."""
+    """Return the rank of the lowest log level that the caller wants; None if it wants no messages."""
     if ctx.protocol_version in MODERN_PROTOCOL_VERSIONS:
         level = (ctx.meta or {}).get(types.LOG_LEVEL_META_KEY)
         return LEVELS.index(level) if level in LEVELS else None

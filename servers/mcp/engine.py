@@ -1,4 +1,4 @@
-"""Standard MCP over HTTP: finds the session of each request, and has the SDK answer it."""
+"""Standard MCP over HTTP: finds each request's session and passes the request to the SDK."""
 
 import asyncio
 import logging
@@ -40,29 +40,31 @@ from servers.tooling import Tooling
 logger = logging.getLogger("servers")
 
 FINAL_REPLY_TIMEOUT_S: Final = 1.0
-"""Seconds for telling the calls of a session that its client closes."""
+"""Seconds for the last replies of a session that its client closes."""
 
 _MAX_HELLO_BYTES: Final = 256 * 1024
-"""Of the handshake, which is kept for as long as its connection."""
+"""Limit of the handshake's body, which is kept as long as its connection."""
 
 MAX_CONNECTIONS: Final = 64
-"""That may share one session; beyond them the one that was used least lately has to go."""
+"""Connections that may share one session; beyond that the least recently used is closed."""
 
 
 class _Connection:
     """One connection of the handshake versions.
 
     Attributes:
-        id: What the client, and the SDK, know it by.
+        session: The session that it belongs to.
+        owns: Whether the connection opened the session, and closes it.
+        id: The value of its `mcp-session-id` header.
         peer: The client.
-        events: What it was told last.
-        transport: The SDK's.
-        established: The SDK has taken its handshake.
-        task: Serves it.
-        posts: Requests under way.
-        streams: Likewise, of those that stay open and answer nothing that anybody waits for.
-        idle: Set while no request is under way.
-        last_use: When one ended, by the loop's clock.
+        events: The latest events sent on it.
+        transport: The SDK's transport.
+        established: Whether the SDK has accepted its handshake.
+        task: The task that serves it.
+        posts: Number of requests in flight, streams of GET not counted.
+        streams: Number of open streams of GET, on which no reply is due.
+        idle: Set while `posts` is zero.
+        last_use: When its last request ended, by the event loop's clock.
     """
 
     def __init__(self, session: EnvironmentSession, *, owns: bool, held_events: HeldEvents) -> None:
@@ -83,7 +85,7 @@ class _Connection:
 
     @contextmanager
     def in_use(self, *, stream: bool) -> Iterator[None]:
-        """Count a request as long as the block runs."""
+        """Count a request while the block runs."""
         self.streams += stream
         self.posts += not stream
         if self.posts:
@@ -99,7 +101,7 @@ class _Connection:
 
 
 class McpEngine:
-    """Serves what `McpEntry` takes for standard MCP."""
+    """Serves the requests that `McpEntry` recognises as standard MCP."""
 
     def __init__(self, sessions: SessionTable, tooling: Tooling, name: str, settings: ServerSettings) -> None:
         self._sessions = sessions
@@ -116,7 +118,7 @@ class McpEngine:
         self._closing: set[asyncio.Task[None]] = set()
 
     async def start(self) -> None:
-        """Be ready for requests."""
+        """Start the SDK's session manager; returns when it accepts requests."""
         ready: asyncio.Future[None] = asyncio.get_running_loop().create_future()
 
         async def run() -> None:
@@ -127,16 +129,16 @@ class McpEngine:
         self._manager = asyncio.create_task(run(), name="the SDK's stateless wire")
         await asyncio.wait([ready, self._manager], return_when=asyncio.FIRST_COMPLETED)
         if not ready.done():
-            self._manager.result()  # raises why
+            self._manager.result()  # raises the error
 
     async def drain(self, deadline: float) -> None:
-        """Wait until the connections of sessions that have ended are ended too, or the loop's clock is that far."""
+        """Wait until the connections of ended sessions are closed; `deadline` is by the event loop's clock."""
         if self._closing:
             remaining = deadline - asyncio.get_running_loop().time()
             await asyncio.wait(self._closing, timeout=max(0.0, remaining))
 
     async def stop(self) -> None:
-        """End everything that runs here."""
+        """Close every stream and connection, and end the SDK's session manager."""
         for hub in self._hubs.values():
             hub.close()
         connections = [
@@ -148,7 +150,7 @@ class McpEngine:
         await asyncio.gather(*(end(task) for task in tasks))
 
     async def __call__(self, exchange: Exchange) -> None:
-        """Answer one request. McpRequestRefusedError: it is not for the SDK."""
+        """Answer one request; McpRequestRefusedError if it is refused before the SDK sees it."""
         request = exchange.request
         if not self._tooling.possible:
             raise _no_tools()
@@ -237,8 +239,8 @@ class McpEngine:
             and request.last_event
             and connection.events.after(request.last_event) is None
         ):
-            # The SDK would answer with a stream that ends at once, and official clients would come back to it for
-            # ever. By 404 a client would take its session for ended.
+            # The SDK would answer with a stream that ends at once, to which official clients would reconnect for
+            # ever. On 404 a client would assume that its session has ended.
             text = (
                 "expected the Last-Event-ID of an event that is still kept, got "
                 f"{short(request.last_event)!r}; what came after it is not told again"
@@ -255,11 +257,11 @@ class McpEngine:
         if ending:
             connection.peer.close()
             connection.events.clear()
-        elif status == 404:  # the SDK has ended it
+        elif status == 404:  # the SDK has ended the connection
             self._close_connection(connection)
 
     async def _handle_request(self, connection: _Connection, exchange: Exchange, send: Send) -> int:
-        """Have the SDK answer a request on a connection; return the status."""
+        """Pass a request on a connection to the SDK; return the response's status."""
         session = connection.session
         hub = self._hub(session)
 
@@ -280,7 +282,7 @@ class McpEngine:
     # Sessions
 
     async def _session_of(self, request: McpRequest, owner: str) -> tuple[EnvironmentSession, bool]:
-        """Return the session that a request is about, or a new one; and whether it was opened for it."""
+        """Return the session that a request is about, or a new one, and whether this request opened it."""
         sessions = self._sessions
         session_id = request.in_header
         if request.in_path is None and session_id is not None:
@@ -299,10 +301,10 @@ class McpEngine:
             )
         except RefusalError as refusal:
             raise McpRequestRefusedError.of(refusal) from None
-        if session.used:  # somebody else has opened it meanwhile
+        if session.used:  # another request has opened it meanwhile
             return session, False
         try:
-            await self._reset(session)  # it counts as used before anything waits
+            await self._reset(session)  # marks it as used before the first await
         except BaseException:
             await sessions.close(session)
             raise
@@ -323,7 +325,7 @@ class McpEngine:
         hub = self._hubs.get(session)
         if hub is None:
             hub = Hub()
-            if session.over:  # and would never tell again that it is
+            if session.over:  # `on_over` would never be called
                 hub.close()
             else:
                 self._hubs[session] = hub
@@ -331,12 +333,12 @@ class McpEngine:
         return hub
 
     def _close_session(self, session: EnvironmentSession) -> None:
-        """End what belongs to a session that has ended."""
+        """Close the hub and the connections of a session that has ended."""
         hub = self._hubs.pop(session, None)
         if hub is not None:
             hub.close()
         for connection in list(self._connections.get(session, {}).values()):
-            if connection.established:  # or else whoever serves its handshake ends it
+            if connection.established:  # otherwise `_initialize` closes it
                 self._close_connection(connection)
 
     # Connections
@@ -381,7 +383,7 @@ class McpEngine:
                 await transport.terminate()
 
     def _remove_connection(self, connection: _Connection) -> bool:
-        """Remove a connection from the tables of connections and of listeners; return whether it was there."""
+        """Remove a connection from the session's connections and listeners; return whether it was there."""
         session = connection.session
         connections = self._connections.get(session, {})
         if connections.get(connection.id) is not connection:
@@ -394,14 +396,14 @@ class McpEngine:
         return True
 
     def _close_connection(self, connection: _Connection) -> None:
-        """End a connection, after the replies that are under way on it."""
+        """Close a connection in the background, after the replies in flight on it."""
         if self._remove_connection(connection):
             task = keep(asyncio.create_task(self._end(connection)))
             self._closing.add(task)
             task.add_done_callback(self._closing.discard)
 
     async def _end(self, connection: _Connection) -> None:
-        await _wait_at_most(connection.idle.wait(), self._grace_s)  # the replies under way
+        await _wait_at_most(connection.idle.wait(), self._grace_s)  # for the replies in flight
         connection.peer.close()
         await _wait_at_most(connection.transport.terminate(), CLOSE_TIMEOUT_S)
         if connection.task is not None:
@@ -426,7 +428,7 @@ async def _wait_at_most(wait: Awaitable[object], seconds: float) -> None:
 
 @contextmanager
 def _hold_session(session: EnvironmentSession) -> Iterator[None]:
-    """Keep a session from going unused for as long as the block runs."""
+    """Keep a session from counting as idle while the block runs."""
     session.listeners += 1
     try:
         yield

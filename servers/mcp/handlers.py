@@ -1,4 +1,4 @@
-"""The methods of MCP that an agent may use, each in the session of its request; and the SDK's server with them."""
+"""Handlers of the MCP methods that an agent may call, each in its request's session, and the SDK's server."""
 
 import asyncio
 import os
@@ -42,23 +42,24 @@ Ctx: TypeAlias = ServerRequestContext[Any, Any]
 T = TypeVar("T")
 
 _RESOURCE_NOT_FOUND: Final = -32002
-"""Of the handshake versions; the stateless one says that the address is an invalid parameter."""
+"""Error code of the handshake versions; the stateless version reports the URI as an invalid parameter."""
 
 MAX_RESULT_CHARS: Final = 50 * 1024 * 1024
-"""Of the text and data in one result, whose structure repeats them; sockets' clients take twice as much."""
+"""Characters of text and data in one result, whose structured content repeats them; WebSocket clients accept twice
+as much."""
 
 _ANSWER_SHARE: Final = 0.8
-"""Of the time that a step may take, what a client may take over a question: less, so that the tool can do without."""
+"""Share of a step's deadline that a client may take to answer a question; the rest lets the tool do without."""
 
 MAX_SUBSCRIPTIONS: Final = 1024
-"""Resources that one connection may subscribe to."""
+"""Resources per connection."""
 
 _MAX_SUBSCRIBED: Final = 256 * 1024
-"""Characters of their addresses."""
+"""Total characters of the URIs."""
 
 
 def _to_mcp_error(ctx: Ctx, error: BaseException) -> MCPError:
-    """Return a failure as an MCP error."""
+    """Return an exception as an MCP error."""
     translated = _translate(ctx, error)
     return MCPError(
         translated.code, replace_surrogates(translated.message), replace_surrogates(translated.data)
@@ -94,7 +95,7 @@ def _no_handle() -> MCPError:
 
 
 class Handlers:
-    """The methods."""
+    """The methods of MCP, as handlers for the SDK's server."""
 
     def __init__(self, sessions: SessionTable, tooling: Tooling, only: RequestOrigin | None = None) -> None:
         self._sessions = sessions
@@ -108,7 +109,7 @@ class Handlers:
         self._sessions.metrics.count_error(code)
 
     def origin(self, ctx: Ctx) -> RequestOrigin:
-        """Return the seat of a request."""
+        """Return the caller and session of a request."""
         return origin_of(ctx, self._only)
 
     # Lists
@@ -124,7 +125,7 @@ class Handlers:
     async def list_objects(
         self, key: str, method: str, ctx: Ctx, params: types.PaginatedRequestParams
     ) -> dict[str, Any]:
-        """Answer resources/list, resources/templates/list or prompts/list, by the environment's own method."""
+        """Answer resources/list, resources/templates/list or prompts/list with the environment's method."""
         _refuse_cursor(params)
 
         async def work(runner: EnvironmentRunner) -> Any:
@@ -216,7 +217,7 @@ class Handlers:
     async def listen(
         self, ctx: Ctx, params: types.SubscriptionsListenRequestParams
     ) -> types.SubscriptionsListenResult:
-        """Answer subscriptions/listen, for as long as the client listens."""
+        """Answer subscriptions/listen until the client ends the stream."""
         hub = self.origin(ctx).hub
         if hub is None:
             raise _no_handle()
@@ -237,7 +238,7 @@ class Handlers:
         return peer.subscriptions
 
     async def _run_lookup(self, ctx: Ctx, work: Callable[[EnvironmentRunner], Awaitable[T]]) -> T:
-        """Look something up in the request's session; where it has none, in an environment of its own."""
+        """Run a lookup in the request's session or, if it has none, in one opened for it."""
         origin = self.origin(ctx)
         try:
             if origin.session is not None:
@@ -253,7 +254,7 @@ class Handlers:
         begin: Callable[[EnvironmentRunner, CallContext], Awaitable[Any]],
         over: Callable[[EpisodeOverError], Any] | None = None,
     ) -> tuple[Any, CallContext]:
-        """Do something in the request's session that may tell and ask its caller, and that it may give up."""
+        """Run a call in the request's session; it may notify and ask the caller, who may cancel it."""
         origin = self.origin(ctx)
         session = origin.session
         if session is None:
@@ -314,7 +315,7 @@ def _make_ended_result(error: EpisodeOverError) -> ToolResult:
 
 
 class _McpServer(Server[dict[str, Any]]):
-    """Says that its lists may change, which the SDK's own does not say over HTTP."""
+    """An SDK server that declares over HTTP too that its lists may change."""
 
     def create_initialization_options(
         self,
@@ -322,7 +323,7 @@ class _McpServer(Server[dict[str, Any]]):
         experimental_capabilities: dict[str, dict[str, Any]] | None = None,
         extensions: dict[str, dict[str, Any]] | None = None,
     ) -> InitializationOptions:
-        """Return what the handshake answers."""
+        """Return the options that the handshake is answered with."""
         changes = NotificationOptions(prompts_changed=True, resources_changed=True, tools_changed=True)
         return super().create_initialization_options(
             notification_options or changes, experimental_capabilities, extensions
@@ -330,7 +331,7 @@ class _McpServer(Server[dict[str, Any]]):
 
 
 def make_server(name: str, handlers: Handlers, tooling: Tooling) -> Server[dict[str, Any]]:
-    """Return a server."""
+    """Return the SDK's server with the handlers that the environment's tooling offers."""
     private = CacheHint(ttl_ms=0, scope="private")
     hints = cast("dict[CacheableMethod, CacheHint]", dict.fromkeys(CACHEABLE_METHODS, private))
     server = _McpServer(name, version=_version(), cache_hints=hints)
@@ -344,14 +345,14 @@ def make_server(name: str, handlers: Handlers, tooling: Tooling) -> Server[dict[
             answer = await handler(ctx, params)
             if isinstance(answer, dict):
                 answer = replace_surrogates(answer)
-            # An answer without content stays without: clients of the handshake versions refuse any key in it.
+            # An empty answer stays empty: clients of the handshake versions reject any key in it.
             return {"resultType": "complete"} | answer if isinstance(answer, dict) and answer else answer
 
         server.add_request_handler(method, params, complete)
 
     async def discover(ctx: Ctx, params: types.RequestParams) -> types.DiscoverResult:
-        # The stateless wire has a session only where the caller names one: who does not is asked to begin a connection,
-        # which has one of its own.
+        # The stateless wire has a session only if the caller names one; other callers are directed to the handshake
+        # versions, where each connection has its own session.
         named = handlers.origin(ctx).named
         return types.DiscoverResult(
             supported_versions=list(MODERN_PROTOCOL_VERSIONS if named else HANDSHAKE_PROTOCOL_VERSIONS),
@@ -398,8 +399,8 @@ def make_server(name: str, handlers: Handlers, tooling: Tooling) -> Server[dict[
                 origin.peer.refused = True
             raise
 
-    # In place of the SDK's own, which traces every message for exporters that nobody has asked for.
-    # States are sealed with a key of this process, which has the sessions that they belong to.
+    # Replaces the SDK's own middleware, which traces every message for exporters that are not configured.
+    # Request states are sealed with a key of this process, which holds the sessions that they belong to.
     sealing = RequestStateSecurity(
         keys=[os.urandom(32)], bind_principal=lambda ctx: handlers.origin(ctx).binding
     )

@@ -1,4 +1,4 @@
-"""What answers a request to /mcp: as a stream, or as plain JSON where no stream is needed."""
+"""Sends the response to a request to /mcp: as a stream, or as plain JSON if no stream is needed."""
 
 from collections.abc import Callable
 from typing import Final
@@ -13,19 +13,19 @@ _STREAM_HEADERS: Final = frozenset(
 
 
 class Replies:
-    """A `send` for one request on a connection.
+    """An ASGI `send` for one request on a connection.
 
-    Where the first thing on a stream is the reply, and so the only one, it is sent as JSON. Official clients drop
-    events beyond a megabyte and take JSON of any size; and they close a connection whose stream has brought the reply.
+    If the first event of a stream is the reply, and so the only one, it is sent as JSON. Official clients drop events
+    beyond a megabyte but accept JSON of any size, and they close a connection whose stream has brought the reply.
 
     Args:
-        send: The server's.
-        events: What the connection is told.
-        on_start: Called with the status, before the client gets to know of it.
-        answers: It answers a request; what is sent has an end.
+        send: The server's `send`.
+        events: The events of the connection.
+        on_start: Called with the status before the client receives it.
+        answers: Whether the response ends with a reply; False for the stream of GET.
 
     Attributes:
-        status: Of the response; 0 before it has begun.
+        status: Status of the response; 0 before it has begun.
     """
 
     def __init__(
@@ -48,12 +48,12 @@ class Replies:
                 self._held = [message]
                 return
         elif self._held:
-            # An event has a line for each of its fields, and JSON no end of line.
+            # An event has one line per field, and the SDK's JSON no line breaks.
             event = dict(
                 line.split(b": ", 1) for line in message.get("body", b"").splitlines() if b": " in line
             )
             if event.get(b"data") == b"" and len(self._held) == 1:
-                self._held.append(message)  # the number to come back with, should the stream be cut
+                self._held.append(message)  # the id to resume from if the stream is cut
                 return
             earlier_events, self._held = self._held, []
             if b"data" in event and self._events.is_reply(event.get(b"id", b"").decode("latin-1")):

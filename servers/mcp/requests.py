@@ -1,4 +1,4 @@
-"""A request to /mcp: which dialect it speaks and of which session, and how it is refused."""
+"""A request to /mcp: its dialect and its session, and its refusal."""
 
 import json
 from collections.abc import Mapping
@@ -20,13 +20,13 @@ INITIALIZE: Final = "initialize"
 DISCOVER: Final = "server/discover"
 
 SHARED_ID_SEPARATOR: Final = ":"
-"""Stands, in the id of a connection that shares a session with others, behind the session's id, which has none."""
+"""Follows the session's id, which never contains it, in the id of a connection that shares a session."""
 
 HANDLES: Final = (
     "POST openenv/session/create to /mcp for one, then use /mcp/{session_id}, or put the id in the header "
     "X-OpenEnv-Session"
 )
-"""How a client of the stateless wire comes by a session."""
+"""How a client of the stateless wire obtains a session; part of error messages."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,15 +34,15 @@ class McpRequest:
     """A request to /mcp, or to /mcp/{session_id}.
 
     Attributes:
-        http: Its HTTP method.
-        connection: The id of the connection, drawn at the handshake, that it belongs to.
-        version: The protocol's, where it names one.
-        last_event: The id of the event that it has seen last of a stream that was cut.
-        in_path: The id of the session that its path names.
-        in_header: The id of the session that its header X-OpenEnv-Session names.
-        method: Of JSON-RPC.
-        request_id: Of JSON-RPC.
-        standard: It is standard MCP, and not the released dialect.
+        http: The HTTP method.
+        connection: The id of its connection, as drawn at the handshake; None without one.
+        version: The protocol version in its header, if any.
+        last_event: The id of the last event that the client received of a stream that was cut.
+        in_path: The session's id in the path, if any.
+        in_header: The session's id in the header X-OpenEnv-Session, if any.
+        method: The JSON-RPC method.
+        request_id: The JSON-RPC id.
+        standard: Whether it is standard MCP, as opposed to the released dialect.
     """
 
     http: str
@@ -57,20 +57,20 @@ class McpRequest:
 
     @property
     def session(self) -> str | None:
-        """The id of the session that it is about; None where it names none."""
+        """The id of the session that it is about; None if it names none."""
         if self.connection is not None:
             return self.connection.partition(SHARED_ID_SEPARATOR)[0]
         return self.in_path or self.in_header
 
 
 def is_mcp(scope: Scope) -> bool:
-    """Whether a request is for /mcp, or below it."""
+    """Whether a request is for /mcp or /mcp/{session_id}."""
     path = path_of(scope)
     return path == MCP_PATH or _session_in(path) is not None
 
 
 def parse_request(scope: Scope, body: bytes) -> McpRequest:
-    """Read what a request to /mcp asks for."""
+    """Parse a request to /mcp."""
     headers: dict[str, str] = {}
     streams = False
     for raw_name, raw_value in scope["headers"]:
@@ -80,7 +80,7 @@ def parse_request(scope: Scope, body: bytes) -> McpRequest:
     connection, version = headers.get("mcp-session-id"), headers.get("mcp-protocol-version")
     in_path = _session_in(path_of(scope))
     marked = streams or any(named is not None for named in (in_path, connection, version))
-    # The released dialect is read by whoever answers it, and need not be read here too.
+    # The released dialect's route parses its own body; it need not be parsed here too.
     method, request_id = _read_rpc(body) if marked or INITIALIZE.encode() in body else (None, None)
     return McpRequest(
         http=scope["method"],
@@ -101,7 +101,7 @@ def _session_in(path: str) -> str | None:
 
 
 def _read_rpc(body: bytes) -> tuple[str | None, int | str | None]:
-    """Return the method and the id of a request; whoever serves it says what is wrong with it."""
+    """Return the method and id of a JSON-RPC request, None if invalid; its handler reports the error."""
     try:
         request: Any = json.loads(body)
     except (ValueError, RecursionError):
@@ -114,7 +114,7 @@ def _read_rpc(body: bytes) -> tuple[str | None, int | str | None]:
 
 
 class McpRequestRefusedError(Exception):
-    """A request that the SDK does not get to see."""
+    """A request that is refused before it reaches the SDK."""
 
     def __init__(self, status: int, fault: JsonRpcFaultError) -> None:
         super().__init__(fault.message)
@@ -123,12 +123,12 @@ class McpRequestRefusedError(Exception):
 
     @classmethod
     def invalid(cls, text: str, status: int = 400) -> "McpRequestRefusedError":
-        """Return the refusal of a request that makes no sense."""
+        """Return the refusal of an invalid request."""
         return cls(status, JsonRpcFaultError(jsonrpc.INVALID_REQUEST, text))
 
     @classmethod
     def of(cls, refusal: RefusalError) -> "McpRequestRefusedError":
-        """Return what a refusal of the table of sessions is for a standard client."""
+        """Return a refusal by the session table as one for a standard client."""
         unknown = isinstance(refusal, UnknownSessionError)
         code = jsonrpc.INVALID_REQUEST if unknown else jsonrpc.SERVER_ERROR
         return cls(status_of(refusal), JsonRpcFaultError(code, refusal.message, refusal.extra or None))
@@ -136,14 +136,14 @@ class McpRequestRefusedError(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Exchange:
-    """A request, and where its response goes.
+    """A request and the ASGI callables of its exchange.
 
     Attributes:
-        request: What the client requests.
-        scope: Its head.
-        body: Its body, which has been taken from `receive`.
-        receive: Tells when the client leaves.
-        send: Takes the response.
+        request: The parsed request.
+        scope: Its ASGI scope.
+        body: Its body, already read from `receive`.
+        receive: Reports the client's disconnection.
+        send: Sends the response.
     """
 
     request: McpRequest
@@ -159,5 +159,5 @@ class Exchange:
 
     @property
     def replay_body(self) -> Receive:
-        """A `receive` that begins with the body."""
+        """A `receive` that yields the body first."""
         return replay(self.body, self.receive) if self.request.http == "POST" else self.receive

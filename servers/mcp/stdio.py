@@ -1,4 +1,4 @@
-"""One session of an environment as an MCP server on standard input and output, for hosts that start it themselves."""
+"""One session of an environment as an MCP server on standard input and output, started by an MCP host."""
 
 import asyncio
 import logging
@@ -25,21 +25,21 @@ from servers.threads import ThreadPool
 logger = logging.getLogger("servers")
 
 MAX_READ_AHEAD: Final = 16
-"""Lines."""
+"""Lines read before the SDK takes them."""
 
 
 class _StandardStreams(NamedTuple):
-    """The descriptors of the wire, which this process alone has."""
+    """The file descriptors of the MCP wire; no child process inherits them."""
 
     reading: int
     writing: int
 
 
 def take_standard_streams() -> _StandardStreams:
-    """Take standard input and output for the wire.
+    """Reserve standard input and output for the wire.
 
-    From now on standard input is empty, and standard output is standard error: what an environment prints, or what it
-    starts, goes to the log.
+    From now on standard input is empty and standard output is standard error: the output of an environment, and of
+    the processes that it starts, goes to the log.
     """
     wire = _StandardStreams(os.dup(0), os.dup(1))  # not inheritable
     nothing = os.open(os.devnull, os.O_RDONLY)
@@ -50,9 +50,9 @@ def take_standard_streams() -> _StandardStreams:
 
 
 class _Lines:
-    """The lines that come, for the SDK's transport.
+    """The lines of standard input, for the SDK's transport.
 
-    A thread of its own reads, and does not keep the process from ending.
+    They are read in a daemon thread, which does not keep the process from exiting.
     """
 
     def __init__(self, descriptor: int, limit: int) -> None:
@@ -88,12 +88,12 @@ class _Lines:
 
     def _put(self, line: str | None) -> None:
         self._room.acquire()
-        with suppress(RuntimeError):  # the loop has ended, and nobody reads any more
+        with suppress(RuntimeError):  # the event loop is closed
             self._loop.call_soon_threadsafe(self._lines.put_nowait, line)
 
 
 class _Pipe:
-    """The output of the SDK's transport; a host that does not read blocks no other thread."""
+    """The output of the SDK's transport, written in a thread: a host that does not read blocks only that."""
 
     def __init__(self, descriptor: int) -> None:
         self._descriptor = descriptor
@@ -106,7 +106,7 @@ class _Pipe:
             raise anyio.ClosedResourceError
 
     async def flush(self) -> None:
-        """Do nothing: nothing is held back."""
+        """Do nothing: writes are not buffered."""
 
     def _write(self, data: bytes) -> None:
         view = memoryview(data)
@@ -115,32 +115,32 @@ class _Pipe:
 
 
 FINAL_REPLY_TIMEOUT_S: Final = 1.0
-"""Seconds for the reply that tells why a session has ended."""
+"""Seconds for the last reply, which says why the session has ended."""
 
 
 async def serve_stdio(
     app: EnvironmentApp, name: str, options: Mapping[str, Any], wire: _StandardStreams
 ) -> bool:
-    """Serve one session until the host closes its end, or a signal says to stop.
+    """Serve one session until the host closes its end, or SIGINT or SIGTERM arrives.
 
     Args:
-        app: The environment's.
-        name: What it was asked for by.
-        options: What it is reset with.
+        app: The environment's application.
+        name: The environment's name, as the user gave it.
+        options: Arguments of the environment's reset.
         wire: The standard streams.
 
     Returns:
-        Whether that was the end; False where the session ended before.
+        True if the host or a signal ended it; False if the session ended first.
 
     Raises:
-        ConfigurationError: It has no tools.
-        Exception: Whatever the environment raised in its constructor, or at its reset.
+        ConfigurationError: The environment has no tools.
+        Exception: Whatever the environment raised in its constructor or reset.
     """
     async with app.running():
         if not app.tooling.possible:
             raise _no_tools(name)
         session = await app.sessions.open("")
-        session.listeners += 1  # it never goes unused
+        session.listeners += 1  # the session never counts as idle
         try:
             if not app.tooling.has_tools(session.runner):
                 raise _no_tools(name)
@@ -159,7 +159,7 @@ async def _serve(app: EnvironmentApp, name: str, session: EnvironmentSession, wi
 
     async def serve() -> None:
         lines, pipe = _Lines(wire.reading, app.settings.max_body_bytes), _Pipe(wire.writing)
-        # They do what the SDK asks of a file, and no thread of theirs keeps the process from ending.
+        # They have the methods of a file that the SDK calls, and their threads do not keep the process from exiting.
         async with stdio_server(lines, pipe) as (reading, writing):  # type: ignore[arg-type]
             await server.run(reading, writing, server.create_initialization_options())
 

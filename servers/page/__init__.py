@@ -1,6 +1,6 @@
-"""The page to play on: its files, what it is told of the environment, and pages that authors make with Gradio.
+"""The page to play on: its files, its description of the environment, and authors' own Gradio pages.
 
-What is played on it goes over `/ws`, as of any other client.
+The page is a client like any other: it plays over `/ws`.
 """
 
 from servers.page.gradio import PageOptions

@@ -1,4 +1,4 @@
-"""A page that an author has made with Gradio, mounted as the released server does; nothing else imports Gradio."""
+"""An author's Gradio page, mounted as the released server does; no other module imports Gradio."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -17,12 +17,12 @@ class PageOptions:
     """The options of the page, as given to `create_app`.
 
     Attributes:
-        title: What stands above it.
-        builder: Makes a page with Gradio.
-        tab: The name of the tab with that page.
-        tab_first: That tab is the first, and open.
-        playground: Our own page has a tab beside it.
-        always: There is a page, whatever the settings say.
+        title: The title above the page.
+        builder: Returns the author's page, as Gradio blocks.
+        tab: The name of that page's tab.
+        tab_first: Whether that tab is the first, and open.
+        playground: Whether our own page has a tab beside it.
+        always: Whether there is a page regardless of the settings.
     """
 
     title: str | None = None
@@ -44,7 +44,7 @@ def build(
 
     Raises:
         ConfigurationError: Gradio is not installed.
-        TypeError: The function has returned something else than blocks of Gradio.
+        TypeError: The builder did not return Gradio blocks.
     """
     with installed_with("gradio", "the package that this environment's page is made with", "gradio"):
         import gradio
@@ -76,7 +76,7 @@ def build(
 
 
 def action_fields(schema: dict[str, Any]) -> list[dict[str, Any]]:
-    """Return the fields of an action as released builders of pages are given them."""
+    """Return the fields of an action in the form that the released server passes to builders of pages."""
     names = {"default_value": "default", "choices": "enum", "min_value": "minimum", "max_value": "maximum"}
     names |= {"min_length": "minLength", "max_length": "maxLength", "pattern": "pattern"}
     return [

@@ -1,4 +1,4 @@
-"""The routes of the page, and who may ask for them without a token: they hold nothing of the environment's."""
+"""The routes of the page; its static files need no token, since they contain nothing of the environment."""
 
 import inspect
 import os
@@ -26,28 +26,28 @@ from servers.sessions import SessionTable
 from servers.settings import ServerSettings
 
 PAGE_PATH: Final = "/web"
-"""Where the page is, as in the released server."""
+"""Path of the page, as in the released server."""
 
 PLAYGROUND_PATH: Final = "/playground"
-"""Where it is, for a tab, when a page of the author's own is at `PAGE_PATH`."""
+"""Path of the page, shown in a tab, when the author's own page is at `PAGE_PATH`."""
 
 _SCRIPTS: Final = ("elements", "theme", "shortcuts", "values", "link", "form", "chart", "game", "main")
-"""In the order in which each uses what comes before it."""
+"""In order: each uses those before it."""
 
 _HUB: Final = "https://huggingface.co"
-"""Whose pages show a Space in a frame."""
+"""Origin of the pages that show a Space in a frame."""
 
 _README_VARIABLE: Final = "ENV_README_PATH"
 _IMAGE_READMES: Final = ("/app/env/README.md", "/app/README.md")
-"""Where the images of environments have theirs."""
+"""Paths of the README in images of environments."""
 
 
 class Page:
     """The page of one server.
 
     Raises:
-        ConfigurationError: The author's page needs Gradio, which is not there.
-        TypeError: The author's function returned something else than blocks of Gradio.
+        ConfigurationError: The author's page needs Gradio, which is not installed.
+        TypeError: The author's builder did not return Gradio blocks.
     """
 
     def __init__(
@@ -80,7 +80,7 @@ class Page:
             self._authors = build(options, self._manager, about, describe(action), f"..{PLAYGROUND_PATH}/")
 
     def routes(self) -> list[BaseRoute]:
-        """Return the routes, in the order in which they are looked through."""
+        """Return the routes, in the order in which they are matched."""
         front = [Route(path, self._redirect) for path in ("/", PAGE_PATH)]
         files = [Route(f"{self._path}/{name}", self._file) for name in self._files]
         own = [*files, Route(f"{self._path}/page.json", self._describe)]
@@ -88,13 +88,13 @@ class Page:
         return [*front, *own, *self._manager.routes(), *authors]
 
     def lifespan(self) -> AbstractAsyncContextManager[Any]:
-        """Return what is entered while the page is served."""
+        """Return the context manager to hold while the page is served."""
         if self._authors is None:
             return nullcontext()
         return self._authors.router.lifespan_context(self._authors)  # type: ignore[no-any-return]
 
     def is_open(self, scope: Scope) -> bool:
-        """Whether a request is for what needs no token: a browser can send none before it has the page."""
+        """Whether a request needs no token: a browser cannot send one before it has loaded the page."""
         if scope["type"] != "http" or scope["method"] not in ("GET", "HEAD"):
             return False
         path = path_of(scope)
@@ -102,7 +102,7 @@ class Page:
         return path in ("/", PAGE_PATH) or (place == self._path and name in self._files)
 
     async def about(self, owner: str) -> EnvironmentMetadata:
-        """Return what is known of the environment, with its README where one is found."""
+        """Return the environment's metadata, with its README if one is found."""
         return with_readme(await self._metadata.ask(owner), self._factory, self._name)
 
     async def _redirect(self, request: Request) -> Response:
@@ -125,9 +125,9 @@ class Page:
 
 
 def _headers(settings: ServerSettings) -> dict[str, str]:
-    """Return the headers of the page. Only this server is asked for anything, and no text becomes code or markup."""
+    """Return the headers of the page, which allow requests to this server only, and no text as code or markup."""
     framing = ["'self'", *(origin for origin in settings.allowed_origins if origin != "null")]
-    if os.environ.get("SPACE_ID"):  # which the hub sets
+    if os.environ.get("SPACE_ID"):  # set by the hub
         framing.append(_HUB)
     policy = (
         "default-src 'none'; script-src 'self'; style-src 'self'; img-src data:; connect-src 'self'; "
@@ -144,7 +144,7 @@ def _headers(settings: ServerSettings) -> dict[str, str]:
 
 
 def with_readme(about: EnvironmentMetadata, factory: Factory, name: str) -> EnvironmentMetadata:
-    """Return the metadata with a README: its own, else that of the environment's folder, or of its image."""
+    """Return the metadata with a README: its own, or else that of the environment's folder or image."""
     if about.readme_content is not None:
         return about
     places = [
@@ -162,7 +162,7 @@ def with_readme(about: EnvironmentMetadata, factory: Factory, name: str) -> Envi
 
 
 def _readme_beside(factory: Factory) -> str | None:
-    """Return where the README of the folder with the manifest would be."""
+    """Return the path where a README would be beside the environment's manifest; None without a manifest."""
     try:
         folder = Path(inspect.getfile(inspect.unwrap(factory))).parent
     except (OSError, TypeError):

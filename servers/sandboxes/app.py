@@ -1,4 +1,4 @@
-"""The service of sandboxes as an ASGI application: E2B's control API, and who may ask what."""
+"""The sandbox service as an ASGI application: E2B's control API and its access control."""
 
 import asyncio
 import base64
@@ -30,7 +30,8 @@ from servers.security import Guard, HttpRefusalError, Tokens
 from servers.settings import MAKE_TOKEN, ServerSettings
 
 ENVD_VERSION: Final = "0.6.1"
-"""What clients are told: after it come files' metadata and entries in events, which not every sandbox can have."""
+"""The version reported to clients: later ones have file metadata and entries in events, which not every sandbox
+supports."""
 
 DEFAULT_TIMEOUT_S: Final = 300
 DEFAULT_FORK_TIMEOUT_S: Final = 15
@@ -43,7 +44,7 @@ Seconds = Annotated[float, Field(ge=0, allow_inf_nan=False)]
 
 
 class _Body(BaseModel, alias_generator=to_camel):
-    """A request's body; what it does not know is ignored, as clients of any version come."""
+    """A request's body; unknown fields are ignored, since clients of any version may connect."""
 
 
 class _NewSandbox(_Body):
@@ -53,7 +54,7 @@ class _NewSandbox(_Body):
     env_vars: Annotated[dict[Text, Text], Field(max_length=256, repr=False)] = {}
     auto_pause: bool = False
     allow_internet_access: bool | None = Field(None, alias="allow_internet_access")
-    # What is not here is refused: whoever asks for it relies on it.
+    # Unsupported: refused, not ignored, since the caller relies on them.
     auto_pause_memory: bool | None = None
     mcp: Any = None
     network: Any = None
@@ -71,7 +72,7 @@ class _Change(_Body):
 
 
 class SandboxApp(Starlette):
-    """The application. It asks everybody for a key.
+    """The application. Every request needs a key.
 
     Raises:
         ConfigurationError: The settings have no token.
@@ -114,7 +115,7 @@ class SandboxApp(Starlette):
         self.add_exception_handler(ApiError, _on_api_error)
         self.add_exception_handler(OpenEnvError, _on_failure)
         self.add_exception_handler(404, _on_unknown_path)
-        # Keys come as X-API-Key, sandboxes' own tokens otherwise: the guard sees to hosts, origins and bodies.
+        # This application checks X-API-Key and the sandboxes' tokens; the guard checks hosts, origins and bodies.
         self._guard = Guard(
             self._serve, replace(settings, tokens=()), streamed=lambda scope: scope["path"] in envd.STREAMED
         )
@@ -137,15 +138,15 @@ class SandboxApp(Starlette):
         await super().__call__(scope, receive, send)
 
     def sandbox_of(self, request: Request) -> Record:
-        """Return the sandbox that a request is for, once its token is checked.
+        """Return the sandbox that a request is for, after checking its token.
 
         Raises:
-            ApiError: There is none (502, as from E2B's proxy), or the token is not its own.
+            ApiError: There is no such sandbox (502, as from E2B's proxy), or the token is not its own.
         """
         name = _address_of(request.scope)[0]
         query = request.query_params
         if name is None and "signature" in query:
-            # A link to a file names no sandbox; whose token signed it is the one.
+            # A signed link to a file names no sandbox; it belongs to the sandbox whose token signed it.
             name = next((each.id for each in self.table.records() if _has_signature(request, each)), None)
         record = self.table.find(name or "")
         if record is None or record.paused:
@@ -175,7 +176,7 @@ class SandboxApp(Starlette):
         return record
 
     async def _change(self, request: Request, feature: str) -> tuple[Record, _Change]:
-        """Return the sandbox and the requested change, which must keep its memory."""
+        """Return the sandbox and the requested change; ApiError if the change would not keep the memory."""
         record, body = self._find_record(request), await _read(request, _Change)
         if not body.memory:
             raise ApiError(
@@ -294,7 +295,7 @@ class SandboxApp(Starlette):
         return _page(request, rows)
 
     def _common_fields(self, record: Record) -> dict[str, Any]:
-        """Return the fields that every response about a sandbox has."""
+        """Return the fields common to all responses about a sandbox."""
         assert record.machine is not None
         return {
             "sandboxID": record.id,
@@ -305,12 +306,12 @@ class SandboxApp(Starlette):
         }
 
     def _to_created(self, record: Record) -> dict[str, Any]:
-        """Return the response to starting or connecting to a sandbox."""
+        """Return the response to the creation of, or a connection to, a sandbox."""
         tokens = {"envdAccessToken": record.token, "trafficAccessToken": record.token}
         return {**self._common_fields(record), **tokens, "domain": self._domain}
 
     def _to_json(self, record: Record) -> dict[str, Any]:
-        """Return a sandbox as an entry of lists and details."""
+        """Return a sandbox as an entry of a list or as details."""
         assert record.machine is not None
         return {
             **self._common_fields(record),
@@ -350,7 +351,7 @@ def _state(record: Record) -> str:
 
 
 def _address_of(scope: Scope) -> tuple[str | None, int | None]:
-    """Return the sandbox and the port that a request names, in its headers or in its host."""
+    """Return the sandbox and port that a request names in its headers or host name."""
     headers = dict(scope["headers"])
     name, port = headers.get(b"e2b-sandbox-id"), headers.get(b"e2b-sandbox-port", b"")
     if name is None and (match := _HOST.match(headers.get(b"host", b"").decode("latin-1"))):
@@ -360,7 +361,7 @@ def _address_of(scope: Scope) -> tuple[str | None, int | None]:
 
 
 def _has_signature(request: Request, record: Record) -> bool:
-    """Whether a link to a file carries a signature that the sandbox's token makes."""
+    """Whether a link to a file is validly signed with the sandbox's token."""
     query = request.query_params
     until = query.get("signature_expiration")
     if request.url.path != "/files" or "signature" not in query:
@@ -375,7 +376,7 @@ def _has_signature(request: Request, record: Record) -> bool:
 
 
 async def _read(request: Request, model: type[ModelT]) -> ModelT:
-    """Read the body, which the guard has bounded."""
+    """Parse the body, whose size the guard has limited."""
     try:
         return model.model_validate_json(await request.body() or b"{}")
     except ValidationError as error:
@@ -391,7 +392,7 @@ async def _on_api_error(_: Request, error: Exception) -> Response:
 
 
 async def _on_failure(request: Request, error: Exception) -> Response:
-    """Answer for what runs the sandboxes: an engine that does not answer, for one."""
+    """Answer an error of the sandboxes' backend, such as a container engine that does not respond."""
     return await _on_api_error(request, ApiError(503, f"{type(error).__name__}: {error}"))
 
 

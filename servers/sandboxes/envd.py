@@ -1,4 +1,4 @@
-"""What E2B's clients ask inside of a sandbox: processes and file system over Connect RPC, files over HTTP."""
+"""E2B's envd API inside a sandbox: processes and file system over Connect RPC, files over HTTP."""
 
 import asyncio
 import base64
@@ -25,24 +25,24 @@ Find: TypeAlias = Callable[[Request], Record]
 Json: TypeAlias = dict[str, Any]
 
 STREAMED: Final = frozenset(("/files", "/process.Process/StreamInput"))
-"""Paths whose bodies are read here, as they come."""
+"""Paths whose bodies are read here as a stream."""
 
 STREAM: Final = "application/connect+json"
 MAX_MESSAGE: Final = 8 << 20
 MAX_UPLOAD: Final = 64 << 20
-"""Of a form; what comes as it is has no bound but the sandbox's own."""
+"""Bytes of a form; an upload as application/octet-stream is limited only by the sandbox's disk."""
 
 BODY_SILENCE_TIMEOUT_S: Final = 60.0
 KEEPALIVE_S: Final = 50.0
 BUSY_RETRY_S: Final = 0.05
 UNREAD_INPUT_TIMEOUT_S: Final = 60.0
-"""That a command may leave streamed input unread: who streams it cannot be heard leaving before."""
+"""How long a command may leave streamed input unread; until then a client's disconnection goes unnoticed."""
 
 _SIGNALS: Final = {"SIGNAL_SIGTERM": 15, "SIGNAL_SIGKILL": 9}
 
 
 def routes(find: Find) -> list[Route]:
-    """Return the routes.
+    """Return the routes of the API.
 
     Args:
         find: Returns the sandbox that a request is for, or raises.
@@ -80,7 +80,7 @@ def routes(find: Find) -> list[Route]:
         return Route(path, endpoint, methods=["POST"])
 
     async def stream_input(request: Request) -> Response:
-        # As a whole: a response that streams takes what comes of the request for the client's leaving.
+        # Not a StreamingResponse: it would read the request's body while listening for the client's disconnection.
         answer = [piece async for piece in _read_envelopes(_take_input(_guest(find, request), request))]
         return Response(b"".join(answer), media_type=STREAM)
 
@@ -116,7 +116,7 @@ def routes(find: Find) -> list[Route]:
 
 
 def _guest(find: Find, request: Request) -> Guest:
-    """Return the agent of the sandbox that is asked, where the user that the caller names is the one in it."""
+    """Return the agent of a request's sandbox; GuestError if the request names a user other than the sandbox's."""
     guest = find(request).guest
     scheme, _, credentials = request.headers.get("authorization", "").partition(" ")
     user = request.query_params.get("username")
@@ -130,7 +130,7 @@ def _guest(find: Find, request: Request) -> Guest:
 
 @contextlib.contextmanager
 def _fields_required() -> Iterator[None]:
-    """Raise an API error where a message lacks a field or has another type of it."""
+    """Turn the exceptions of a missing or mistyped field into a GuestError."""
     try:
         yield
     except (AttributeError, KeyError, OverflowError, RecursionError, TypeError, ValueError) as error:
@@ -138,7 +138,7 @@ def _fields_required() -> Iterator[None]:
 
 
 def message_of(data: bytes) -> Json:
-    """Return a body's JSON object; none at all is an empty one. GuestError: it is something else."""
+    """Return a body's JSON object, {} for an empty body; GuestError if it is anything else."""
     try:
         message = json.loads(data or b"{}")
     except (ValueError, RecursionError):
@@ -149,7 +149,7 @@ def message_of(data: bytes) -> Json:
 
 
 async def _read_envelopes(messages: AsyncIterator[Json]) -> AsyncIterator[bytes]:
-    """Yield messages as Connect RPC streams them, and what they ended with."""
+    """Yield messages as Connect RPC envelopes, then the end of the stream with its error, if any."""
 
     def envelope(flags: int, message: Json) -> bytes:
         data = json.dumps(message, separators=(",", ":")).encode()
@@ -166,7 +166,7 @@ async def _read_envelopes(messages: AsyncIterator[Json]) -> AsyncIterator[bytes]
 
 
 async def _pieces(request: Request) -> AsyncIterator[bytes]:
-    """Yield the pieces of a body; a client that falls silent is not waited for."""
+    """Yield the pieces of a body; GuestError if none arrives for BODY_SILENCE_TIMEOUT_S."""
     stream = request.stream()
     while True:
         try:
@@ -185,14 +185,14 @@ async def _plain(guest: Guest, op: str, **fields: Any) -> Json:
 
 async def _listing(guest: Guest, op: str, **fields: Any) -> Any:
     _, data = await guest.ask(op, **fields)
-    if len(data) > MAX_MESSAGE:  # to read more of it would keep everybody waiting
+    if len(data) > MAX_MESSAGE:  # parsing a larger one would block the event loop
         raise GuestError(
             "resource_exhausted", f"expected a list of at most {MAX_MESSAGE} bytes, got a longer one"
         )
     return json.loads(data)
 
 
-# ---- processes
+# Processes
 
 
 def _pid(body: Json) -> int:
@@ -214,7 +214,7 @@ async def _input(guest: Guest, pid: int, given: Json, timeout_s: float = math.in
                 await guest.ask("input", blob[at : at + FILE_PIECE], pid=pid)
                 break
             except GuestError as error:
-                # It reads slowly; the client's own time-out bounds this, and its leaving.
+                # The command reads slowly: retry until the client's own timeout or disconnection ends the request.
                 if error.code != "resource_exhausted" or clock() > deadline:
                     raise
             await asyncio.sleep(BUSY_RETRY_S)
@@ -254,7 +254,7 @@ async def _list_processes(guest: Guest, _: Json) -> Json:
 
 
 async def _start(guest: Guest, body: Json, timeout_s: float | None) -> AsyncIterator[Json]:
-    """Start a command and stream its events. It outlives its listeners, but not its timeout."""
+    """Start a command and stream its events. It outlives a disconnection, but not its timeout."""
     config = body["process"]
     if "pty" in body:
         raise GuestError(
@@ -281,7 +281,7 @@ async def _connect(guest: Guest, body: Json, timeout_s: float | None) -> AsyncIt
     pid = _pid(body)
     header, _ = await guest.ask("find", pid=pid)
     async with guest.subscribed(str(header["name"])) as output:
-        await guest.ask("find", pid=pid)  # it may have ended before anybody listened
+        await guest.ask("find", pid=pid)  # it may have ended before the subscription
         async for event in _process_events(pid, output, timeout_s):
             yield event
 
@@ -289,10 +289,10 @@ async def _connect(guest: Guest, body: Json, timeout_s: float | None) -> AsyncIt
 async def read_messages(
     output: Subscription, timeout_s: float | None
 ) -> AsyncIterator[tuple[Json, bytes] | None]:
-    """Yield the messages of a stream to its end; None where a keep-alive is due.
+    """Yield a stream's messages until its end; None when a keep-alive is due.
 
     Raises:
-        GuestError: It did not end within its time, or its sandbox is gone.
+        GuestError: The stream did not end within `timeout_s`, or its sandbox is gone.
     """
     loop = asyncio.get_running_loop()
     deadline = None if timeout_s is None else loop.time() + timeout_s
@@ -321,7 +321,7 @@ async def _process_events(pid: int, output: Subscription, timeout_s: float | Non
         yield {"event": event}
 
 
-# ---- the file system
+# The file system
 
 
 async def _list_folder(guest: Guest, body: Json) -> Json:
@@ -365,7 +365,7 @@ async def _watcher_events(guest: Guest, body: Json) -> Json:
     return {"events": _events(await _listing(guest, "events", name=body["watcherId"]))}
 
 
-# ---- files
+# Files
 
 
 async def _download(guest: Guest, path: str) -> Response:
@@ -419,7 +419,7 @@ async def _write(guest: Guest, path: str, pieces: AsyncIterator[bytes]) -> Json:
     offset, buffer = 0, bytearray()
     entry: Json = {}
     async for piece in pieces:
-        guest.require()  # who uploads slowly is told now, and does not keep a service that stops
+        guest.require()  # so that a slow upload fails at once, and does not delay the service's shutdown
         buffer += piece
         while len(buffer) >= FILE_PIECE:
             entry = (await guest.ask("write", bytes(buffer[:FILE_PIECE]), path=path, offset=offset))[0]
@@ -432,7 +432,7 @@ async def _write(guest: Guest, path: str, pieces: AsyncIterator[bytes]) -> Json:
 
 
 async def _decompress(request: Request) -> AsyncIterator[bytes]:
-    """Yield the body, unpacked where it is packed: never much of it at once."""
+    """Yield the body, decompressed if it is gzip, in pieces of bounded size."""
     encoding = request.headers.get("content-encoding", "identity").lower()
     if encoding not in ("identity", "gzip"):
         raise GuestError("invalid_argument", f"expected a body as it is, or gzip, got {encoding!r}")
@@ -462,7 +462,7 @@ def _form_files(kind: str, body: bytes) -> list[tuple[str, bytes]]:
         head, _, data = section.partition(b"\r\n\r\n")
         if (named := _FILENAME.search(head)) is None:
             raise GuestError("invalid_argument", "expected files with names in the form, got one without")
-        # As browsers and httpx write it.
+        # Undo the escapes of browsers and httpx.
         name = (
             named[1].decode("utf-8", "replace").replace("%22", '"').replace('\\"', '"').replace("\\\\", "\\")
         )

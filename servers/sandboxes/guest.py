@@ -1,6 +1,6 @@
-"""The host's end of a sandbox's agent: requests, output as it comes, and what becomes of both when the agent dies.
+"""The client of a sandbox's agent: requests, streamed output, and the failure of both when the agent dies.
 
-Nothing that comes is believed: the code in the sandbox may have written it. A frame that is none ends the sandbox.
+Nothing that arrives is trusted: the code in the sandbox may have written it. An invalid frame ends the sandbox.
 """
 
 import asyncio
@@ -15,13 +15,13 @@ from openenv_core.sandbox.inside.interpreter import FRAME, pack
 CALL_TIMEOUT_S: Final = 30.0
 MAX_HEADER: Final = 64 << 10
 MAX_UNREAD: Final = 4 << 20
-"""Of what the agent is sent and does not read."""
+"""Bytes sent to the agent that it has not read."""
 
 _FRAME_BYTES: Final = 256
-"""What a frame takes beside its content, about."""
+"""Approximate memory of a frame beside its content."""
 
 MAX_BLOB: Final = 32 << 20
-"""Of what is shown at once, as JSON; files and output come in smaller pieces."""
+"""Bytes of one frame's content, such as a displayed result in JSON; files and output come in smaller pieces."""
 
 MAX_BUFFERED: Final = 2 * MAX_BLOB
 
@@ -29,7 +29,7 @@ MAX_BUFFERED: Final = 2 * MAX_BLOB
 STATUSES: Final = {
     "invalid_argument": 400,
     "failed_precondition": 400,
-    "permission_denied": 400,  # E2B's clients take 403 for nothing in particular
+    "permission_denied": 400,  # E2B's clients have no particular error for 403
     "unauthenticated": 401,
     "not_found": 404,
     "aborted": 409,
@@ -42,11 +42,11 @@ STATUSES: Final = {
 
 
 class ApiError(Exception):
-    """A request is refused.
+    """A refused request.
 
     Args:
-        status: The HTTP status, which decides what error a client raises.
-        message: What was expected, what came, what to do.
+        status: The HTTP status, which decides the error that a client raises.
+        message: What is wrong, and what to do about it.
     """
 
     def __init__(self, status: int, message: str) -> None:
@@ -59,8 +59,8 @@ class GuestError(ApiError):
     """A sandbox's agent refused or failed a request.
 
     Args:
-        code: As Connect RPC calls it.
-        message: Why.
+        code: The Connect RPC error code.
+        message: The reason.
     """
 
     def __init__(self, code: str, message: str) -> None:
@@ -69,17 +69,17 @@ class GuestError(ApiError):
 
 
 class Reader(Protocol):
-    """Where frames come from."""
+    """A source of frames."""
 
     async def readexactly(self, n: int, /) -> bytes:
-        """Return so many bytes. IncompleteReadError, a kind of EOFError: there are no more."""
+        """Return exactly `n` bytes; EOFError (such as IncompleteReadError) if the stream ends first."""
 
 
 class Subscription:
-    """What comes of one stream, in order, for one reader.
+    """The messages of one stream, in order, for one reader.
 
-    The agent waits for the fastest reader; one that is left behind by more than `MAX_BUFFERED` is told that all is
-    lost.
+    The agent waits for the fastest reader; for one that falls behind by more than `MAX_BUFFERED` bytes the stream
+    ends, marked as lost.
     """
 
     def __init__(self, stream: str, on_taken: Callable[[int], None]) -> None:
@@ -89,7 +89,7 @@ class Subscription:
         self._bytes = 0
 
     def put(self, header: dict[str, Any], blob: bytes, size: int = 0) -> None:
-        """Add what came, of so many bytes."""
+        """Add a message whose frame has `size` bytes."""
         self._bytes += size + _FRAME_BYTES
         if self._bytes > MAX_BUFFERED and "end" not in header:
             self.close()
@@ -97,7 +97,7 @@ class Subscription:
         self._held.put_nowait((header, blob, size))
 
     async def take(self, timeout_s: float | None = None) -> tuple[dict[str, Any], bytes] | None:
-        """Return what comes next; None where that takes too long."""
+        """Return the next message; None if none arrives within `timeout_s`."""
         try:
             async with asyncio.timeout(timeout_s):
                 return self._account_taken(await self._held.get())
@@ -105,7 +105,7 @@ class Subscription:
             return None
 
     def close(self) -> None:
-        """Take no more."""
+        """Discard the unread messages."""
         while not self._held.empty():
             self._account_taken(self._held.get_nowait())
 
@@ -118,11 +118,14 @@ class Subscription:
 
 
 class Guest:
-    """The client of a sandbox's agent, over its channel.
+    """The client of a sandbox's agent.
 
     Args:
-        reader: What it sends.
-        writer: What it is sent.
+        reader: Reads the agent's frames.
+        writer: Writes frames to the agent.
+
+    Attributes:
+        gone: Resolves with the reason when the agent has ended.
     """
 
     def __init__(self, reader: Reader, writer: asyncio.StreamWriter) -> None:
@@ -137,7 +140,7 @@ class Guest:
         self._task = asyncio.create_task(self._read(), name="sandbox's agent")
 
     async def wait_ready(self, envs: dict[str, str], timeout_s: float) -> None:
-        """Wait until it answers. GuestError: it does not."""
+        """Wait until the agent replies, then set its environment variables; GuestError if it does not reply in time."""
         waits: list[asyncio.Future[Any]] = [asyncio.ensure_future(self._greeted.wait()), self.gone]
         await asyncio.wait(waits, timeout=timeout_s, return_when=asyncio.FIRST_COMPLETED)
         waits[0].cancel()
@@ -147,11 +150,11 @@ class Guest:
         await self.ask("setup", envs=envs)
 
     def name(self) -> str:
-        """Return a name for a stream that no other has."""
+        """Return a unique name for a stream, context or watcher."""
         return str(next(self._numbers))
 
     def notify(self, op: str, **fields: Any) -> None:
-        """Send a request without waiting for its answer."""
+        """Send a request without waiting for its reply."""
         if self.gone.done():
             return
         if self._writer.transport.get_write_buffer_size() > MAX_UNREAD:
@@ -165,7 +168,7 @@ class Guest:
             raise GuestError("unavailable", f"the sandbox was not found: {self.gone.result()}")
 
     async def ask(self, op: str, blob: bytes = b"", **fields: Any) -> tuple[dict[str, Any], bytes]:
-        """Ask one thing. GuestError: it is refused, or the agent is gone."""
+        """Send a request and return the reply; GuestError if it is refused, times out or the agent is gone."""
         self.require()
         number = next(self._numbers)
         answer = self._answers[number] = asyncio.get_running_loop().create_future()
@@ -188,7 +191,7 @@ class Guest:
 
     @asynccontextmanager
     async def subscribed(self, stream: str) -> AsyncIterator[Subscription]:
-        """Take what comes of a stream, for the time of the block."""
+        """Subscribe to a stream while the block runs."""
         subscription = Subscription(stream, lambda size: self._acknowledge(stream, size))
         self._streams.setdefault(stream, []).append(subscription)
         try:
@@ -222,7 +225,7 @@ class Guest:
                 self._on_frame(header, await self._reader.readexactly(size) if size else b"", head + size)
         except (EOFError, OSError):
             pass
-        except Exception as error:  # whatever it is: somebody has forged it
+        except Exception as error:  # a forged frame may raise anything
             reason = f"its agent sent what is no frame ({type(error).__name__}: {error})"
         self._on_closed(reason)
 

@@ -1,4 +1,4 @@
-"""E2B's code interpreter API: cells in contexts, whose output is streamed line by line."""
+"""E2B's code interpreter API: runs cells in contexts and streams their output line by line."""
 
 import asyncio
 import codecs
@@ -21,11 +21,11 @@ MAX_CONTEXTS: Final = 16
 
 
 def routes(find: Find, table: SandboxTable) -> list[Route]:
-    """Return the routes.
+    """Return the routes of the API.
 
     Args:
         find: Returns the sandbox that a request is for, or raises.
-        table: Runs what goes on after its caller has left.
+        table: Runs the tasks that outlive their request.
     """
 
     async def execute(request: Request) -> Response:
@@ -67,7 +67,7 @@ def routes(find: Find, table: SandboxTable) -> list[Route]:
 
 
 async def _python(request: Request) -> dict[str, Any]:
-    """Return a body, whose language is Python."""
+    """Return a request's body; ApiError if its language is not Python."""
     body = message_of(await request.body())
     if (language := body.get("language")) not in (None, "", "python", "python3"):
         raise ApiError(400, f"expected the language python, got {language!r}; run others as commands")
@@ -81,7 +81,7 @@ def _context(record: Record, name: str) -> tuple[dict[str, str], asyncio.Lock]:
 
 
 async def _make(record: Record, name: str, cwd: str) -> dict[str, str]:
-    """Return what clients know of a context, which is made if it is not there."""
+    """Return a context as clients see it; create it if it does not exist."""
     async with record.making:
         if name not in record.contexts:
             if len(record.contexts) >= MAX_CONTEXTS:
@@ -95,8 +95,9 @@ async def _make(record: Record, name: str, cwd: str) -> dict[str, str]:
 async def _run(
     record: Record, table: SandboxTable, name: str, turn: asyncio.Lock, code: str, envs: dict[str, str]
 ) -> AsyncIterator[bytes]:
-    """Run a cell when its turn has come; a caller that disconnects interrupts it."""
-    # Not before: where the caller has left, this may never begin, and would not give the turn back.
+    """Run a cell once the context's lock is free; the client's disconnection interrupts it."""
+    # Acquired here, not by the caller: if the client has disconnected, this generator may never start, and would never
+    # release the lock.
     await turn.acquire()
     async with contextlib.AsyncExitStack() as stack:
         stack.callback(turn.release)
@@ -115,7 +116,7 @@ async def _run(
 async def _interrupt(
     record: Record, name: str, output: Subscription, stack: contextlib.AsyncExitStack
 ) -> None:
-    """Interrupt an abandoned cell, and let the next one run."""
+    """Interrupt an abandoned cell and release the context for the next one."""
     async with stack:
         record.guest.notify("interrupt", name=name)
         while (message := await output.take()) is not None and "end" not in message[0]:

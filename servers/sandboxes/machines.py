@@ -1,4 +1,4 @@
-"""What sandboxes run on: interpreters behind our own walls, or containers of the local engine; each has an agent."""
+"""The backends of sandboxes: isolated processes, or containers of the local engine, each with an agent inside."""
 
 import asyncio
 import contextlib
@@ -25,13 +25,13 @@ FOREVER_S: Final = 10.0 * 365 * 86_400
 
 
 class Machine(Protocol):
-    """What one sandbox runs on.
+    """The backend of one sandbox.
 
     Attributes:
-        guest: Its agent.
-        isolation: What stands between its code and the machine.
-        cpus: How many it may use.
-        memory_bytes: Its limit.
+        guest: The client of its agent.
+        isolation: The isolation level of its code.
+        cpus: CPUs that it may use.
+        memory_bytes: Memory that it may use.
     """
 
     guest: Guest
@@ -40,20 +40,20 @@ class Machine(Protocol):
     memory_bytes: int
 
     async def begin(self, envs: dict[str, str]) -> None:
-        """Have its agent answer, and give whatever it starts these variables. GuestError: it does not answer."""
+        """Wait for its agent and set environment variables for all that it starts; GuestError if it does not reply."""
 
     async def freeze(self, *, frozen: bool) -> None:
-        """Pause or resume all its processes. GuestError: it cannot."""
+        """Pause or resume all its processes; GuestError if it cannot."""
 
     async def fork(self, contexts: list[str]) -> "Machine":
-        """Return a copy of it, with these of its interpreters. GuestError: there can be none."""
+        """Return a copy of it with the interpreters of these contexts; GuestError if it cannot be copied."""
 
     async def close(self) -> None:
-        """Stop it, and remove its files. Idempotent; called again after a failure."""
+        """Stop it and remove its files. Idempotent; called again after a failure."""
 
 
 class ProcessMachine:
-    """A session of the sandbox: an interpreter's walls, with programs allowed behind them."""
+    """A sandbox session, with the isolation of an interpreter but subprocesses allowed."""
 
     def __init__(self, guest: Guest, session: SandboxSession, channel: socket.socket | None) -> None:
         self.guest = guest
@@ -66,7 +66,7 @@ class ProcessMachine:
 
     @classmethod
     async def start(cls, sandbox: Sandbox, limits: Limits) -> "ProcessMachine":
-        """Fork one. SandboxUnavailableError: none can be had."""
+        """Fork one from the zygote; SandboxUnavailableError if this machine cannot."""
         limits = replace(limits, timeout_s=FOREVER_S, allow_subprocess=True)
         session = await sandbox.open(limits, snapshot=True)
         ours, theirs = socket.socketpair()
@@ -77,11 +77,11 @@ class ProcessMachine:
             await self._session.serve(channel)
 
     async def begin(self, envs: dict[str, str]) -> None:
-        """Wait for its agent."""
+        """Wait for its agent and set the environment variables."""
         await self.guest.wait_ready(envs, GREETING_TIMEOUT_S)
 
     async def freeze(self, *, frozen: bool) -> None:
-        """Stop all of its processes, or let them go on. Those of forks are not told apart."""
+        """Pause or resume all its processes; GuestError if it has forks: their processes cannot be told apart."""
         if self._session.related:
             raise GuestError(
                 "failed_precondition",
@@ -90,7 +90,7 @@ class ProcessMachine:
         self._session.freeze(frozen=frozen)
 
     async def fork(self, contexts: list[str]) -> Machine:
-        """Fork its agent and its interpreters. What commands run stays with the original."""
+        """Fork its agent and interpreters. Running commands stay with the original."""
         ours, theirs = socket.socketpair()
 
         async def ask(folder: str) -> None:
@@ -108,9 +108,9 @@ class ProcessMachine:
         return ProcessMachine(Guest(*await asyncio.open_unix_connection(sock=ours)), session, None)
 
     async def close(self) -> None:
-        """End them."""
+        """End its processes and remove its files."""
         await self.guest.close()
-        if self._session.related:  # with the channel its agent ends what it has started
+        if self._session.related:  # its agent ends what it has started once the channel is closed
             await asyncio.wait([self._serving], timeout=END_TIMEOUT_S)
         self._serving.cancel()
         await asyncio.gather(self._serving, return_exceptions=True)
@@ -137,14 +137,14 @@ sys.modules["openenv_core.sandbox.inside.agent"].Agent(0, 1, home, sessions=True
 
 
 def _program() -> bytes:
-    """Return our agent as text that a container's own Python can run."""
+    """Return the agent's source as one program for a container's own Python."""
     packages = ("openenv_core", "openenv_core.sandbox", "openenv_core.sandbox.inside")
     modules = {each.__name__: inspect.getsource(each) for each in (cells, interpreter, agent)}
     return f"sources = {dict.fromkeys(packages, '') | modules!r}{_MAIN}".encode()
 
 
 class ContainerMachine:
-    """A container of the local engine, and our agent in it, run by the image's own Python."""
+    """A container of the local engine; the agent in it is run by the image's own Python."""
 
     def __init__(self, guest: Guest, engine: DockerEngine, container: Container, config: Any) -> None:
         self.guest = guest
@@ -155,11 +155,11 @@ class ContainerMachine:
 
     @classmethod
     async def start(cls, image: str, options: ContainerOptions) -> "ContainerMachine":
-        """Start one.
+        """Start a container and its agent.
 
         Raises:
-            ProviderError: The engine, or the image, does not let it start.
-            GuestError: The image has no Python of 3.10 or later.
+            ProviderError: The engine cannot start a container of the image.
+            GuestError: The image has no Python 3.10 or later.
         """
         engine = DockerEngine.find()
         image_details = await asyncio.to_thread(engine.find_image, image)
@@ -181,7 +181,7 @@ class ContainerMachine:
         return cls(guest, engine, container, config)
 
     async def begin(self, envs: dict[str, str]) -> None:
-        """Set the variables, and then start the image's own command."""
+        """Set the environment variables, then start the image's own command."""
         await self.guest.wait_ready(envs, GREETING_TIMEOUT_S)
         argv = [*(self._config.get("Entrypoint") or ()), *(self._config.get("Cmd") or ())]
         if argv:
@@ -191,12 +191,12 @@ class ContainerMachine:
                 await self.guest.ask("start", stream="image", **command)
 
     async def freeze(self, *, frozen: bool) -> None:
-        """Have the engine stop all of its processes, or let them go on."""
+        """Have the engine pause or resume the container."""
         verb = "pause" if frozen else "unpause"
         await asyncio.to_thread(self._engine.call, "POST", f"/containers/{self._container.id}/{verb}")
 
     async def fork(self, contexts: list[str]) -> Machine:
-        """Say that this cannot be."""
+        """Raise a GuestError: containers cannot be forked."""
         raise GuestError(
             "unimplemented",
             "expected a process sandbox, got a container: an engine copies files, and no memory",
@@ -209,16 +209,16 @@ class ContainerMachine:
 
 
 _Kind: TypeAlias = tuple[str, ContainerOptions, str]
-"""An image, how its container is run, and the id of what the name stands for: it may be built again."""
+"""An image's name, the options of its container, and the image's id, which changes when it is rebuilt."""
 
 
 class WarmContainers:
-    """Containers that are started in advance, each handed out once.
+    """Containers started in advance, each handed out once.
 
-    Those of an image are begun when one of it was asked for; where there is no room, those go that were begun first.
+    A request for an image starts further containers of it; if there is no room, the oldest are removed.
 
     Args:
-        size: How many there are at most; 0: all are started when they are asked for.
+        size: Maximum number of containers; 0: every container is started on request.
     """
 
     def __init__(self, size: int) -> None:
@@ -227,7 +227,7 @@ class WarmContainers:
         self._filling: asyncio.Task[None] | None = None
 
     async def take(self, image: str, options: ContainerOptions) -> ContainerMachine:
-        """Return a container that nobody had. Raises as `ContainerMachine.start` does."""
+        """Return an unused container; raises what `ContainerMachine.start` raises."""
         if not self._size:
             return await ContainerMachine.start(image, options)
         image_details = await asyncio.to_thread(DockerEngine.find().find_image, image)
@@ -244,8 +244,8 @@ class WarmContainers:
         return machine
 
     async def close(self) -> None:
-        """Start no more, and remove the unused ones."""
-        self._size = 0  # the one that is being started is the last
+        """Start no more containers and remove the unused ones."""
+        self._size = 0  # the container being started now is the last
         if self._filling is not None:
             await asyncio.wait([self._filling], timeout=END_TIMEOUT_S)
             self._filling.cancel()
@@ -267,16 +267,16 @@ class WarmContainers:
         except (OpenEnvError, GuestError, TimeoutError, OSError) as error:
             logger.warning(
                 "no container of %s is kept warm: %s", image, error
-            )  # the next one is asked for again
+            )  # the next request tries again
 
     async def _drop(self, each: tuple[_Kind, ContainerMachine]) -> None:
         self._ready.remove(each)
-        with contextlib.suppress(OpenEnvError):  # the companion removes what the engine does not
+        with contextlib.suppress(OpenEnvError):  # the companion removes it later
             await each[1].close()
 
 
 class _Unpacked:
-    """Standard output of an exec, out of the pieces that the engine sends."""
+    """The standard output of an exec, demultiplexed from the engine's stream."""
 
     def __init__(self, reader: asyncio.StreamReader) -> None:
         self._reader, self._splitter = reader, _wire.StreamSplitter()
@@ -293,7 +293,7 @@ class _Unpacked:
 
 
 async def _attached(engine: DockerEngine, container: str) -> Guest:
-    """Start the agent in a container; return it."""
+    """Start the agent in a container; return its client."""
     program = _program()
     command = ["python3", "-u", "-c", _BOOT, str(len(program))]
     body = {"Cmd": command, "AttachStdin": True, "AttachStdout": True, "AttachStderr": True}

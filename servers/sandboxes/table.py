@@ -1,4 +1,4 @@
-"""The sandboxes of a service: whose they are, how many there may be, until when they live."""
+"""The sandboxes of a service: their owners, limits and lifetimes."""
 
 import asyncio
 import contextlib
@@ -20,33 +20,33 @@ from servers.sandboxes.machines import Machine, ProcessMachine, WarmContainers
 logger = logging.getLogger("servers")
 
 PROCESS_TEMPLATES: Final = ("base", "code-interpreter-v1", "process")
-"""Names of the template that is no image; the first two are what E2B's clients ask for by themselves."""
+"""Names of the process template, which is no image; the first two are the defaults of E2B's clients."""
 
 POLL_INTERVAL_S: Final = 0.25
 RETRY_INTERVAL_S: Final = 1.0
-"""Pause before a removal that failed is tried again: the engine may be restarting."""
+"""Pause before a failed removal is retried: the engine may be restarting."""
 
 MAX_STARTING: Final = 4
-"""Containers that start at once; further ones wait for their turn."""
+"""Containers that start concurrently; others wait."""
 
 MIB: Final = 1 << 20
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class SandboxLimits:
-    """What one service allows.
+    """The limits of one service.
 
     Attributes:
-        max_sandboxes: At once, those that are paused included.
-        max_sandboxes_per_key: The same, of one key; None: only the cap of all.
-        max_timeout_s: The longest time that a sandbox may be given.
-        memory_bytes: Of a container as a whole, and of each program of a process sandbox.
+        max_sandboxes: Concurrent sandboxes, paused ones included.
+        max_sandboxes_per_key: The same per key; None: only `max_sandboxes` applies.
+        max_timeout_s: The longest timeout of a sandbox.
+        memory_bytes: Memory of a container as a whole, or of each program of a process sandbox.
         disk_bytes: All files of a process sandbox together.
         pids: Processes and threads of one sandbox.
-        images: Patterns of the images that may be run, as in `my-env:*`; none: no image.
-        warm: Containers that are kept ready beside those in use, of images that were asked for last.
-        minimum_isolation: Below this no process sandbox is started.
-        preload: Modules that interpreters of process sandboxes begin with.
+        images: Patterns of the images that may be run, such as `my-env:*`; empty: none.
+        warm: Containers kept ready, beside those in use, of the most recently requested images.
+        minimum_isolation: The weakest isolation level at which process sandboxes are started.
+        preload: Modules that the interpreters of process sandboxes have already imported.
     """
 
     max_sandboxes: int = 16
@@ -61,7 +61,7 @@ class SandboxLimits:
     preload: tuple[str, ...] = ()
 
     def image(self, name: str) -> str:
-        """Return the image that is run for a name. ApiError: it is not allowed."""
+        """Return the image to run for a template's name; ApiError if it is not allowed."""
         last = name.rpartition("/")[2]
         full = name if ":" in last or "@" in last else f"{name}:latest"
         for pattern in self.images:
@@ -85,15 +85,16 @@ class Record:
     """One sandbox.
 
     Attributes:
-        id: Its name, which is also all that a connection to its ports needs.
-        owner: The name of the key that asked for it.
-        token: What its files and commands are asked for with.
-        expires: In the loop's time.
-        contexts: Interpreters of `run_code`: what clients know of each, and the lock of its turn.
-        making: Held while a context is made.
-        freezing: Held while it is paused, or goes on: an engine takes its time, in which others may ask for that.
-        snapshot_of: The sandbox whose state it keeps, where it is a snapshot and no sandbox.
-        names: A snapshot's.
+        id: Its id, which is all that a connection to its ports needs.
+        owner: The name of the key that created it.
+        token: The token for its files and commands.
+        expires: End of its life, by the event loop's clock.
+        doomed: Whether it is to be removed, or failed to start.
+        contexts: Interpreters of `run_code`: each as clients see it, and the lock held while it runs a cell.
+        making: Held while a context is created.
+        freezing: Held while it is paused or resumed: the engine takes a while, in which another request may come.
+        snapshot_of: The sandbox whose state it keeps, if it is a snapshot and not a sandbox.
+        names: The names of a snapshot.
     """
 
     id: str
@@ -118,19 +119,19 @@ class Record:
 
     @property
     def guest(self) -> Guest:
-        """Its agent."""
+        """The client of its agent."""
         assert self.machine is not None
         return self.machine.guest
 
     @property
     def end_at(self) -> datetime:
-        """When its time is over."""
+        """When it expires."""
         left = self.expires - asyncio.get_running_loop().time()
         return datetime.now(UTC) + timedelta(seconds=left)
 
 
 class SandboxTable:
-    """All sandboxes of one service, each its owner's alone. Lives on one event loop."""
+    """All sandboxes of one service, each accessible to its owner alone. Not thread-safe: lives on one event loop."""
 
     def __init__(self, limits: SandboxLimits) -> None:
         self.limits = limits
@@ -144,10 +145,10 @@ class SandboxTable:
         self._closing = False
 
     async def start(self) -> None:
-        """Get ready to fork process sandboxes.
+        """Start the zygote from which process sandboxes are forked.
 
         Raises:
-            SandboxUnavailableError: There can be none here, and images are not allowed either.
+            SandboxUnavailableError: This machine cannot isolate processes, and no images are allowed either.
         """
         limits = self.limits
         sandbox = Sandbox(SandboxConfig(minimum=limits.minimum_isolation, preload=limits.preload))
@@ -164,14 +165,14 @@ class SandboxTable:
     async def create(
         self, owner: str, template: str, timeout_s: float, envs: dict[str, str], **fields: Any
     ) -> Record:
-        """Start a sandbox, and return it once it answers.
+        """Start a sandbox; return it when its agent replies.
 
         Args:
-            owner: The name of the key that asks for it.
-            template: What it is made from: a kind, an image, a snapshot.
-            timeout_s: How long it lives.
+            owner: The name of the key that creates it.
+            template: Its source: a process template, an image or a snapshot's id.
+            timeout_s: Seconds until it expires.
             envs: Environment variables.
-            fields: Others of the record.
+            fields: Other fields of the record.
 
         Raises:
             ApiError: It is not allowed, or does not start.
@@ -188,13 +189,13 @@ class SandboxTable:
         """Start a copy of a sandbox or snapshot, with its interpreters and files.
 
         Args:
-            source: What is copied.
-            timeout_s: How long it lives.
-            envs: Environment variables beside the original's.
-            fields: Of the record, where they are not the original's.
+            source: The sandbox or snapshot to copy.
+            timeout_s: Seconds until the copy expires.
+            envs: Environment variables in addition to the original's.
+            fields: Fields of the record that differ from the original's.
 
         Raises:
-            ApiError: It is paused, runs code, is a container, or its files are not copied.
+            ApiError: The source is paused, runs code or is a container, or its files cannot be copied.
         """
         if source.paused or any(turn.locked() for _, turn in source.contexts.values()):
             raise ApiError(
@@ -250,7 +251,7 @@ class SandboxTable:
         return record
 
     def records(self, owner: str | None = None, *, snapshots: bool = False) -> list[Record]:
-        """Return the sandboxes, or the snapshots, of an owner or of all, in the order of their starts."""
+        """Return the sandboxes, or the snapshots, of an owner or of all owners, in the order of creation."""
         return [
             each
             for each in self._records.values()
@@ -261,12 +262,12 @@ class SandboxTable:
         ]
 
     def find(self, sandbox_id: str, owner: str | None = None, *, snapshots: bool = False) -> Record | None:
-        """Return a sandbox or a snapshot by its name; None where its owner, or nobody, has one."""
+        """Return a sandbox or snapshot by its id; None if there is none, or none of this owner's."""
         records = self.records(owner, snapshots=snapshots)
         return next((each for each in records if each.id == sandbox_id), None)
 
     def set_timeout(self, record: Record, timeout_s: float, *, only_longer: bool = False) -> None:
-        """Set how long a sandbox lives from now on. ApiError: it is too long."""
+        """Set the seconds until a sandbox expires, from now; ApiError if they exceed the limit."""
         expires = self._deadline_after(timeout_s)
         record.expires = max(expires, record.expires) if only_longer and not record.paused else expires
 
@@ -278,14 +279,14 @@ class SandboxTable:
                 record.paused = frozen
 
     def end(self, record: Record) -> "asyncio.Task[None]":
-        """Begin to remove a sandbox, unless that is under way."""
+        """Start to remove a sandbox, unless its removal has started; return the removal's task."""
         record.doomed = True
         if record.ending is None:
             record.ending = self.spawn(self._remove(record), f"end of {record.id}")
         return record.ending
 
     async def close(self, deadline_s: float) -> None:
-        """End every sandbox, and start no further ones."""
+        """End every sandbox and start no more."""
         self._closing = True
         endings = [self.end(record) for record in list(self._records.values())]
         if endings:
@@ -315,7 +316,7 @@ class SandboxTable:
             logger.debug("%s failed: %s", task.get_name(), error)
 
     def _machine(self, record: Record) -> Callable[[], Awaitable[Machine]]:
-        """Return what makes the machine of a record."""
+        """Return the function that starts a record's machine."""
         limits = self.limits
         if record.template not in PROCESS_TEMPLATES:
             options = ContainerOptions(
@@ -388,7 +389,7 @@ class SandboxTable:
                 self.end(record)
 
     def _deadline_after(self, timeout_s: float) -> float:
-        """Return when so many seconds are over, in the loop's time. ApiError: it is more than there may be."""
+        """Return the deadline of a timeout, by the event loop's clock; ApiError if it exceeds the limit."""
         if not 0 <= timeout_s <= (most := self.limits.max_timeout_s):
             raise ApiError(400, f"Timeout cannot be greater than {most:g} seconds, got {timeout_s:g}")
         return asyncio.get_running_loop().time() + timeout_s
