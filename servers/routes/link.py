@@ -166,7 +166,7 @@ class Link:
         self._timer = asyncio.get_running_loop().call_later(self.lease_s, self._expire)
 
     def _expire(self) -> None:
-        logger.info("a client that broke off has not come back; its sessions are ended")
+        logger.info("a client has not reconnected within its lease; its sessions are ended")
         self._end()
 
     def _set_detach(self, detach: Callable[[], Awaitable[None]] | None) -> None:
@@ -392,8 +392,8 @@ class Link:
             if request.refusal is not None:
                 self._refuse(request, request.refusal)
         except Exception:
-            logger.exception("a connection ended by a fault of the server")
-            self._refuse(request, RefusalError(SESSION_ERROR, "the server failed; its log tells why"))
+            logger.exception("a connection ended because of an error in the server")
+            self._refuse(request, RefusalError(SESSION_ERROR, "the server failed; see its log"))
             self._close_connection()
         finally:
             if request.timer is not None:
@@ -408,7 +408,7 @@ class Link:
                 self._remove_request(request)
 
     def _remove_request(self, request: LinkRequest) -> None:
-        """Remove an answered request, and wake whoever waits for progress."""
+        """Remove an answered request, and wake the callers of `wait_progress`."""
         self.running.discard(request)
         if self._progress is not None and not self._progress.done():
             self._progress.set_result(None)
@@ -684,7 +684,7 @@ class LinkConversation(Conversation):
         sending: The task that sends the frames that could not be sent at once.
     """
 
-    accept: Message = {"type": "websocket.accept", "subprotocol": wire.SUBPROTOCOL}  # noqa: RUF012 - as its base's
+    accept: Message = {"type": "websocket.accept", "subprotocol": wire.SUBPROTOCOL}  # noqa: RUF012 - never modified
 
     def __init__(self, link: Link, *args: Any) -> None:
         super().__init__(*args)

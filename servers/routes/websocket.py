@@ -128,7 +128,7 @@ class Conversation(ABC):
         closed: Whether the last frame has been sent; only the close frame may still follow.
     """
 
-    accept: Message = {"type": "websocket.accept"}  # noqa: RUF012 - nobody changes it
+    accept: Message = {"type": "websocket.accept"}  # noqa: RUF012 - never modified
 
     def __init__(
         self,
@@ -229,8 +229,8 @@ class Conversation(ABC):
         except (DisconnectedError, OSError):
             raise
         except Exception:
-            logger.exception("a session ended by a fault of the server")
-            last = self._dialect.refusal(RefusalError(SESSION_ERROR, "the server failed; its log tells why"))
+            logger.exception("a session ended because of an error in the server")
+            last = self._dialect.refusal(RefusalError(SESSION_ERROR, "the server failed; see its log"))
         finally:
             sockets.remove(self)
         await self._close(code, last)
@@ -322,7 +322,7 @@ class Conversation(ABC):
                 self._interrupt()
 
     def _drop_client(self) -> None:
-        logger.warning("a client leaves its replies unread; its connection is dropped")
+        logger.warning("a client does not read its replies; its connection is dropped")
         self.closed = True
         if self._abort is not None:
             self._abort()
@@ -437,9 +437,8 @@ class _SessionConversation(Conversation):
             self._count(text, pending)
             return
         self.busy = True
-        if self._resume is None and not isinstance(
-            pending, str
-        ):  # the environment waits although it promises not to
+        if self._resume is None and not isinstance(pending, str):
+            # The environment waits although it promises not to.
             assert self._session.on_expiry is not None
             self._watch.expect(self._sessions.step_timeout_s, self._session.on_expiry)
         self._reply_task = asyncio.create_task(self._reply_later(text, pending))
@@ -454,7 +453,7 @@ class _SessionConversation(Conversation):
             await self._send_text(reply)
         except Exception as error:
             if not isinstance(error, DisconnectedError | OSError):
-                logger.exception("a session ended by a fault of the server")
+                logger.exception("a session ended because of an error in the server")
             self._interrupt()
         else:
             self._end_reply()
@@ -630,9 +629,8 @@ class FrameDialect:
                 observation = await call
             reply = replies.encode_observation(observation)
             if timed:
-                elapsed_s = (
-                    perf_counter() - began
-                )  # `observe`, inlined for speed, which avoids most calls of bisect
+                # `observe`, inlined for speed, which avoids most calls of bisect.
+                elapsed_s = perf_counter() - began
                 calls.buckets[0 if elapsed_s < BUCKETS_S[0] else bisect_left(BUCKETS_S, elapsed_s)] += 1
                 calls.seconds += elapsed_s
                 calls.environment_s += session.runner.spent_s
