@@ -119,7 +119,7 @@ def select_checks(levels: Iterable[CheckLevel] = (), names: Iterable[str] = ()) 
     for name in check_names:
         if name not in known:
             near = difflib.get_close_matches(name, known, n=1)
-            hint = f"did you mean {near[0]!r}?" if near else "ropewalk validate --list tells them"
+            hint = f"did you mean {near[0]!r}?" if near else "`ropewalk validate --list` shows them"
             raise ConfigurationError(f"expected the name of a check, got {name!r}; {hint}")
     at = set(levels)
     if not at and not check_names:
@@ -154,5 +154,5 @@ def run_with_timeout(seconds: float, function: Callable[[], T], name: str = "ope
     if errors:
         raise errors[0]
     if not values:
-        raise CheckTimeoutError(f"expected an end within {seconds:g} s, got none")
+        raise CheckTimeoutError(f"expected a result within {seconds:g} s, got none")
     return values[0]

@@ -63,7 +63,7 @@ def sample(schema: Json, count: int, seed: int | random.Random, *, modest: bool 
     validator = jsonschema.Draft202012Validator(schema)
     sampler = Sampler(schema, seed if isinstance(seed, random.Random) else random.Random(seed), modest)
     samples: dict[str, Any] = {}
-    reason = "nothing that was drawn follows it"
+    reason = "no drawn value follows it"
     for _ in range(count * TRIES):
         try:
             value = sampler.draw()
@@ -127,11 +127,11 @@ class Sampler:
                 return resolved
             for subschema in parts:
                 resolved = _merge(resolved, subschema)
-        raise _UndrawableError("references that end nowhere")
+        raise _UndrawableError("its references do not end")
 
     def _resolve_reference(self, reference: str) -> Any:
         if not reference.startswith("#"):
-            raise _UndrawableError(f"a reference to elsewhere: {reference}")
+            raise _UndrawableError(f"a reference to another document: {reference}")
         place: Any = self._root
         for key in reference.removeprefix("#").split("/")[1:]:
             place = place[key.replace("~1", "/").replace("~0", "~")]
@@ -375,7 +375,7 @@ def require_schema(schema: Any, whose: str, change: str) -> None:
         jsonschema.Draft202012Validator.check_schema(schema)
     except jsonschema.SchemaError as fault:
         raise CheckError(
-            f"expected a JSON schema of {whose}, got a fault at {fault.json_path}: {fault.message}",
+            f"expected a valid JSON schema of {whose}, got an error at {fault.json_path}: {fault.message}",
             change=change,
         ) from fault
 
@@ -384,6 +384,6 @@ def require_own_names(tools: Iterable[str]) -> None:
     """Raise `CheckError` if a tool has the name of a client method."""
     if wrong := sorted(RESERVED_TOOL_NAMES & set(tools)):
         raise CheckError(
-            f"expected tools with names of their own, got {', '.join(wrong)}",
-            change=f"rename them: {', '.join(sorted(RESERVED_TOOL_NAMES))} are what clients call themselves",
+            f"expected tools without reserved names, got {', '.join(wrong)}",
+            change=f"rename them: clients have the methods {', '.join(sorted(RESERVED_TOOL_NAMES))}",
         )

@@ -45,10 +45,10 @@ def check_disconnect_gives_the_slot_back(subject: Subject) -> None:
             if isinstance(error, CheckError) and error.cause == REFUSAL_CAUSE:
                 raise
             raise CheckError(
-                f"expected {slots} sessions to play after {_DROPPED_CONNECTIONS} that were cut off in the middle of "
-                f"a step, got {error}",
-                change="give back in close() whatever __init__, reset or step took, and let close() return at "
-                "once, whether or not the episode was over",
+                f"expected {slots} sessions to play after {_DROPPED_CONNECTIONS} that disconnected during a step, "
+                f"got {error}",
+                change="release in close() everything that __init__, reset or step has acquired, and let close() "
+                "return at once, even in the middle of an episode",
             ) from error
 
 
@@ -104,14 +104,14 @@ def check_kill_and_restart(subject: Subject) -> None:
             server.start()
         with subject.client(server.url) as client:
             again = play(subject, client, seed, actions, episode_id=_KILLED_ID)
-            with expect_answer("the state to be read"):
+            with expect_answer("a read of the state"):
                 client.state()
     difference = find_difference(first, again) if repeats(subject) else None
     if difference is not None:
         raise CheckError(
-            f"expected an episode after a kill to begin anew, got what the killed server left: {difference}",
-            change="keep nothing of an episode in files or elsewhere outside of the process; clear at the start "
-            "what an earlier one may have left",
+            f"expected an episode after a kill to start fresh, got state of the killed server: {difference}",
+            change="keep no state of an episode outside of the process, in files for example; at the start, remove "
+            "what an earlier server may have left",
         )
 
 
@@ -335,7 +335,7 @@ def check_invalid_actions_are_survived(subject: Subject) -> None:
     _require_survived(
         subject,
         (*_RAW, *(_frame(action) for action in invalid)),
-        change="let validators of the action raise ValueError at once for whatever they do not know",
+        change="let the action's validators raise ValueError at once for everything invalid",
     )
 
 
@@ -372,7 +372,7 @@ def _describe_failure(
     sent = last.decode("utf-8", "replace")
     excerpt = sent if len(sent) <= _EXCERPT_CHARS else f"{sent[:_EXCERPT_CHARS]}... ({len(sent)} characters)"
     if excess_memory:
-        outcome = f"{excess_memory[0] // MIB} MiB more memory taken, and stopped it there"
+        outcome = f"{excess_memory[0] // MIB} MiB more memory, and the server was killed"
     elif server is not None and not server.alive:
         lines = server.output().strip().splitlines()
         outcome = "the end of the server's process" + (f": {lines[-1][:200]}" if lines else "")
@@ -390,6 +390,6 @@ def _require_healthy(subject: Subject, url: str) -> None:
         status = http.get("/health")
     if status.status_code != 200:
         raise CheckError(
-            f"expected a healthy server after all of it, got {status.status_code} {status.text[:200]}",
+            f"expected a healthy server after all actions, got {status.status_code} {status.text[:200]}",
             change="let no action change what GET /health answers",
         )

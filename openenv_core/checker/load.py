@@ -111,7 +111,7 @@ def leaks_resources(growth: Growth) -> bool:
 def check_sessions_at_once(subject: Subject) -> None:
     """Many concurrent sessions all play to the end, and none sees another's episode."""
     if find_interference(subject) is not None:
-        raise NotApplicableError("two sessions touch each other already: see sessions_are_separate")
+        raise NotApplicableError("two sessions already interfere; see sessions_are_separate")
     with ExitStack() as stack:
         url, _ = stack.enter_context(subject.server_or_url())
         session_count = min(subject.limits.sessions, subject.cap or subject.limits.sessions)
@@ -122,7 +122,7 @@ def check_sessions_at_once(subject: Subject) -> None:
         alone = [play_alone(subject, number, url) for number in range(len(clients))]
     if (difference := compare_sessions(alone, together, repeats(subject))) is not None:
         raise CheckError(
-            f"expected {len(clients)} sessions at once not to see each other's episodes, got: {difference}",
+            f"expected {len(clients)} concurrent sessions not to see each other's episodes, got: {difference}",
             change=ISOLATION_ADVICE,
         )
 
@@ -139,7 +139,7 @@ def _open_sessions(subject: Subject, stack: ExitStack, url: str, count: int) -> 
                 if subject.cap is not None or number < 2:
                     raise CheckError(
                         f"expected room for {count} sessions, got {number}: {error}",
-                        change="let create_app's max_concurrent_envs be what the environment can bear",
+                        change="set create_app's max_concurrent_envs to what the environment supports",
                     ) from error
                 client.close()
                 return clients
@@ -193,8 +193,8 @@ def _measure(subject: Subject) -> dict[str, Growth]:
             windows = again if len(again) > 1 else windows
     if len(windows) < 2 or episodes * _WINDOWS < _LEAST:
         raise NotApplicableError(
-            f"too few episodes to tell: {episodes} in each of {len(windows)} windows, in the {_PLAY_BUDGET_S:g} s "
-            "that they may take; --episodes takes more"
+            f"too few episodes for a verdict: {episodes} in each of {len(windows)} windows, within "
+            f"{_PLAY_BUDGET_S:g} s; raise --episodes"
         )
     return _growths(windows, episodes)
 
@@ -268,8 +268,7 @@ def check_threads_stay_level(subject: Subject) -> None:
             raise _make_error(
                 name,
                 growths[name],
-                change="end in close() the threads, pools and processes that __init__ or reset starts, and start none "
-                "that nobody ends",
+                change="in close(), end every thread, pool and process that __init__ or reset has started",
             )
 
 
@@ -278,7 +277,7 @@ def check_files_stay_level(subject: Subject) -> None:
     """The server has no more files and sockets open after a thousand episodes than after the first."""
     growths, leaking = _measure_growths(subject)
     if "processes" in leaking or "threads" in leaking:
-        raise NotApplicableError("what its threads hold grows with them: see threads_stay_level")
+        raise NotApplicableError("open files grow with the threads; see threads_stay_level")
     if "files" in leaking:
         raise _make_error(
             "open files",
@@ -293,7 +292,7 @@ def check_memory_stays_level(subject: Subject) -> None:
     growths, leaking = _measure_growths(subject)
     if leaking not in ([], ["memory"]):
         raise NotApplicableError(
-            "what is left open grows, memory with it: see threads_stay_level, files_stay_level"
+            "memory grows with the threads or files left open; see threads_stay_level, files_stay_level"
         )
     if leaking:
         growth = growths["memory"]
@@ -302,7 +301,7 @@ def check_memory_stays_level(subject: Subject) -> None:
             f"{growth.slope:.0f} bytes each",
             change="keep nothing of an episode once it is over: look for lists, dicts and caches on the class or in "
             "the module that only ever grow, and bound them (functools.lru_cache(maxsize=), deque(maxlen=)). "
-            "A bounded one that still fills is level once it is full: a higher --episodes tells",
+            "A bounded cache stops growing once it is full: raise --episodes to see whether it does",
         )
 
 

@@ -226,9 +226,9 @@ def turns(
             yield Turn(seed, step, refused, action, None, error.code)
             if in_a_row >= MAX_REFUSED_IN_A_ROW:
                 raise CheckError(
-                    f"expected actions that the schema allows to be taken, got {in_a_row} refusals in a row, "
+                    f"expected actions that the schema allows to be accepted, got {in_a_row} refusals in a row, "
                     f"the last for {action}: {error}",
-                    change="narrow the action's schema to what the environment takes, or list "
+                    change="narrow the action's schema to what the environment accepts, or list "
                     "validation.episodes.example_actions in openenv.yaml",
                     cause=REFUSAL_CAUSE,
                 ) from error
@@ -325,8 +325,8 @@ def expect_answer(doing: str) -> Iterator[None]:
     except ClientError as error:
         text = f"{type(error).__name__}: {error}"
         raise CheckError(
-            f"expected {doing} to be played, got {text}",
-            change="look at what the server prints: `ropewalk serve` with the same target shows it",
+            f"expected {doing} without an error, got {text}",
+            change="run `ropewalk serve` with the same target to see its output",
             cause=text,
         ) from error
 

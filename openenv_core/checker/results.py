@@ -103,7 +103,7 @@ def _outcome(subject: Subject, check: Check) -> tuple[Status, str, str]:
         return (
             Status.CRASHED,
             f"{last} ({_where(error)})",
-            "the check met what it does not know; look at what the environment does, and report the check",
+            "the check met an unknown problem: see what the environment does, and report it as a bug of the check",
         )
     else:
         return Status.PASSED, note or "", ""
@@ -129,20 +129,20 @@ def _failure(
     if isinstance(error, RequestTimeoutError):
         return CheckError(
             f"expected a reply within {subject.limits.step_timeout_s:g} s, got none: {error}",
-            change="make reset, step and state end sooner, or allow them more with --step-timeout",
+            change="make reset, step and state faster, or raise --step-timeout",
             cause=check.name,
         )
     text = f"{type(error).__name__}: {error}"
     if isinstance(error, ExecutionError):
         return CheckError(
             f"expected the environment to answer, got {text}",
-            change="see where the environment raises it: `ropewalk serve` with the same target shows the traceback; "
-            "what its reset needs besides a seed goes into validation.episodes.reset_options of openenv.yaml",
+            change="run `ropewalk serve` with the same target to see the traceback; options that reset needs besides "
+            "a seed belong in validation.episodes.reset_options of openenv.yaml",
             cause=text,
         )
     return CheckError(
         f"expected a server that answers, got {text}",
-        change="see what the server prints under `ropewalk serve`, and what the environment raises",
+        change="see the server's output, for example under `ropewalk serve`, and the environment's exceptions",
         cause=text if isinstance(error, ConnectionFailedError) else check.name,
     )
 

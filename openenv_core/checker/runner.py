@@ -32,8 +32,8 @@ _TAIL_CHARS: Final = 2000
 _DUMPED_LINES: Final = 20
 
 _CHANGE: Final = (
-    "leave the process alone: no os._exit, no abort, no library that crashes; run what may crash in a process of "
-    "its own"
+    "do not end or crash the process: no os._exit, no abort, no library that crashes; run code that may crash in a "
+    "separate process"
 )
 
 
@@ -125,11 +125,11 @@ class _Worker:
         output = _output_tail(self._log.read().decode(errors="replace"))
         ending = f"signal {-status}" if status < 0 else f"status {status}"
         message = (
-            "expected the check to end, got a process that never lets go of the interpreter; it was killed"
+            "expected the check to end, got a process that never releases the GIL; it was killed"
             if late
-            else f"expected the process that plays the environment to live on, but it ended with {ending}"
+            else f"expected the process that plays the environment to stay alive, but it ended with {ending}"
         )
-        return f"{message}; it said: {output}" if output else message
+        return f"{message}; its output: {output}" if output else message
 
 
 def _output_tail(text: str) -> str:

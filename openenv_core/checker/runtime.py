@@ -37,7 +37,7 @@ _COMPARED: Final = 3
 
 _NOT_A_FIELD: Final = "ropewalk_no_such_field"
 
-_REFUSE: Final = 'keep extra="forbid" on the action model, and raise ValueError alone in its validators'
+_REFUSE: Final = 'keep extra="forbid" on the action model, and raise only ValueError in its validators'
 
 _NO_SUCH_TOOL: Final = "ropewalk_no_such_tool"
 
@@ -49,7 +49,7 @@ def check_health(subject: Subject) -> None:
     if status != 200 or not isinstance(body, dict) or body.get("status") != "healthy":
         raise CheckError(
             f'expected GET /health to answer 200 {{"status": "healthy"}}, got {status} {body!r:.200}',
-            change="serve with create_app; a server that is out of threads says that it is unhealthy: look for "
+            change="serve with create_app; a server that is out of threads reports that it is unhealthy: look for "
             "steps that never end",
         )
 
@@ -66,13 +66,13 @@ def check_metadata(subject: Subject) -> str:
     known = set(EnvironmentMetadata.model_fields)
     if unknown := sorted(set(body) - known):
         raise CheckError(
-            f"expected GET /metadata to hold {', '.join(sorted(known))}, got {', '.join(unknown)} as well",
+            f"expected GET /metadata to return {', '.join(sorted(known))}, got {', '.join(unknown)} as well",
             change="leave it out: released clients refuse unknown keys",
         )
     for key in ("name", "description"):
         if not isinstance(body.get(key), str) or not body[key].strip():
             raise CheckError(
-                f"expected GET /metadata to tell the {key}, got {body.get(key)!r}",
+                f"expected GET /metadata to return the {key}, got {body.get(key)!r}",
                 change="give the environment's class a docstring, or write get_metadata()",
             )
     return str(body["name"])
@@ -83,13 +83,11 @@ def check_schema_valid(subject: Subject) -> None:
     """GET /schema returns valid JSON schemas of the action, the observation and the state."""
     for name in ("action", "observation", "state"):
         schema = subject.schema[name]
-        require_schema(
-            schema, f"the {name}", "correct what json_schema_extra or WithJsonSchema says of that field"
-        )
+        require_schema(schema, f"the {name}", "correct json_schema_extra or WithJsonSchema of that field")
         if not schema:
             raise CheckError(
-                f"expected the schema of the {name} to say something, got an empty one",
-                change="give create_app the models",
+                f"expected a schema of the {name} with content, got an empty one",
+                change="pass the models to create_app",
             )
 
 
@@ -137,8 +135,8 @@ def _require_agreement(label: str, where: str, schema: dict[str, Any], value: An
         raise CheckError(
             f"expected the {label} {where} to follow its schema, got {fault.instance!r:.80} at {fault.json_path}: "
             f"{fault.message:.300}",
-            change="give the field the type that it has, or return what its type says; a value that is not finite "
-            "crosses the wire as null",
+            change="declare the field's actual type, or return a value of the declared one; a number that is not "
+            "finite is sent as null",
         )
 
 
@@ -188,20 +186,20 @@ def check_unknown_tool(subject: Subject) -> None:
             result = client.step({"type": "call_tool", "tool_name": _NO_SUCH_TOOL, "arguments": {}})
         except ServerError as error:
             raise CheckError(
-                f"expected an observation with an error for a tool that is not there, got {error}",
+                f"expected an observation with an error for an unknown tool, got {error}",
                 change=change,
             ) from error
     tool_error = result.observation.get("error")
     if not isinstance(tool_error, dict) or not tool_error.get("error_type"):
         raise CheckError(
-            f"expected error.error_type in the observation for a tool that is not there, got {tool_error!r:.200}",
+            f"expected error.error_type in the observation for an unknown tool, got {tool_error!r:.200}",
             change=change,
         )
 
 
 def _list_tools(subject: Subject) -> list[dict[str, Any]]:
     if not is_of_tools(subject.schema["action"]):
-        raise NotApplicableError("its actions are no calls of tools")
+        raise NotApplicableError("its actions are not tool calls")
     with subject.client() as client:
         subject.reset(client)
         try:
@@ -209,7 +207,7 @@ def _list_tools(subject: Subject) -> list[dict[str, Any]]:
         except ServerError as error:
             raise CheckError(
                 f"expected the list of tools for the action list_tools, got {error}",
-                change="let the action be a union of ListToolsAction and CallToolAction, and step answer both",
+                change="make the action a union of ListToolsAction and CallToolAction, and handle both in step",
             ) from error
     if not isinstance(tools, list) or not all(isinstance(tool, dict) for tool in tools):
         raise CheckError(
@@ -240,14 +238,14 @@ def check_episode_ends(subject: Subject) -> str:
                 continue
             if steps < promised.max_steps:
                 raise NotApplicableError(
-                    f"no end was seen in the {steps} steps that {_PLAY_BUDGET_S:g} s allowed; declare a lower "
-                    "validation.episodes.max_steps, or example_actions that come to an end"
+                    f"the episode did not end in the {steps} steps played in {_PLAY_BUDGET_S:g} s; declare a lower "
+                    "validation.episodes.max_steps, or example_actions that reach the end"
                 )
             raise CheckError(
                 f"expected done within {promised.max_steps} steps of valid actions after reset(seed={seed}), got "
                 "no end",
-                change="end the episode after so many steps, or say in openenv.yaml what holds: "
-                "validation.episodes.max_steps, endless: true, or example_actions that come to an end",
+                change="end the episode within that many steps, or declare in openenv.yaml "
+                "validation.episodes.max_steps, endless: true, or example_actions that reach the end",
             )
     return f"ends after {min(lengths)} to {max(lengths)} steps"
 
@@ -256,14 +254,14 @@ def check_episode_ends(subject: Subject) -> str:
 def check_step_after_done(subject: Subject) -> str:
     """A step after the end is refused or returns done again; it does not begin a new episode."""
     change = (
-        "begin step() with: if self._done: raise EpisodeOverError (from openenv_core); the session lives on, and the "
-        "caller knows that a reset is due"
+        "begin step() with: if self._done: raise EpisodeOverError (from openenv_core); the session continues, and the "
+        "client knows that it has to reset"
     )
     with subject.client() as client:
         if subject.manifest_or_defaults.validation.episodes.endless:
             raise NotApplicableError("its episodes are declared endless")
         if not _play_to_end(subject, client, 0).done:
-            raise NotApplicableError("no episode came to an end; see episode_ends")
+            raise NotApplicableError("no episode ended; see episode_ends")
         before = client.state()
         outcome = _step_after_the_end(subject, client, change)
         if (now := client.state()).get("episode_id") != before.get("episode_id"):
@@ -275,7 +273,7 @@ def check_step_after_done(subject: Subject) -> str:
         if subject.reset(client, seed=1).done and not _is_done_at_once(subject):
             raise CheckError(
                 "expected reset after the end to begin an episode, got one that is done",
-                change="let reset put everything back that step changes, the mark that the episode is over too",
+                change="let reset restore everything that step changes, including the flag that the episode is over",
             )
     return " ".join(outcome.split())[:120]
 
@@ -289,13 +287,13 @@ def _step_after_the_end(subject: Subject, client: Client, change: str) -> str:
         raise CheckError(f"expected an answer to a step after the end, got {error}", change=change) from error
     except ClientError as error:
         raise CheckError(
-            f"expected the session to outlive a step after the end, got {type(error).__name__}: {error}",
+            f"expected the session to survive a step after the end, got {type(error).__name__}: {error}",
             change=change,
         ) from error
     if not after.done:
         raise CheckError(
             "expected a step after the end to be refused or to be done again, got an observation with "
-            "done=False: a new episode that nobody asked for",
+            "done=False: a new episode without a reset",
             change=change,
         )
     if after.reward:
@@ -353,7 +351,7 @@ def check_episode_id(subject: Subject) -> None:
     if None in drawn or drawn[0] == drawn[1] or {*_IDS} & {*drawn}:
         raise CheckError(
             f"expected a new episode_id after each reset without one, got {drawn[0]!r} and {drawn[1]!r}",
-            change="let reset draw one: str(uuid4()) if episode_id is None else episode_id",
+            change="generate one in reset: str(uuid4()) if episode_id is None else episode_id",
         )
 
 
@@ -361,7 +359,7 @@ def check_episode_id(subject: Subject) -> None:
 def check_state_is_only_read(subject: Subject) -> str:
     """Reading the state changes neither the state nor the episode."""
     count = 0
-    change = "let the property `state` return what is known, and compute nothing that is kept"
+    change = "let the property `state` return existing values, and change nothing"
     with subject.client() as client:
         for turn in play_episodes(subject, client):
             first, second = client.state(), client.state()
@@ -377,7 +375,7 @@ def check_state_is_only_read(subject: Subject) -> str:
     plain = _play_answers(subject, read=False)
     if plain == _play_answers(subject, read=False) and plain != _play_answers(subject, read=True):
         raise CheckError(
-            "expected an episode in which the state is read to go as one in which it is not, got another",
+            "expected an episode with reads of the state to be the same as one without, got another",
             change=change,
         )
     return f"{count} states read twice"
@@ -424,8 +422,8 @@ def check_invalid_action_refused(subject: Subject) -> None:
             pass  # the rules may not allow it at this point; the session replies
         except ClientError as error:
             raise CheckError(
-                f"expected the session to live on after a refused action, got {type(error).__name__}: {error}",
-                change="raise nothing but Exception in validators of the action",
+                f"expected the session to continue after a refused action, got {type(error).__name__}: {error}",
+                change="raise only subclasses of Exception in the action's validators",
             ) from error
 
 
@@ -462,14 +460,14 @@ def check_reward_finite(subject: Subject) -> str:
             ) from error
         if not math.isfinite(number):
             raise CheckError(
-                f"expected a finite reward {where}, got {number}: it crosses the wire as null",
+                f"expected a finite reward {where}, got {number}: it is sent as null",
                 change="bound what the reward is computed from: a division by 0, a logarithm of 0, an overflow",
             )
         rewarded += reward is not None
     if steps and not rewarded:
         raise CheckWarnedError(
-            f"expected some step to be rewarded, got null for each of {steps}: nobody can learn from that",
-            change="set the reward of observations; where only good play is rewarded, show some in openenv.yaml: "
+            f"expected some step to be rewarded, got null for each of {steps}: an agent cannot learn from that",
+            change="set the reward of observations; if only good play is rewarded, give an example in openenv.yaml: "
             "validation.episodes.example_actions",
         )
     return f"{count} rewards"
@@ -492,9 +490,9 @@ def check_reward_in_range(subject: Subject) -> str:
             rewards.append(float(reward))
             if not low - slack <= reward <= high + slack:
                 raise CheckError(
-                    f"expected the reward {turn.where} to lie within {low:g} to {high:g}, got {reward}",
-                    change="correct the reward, or validation.reward.range in openenv.yaml; rewards are those "
-                    "of one step, never a sum",
+                    f"expected the reward {turn.where} to be in {low:g} to {high:g}, got {reward}",
+                    change="correct the reward, or validation.reward.range in openenv.yaml; a reward is that of "
+                    "one step, not a sum",
                 )
     return (
         f"{len(rewards)} rewards from {min(rewards):g} to {max(rewards):g}"
@@ -528,8 +526,8 @@ def check_observations_stay(subject: Subject) -> str:
         if before is not None and text is not None and _encode(before.result) != text:
             raise CheckError(
                 f"expected the observation {before.where} to stay as it was, got another one after the next call",
-                change="give observations copies of what the environment goes on to change: list(self._board), "
-                "array.copy(); whoever plays it without a server keeps them",
+                change="put copies of the environment's mutable state into observations: list(self._board), "
+                "array.copy(); without a server, players keep the very objects",
             )
         before, text = turn, _encode(turn.result)
         count += 1
@@ -550,14 +548,14 @@ def _require_round_trip(observation: Observation, where: str) -> None:
         text = encode_model(observation)
     except Exception as error:  # from pydantic, or from the author's own serialiser
         raise CheckError(
-            f"expected {model.__name__} {where} to go into JSON, got {type(error).__name__}: {error}",
-            change="keep to what JSON has, numpy and bytes: no open files, functions, sockets or engine objects",
+            f"expected to encode {model.__name__} {where} as JSON, got {type(error).__name__}: {error}",
+            change="use only JSON types, numpy and bytes: no open files, functions, sockets or engine objects",
         ) from error
     try:
         model.model_validate(json.loads(text))
     except Exception as error:
         raise CheckError(
-            f"expected {model.__name__} {where} to be read back from its own JSON, got {error}",
-            change="give each field the type of what is put into it; assignments after construction are not "
-            "checked unless validate_assignment says so",
+            f"expected to decode {model.__name__} {where} from its own JSON, got {error}",
+            change="declare each field with the type of its values; assignments after construction are not "
+            "checked unless validate_assignment is set",
         ) from error

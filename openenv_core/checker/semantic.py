@@ -31,7 +31,7 @@ from openenv_core.errors import CapacityError, ExecutionError, NotForkableError
 from openenv_core.targets import TargetKind
 
 _SEEDED: Final = (
-    "draw everything that is left to chance from a generator that reset makes of its seed: "
+    "draw all random values from a generator that reset makes from its seed: "
     "self._random = random.Random(seed)"
 )
 
@@ -47,8 +47,8 @@ _HASH_SEEDS: Final = ("0", "1")
 _WORKER_TIMEOUT_S: Final = 60.0
 
 ISOLATION_ADVICE: Final = (
-    "keep an episode in attributes that __init__ or reset sets on self, never on the class or in the module; "
-    "where instances cannot share a process, leave SUPPORTS_CONCURRENT_SESSIONS at False"
+    "keep an episode's state in attributes that __init__ or reset sets on self, never on the class or in the module; "
+    "if instances cannot share a process, leave SUPPORTS_CONCURRENT_SESSIONS at False"
 )
 """Advice on isolating sessions, for the report."""
 
@@ -65,13 +65,13 @@ def check_network_policy_holds(subject: Subject) -> None:
     runs without a network.
     """
     if subject.kind is TargetKind.URL:
-        raise NotApplicableError("whom a server at a URL talks to cannot be seen from here")
+        raise NotApplicableError("the connections of a server at a URL cannot be observed")
     network = subject.manifest_or_defaults.validation.network
     if network.mode == "public":
-        raise NotApplicableError("the manifest lets it talk to anybody (validation.network.mode)")
+        raise NotApplicableError("the manifest allows all hosts (validation.network.mode)")
     if subject.kind is TargetKind.IMAGE:
         if network.mode != "no-network":
-            raise NotApplicableError("whom a container talks to is not looked at where it may talk to some")
+            raise NotApplicableError("a container's connections are only checked if none are allowed")
         with subject.server(docker_options={"network": "none"}) as server:
             _play_episodes(subject, server)
         return
@@ -85,13 +85,15 @@ def check_network_policy_holds(subject: Subject) -> None:
         ):
             _play_episodes(subject, server)
         if not notes.exists():
-            raise NotApplicableError("the server's interpreter cannot be watched: it runs without its site")
+            raise NotApplicableError(
+                "the server's interpreter cannot be watched: it runs without the site module"
+            )
         resolved = notes.read_text(encoding="utf-8").split()
     hosts = sorted({*resolved, *(connected if not network.allowed_hosts else ())})
     if hosts:
         raise CheckError(
             f"expected the policy {network.mode} to hold, got attempts to reach {', '.join(hosts[:5])}",
-            change="take the request out, or declare it: validation.network in openenv.yaml, mode allowlist "
+            change="remove the request, or declare it: validation.network in openenv.yaml, mode allowlist "
             "with allowed_hosts, or public",
         )
 
@@ -137,7 +139,7 @@ def check_same_seed_same_episode(subject: Subject) -> None:
         raise CheckError(
             f"expected the same episode twice, got two: {difference}; episodes change {shared}, which all instances "
             "share",
-            change="make it anew for each instance and episode: on self, in reset, never on the class",
+            change="create it for each instance and episode: on self, in reset, never on the class",
         )
     raise CheckError(f"expected the same episode twice, got two: {difference}", change=_SEEDED)
 
@@ -155,8 +157,8 @@ def check_reset_forgets(subject: Subject) -> None:
     for expected, played in zip([*fresh, fresh[0], fresh[2]], again, strict=True):
         if (difference := find_difference(expected, played)) is not None:
             raise CheckError(
-                f"expected a used instance to play as a fresh one, got: {difference}",
-                change="make everything that belongs to an episode anew in reset, the generator included",
+                f"expected a used instance to play like a new one, got: {difference}",
+                change="create all state of an episode in reset, including the random generator",
             )
 
 
@@ -169,7 +171,7 @@ def check_same_seed_in_another_process(subject: Subject) -> None:
         local = [_play_fresh(subject, *episode) for episode in job]
         remotes = [_play_in_other_process(subject, job, hash_seed) for hash_seed in _HASH_SEEDS]
     elif subject.kind is TargetKind.URL:
-        raise NotApplicableError("there is one process at a URL, and its code is not here")
+        raise NotApplicableError("a URL has one process, and its code is not available here")
     else:
         with subject.server(env_vars={"PYTHONHASHSEED": _HASH_SEEDS[0]}) as server:
             remotes = [[_play_fresh(subject, *episode, server.url) for episode in job]]
@@ -198,7 +200,7 @@ def check_same_seed_over_the_wire(subject: Subject) -> None:
                 difference := find_difference(expected, _play_fresh(subject, seed, actions, server.url))
             ) is not None:
                 raise CheckError(
-                    f"expected seed {seed} to give over the wire what it gives without, got: {difference}",
+                    f"expected seed {seed} to give the same episode over the wire as in process, got: {difference}",
                     change="let nothing in an episode depend on the thread or the event loop that it is played "
                     "in, nor on what else its process has done",
                 )
@@ -210,7 +212,7 @@ def check_different_seeds_differ(subject: Subject) -> None:
     _require_seeds(subject)
     if not subject.manifest_or_defaults.validation.episodes.varied:
         raise NotApplicableError(
-            "the manifest says that episodes are all the same (validation.episodes.varied)"
+            "the manifest declares that all episodes are the same (validation.episodes.varied)"
         )
     _require_repeats(subject)
     start = subject.limits.seed
@@ -220,9 +222,9 @@ def check_different_seeds_differ(subject: Subject) -> None:
         if any(find_difference(episodes[0], other) is not None for other in episodes[1:]):
             return
     raise CheckError(
-        f"expected different episodes of {_DIFFERENT} different seeds, got the same one {_DIFFERENT} times",
-        change="use the seed that reset is given; where every episode is meant to be the same, say "
-        "`varied: false` in validation.episodes of openenv.yaml",
+        f"expected different episodes for {_DIFFERENT} different seeds, got the same one {_DIFFERENT} times",
+        change="use the seed passed to reset; if all episodes are meant to be the same, declare `varied: false` in "
+        "validation.episodes of openenv.yaml",
     )
 
 
@@ -242,7 +244,7 @@ def check_forks_go_their_own_way(subject: Subject) -> None:
         rest = actions[half : len(expected) - 1]
         with LocalEnvironment(subject.app, subject.reset_options) as original:
             if not original.forkable:
-                raise NotApplicableError("the environment does not say that it can be forked (FORKABLE)")
+                raise NotApplicableError("the environment does not declare that it can be forked (FORKABLE)")
             play(subject, original, seed, actions[:half])
             with _expect_forkable(), original.snapshot() as state:
                 with _fork(subject, original, state) as other:
@@ -256,10 +258,10 @@ def check_forks_go_their_own_way(subject: Subject) -> None:
         for which, played in continued.items():
             if same and (difference := find_difference(expected[half + 1 :], played)) is not None:
                 raise CheckError(
-                    f"expected {which} to go on after {half} steps as the episode with seed {seed} that was not "
+                    f"expected {which} to continue after {half} steps like the episode with seed {seed} that was not "
                     f"forked, got: {difference}",
-                    change="have snapshot return all that decides the episode, the generator included, and restore "
-                    "leave that as it is: what one fork changes is not to be any other's",
+                    change="let snapshot return everything that determines the episode, including the generator, and "
+                    "let restore copy it: a fork must not change what another one uses",
                 )
 
 
@@ -279,7 +281,7 @@ def _expect_forkable() -> Iterator[None]:
             raise NotApplicableError(str(error.__cause__)) from error
         raise CheckError(
             f"expected snapshot and restore to return, got {error}",
-            change="write both methods, or leave FORKABLE at False",
+            change="implement both methods, or leave FORKABLE at False",
         ) from error
 
 
@@ -294,17 +296,19 @@ def _require_seeds(subject: Subject) -> None:
     """Raise `NotApplicableError` unless the environment promises that the seed determines the episode."""
     if not subject.manifest_or_defaults.validation.episodes.deterministic:
         raise NotApplicableError(
-            "the manifest says that seeds do not decide (validation.episodes.deterministic)"
+            "the manifest declares that seeds do not determine episodes (validation.episodes.deterministic)"
         )
     if _is_local(subject) and takes_seed(subject.app) is False:
-        raise NotApplicableError("the environment's reset takes no seed")
+        raise NotApplicableError("the environment's reset accepts no seed")
 
 
 def _require_repeats(subject: Subject) -> None:
     """Raise `NotApplicableError` unless seeds reproduce episodes in one process; otherwise comparing is of no use."""
     _require_seeds(subject)
     if _find_nondeterminism(subject) is not None:
-        raise NotApplicableError("the seed does not decide even in one process: see same_seed_same_episode")
+        raise NotApplicableError(
+            "seeds do not determine episodes even in one process; see same_seed_same_episode"
+        )
 
 
 def repeats(subject: Subject) -> bool:
@@ -441,7 +445,7 @@ def check_sessions_are_separate(subject: Subject) -> None:
     """Two sessions with alternating steps see what each would see alone."""
     if (interference := find_interference(subject)) is not None:
         raise CheckError(
-            f"expected two sessions not to touch each other, got: {interference}", change=ISOLATION_ADVICE
+            f"expected two sessions not to interfere, got: {interference}", change=ISOLATION_ADVICE
         )
 
 
@@ -452,7 +456,7 @@ def find_interference(subject: Subject) -> str | None:
         NotApplicableError: The server allows only one session.
     """
     if subject.cap == 1:
-        raise NotApplicableError("the server takes one session at a time")
+        raise NotApplicableError("the server allows only one session at a time")
     interference: str | None = subject.compute_once("touching", lambda: _find_interference(subject))
     return interference
 
@@ -468,7 +472,7 @@ def _find_interference(subject: Subject) -> str | None:
             for session in sessions:
                 next(session)
         except CapacityError:
-            raise NotApplicableError("the server takes one session at a time") from None
+            raise NotApplicableError("the server allows only one session at a time") from None
         for _ in zip_longest(*sessions):
             pass  # alternate steps until all have ended
     return compare_sessions(alone, together, repeats(subject))

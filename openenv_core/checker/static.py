@@ -71,7 +71,7 @@ def _arms(model: Any) -> list[Any]:
         return _arms(get_args(model)[0])
     arms = [arm for argument in get_args(model) for arm in _arms(argument)]
     if not arms:
-        raise NotApplicableError(f"a model of a kind that is not known here: {model!r}")
+        raise NotApplicableError(f"a model of an unknown kind: {model!r}")
     return arms
 
 
@@ -114,8 +114,8 @@ def check_manifest_app(subject: Subject) -> None:
     place = folder.joinpath(*inside)
     if not (place.with_suffix(".py").is_file() or (place / "__init__.py").is_file()):
         raise CheckError(
-            f"expected {manifest.app!r} to lie in {folder}, got no {'/'.join(inside)}.py there",
-            change=f"let `app:` in {MANIFEST} name the module and attribute of the application: server.app:app",
+            f"expected {manifest.app!r} to be in {folder}, got no {'/'.join(inside)}.py there",
+            change=f"set `app:` in {MANIFEST} to the application's module and attribute: server.app:app",
         )
 
 
@@ -137,13 +137,13 @@ def check_readme(subject: Subject) -> None:
     if readme is None:
         raise CheckError(
             f"expected README.md in {folder}, got none",
-            change="add one: what an episode is, what actions and observations hold, what is rewarded",
+            change="add one that describes an episode, the actions and observations, and the reward",
         )
     words = readme.read_text(encoding="utf-8", errors="replace").split()
     if len(words) < 12:  # fewer cannot describe an environment
         raise CheckError(
-            f"expected {readme.name} to tell of the environment, got {len(words)} words",
-            change="say what an episode is, what actions and observations hold, what is rewarded",
+            f"expected {readme.name} to describe the environment, got {len(words)} words",
+            change="describe an episode, the actions and observations, and the reward",
         )
 
 
@@ -158,7 +158,7 @@ def check_environment_methods(subject: Subject) -> None:
     """The environment's class has the methods reset and step and the property state."""
     factory = subject.app.factory
     if not isinstance(factory, type):
-        raise NotApplicableError("a factory makes the environment, whose class is not known before")
+        raise NotApplicableError("a factory makes the environment, so its class is not known in advance")
     for method in ("reset", "step"):
         function = getattr(factory, f"{method}_async", None) or getattr(factory, method, None)
         if not callable(function):
@@ -168,7 +168,7 @@ def check_environment_methods(subject: Subject) -> None:
             )
         if getattr(function, "__isabstractmethod__", False):
             raise CheckError(
-                f"expected {_name(factory)} to have a {method} of its own, got none",
+                f"expected {_name(factory)} to implement {method}, got none",
                 change=f"write {method}() on {_name(factory)}",
             )
     state = inspect.getattr_static(factory, "state", None)
@@ -193,8 +193,8 @@ def check_models_derived(subject: Subject) -> None:
             continue
         if not issubclass(model, BaseModel) or set(base.model_fields) - set(model.model_fields):
             raise CheckError(
-                f"expected the {key} model {_name(model)} to be a {base.__name__}, got a class that is none and "
-                f"lacks {', '.join(sorted(set(base.model_fields) - set(getattr(model, 'model_fields', ()))))}",
+                f"expected the {key} model {_name(model)} to derive from {base.__name__}, got a class that does not "
+                f"and lacks {', '.join(sorted(set(base.model_fields) - set(getattr(model, 'model_fields', ()))))}",
                 change=f"derive it: class {_name(model)}({base.__name__})",
             )
 
@@ -207,8 +207,8 @@ def check_models_forbid_unknown_keys(subject: Subject) -> None:
         if key in _FORBIDDING and extra != "forbid":
             raise CheckError(
                 f"expected the {key} model {_name(model)} to refuse unknown keys, got extra={extra!r}: a misspelt "
-                "key would pass unseen here and be refused by other servers and clients",
-                change=f'leave model_config of {_name(model)} as its base has it, with extra="forbid"',
+                "key would be ignored here, but refused by other servers and clients",
+                change=f'keep the model_config of the base in {_name(model)}, with extra="forbid"',
             )
 
 
@@ -224,7 +224,7 @@ def check_models_have_schemas(subject: Subject) -> None:
                 change="give the field a type that JSON has, or describe it: "
                 "Annotated[Board, WithJsonSchema({...})] with a serialiser",
             ) from error
-        change = "correct what json_schema_extra or WithJsonSchema says of that field"
+        change = "correct json_schema_extra or WithJsonSchema of that field"
         require_schema(schema, f"{_name(model)} ({key})", change)
 
 
@@ -241,7 +241,7 @@ def check_reserved_fields(subject: Subject) -> None:
             if wrong := sorted(kinds - allowed):
                 raise CheckError(
                     f"expected {_name(model)}.{field} to be {' or '.join(sorted(allowed))}, "
-                    f"got {' or '.join(wrong)}: it hides what the wire means by {field!r}",
+                    f"got {' or '.join(wrong)}: it hides the protocol's field {field!r}",
                     change=f"rename the field {field!r} of {_name(model)}",
                 )
 
@@ -259,7 +259,7 @@ def check_reserved_tool_names(subject: Subject) -> None:
             for tool_name in [*tool.get("enum", ()), *([tool["const"]] if "const" in tool else ())]
         }
     if not any("tool_name" in action.get("properties", {}) for action in parts):
-        raise NotApplicableError("its actions are no calls of tools")
+        raise NotApplicableError("its actions are not tool calls")
     require_own_names(named)
 
 
@@ -271,12 +271,12 @@ def check_action_schema_agrees(subject: Subject) -> str:
     refused = [fault for action in drawn if (fault := _refusal(adapter, action)) is not None]
     if len(refused) == len(drawn):
         raise CheckError(
-            f"expected the model to take actions that its schema allows, got {len(refused)} of {len(drawn)} "
+            f"expected the model to accept actions that its schema allows, got {len(refused)} of {len(drawn)} "
             f"refused; the last: {refused[-1]}",
-            change="put what the validators ask for into the types: Field(ge=, le=, pattern=), Literal, an enum; "
-            "whoever draws actions from the schema, a model's structured output for one, knows nothing else",
+            change="express the validators' conditions as types: Field(ge=, le=, pattern=), Literal, an enum; a "
+            "client that makes actions from the schema, such as a model's structured output, knows no others",
         )
-    return f"{len(drawn) - len(refused)} of {len(drawn)} drawn actions taken"
+    return f"{len(drawn) - len(refused)} of {len(drawn)} drawn actions accepted"
 
 
 @check(CheckLevel.STATIC)
@@ -325,7 +325,7 @@ def check_image_user(subject: Subject) -> str:
     user = str(_config(subject).get("User") or "")
     if user.partition(":")[0] in ("", "0", "root"):
         raise CheckError(
-            f"expected an image whose user is not root, got {f'user {user!r}' if user else 'no user'}",
+            f"expected an image with a user other than root, got {f'user {user!r}' if user else 'no user'}",
             change="end the Dockerfile with `USER env`, and build again",
         )
     return user
@@ -338,7 +338,7 @@ def check_image_health(subject: Subject) -> None:
     if not test or test[0] == "NONE":
         raise CheckError(
             "expected an image with a HEALTHCHECK, got none",
-            change='add `HEALTHCHECK CMD ["healthcheck"]` to the Dockerfile on our base, and build again',
+            change='add `HEALTHCHECK CMD ["healthcheck"]` to a Dockerfile on our base, and build again',
         )
 
 
@@ -373,7 +373,7 @@ def _megabytes(size: int) -> str:
 
 def _inspect_image(subject: Subject) -> dict[str, Any]:
     if subject.kind is not TargetKind.IMAGE:
-        raise NotApplicableError(f"there is no image to look into, for a target of kind {subject.kind}")
+        raise NotApplicableError(f"a target of kind {subject.kind} has no image")
     from openenv_core.providers.docker.engine import DockerEngine
 
     image: dict[str, Any] = DockerEngine.find().call("GET", f"/images/{subject.target.text}/json")
@@ -403,8 +403,8 @@ def check_dockerfile_base(subject: Subject) -> str:
     if BASE_ARG not in file.arguments or BASE_ARG not in variables_in(file.base):
         raise CheckError(
             f"expected {_short(file)} to build on ARG BASE_IMAGE, got FROM {file.base or 'nothing'}",
-            change="begin with `ARG BASE_IMAGE=ropewalk-base:latest` and `FROM ${BASE_IMAGE}`, so that whoever builds "
-            "can pin it or build on their own",
+            change="begin with `ARG BASE_IMAGE=ropewalk-base:latest` and `FROM ${BASE_IMAGE}`, so that a build can pin "
+            "or replace it",
         )
     return file.base_image
 
@@ -420,9 +420,9 @@ def check_dockerfile_user(subject: Subject) -> str:
     if name in ("", "0", "root"):
         whose = ", as the released `openenv init` writes it," if RELEASED_BASE in file.base_image else ""
         raise CheckError(
-            f"expected {_short(file)}{whose} to end as another user than root, "
+            f"expected {_short(file)}{whose} to end with a user other than root, "
             f"got {f'USER {name}' if name else 'no USER'}",
-            change="end with `USER env` on our base; elsewhere with a user of a number that you make: "
+            change="end with `USER env` on our base; on another base, create the user first: "
             "`RUN useradd --uid 10001 env` and `USER env`",
         )
     return name
@@ -438,7 +438,7 @@ def check_dockerfile_health(subject: Subject) -> None:
     if healthcheck is None or healthcheck.rest.upper() == "NONE":
         raise CheckError(
             f"expected a HEALTHCHECK in {_short(file)}, got {'HEALTHCHECK NONE' if healthcheck else 'none'}",
-            change='add `HEALTHCHECK CMD ["healthcheck"]` on our base; elsewhere ask GET /health with Python',
+            change='add `HEALTHCHECK CMD ["healthcheck"]` on our base; on another, request GET /health by Python',
         )
 
 
@@ -463,7 +463,7 @@ def check_dockerfile_port(subject: Subject) -> str:
     if served and str(port) not in served:
         raise CheckError(
             f"expected {_short(file)} to serve port {port} of the manifest, got port {', '.join(sorted(served))}",
-            change="let `port:` in openenv.yaml and the server's --port say the same",
+            change="set `port:` in openenv.yaml and the server's --port to the same port",
         )
     if str(port) not in exposed:
         raise CheckError(
@@ -511,8 +511,8 @@ def check_dockerfile_secrets(subject: Subject) -> None:
             )
         elif instruction.word in ("COPY", "ADD") and (secret := _secret_among(instruction.rest, folder)):
             raise CheckError(
-                f"expected no secrets among what is copied, got {secret} by line {instruction.line} of {_short(file)}: "
-                f"{instruction.word} {instruction.rest}",
+                f"expected no secrets among the copied files, got {secret} by line {instruction.line} of "
+                f"{_short(file)}: {instruction.word} {instruction.rest}",
                 change=f"add {secret} to .dockerignore",
             )
 

@@ -48,7 +48,7 @@ SLOT_WAIT_S: Final = 10.0
 _MANIFEST_IN_IMAGE: Final = f"/app/env/{MANIFEST}"
 """The manifest's path in images, of ours and of the released package."""
 
-_ENDING: Final = "the checker is coming to its end"
+_ENDING: Final = "the checker is shutting down"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -119,8 +119,8 @@ class RunningServer:
             provider.stop()
             raise CheckError(
                 f"expected a server that starts, got: {error}",
-                change="make the application importable and its server healthy: `ropewalk serve` with the same "
-                "target shows what it prints",
+                change="make the application importable and its server healthy; run `ropewalk serve` with the same "
+                "target to see its output",
             ) from error
 
     def stop(self) -> None:
@@ -137,7 +137,7 @@ class RunningServer:
         """
         guard = getattr(self._provider, "pid", None)
         if guard is None:
-            raise NotApplicableError("the processes of a container are not this machine's to look at")
+            raise NotApplicableError("the processes of a container are not visible from here")
         return inside.descendants(guard)
 
     def kill(self) -> None:
@@ -227,7 +227,7 @@ class Subject:
             NotApplicableError: The target has none.
         """
         if self.target.folder is None:
-            raise NotApplicableError(f"there is no folder to look into, for a target of kind {self.kind}")
+            raise NotApplicableError(f"a target of kind {self.kind} has no folder")
         return self.target.folder
 
     @cached_property
@@ -244,7 +244,8 @@ class Subject:
             return read_manifest(self.require_folder())
         except ManifestError as error:
             raise CheckError(
-                str(error), change="write openenv.yaml as docs/validate.md has it, or as `ropewalk init` does"
+                str(error),
+                change="write openenv.yaml as docs/validate.md shows, or create it by `ropewalk init`",
             ) from error
 
     @property
@@ -264,7 +265,7 @@ class Subject:
             CheckError: It cannot be imported.
         """
         if self.kind in (TargetKind.URL, TargetKind.IMAGE):
-            raise NotApplicableError(f"there is no code to look into, for a target of kind {self.kind}")
+            raise NotApplicableError(f"a target of kind {self.kind} has no code to import")
         with self._lock:
             if self._app is None:
                 assert self.url
@@ -354,7 +355,7 @@ class Subject:
             CheckError: The server does not start.
         """
         if self.kind is TargetKind.URL:
-            raise NotApplicableError("a server at a URL is not the checker's to start, kill or measure")
+            raise NotApplicableError("the checker cannot start, kill or measure a server at a URL")
         server = self._new_server(env_vars, docker_options, serve_options)
         try:
             server.start()
@@ -407,7 +408,7 @@ class Subject:
         except (httpx.HTTPError, httpx.InvalidURL) as error:
             raise CheckError(
                 f"expected a server at {where} that answers, got {type(error).__name__}: {error}",
-                change="see what the server prints under `ropewalk serve`",
+                change="see the server's output, for example under `ropewalk serve`",
             ) from error
 
     @cached_property
@@ -494,7 +495,7 @@ class Subject:
 
         container = self._shared_server().container
         if container is None:
-            raise NotApplicableError("there is no container to look into")
+            raise NotApplicableError("there is no container to inspect")
         try:
             packed = DockerEngine.find().archive(container.id, _MANIFEST_IN_IMAGE)
             with tarfile.open(fileobj=io.BytesIO(packed)) as archive:
@@ -519,7 +520,7 @@ def _require_image(image: str) -> None:
     if not engine.has_image(image):
         raise ImageNotFoundError(
             f"expected an environment's name, a path that exists, or an image of the local engine, got {image!r}; "
-            "`ropewalk list` tells the names, and `ropewalk build PATH` makes an image"
+            "`ropewalk list` shows the names, and `ropewalk build PATH` makes an image"
         )
 
 
@@ -539,5 +540,5 @@ def _describe_import(text: str, seconds: float) -> AppDescription | CheckError |
             raise
         return CheckError(
             f"expected to import {text}, got {type(error).__name__}: {error}",
-            change="make the application importable: `ropewalk serve` with the same target shows the traceback",
+            change="make the application importable; run `ropewalk serve` with the same target to see the traceback",
         )

@@ -101,7 +101,7 @@ class WatchedServer:
         if self.server.container is None:
             inside.collect_garbage(self.server.pids(), self.notes)
         elif not self._run_inside("collect", self.notes).get("told"):
-            raise NotApplicableError("the server's interpreter cannot be told to throw its garbage away")
+            raise NotApplicableError("the server's interpreter cannot be made to collect garbage")
 
     def _measure(self) -> ResourceUsage:
         local = self.server.container is None
@@ -115,13 +115,13 @@ class WatchedServer:
         try:
             done = engine.execute(container.id, command, timeout_s=CALL_TIMEOUT_S, most=MIB)
         except ProviderError as error:
-            raise NotApplicableError(f"the container cannot be looked into: {error}") from error
+            raise NotApplicableError(f"the container cannot be inspected: {error}") from error
         try:
             answer = json.loads(done.output)
         except ValueError:
             answer = None
         if not isinstance(answer, dict):
-            raise NotApplicableError(f"the container cannot be looked into: it has no {_PYTHON} that answers")
+            raise NotApplicableError(f"the container cannot be inspected: it has no working {_PYTHON}")
         return answer
 
 
@@ -133,7 +133,7 @@ def watch_server(subject: Subject) -> Iterator[WatchedServer]:
         NotApplicableError: Its resources cannot be measured.
     """
     if subject.kind is TargetKind.URL:
-        raise NotApplicableError("what a server at a URL holds cannot be seen from here")
+        raise NotApplicableError("the resources of a server at a URL cannot be measured")
     if subject.kind is TargetKind.IMAGE:
         with _start_container(subject) as server:
             yield WatchedServer(server, _NOTES_IN_CONTAINER)
@@ -153,8 +153,7 @@ def _start_container(subject: Subject) -> Iterator[RunningServer]:
     config = DockerEngine.find().call("GET", f"/images/{subject.target.text}/json").get("Config") or {}
     if config.get("Entrypoint") or not config.get("Cmd"):
         raise NotApplicableError(
-            "the image has an ENTRYPOINT, before which nothing can be put that looks into its server; with CMD "
-            "alone there can"
+            "the image has an ENTRYPOINT, or no CMD, so its server cannot be inspected; an image with CMD alone can be"
         )
     options = {
         "command": [_PYTHON, "-c", _BOOTSTRAP, inspect.getsource(inside), *config["Cmd"]],
@@ -164,7 +163,7 @@ def _start_container(subject: Subject) -> Iterator[RunningServer]:
         try:
             server = stack.enter_context(subject.server(docker_options=options))
         except CheckError as error:
-            raise NotApplicableError(f"the image starts, but cannot be looked into: {error}") from error
+            raise NotApplicableError(f"the image starts, but cannot be inspected: {error}") from error
         yield server
 
 
