@@ -250,6 +250,6 @@ def upload(folder: Path, space: str, *, private: bool, endpoint: str | None = No
 
 
 def _connection_errors() -> tuple[type[Exception], ...]:
-    """Return the exceptions that the library raises if the hub does not answer; since 2.0 its HTTP client is another."""
+    """Return the exceptions that the library raises if the hub does not answer; 2.0 changed its HTTP client."""
     clients = (sys.modules.get(name) for name in ("httpx", "httpx2"))
     return (OSError, *(client.TransportError for client in clients if client is not None))
