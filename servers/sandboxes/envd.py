@@ -270,10 +270,18 @@ async def _start(guest: Guest, body: Json, timeout_s: float | None) -> AsyncIter
             cwd=config.get("cwd") or "",
             stdin=bool(body.get("stdin")),
         )
+        killed = False
+
+        def kill() -> None:
+            nonlocal killed
+            killed = True
+            guest.notify("signal", stream=output.stream, signal=9)
+
         if timeout_s is not None:
-            loop = asyncio.get_running_loop()
-            loop.call_later(timeout_s, lambda: guest.notify("signal", stream=output.stream, signal=9))
+            asyncio.get_running_loop().call_later(timeout_s, kill)
         async for event in _process_events(int(header["pid"]), output, timeout_s):
+            if killed and event["event"].get("end", {}).get("exited") is False:
+                raise _timeout_error(timeout_s)  # its output was read so late that the kill came first
             yield event
 
 
@@ -300,12 +308,16 @@ async def read_messages(
         left_s = KEEPALIVE_S if deadline is None else min(KEEPALIVE_S, deadline - loop.time())
         message = await output.take(max(left_s, 0.0))
         if message is None and deadline is not None and loop.time() >= deadline:
-            raise GuestError("deadline_exceeded", f"expected it to end within {timeout_s:g} s, got no end")
+            raise _timeout_error(timeout_s)
         if message is not None and message[0].get("lost"):
             raise GuestError("unavailable", str(message[0].get("status")))
         yield message
         if message is not None and "end" in message[0]:
             return
+
+
+def _timeout_error(timeout_s: float | None) -> GuestError:
+    return GuestError("deadline_exceeded", f"expected it to end within {timeout_s:g} s, got no end")
 
 
 async def _process_events(pid: int, output: Subscription, timeout_s: float | None) -> AsyncIterator[Json]:
