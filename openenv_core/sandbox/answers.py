@@ -84,7 +84,7 @@ def _read(head: bytes, texts: bytes, expected: int) -> Answer:
     try:
         raw = json.loads(head)
     except (ValueError, RecursionError):
-        raise ForgedAnswerError("an answer that is no JSON") from None
+        raise ForgedAnswerError("an answer that is not JSON") from None
     try:
         if raw["id"] != expected:
             raise ForgedAnswerError("the answer to another request")
@@ -92,9 +92,9 @@ def _read(head: bytes, texts: bytes, expected: int) -> Answer:
         text = parts.pop(0) if raw["text"] is True else None
         status, code, reason = raw["status"], _number(raw["exit_code"], 255), None
         if status == "rolled_back":
-            status, reason = "killed", f"its process ended with status {code}; the state is that of before"
+            status, reason = "killed", f"its process ended with status {code}; the state before it is kept"
         elif status not in ("ok", "error", "memory"):
-            raise ForgedAnswerError("a status that there is not")
+            raise ForgedAnswerError("an unknown status")
         execution = Execution(
             status=status,
             exit_code=code,
@@ -106,7 +106,7 @@ def _read(head: bytes, texts: bytes, expected: int) -> Answer:
             max_rss_bytes=_number(raw["max_rss"], 1 << 53),
         )
     except (LookupError, TypeError, ValueError, AttributeError, RecursionError, StopIteration) as error:
-        raise ForgedAnswerError(f"an answer of another shape ({type(error).__name__})") from None
+        raise ForgedAnswerError(f"a malformed answer ({type(error).__name__})") from None
     return execution, text
 
 
@@ -160,7 +160,7 @@ ZYGOTE_ENDED: Final = "the process that interpreters are forked from has ended"
 
 _STOPPED: Final[dict[str | None, tuple[Status, int, str]]] = {
     "timeout": ("timeout", EXIT_TIMEOUT, "it ran longer than {timeout:g} s"),
-    "interrupt": ("error", EXIT_INTERRUPTED, "it was interrupted: whoever asked for it has given it up"),
+    "interrupt": ("error", EXIT_INTERRUPTED, "it was interrupted, because its caller no longer waits for it"),
     "output": ("output_limit", EXIT_KILLED, "it wrote more than {output} bytes"),
     "disk": ("killed", EXIT_KILLED, "its files grew beyond {disk} bytes or {files} files"),
 }

@@ -73,7 +73,7 @@ class SandboxConfig:
                 raise ConfigurationError(f"expected names of modules to preload, got {name!r}")
         if self.links and self.minimum is not Isolation.NAMESPACES:
             raise ConfigurationError(
-                f"expected the minimum namespaces with links, got {self.minimum}: only there is the root its own"
+                f"expected the minimum namespaces with links, got {self.minimum}: only that level has its own root"
             )
 
 

@@ -326,7 +326,10 @@ class SandboxSession:
             except NotPlainError as error:
                 # Only an interpreter that the code has taken over sends such an answer.
                 execution = replace(
-                    execution, status="killed", exit_code=EXIT_KILLED, reason=f"it answered no value: {error}"
+                    execution,
+                    status="killed",
+                    exit_code=EXIT_KILLED,
+                    reason=f"its answer is not a value: {error}",
                 )
         return FunctionCall(execution=execution, value=value)
 
@@ -370,7 +373,7 @@ class SandboxSession:
         """
         worker, workspace = self._worker, self._workspace
         if worker is None or workspace is None or not worker.alive:
-            raise SandboxUnavailableError("expected a sandbox that lives, got one that has ended")
+            raise SandboxUnavailableError("expected a running sandbox, got one that has ended")
         copy = await asyncio.to_thread(partial(workspace.branch, fill=False))
         try:
             forked = await worker.fork_agent(channel, contexts, partial(request_copy, copy.inside))
@@ -566,21 +569,23 @@ class SandboxSession:
         if self._worker is not None and not self._worker.alive:
             if (own := self._worker.describe_own_exit()) is not None:
                 raise _InterpreterExitedError(
-                    f"{own}; variables and files are gone, the next request begins anew"
+                    f"{own}; variables and files are gone, the next request starts a new one"
                 )
             exit_ = self._worker.exited.result() if self._worker.exited.done() else Exit()
             await self._end_life()
             reason = (
-                ZYGOTE_ENDED if exit_.zygote else "the interpreter was ended because it did not begin in time"
+                ZYGOTE_ENDED
+                if exit_.zygote
+                else "the interpreter was ended because a branch did not start in time"
             )
             raise SandboxUnavailableError(
-                f"{reason}; variables and files are gone, the next request begins anew"
+                f"{reason}; variables and files are gone, the next request starts a new interpreter"
             )
         if self._worker is None or self._workspace is None:
             forked = await self._sandbox._fork_interpreter(self.limits, snapshot=self._snapshot)
             if self._closed:
                 await asyncio.shield(_close_all(*forked))  # type: ignore[unreachable]  # another task has closed it
-                raise SandboxClosedError("expected an open session, got one that was closed while it began")
+                raise SandboxClosedError("expected an open session, got one that was closed while it started")
             self._worker, self._workspace = forked
         return self._workspace
 

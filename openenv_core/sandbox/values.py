@@ -93,7 +93,7 @@ def encode(value: Any, *, max_bytes: int = MAX_BYTES, max_depth: int = MAX_DEPTH
     try:
         return encoder.encode(value, max_depth)
     except RuntimeError as error:  # another thread changed a dict meanwhile, or the stack was nearly full
-        raise NotPlainError(f"expected a value that stays as it is, got: {type(error).__name__}") from None
+        raise NotPlainError(f"expected a value that does not change, got: {type(error).__name__}") from None
 
 
 def decode(plain: Any, *, max_depth: int = MAX_DEPTH) -> Any:
@@ -219,7 +219,7 @@ def _untag(tag: str, content: Any, depth: int) -> Any:
     except NotPlainError:
         raise
     except (TypeError, ValueError, binascii.Error):
-        raise NotPlainError(f"expected what {tag} stands for, got something else") from None
+        raise NotPlainError(f"expected valid content of {tag}, got something else") from None
 
 
 def _sequence(content: Any, depth: int) -> list[Any]:
@@ -297,4 +297,4 @@ def _too_big(limit: int) -> NotPlainError:
 
 
 def _too_deep() -> NotPlainError:
-    return NotPlainError("expected a value that is not nested so deep (or within itself)")
+    return NotPlainError("expected a value that is nested less deep, and not within itself")

@@ -104,7 +104,7 @@ class Workspace:
             file = os.open(parts[-1], flags, 0o644, dir_fd=folder)
             stack.callback(os.close, file)
             if not stat.S_ISREG(os.fstat(file).st_mode):
-                raise FileRefusedError(path, "something else has this name")
+                raise FileRefusedError(path, "something other than a file has this name")
             os.ftruncate(file, 0)
             if self._owner is not None:
                 os.fchown(file, *self._owner)
@@ -132,7 +132,7 @@ class Workspace:
             stack.callback(os.close, file)
             status = os.fstat(file)
             if not stat.S_ISREG(status.st_mode):
-                raise FileRefusedError(path, "it is no plain file")
+                raise FileRefusedError(path, "it is not a regular file")
             if status.st_size > self._limits.file_bytes:
                 raise FileRefusedError(path, f"its {status.st_size} bytes are more than a file may have")
             yield file
@@ -360,7 +360,7 @@ def _translate_errors(path: str) -> Iterator[None]:
         yield
     except OSError as error:
         if error.errno in (errno.ELOOP, errno.ENOTDIR):
-            raise FileRefusedError(path, "a part of it is a link, or no folder") from None
+            raise FileRefusedError(path, "a part of it is a link, or not a folder") from None
         if error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
             raise FileRefusedError(path, "the workspace is full") from None
         raise FileRefusedError(path, (error.strerror or "it cannot be opened").lower()) from None

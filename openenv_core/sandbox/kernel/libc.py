@@ -103,7 +103,7 @@ def receive_only_sigchld() -> None:
     """
     # The kernel's struct sigaction: the handler, the flags, and fields that are kept.
     action = ctypes.create_string_buffer(_SIGACTION_BYTES)
-    step = "hearing of children's deaths alone"
+    step = "setting SA_NOCLDSTOP"
     call("rt_sigaction", signal.SIGCHLD, None, action, _SIGNAL_SET_BYTES, step=step)
     (flags,) = _FLAGS.unpack_from(action, _FLAGS.size)
     _FLAGS.pack_into(action, _FLAGS.size, flags | _NO_CHILD_STOP)

@@ -165,7 +165,7 @@ class _Tree:
         except (FileNotFoundError, NotADirectoryError, PermissionError):
             return
         if resolved == "/":
-            raise OSError(errno.EINVAL, f"building a root: {path} is the whole machine")
+            raise OSError(errno.EINVAL, f"building a root: {path} is the root itself")
         if self._is_shown(resolved):
             return
         _make_mount_point(resolved, os.stat(_OLD + resolved).st_mode)
@@ -268,7 +268,7 @@ def fork_session(*, privileged: bool) -> int:
     process by os.fork() and wait for it. The caller must have one thread.
     """
     flags = _ALL_BUT_USERS if privileged else _ALL_BUT_USERS | _NEW_USERS
-    return libc.call("clone", flags | signal.SIGCHLD, 0, 0, 0, 0, step="a process in namespaces of its own")
+    return libc.call("clone", flags | signal.SIGCHLD, 0, 0, 0, 0, step="clone into new namespaces")
 
 
 def settle_session(

@@ -140,7 +140,7 @@ def current() -> SyscallTable:
     uname = getattr(os, "uname", None)
     system = uname() if uname is not None else None
     if system is None or system.sysname != "Linux":
-        raise OSError(errno.ENOSYS, "expected Linux, which the sandbox's kernel room is written for")
+        raise OSError(errno.ENOSYS, "expected Linux, which the sandbox needs")
     architecture = ARCHITECTURES.get(system.machine)
     # A 32-bit program on a 64-bit kernel sees the kernel's machine, but has other call numbers.
     if architecture is None or struct.calcsize("P") != 8:
