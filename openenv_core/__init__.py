@@ -1,7 +1,7 @@
-"""Ropewalk's core: the contract of an environment, and the caller's side of its server.
+"""Ropewalk's core: the environment interface, clients and providers.
 
-Importing this package is cheap: it loads pydantic and nothing heavier. Clients and providers load when
-they are first named.
+Importing this package is cheap: it loads nothing heavier than pydantic. Clients and providers are imported on first
+access.
 """
 
 from importlib import import_module

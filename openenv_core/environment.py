@@ -1,4 +1,4 @@
-"""The contract that an author of an environment fulfils, and transforms of its observations."""
+"""The base class of environments, and transforms of their observations."""
 
 import inspect
 from abc import ABC, abstractmethod
@@ -14,40 +14,40 @@ F = TypeVar("F", bound=Callable[..., Any])
 
 
 class Transform(ABC, Generic[ObsT]):
-    """Turns an observation into the one that is sent: adds a reward, a figure, a shorter text."""
+    """Changes an observation before it is sent, for example adds a reward or shortens a text."""
 
     @abstractmethod
     def __call__(self, observation: ObsT) -> ObsT:
-        """Return the observation to send; it may be the same object, changed."""
+        """Return the observation to send; may be the same object, modified."""
 
 
 class CompositeTransform(Transform[ObsT]):
-    """Transforms one after another.
+    """Applies several transforms in order.
 
     Args:
-        transforms: In the order in which they are applied.
+        transforms: The transforms, in the order of application.
     """
 
     def __init__(self, transforms: Sequence[Transform[ObsT]]) -> None:
         self.transforms = list(transforms)
 
     def __call__(self, observation: ObsT) -> ObsT:
-        """Apply all of them."""
+        """Apply all transforms."""
         for transform in self.transforms:
             observation = transform(observation)
         return observation
 
 
 class NullTransform(Transform[ObsT]):
-    """Changes nothing."""
+    """Returns observations unchanged."""
 
     def __call__(self, observation: ObsT) -> ObsT:
-        """Return the observation as it is."""
+        """Return the observation unchanged."""
         return observation
 
 
-# A class has to have these methods. It gets them by itself where it writes `reset_async` or `step_async`, which type
-# checkers cannot see: for them they are methods like any other.
+# These methods are abstract at run time only. `__init_subclass__` adds them to a class that defines `reset_async` or
+# `step_async`, which type checkers cannot see.
 if TYPE_CHECKING:
 
     def _required(method: F) -> F:
@@ -57,10 +57,10 @@ else:
 
 
 class Environment(ABC, Generic[ActT, ObsT, StateT]):
-    """One episode at a time of something an agent can act in.
+    """An environment that an agent acts in, one episode at a time.
 
-    Authors write `reset`, `step` and `state`, each as `def` or as `async def`, and take whatever
-    keyword options the environment has:
+    Authors implement `reset`, `step` and `state`, each as `def` or `async def`, with any keyword options the
+    environment needs:
 
         class Dice(Environment[Roll, Face, State]):
             BLOCKING = False
@@ -70,32 +70,32 @@ class Environment(ABC, Generic[ActT, ObsT, StateT]):
             @property
             def state(self) -> State: ...
 
-    A server makes one instance a session and never calls two methods of one instance at once. Rewards
-    are deltas: each observation carries the reward of its own step. The same seed gives the same episode.
+    A server creates one instance per session and never calls two methods of an instance concurrently. Rewards are
+    per step, not cumulative. The same seed gives the same episode.
 
-    Type checkers hold `reset` and `step` of a subclass against the signatures here.
+    Type checkers compare `reset` and `step` of a subclass with the signatures here.
 
-    Servers prefer `reset_async`, `step_async` and `close_async`, where there are such. A class that writes one of them
-    and not the plain method gets that by itself: it waits for the other, for callers without an event loop.
+    Servers prefer `reset_async`, `step_async` and `close_async` if defined. A class that defines only the async method
+    gets a synchronous one that runs it and waits, for callers without an event loop.
 
-    A rubric, where there is one, is called with the action and the observation and gives the reward; one with
-    `reset` is told of a new episode. Neither it nor the transform is applied by itself: `step` says where, with
-    `self._apply_rubric(action, observation)` and `self._apply_transform(observation)`. Subclasses without use
-    for either need not call this constructor. Those that know tasks follow `openenv_core.tasks.TaskProvider`.
+    A rubric computes the reward from the action and the observation; `_reset_rubric` calls its `reset`, if any.
+    Rubric and transform are applied where `step` calls `self._apply_rubric(action, observation)` and
+    `self._apply_transform(observation)`. Subclasses that use neither need not call this constructor. Environments
+    with tasks implement `openenv_core.tasks.TaskProvider`.
 
     Args:
-        transform: What `_apply_transform` applies; None changes nothing.
-        rubric: What `_apply_rubric` calls; None gives 0.0.
+        transform: Applied by `_apply_transform`; None leaves observations unchanged.
+        rubric: Called by `_apply_rubric`; None gives a reward of 0.0.
 
     Attributes:
-        BLOCKING: False promises that the plain (not async) methods and the constructor never wait and
-            take well under a millisecond, so that a server may run them on its event loop.
-        DETERMINISTIC: True promises that the seed and the actions decide everything.
-        FORKABLE: True promises that an instance on which `restore` was called with what `snapshot` has returned goes
-            on as the original would, and neither changes the other. An instance may say it for itself. The methods
-            that there are copy all attributes (`copy.deepcopy`): write others where that is not enough, or too much.
-        SUPPORTS_CONCURRENT_SESSIONS: True promises that several instances can live in one process.
-        REQUIRES_SINGLE_THREAD_EXECUTOR: True asks that every call to one instance comes from one thread.
+        BLOCKING: False promises that the constructor and the synchronous methods never block and take well under a
+            millisecond, so that a server may run them on its event loop.
+        DETERMINISTIC: True promises that seed and actions fully determine an episode.
+        FORKABLE: True promises that an instance given `restore(snapshot)` continues as the original would, and that
+            neither affects the other. May be set per instance. The default `snapshot` and `restore` deep-copy all
+            attributes; override them if that is too little or too much.
+        SUPPORTS_CONCURRENT_SESSIONS: True promises that several instances can coexist in one process.
+        REQUIRES_SINGLE_THREAD_EXECUTOR: True requires that all calls to an instance come from the same thread.
     """
 
     BLOCKING: ClassVar[bool] = True
@@ -119,29 +119,29 @@ class Environment(ABC, Generic[ActT, ObsT, StateT]):
     def reset(self, *, seed: int | None = None, episode_id: str | None = None) -> ObsT | Awaitable[ObsT]:
         """Start a new episode and return its first observation.
 
-        A subclass may take further options by name, each with a default.
+        A subclass may take further keyword options, each with a default.
 
         Args:
-            seed: Decides the episode where the environment is deterministic; None asks for a fresh one.
-            episode_id: The caller's name for the episode; by custom a new uuid4 where it is None.
+            seed: Determines the episode if the environment is deterministic; None draws a fresh one.
+            episode_id: The caller's id for the episode; if None, by convention a new uuid4.
         """
         raise NotImplementedError
 
     @_required
     def step(self, action: ActT, /) -> ObsT | Awaitable[ObsT]:
-        """Apply one action and return what follows.
+        """Apply one action and return the resulting observation.
 
-        A subclass may take `timeout_s` and further options by name, each with a default.
+        A subclass may take `timeout_s` and further keyword options, each with a default.
 
         Raises:
-            EpisodeOverError: The episode has ended and was not reset.
+            EpisodeOverError: The episode has ended; call `reset` first.
         """
         raise NotImplementedError
 
     @property
     @abstractmethod
     def state(self) -> StateT:
-        """Where the episode stands, without changing it."""
+        """The current state of the episode; reading it has no side effects."""
 
     def __init_subclass__(cls, **options: Any) -> None:
         super().__init_subclass__(**options)
@@ -158,50 +158,50 @@ class Environment(ABC, Generic[ActT, ObsT, StateT]):
                 )
 
     def close(self) -> Awaitable[None] | None:
-        """Give back what the instance holds. Called once, after the last other call."""
+        """Release the instance's resources. Called once, after all other calls."""
         return None
 
     def snapshot(self) -> Any:
-        """Return where the instance stands, for `restore`; may be async. The episode goes on unchanged.
+        """Return a snapshot of the instance for `restore`; may be async. The episode is not affected.
 
-        A state may be restored many times. One that holds something has a method `close`, plain or async, which is
-        called once nobody needs it any more; one with `nbytes` tells how much memory it takes.
+        A snapshot may be restored many times. If it holds resources, it has a method `close`, sync or async, which is
+        called once it is no longer needed. Its attribute `nbytes`, if any, is the memory it takes.
         """
-        # What refers to the instance itself is to refer to the one that is restored.
+        # References to the instance itself must refer to the restored one.
         stand_in = object()
         return stand_in, deepcopy(vars(self), {id(self): stand_in})
 
     def restore(self, state: Any) -> Awaitable[None] | None:
-        """Go on from where the instance stood that `snapshot` was called on; may be async.
+        """Continue from a snapshot of another instance; may be async.
 
-        Called at most once, on a fresh instance of the same class, made with the same arguments.
+        Called at most once, on a fresh instance of the same class, constructed with the same arguments.
 
         Args:
-            state: What `snapshot` has returned; it is not to be changed.
+            state: The value that `snapshot` returned; must not be modified.
         """
         stand_in, attributes = state
         vars(self).update(deepcopy(attributes, {id(stand_in): self}))
         return None
 
     def get_metadata(self) -> EnvironmentMetadata | Awaitable[EnvironmentMetadata]:
-        """What the environment says of itself: by default its name and the docstring of its class."""
+        """Return a description of the environment: by default its class's name and docstring."""
         cls = type(self)
         return EnvironmentMetadata(
             name=cls.__name__, description=inspect.cleandoc(cls.__doc__ or cls.__name__)
         )
 
     def _apply_transform(self, observation: ObsT) -> ObsT:
-        """Return what the transform makes of an observation; without one, the observation."""
+        """Return the transformed observation, or the observation itself without a transform."""
         return observation if self.transform is None else self.transform(observation)
 
     def _apply_rubric(self, action: ActT, observation: ObsT) -> float | None:
-        """Return the reward that the rubric gives; 0.0 without one.
+        """Return the rubric's reward; 0.0 without a rubric.
 
-        A language model that it asks and that gives no answer is the infrastructure's failure: the observation says so
-        (`openenv_core.outcomes`), and there is no reward.
+        If the rubric's language model fails to answer, the reward is None and the observation is marked with an
+        infrastructure failure (`openenv_core.outcomes`).
 
         Raises:
-            TypeError: The rubric is asynchronous: `await self._apply_rubric_async(...)` runs it.
+            TypeError: The rubric is asynchronous; use `await self._apply_rubric_async(...)`.
         """
         try:
             score = 0.0 if self.rubric is None else self.rubric(action, observation)
@@ -218,7 +218,7 @@ class Environment(ABC, Generic[ActT, ObsT, StateT]):
         return score
 
     async def _apply_rubric_async(self, action: ActT, observation: ObsT) -> float | None:
-        """Return the reward that the rubric, asynchronous or not, gives; see `_apply_rubric`."""
+        """Return the reward of a synchronous or asynchronous rubric; see `_apply_rubric`."""
         try:
             score = 0.0 if self.rubric is None else self.rubric(action, observation)
             return await score if inspect.isawaitable(score) else score
@@ -227,12 +227,12 @@ class Environment(ABC, Generic[ActT, ObsT, StateT]):
             return None
 
     def _reset_rubric(self) -> None:
-        """Reset the rubric for a new episode, where it has a `reset`."""
+        """Reset the rubric for a new episode, if it has a `reset`."""
         if (reset := getattr(self.rubric, "reset", None)) is not None:
             reset()
 
     async def _reset_rubric_async(self) -> None:
-        """Reset the rubric for a new episode by its `reset_async`, else its `reset`."""
+        """Reset the rubric for a new episode with its `reset_async`, or else its `reset`."""
         if (reset_async := getattr(self.rubric, "reset_async", None)) is None:
             self._reset_rubric()
         elif inspect.isawaitable(pending := reset_async()):
@@ -244,7 +244,7 @@ def _mark_failure(observation: Any, error: LLMError) -> None:
 
 
 def _make_sync_method(name: str) -> Callable[..., Any]:
-    """Return a method that runs a method of coroutines and waits for it."""
+    """Return a method that runs the coroutine method `name` and waits for it."""
 
     def wait(self: Any, *args: Any, **options: Any) -> Any:
         from openenv_core.loop_thread import shared_loop  # asyncio, which most environments do without

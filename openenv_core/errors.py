@@ -1,40 +1,40 @@
-"""Every error that Ropewalk's core raises, as one tree.
+"""The tree of errors that Ropewalk's core raises.
 
     OpenEnvError
     ├── EnvironmentFailureError        raised by environments, inside the server
     │   ├── EpisodeOverError           a step after the end of the episode
-    │   ├── LLMError                   a language model that is asked for a score, for one, gave no answer
+    │   ├── LLMError                   a language model, for example a judge's, gave no answer
     │   └── NotForkableError           a fork of an episode that cannot be forked
-    ├── ClientError                    raised on the caller's side
+    ├── ClientError                    raised by the client
     │   ├── ConnectionFailedError      no connection could be made
-    │   │   ├── AuthenticationError    the server asks for a token, or for another one (401)
-    │   │   └── AccessRefusedError     the server refuses this host name or origin (403, 421)
+    │   │   ├── AuthenticationError    the token is missing or wrong (401)
+    │   │   └── AccessRefusedError     the server rejects this host name or origin (403, 421)
     │   ├── ConnectionLostError        the connection broke; its session is gone
-    │   │   └── EpisodeLostError       and the episode cannot be played again on another server
-    │   ├── RequestTimeoutError        no reply in time; the session lives on
+    │   │   └── EpisodeLostError       and the episode cannot be replayed on another server
+    │   ├── RequestTimeoutError        no reply in time; the session remains open
     │   ├── ClientClosedError          the client was used after close()
-    │   ├── ProtocolError              the peer does not speak the OpenEnv wire
-    │   ├── ToolCallError              a tool, or the call of it, failed; the session lives on
-    │   └── ServerError                the server answered with an error frame
-    │       ├── ValidationFailedError  VALIDATION_ERROR, INVALID_JSON, UNKNOWN_TYPE: the request was refused
+    │   ├── ProtocolError              the peer does not speak the OpenEnv protocol
+    │   ├── ToolCallError              a tool, or the call of it, failed; the session remains open
+    │   └── ServerError                the server replied with an error frame
+    │       ├── ValidationFailedError  VALIDATION_ERROR, INVALID_JSON, UNKNOWN_TYPE: the request was rejected
     │       ├── ExecutionError         EXECUTION_ERROR: the environment raised
-    │       ├── CapacityError          CAPACITY_REACHED: every session is taken, for as long as was waited
+    │       ├── CapacityError          CAPACITY_REACHED: no session became free within the wait
     │       ├── FactoryError           FACTORY_ERROR: the environment's constructor raised
-    │       ├── NotExecutedError       NOT_EXECUTED: cancelled, or too late, before it had begun
+    │       ├── NotExecutedError       NOT_EXECUTED: cancelled, or past its deadline, before it started
     │       └── SessionError           SESSION_ERROR: anything else
     ├── ConfigurationError             an impossible combination of settings, or a name that does not resolve
-    └── ProviderError                  a server could not be started, watched or stopped
-        ├── ServerStartError           it ended, or stayed silent, before it was healthy
-        ├── EngineUnavailableError     there is no Docker engine, or it does not answer
-        ├── EngineRefusedError         the engine answered, and said no
+    └── ProviderError                  a server could not be started, monitored or stopped
+        ├── ServerStartError           it exited, or did not become healthy in time
+        ├── EngineUnavailableError     there is no Docker engine, or it does not respond
+        ├── EngineRefusedError         the engine rejected a request
         ├── ImageNotFoundError         the engine has no image of that name
-        └── OptionUnavailableError     the engine cannot give a container what an option asks for
+        └── OptionUnavailableError     the engine does not support a container option
 
-A message says what was expected, what came, and what to do.
+Messages say what was expected, what was received and what to do.
 
-Some are builtin exceptions as well, those that callers of the released client catch: ConnectionFailedError and
-ConnectionLostError are a ConnectionError, RequestTimeoutError is a TimeoutError, ServerError, ToolCallError and
-ProviderError are a RuntimeError, ConfigurationError is a ValueError.
+Some also derive from builtin exceptions, which callers of the released client catch: ConnectionFailedError and
+ConnectionLostError from ConnectionError, RequestTimeoutError from TimeoutError, ServerError, ToolCallError and
+ProviderError from RuntimeError, ConfigurationError from ValueError.
 """
 
 import warnings
@@ -48,15 +48,15 @@ if TYPE_CHECKING:
 
 
 class OpenEnvError(Exception):
-    """The root: catch this to catch everything that Ropewalk raises on purpose."""
+    """Base class of all errors that Ropewalk raises on purpose."""
 
 
 class EnvironmentFailureError(OpenEnvError):
-    """Raised by an environment; the caller sees its text as `ExecutionError`."""
+    """Raised by an environment; the client raises `ExecutionError` with its message."""
 
 
 class EpisodeOverError(EnvironmentFailureError):
-    """A step was asked for after the episode had ended."""
+    """`step` was called after the episode had ended."""
 
     def __init__(self, message: str | None = None) -> None:
         super().__init__(
@@ -66,7 +66,7 @@ class EpisodeOverError(EnvironmentFailureError):
 
 
 class NotForkableError(EnvironmentFailureError):
-    """This episode cannot be forked, where others of the environment can; the message says what to change."""
+    """This episode cannot be forked, although others of the environment can; the message says what to change."""
 
 
 class LLMError(EnvironmentFailureError, RuntimeError):
@@ -74,7 +74,7 @@ class LLMError(EnvironmentFailureError, RuntimeError):
 
 
 class ClientError(OpenEnvError):
-    """Something went wrong between a client and its server."""
+    """A failure between a client and its server."""
 
 
 class ConnectionFailedError(ClientError, ConnectionError):
@@ -82,30 +82,30 @@ class ConnectionFailedError(ClientError, ConnectionError):
 
 
 class AuthenticationError(ConnectionFailedError):
-    """The server lets in whoever has a token, and this client has none, or a wrong one."""
+    """The server requires a token, and this client's is missing or wrong."""
 
 
 class AccessRefusedError(ConnectionFailedError):
-    """The server does not serve under this host name, or not for this origin."""
+    """The server rejects this host name or origin."""
 
 
 class ConnectionLostError(ClientError, ConnectionError):
-    """The connection broke while in use. The session, and with it the episode, is gone."""
+    """The connection broke while in use. The session and its episode are gone."""
 
 
 class EpisodeLostError(ConnectionLostError):
-    """The server that an episode was played on is gone, and no other can go on with it.
+    """The server of an episode is gone, and the episode cannot continue on another.
 
-    Its environment does not declare itself deterministic, it was played again and something was answered otherwise,
-    it was too long to be kept, or no server was to be had. The message says which. `reset` starts a new episode.
+    Either the environment does not declare itself deterministic, the replay diverged, the episode was too long to be
+    recorded, or no server was available. The message says which. `reset` starts a new episode.
     """
 
 
 class RequestTimeoutError(ClientError, TimeoutError):
-    """No reply came in time. The session and its episode live on.
+    """No reply came in time. The session and its episode remain open.
 
-    The environment may still do what it was asked. Its late reply is dropped when it comes, and is never taken
-    for that of a later request, which waits until the environment is done with this one.
+    The environment may still execute the request. A late reply is discarded and never mistaken for that of a later
+    request, which waits until the environment has finished this one.
     """
 
 
@@ -114,17 +114,17 @@ class ClientClosedError(ClientError):
 
 
 class ProtocolError(ClientError):
-    """The peer sent something that is not the OpenEnv wire."""
+    """The peer sent something that is not part of the OpenEnv protocol."""
 
 
 class ToolCallError(ClientError, RuntimeError):
-    """A tool, or the call of it, failed. The session and its episode live on, unless the tool has ended that.
+    """A tool, or the call of it, failed. The session and its episode remain open, unless the tool ended the episode.
 
     Attributes:
-        tool_name: Which tool.
-        error_type: How, as `openenv_core.tools.ToolErrorType` has it: "invalid_args", "timeout" and so on.
-        message: Why, in the server's own words.
-        step_result: What the step came to, with its reward; None where the call was no step.
+        tool_name: The tool's name.
+        error_type: A value of `openenv_core.tools.ToolErrorType`, such as "invalid_args" or "timeout".
+        message: The server's message.
+        step_result: The step's result, with its reward; None if the call was not a step.
     """
 
     def __init__(self, tool_name: str, error_type: str, message: str, step_result: Any = None) -> None:
@@ -136,12 +136,12 @@ class ToolCallError(ClientError, RuntimeError):
 
 
 class ServerError(ClientError, RuntimeError):
-    """The server answered with an error frame.
+    """The server replied with an error frame.
 
     Attributes:
-        message: The server's own text.
+        message: The server's message.
         code: The released error code, for example `EXECUTION_ERROR`.
-        data: Every key of the error frame, those above included.
+        data: All keys of the error frame, including the two above.
     """
 
     def __init__(self, message: str, code: str = "", data: Mapping[str, Any] | None = None) -> None:
@@ -152,10 +152,10 @@ class ServerError(ClientError, RuntimeError):
 
 
 class ValidationFailedError(ServerError):
-    """The server refused the request. The session lives on.
+    """The server rejected the request. The session remains open.
 
     Attributes:
-        errors: One entry a fault, each with `type`, `loc` and `msg` as pydantic reports them.
+        errors: One entry per error, with `type`, `loc` and `msg` as pydantic reports them.
     """
 
     def __init__(self, message: str, code: str = "", data: Mapping[str, Any] | None = None) -> None:
@@ -170,23 +170,25 @@ class ValidationFailedError(ServerError):
 
 
 def _format_location(loc: object) -> str:
-    """Return where a fault is; a peer may send anything."""
+    """Format pydantic's `loc`; a peer may have sent anything."""
     return ".".join(str(key) for key in loc) if isinstance(loc, (list, tuple)) and loc else "message"
 
 
 class ExecutionError(ServerError):
-    """The environment raised an exception; `message` is its text. The session lives on."""
+    """The environment raised an exception; `message` is its text. The session remains open."""
 
 
 class CapacityError(ServerError):
-    """Every session of the server is taken.
+    """All sessions of the server are in use.
+
+    Each attribute is None if the server did not send it.
 
     Attributes:
-        active_sessions: How many sessions the server held, where it said so.
-        max_sessions: How many it allows, where it said so.
-        retry_after_s: Seconds until it is worth another try, where it said so.
-        place: The last known place in its queue, where it said so.
-        waited_s: Seconds that this client, or the server for it, has waited; None where neither did.
+        active_sessions: Number of open sessions.
+        max_sessions: Maximum number of sessions.
+        retry_after_s: Seconds after which to retry.
+        place: Last known position in the server's queue.
+        waited_s: Seconds that this client, or the server on its behalf, waited; None if neither did.
     """
 
     def __init__(self, message: str, code: str = "", data: Mapping[str, Any] | None = None) -> None:
@@ -202,7 +204,7 @@ class FactoryError(ServerError):
     """The environment's constructor raised on the server.
 
     Attributes:
-        factory_name: The class or factory that raised, where the server said so.
+        factory_name: The class or factory that raised; None if the server did not send it.
     """
 
     def __init__(self, message: str, code: str = "", data: Mapping[str, Any] | None = None) -> None:
@@ -211,26 +213,26 @@ class FactoryError(ServerError):
 
 
 class NotExecutedError(ServerError):
-    """The request was cancelled, or its deadline was over, before it had begun: it did not happen."""
+    """The request was cancelled, or its deadline passed, before it started; it was not executed."""
 
 
 class SessionError(ServerError):
-    """The session could not be made or kept, for a reason the server gives in its text."""
+    """The session could not be opened or kept; the server's message says why."""
 
 
 class ConfigurationError(OpenEnvError, ValueError):
-    """Settings that cannot work together, or a name that does not resolve."""
+    """Incompatible settings, or a name that does not resolve."""
 
 
 class ProviderError(OpenEnvError, RuntimeError):
-    """A server could not be started, watched or stopped."""
+    """A server could not be started, monitored or stopped."""
 
 
 class ServerStartError(ProviderError):
-    """The server ended, or stayed silent, before it was healthy.
+    """The server exited, or did not become healthy in time.
 
     Attributes:
-        output: The last lines that it printed.
+        output: The last lines of its output.
     """
 
     def __init__(self, message: str, output: str = "") -> None:
@@ -240,15 +242,15 @@ class ServerStartError(ProviderError):
 
 
 class EngineUnavailableError(ProviderError):
-    """There is no Docker engine, or it does not answer."""
+    """There is no Docker engine, or it does not respond."""
 
 
 class EngineRefusedError(ProviderError):
-    """The Docker engine refused a request.
+    """The Docker engine rejected a request.
 
     Attributes:
-        status: The HTTP status of its answer.
-        reason: Its own words.
+        status: The HTTP status of its response.
+        reason: The engine's message.
     """
 
     def __init__(self, message: str, status: int = 0, reason: str = "") -> None:
@@ -262,7 +264,7 @@ class ImageNotFoundError(ProviderError):
 
 
 class OptionUnavailableError(ProviderError):
-    """The Docker engine cannot give a container what an option asks for: GPUs, a limit, a network."""
+    """The Docker engine does not support a container option: GPUs, a limit, a network."""
 
 
 @contextmanager
@@ -270,9 +272,9 @@ def installed_with(extra: str, expected: str, *packages: str) -> Iterator[None]:
     """Turn a failed import in the block into an error that names the extra to install.
 
     Args:
-        extra: The extra.
-        expected: What is expected, in words.
-        packages: The modules that the extra brings; by default whatever is missing.
+        extra: Name of the extra.
+        expected: What the message says was expected.
+        packages: Modules that the extra installs; without any, every failed import is converted.
     """
     try:
         yield
@@ -297,14 +299,15 @@ def lazy_names(module: dict[str, Any], places: Mapping[str, str]) -> Callable[[s
 
 
 def former_names(module: dict[str, Any], names: Mapping[str, str]) -> Callable[..., Any]:
-    """Return a module's `__getattr__` that finds errors by the names that they had before 0.2, with a warning.
+    """Return a module's `__getattr__` that resolves the names that errors had before 0.2, with a warning.
 
     Args:
-        module: Its globals.
-        names: New names by old ones.
+        module: The module's globals.
+        names: Map from old to new names.
 
     Returns:
-        `find(name, stacklevel=2)`: a module with a `__getattr__` of its own passes 3, so that its caller is warned.
+        `find(name, stacklevel=2)`. A module that calls it from its own `__getattr__` passes 3, so that the warning
+        points at the caller.
     """
 
     def find(name: str, stacklevel: int = 2) -> Any:
@@ -342,15 +345,15 @@ __getattr__ = former_names(globals(), FORMER_NAMES)
 
 
 MAX_FAULTS: Final = 8
-"""How many faults of a model one message tells."""
+"""Maximum number of validation errors in one message."""
 
 
 def describe_faults(error: "ValidationError", whole: str) -> str:
-    """Return what pydantic found wrong, as `place: what; ...`, without the values, which may be secrets.
+    """Format pydantic's errors as `field: message; ...`, without the values, which may be secrets.
 
     Args:
-        error: What a model raised.
-        whole: What to call the model where a fault is nobody's field.
+        error: The validation error.
+        whole: Name to show for an error that belongs to no field.
     """
     details = error.errors(include_url=False, include_input=False, include_context=False)
     faults = [

@@ -1,19 +1,19 @@
-"""Runs one command and ends it, with what it started, whatever becomes of the program that asked.
+"""Runs one command, and ends it and its children when the program that started the guard closes a pipe or dies.
 
     python -I -S guard.py LIFELINE STATUS KEPT GRACE_S FOLDER SCOPE COMMAND...
 
-LIFELINE is the reading end of a pipe. Its end, which the program brings by closing it or by dying, SIGKILL included,
-ends the command: SIGTERM to its process group, and after GRACE_S seconds SIGKILL. So does SIGTERM to the guard. Should
-the guard itself be killed, the kernel ends the command (on Linux).
+LIFELINE is the read end of a pipe. End of file on it, when the program closes it or dies (even by SIGKILL), ends the
+command: SIGTERM to its process group, SIGKILL after GRACE_S seconds. SIGTERM to the guard does the same. If the guard
+itself is killed, the kernel kills the command (on Linux).
 
-With LIFELINE 0 the command has no input. With another one, standard input, output and error are the command's own, and
-the guard keeps none of them; a byte on it then says that their end was the first request, which is given GRACE_S too.
-KEPT is a descriptor that the command inherits, or -1. SCOPE is `group`, or `all`: then the guard is the subreaper of
-what the command starts, and kills what has left its group and its parent, too. What happens is written to STATUS, a
-line each: `started PID`, `failed ERRNO`, `ended CODE`; the guard then stays until LIFELINE says more, and where the
-program died it removes FOLDER. STATUS is -1, and FOLDER empty, where nobody wants that.
+With LIFELINE 0 the command has no input. Otherwise it owns standard input, output and error, and the guard closes its
+copies; a byte on LIFELINE then says that the program has closed the command's input as a first request to exit, which
+also has GRACE_S seconds before SIGTERM. KEPT is a descriptor that the command inherits, or -1. SCOPE is `group` or
+`all`; with `all` the guard is the subreaper of the command's descendants and also kills those that left its group and
+parent. Events are written to STATUS, one per line: `started PID`, `failed ERRNO`, `ended CODE`; the guard then stays
+until LIFELINE has a byte or ends, and removes FOLDER if the program died. STATUS may be -1, and FOLDER empty.
 
-Only the standard library is used, and the file is run by its path, so that it starts in a few milliseconds.
+Uses only the standard library and is run by its path, so that it starts in a few milliseconds.
 """
 
 import ctypes
@@ -26,10 +26,10 @@ from collections.abc import Sequence
 from contextlib import suppress
 
 PARENT_CHECK_INTERVAL_S = 0.5
-"""A fork of the program may hold the lifeline open after the program's death, so the parent is looked at too."""
+"""A fork of the program may hold the lifeline open after the program's death, so the parent is polled too."""
 
 KILL_TIMEOUT_S = 3.0
-"""How long the dead may take to be reaped: one in the middle of a disk access takes as long as that does."""
+"""How long to wait for killed processes to be reaped: one in uninterruptible I/O dies only when that is done."""
 POLL_INTERVAL_S = 0.005
 
 PR_SET_PDEATHSIG = 1  # of <sys/prctl.h>
@@ -46,14 +46,14 @@ def guard_command(
     folder: str = "",
     everything: bool = False,
 ) -> list[str]:
-    """Return the command that runs another one under a guard; see above for what the arguments mean."""
+    """Return a command line that runs `command` under a guard; the module's docstring explains the arguments."""
     scope = "all" if everything else "group"
     options = [str(lifeline), str(status), str(kept), str(grace_s), folder, scope]
     return [sys.executable, "-I", "-S", __file__, *options, *command]
 
 
 def main(arguments: list[str]) -> int:
-    """Run the command to its end, and return its exit status."""
+    """Run the command until it ends, and return its exit status."""
     lifeline, status, kept = map(int, arguments[:3])
     grace_s, folder, everything = float(arguments[3]), arguments[4], arguments[5] == "all"
     command = arguments[6:]
@@ -61,7 +61,7 @@ def main(arguments: list[str]) -> int:
         os.set_inheritable(fd, False)
     parent = os.getppid()
     wake = _open_signal_pipe(signal.SIGCHLD, signal.SIGTERM)
-    for number in (signal.SIGINT, signal.SIGHUP):  # a terminal's: the program decides what they end
+    for number in (signal.SIGINT, signal.SIGHUP):  # from a terminal: the program decides what to do
         signal.signal(number, signal.SIG_IGN)
     if everything:
         _prctl(PR_SET_CHILD_SUBREAPER, 1)
@@ -89,10 +89,10 @@ def main(arguments: list[str]) -> int:
 
 
 def remove_tree(root: str) -> None:
-    """Remove a folder and all that is in it, as far as this user may.
+    """Remove a folder recursively, as far as permissions allow.
 
-    A command may leave folders that nobody can look into, and a tree that is deeper than a program has calls or
-    descriptors: each folder is moved up to the root before it is looked into.
+    A command may leave unreadable folders, or a tree deeper than the recursion and descriptor limits; so each folder
+    is made accessible and moved up to the root before it is scanned.
     """
     number, mark = 0, os.urandom(8).hex()
     folders = [root]
@@ -146,7 +146,7 @@ def _on_signal(number: int, _: object) -> None:
 
 
 def _start(command: list[str], *, without_input: bool) -> "tuple[int | None, int]":
-    """Return the command's process; None, and why, where there is no such program."""
+    """Start the command; return its pid and 0, or None and the errno if it cannot be executed."""
     guard = os.getpid()
     failure_read, failure_write = os.pipe()  # closed by a successful exec
     child = os.fork()
@@ -175,7 +175,7 @@ def _start(command: list[str], *, without_input: bool) -> "tuple[int | None, int
 
 
 def _close_standard_streams() -> None:
-    """Or the program would not see the end of what the command writes."""
+    """Close the guard's copies, so that the program sees end of file when the command exits."""
     null = os.open(os.devnull, os.O_RDWR)
     for fd in (0, 1, 2):
         os.dup2(null, fd)
@@ -183,12 +183,15 @@ def _close_standard_streams() -> None:
 
 
 def _report(status: int, line: str) -> None:
-    with suppress(OSError):  # nobody may be left to be told, or want to be
+    with suppress(OSError):  # the reader may be gone, or STATUS may be -1
         os.write(status, line.encode() + b"\n")
 
 
 def _watch(child: int, lifeline: int, wake: int, parent: int) -> "tuple[int | None, bool | None]":
-    """Return how the child ended, if it has, and whether an end was asked for: None where nobody has said."""
+    """Wait for an event; return the child's exit code, if it has ended, and whether the end was requested.
+
+    The second is False if the program died, and None if only the child has ended.
+    """
     while True:
         ready = _wait_readable(PARENT_CHECK_INTERVAL_S, lifeline, wake)
         if wake in ready:
@@ -205,7 +208,7 @@ def _watch(child: int, lifeline: int, wake: int, parent: int) -> "tuple[int | No
 
 
 def _wait_readable(timeout_s: float, *fds: int) -> list[int]:
-    """Wait for one that can be read, or is at its end; return which are. select(2) takes none above 1023."""
+    """Return the descriptors that are readable or at end of file. select(2) cannot handle those above 1023."""
     poll = select.poll()
     for fd in fds:
         poll.register(fd, select.POLLIN)
@@ -213,7 +216,7 @@ def _wait_readable(timeout_s: float, *fds: int) -> list[int]:
 
 
 def _reap(child: int) -> "int | None":
-    """Reap whoever has died; return how the child ended, if it has."""
+    """Reap all dead children; return the exit code of `child`, if it is among them."""
     code = None
     while True:
         try:
@@ -227,7 +230,7 @@ def _reap(child: int) -> "int | None":
 
 
 def _end(child: int, wake: int, term_wait_s: float, grace_s: float) -> int:
-    """End the command: by the end of its input where it was given one, then by SIGTERM, then by SIGKILL."""
+    """End the command: wait `term_wait_s`, if any, after its input was closed, then SIGTERM, then SIGKILL."""
     if term_wait_s and (code := _wait(child, wake, term_wait_s)) is not None:
         return code
     _signal_group(child, signal.SIGTERM)
@@ -247,13 +250,13 @@ def _wait(child: int, wake: int, seconds: float) -> "int | None":
 
 
 def _signal_group(group: int, number: signal.Signals) -> None:
-    # Nobody may be left; macOS reports a group of zombies as forbidden.
+    # The group may be empty; macOS raises EPERM for a group of zombies.
     with suppress(ProcessLookupError, PermissionError):
         os.killpg(group, number)
 
 
 def _kill_rest(child: int, everything: bool) -> None:
-    """Kill what the command left behind in its group and, if asked to, out of it, until nothing is there."""
+    """Kill the rest of the command's group and, with `everything`, its other descendants until none is left."""
     _signal_group(child, signal.SIGKILL)
     deadline = time.monotonic() + KILL_TIMEOUT_S
     while everything and time.monotonic() < deadline:
@@ -268,7 +271,7 @@ def _kill_rest(child: int, everything: bool) -> None:
 
 
 def _descendants() -> list[int]:
-    """Return the living processes below this one; none where the system does not tell."""
+    """Return the pids of this process's descendants; empty if there is no /proc."""
     children: dict[int, list[int]] = {}
     try:
         names = os.listdir("/proc")
@@ -279,7 +282,7 @@ def _descendants() -> list[int]:
             continue
         try:
             with open(f"/proc/{name}/stat", "rb") as file:
-                # The name of a program may hold anything, brackets too; what is looked for stands behind it.
+                # The program's name may contain anything, even brackets; the parent's pid is after it.
                 parent = int(file.read().rpartition(b")")[2].split()[1])
         except (OSError, ValueError, IndexError):
             continue

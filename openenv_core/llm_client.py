@@ -1,10 +1,10 @@
-"""Clients of language models, for judges and for drivers of agents, by the released names.
+"""Clients of language models, for judges and agents, with the released names.
 
     client = OpenAIClient("http://localhost", 8000, model="Qwen/Qwen3-4B")
     text = await client.complete("What is 2 + 2?")
 
-`OpenAIClient` is for every server of OpenAI's chat completions, vLLM and Ollama among them, and needs no package beside
-httpx; `AnthropicClient` stands on the package `anthropic`.
+`OpenAIClient` works with every server of OpenAI's chat completions API, such as vLLM and Ollama, and needs only httpx;
+`AnthropicClient` needs the package `anthropic`.
 """
 
 import asyncio
@@ -20,20 +20,20 @@ from openenv_core.evaluation.endpoint import EndpointClient, RequestRefusedError
 from openenv_core.tools.specs import openai_tools
 
 REQUEST_TIMEOUT_S: Final = 600.0
-"""Of one answer. Who cannot wait so long has a limit around it, as `LLMJudge` has."""
+"""Timeout of one answer. Callers that cannot wait so long use a timeout of their own, as `LLMJudge` does."""
 
 ATTEMPTS: Final = 5
-"""At a server that is busy, fails, or is not there."""
+"""Number of attempts if the server is busy, fails or is unreachable."""
 
 MAX_ANSWER_BYTES: Final = 32 * 1024 * 1024
 
 FIXED_SAMPLING_MODELS: Final = ("gpt-5-mini", "o1", "o3", "o4-mini")
-"""How models of OpenAI's begin that take no temperature, and `max_completion_tokens` for `max_tokens`."""
+"""Prefixes of OpenAI models that take no temperature, and `max_completion_tokens` instead of `max_tokens`."""
 
 
 @dataclass
 class ToolCall:
-    """A call of a tool in an answer."""
+    """A tool call in an answer."""
 
     id: str
     name: str
@@ -42,13 +42,13 @@ class ToolCall:
 
 @dataclass
 class LLMResponse:
-    """An answer: its text, and the tools that it calls."""
+    """A model's answer: its text and tool calls."""
 
     content: str
     tool_calls: list[ToolCall] = field(default_factory=list)
 
     def to_message_dict(self) -> dict[str, Any]:
-        """Return it as a message of OpenAI's chat format."""
+        """Return the answer as a message in OpenAI's chat format."""
         message: dict[str, Any] = {"role": "assistant", "content": self.content}
         if self.tool_calls:
             message["tool_calls"] = [
@@ -63,7 +63,7 @@ class LLMResponse:
 
 
 class LLMClient(ABC):
-    """A language model behind a server: `endpoint`, as `http://localhost`, and the `port` where it listens."""
+    """A client of a language model's server at `endpoint`, for example `http://localhost`, and `port`."""
 
     def __init__(self, endpoint: str, port: int) -> None:
         self.endpoint = endpoint
@@ -79,11 +79,11 @@ class LLMClient(ABC):
         """Return the answer to a prompt.
 
         Args:
-            prompt: The whole of it.
-            kwargs: `temperature` and `max_tokens` may be given.
+            prompt: The whole prompt.
+            kwargs: `temperature` and `max_tokens`, to override the client's.
 
         Raises:
-            LLMError: The model has given no answer.
+            LLMError: The model gave no answer.
         """
 
     async def complete_with_tools(
@@ -92,27 +92,27 @@ class LLMClient(ABC):
         """Return the answer of a model that may call tools.
 
         Args:
-            messages: The chat, in OpenAI's format.
-            tools: As MCP lists them.
-            kwargs: As of `complete`.
+            messages: The chat in OpenAI's format.
+            tools: The tools as MCP lists them.
+            kwargs: As for `complete`.
 
         Raises:
-            LLMError: The model has given no answer.
+            LLMError: The model gave no answer.
         """
         raise NotImplementedError(f"{type(self).__name__} calls no tools")
 
 
 class _HostedClient(LLMClient):
-    """What the two below share.
+    """Base class of the clients below.
 
     Args:
-        endpoint: The server.
-        port: Where it listens.
-        model: The name of the model there.
-        api_key: The server's key, where it wants one.
-        system_prompt: Before every prompt.
-        temperature: Of sampling.
-        max_tokens: Of an answer.
+        endpoint: The server's URL without the port.
+        port: The server's port.
+        model: Name of the model on the server.
+        api_key: The server's API key, if it needs one.
+        system_prompt: System message before every prompt.
+        temperature: Sampling temperature.
+        max_tokens: Maximum tokens of an answer.
     """
 
     def __init__(
@@ -134,7 +134,7 @@ class _HostedClient(LLMClient):
 
     @abstractmethod
     def _connect(self, api_key: str) -> Any:
-        """Return what sends the requests."""
+        """Return the SDK client that sends requests."""
 
     def _request_body(
         self, messages: Sequence[Mapping[str, Any]], overrides: Mapping[str, Any], tools: Sequence[Any] = ()
@@ -144,13 +144,12 @@ class _HostedClient(LLMClient):
 
 
 class OpenAIClient(_HostedClient):
-    """A model behind a server of OpenAI's chat completions, `/v1/chat/completions`.
+    """A client of OpenAI's chat completions API, `/v1/chat/completions`.
 
-    With `use_max_completion_tokens`, what newer models of OpenAI's want is sent. The other arguments are those of
-    every hosted model: endpoint, port, model, api_key, system_prompt, temperature, max_tokens.
+    Takes endpoint, port, model, api_key, system_prompt, temperature and max_tokens, and `use_max_completion_tokens`,
+    which sends `max_completion_tokens` and no temperature, as OpenAI's newer models require.
 
-    Raises:
-        LLMError: When asked: there is no answer, or none that can be read.
+    Its methods raise `LLMError` if there is no answer, or an invalid one.
     """
 
     def __init__(self, *args: Any, use_max_completion_tokens: bool = False, **options: Any) -> None:
@@ -200,7 +199,7 @@ class OpenAIClient(_HostedClient):
 
 
 class AnthropicClient(_HostedClient):
-    """A model behind Anthropic's Messages API.
+    """A client of Anthropic's Messages API.
 
     Raises:
         ImportError: The package `anthropic` is not installed.
@@ -244,15 +243,15 @@ def create_llm_client(
     temperature: float = 0.0,
     max_tokens: int = 4096,
 ) -> LLMClient:
-    """Return a client of a model that a company hosts.
+    """Return a client of OpenAI's or Anthropic's hosted API.
 
     Args:
         provider: "openai" or "anthropic".
-        model: Its name there.
-        api_key: The account's key.
-        system_prompt: Before every prompt.
-        temperature: Of sampling.
-        max_tokens: Of an answer.
+        model: The provider's name of the model.
+        api_key: The API key.
+        system_prompt: System message before every prompt.
+        temperature: Sampling temperature.
+        max_tokens: Maximum tokens of an answer.
 
     Raises:
         ValueError: There is no such provider.
@@ -275,9 +274,9 @@ def create_llm_client(
 
 
 class AsyncOpenAI:
-    """What `OpenAIClient` uses of the `openai` package's client, which may stand in its place.
+    """The part of the `openai` package's client that `OpenAIClient` uses; either can replace the other.
 
-    Each request has a connection of its own, so that a client belongs to no event loop and need not be closed.
+    Each request opens its own connection, so that a client is not bound to an event loop and need not be closed.
     """
 
     def __init__(self, *, base_url: str, api_key: str) -> None:
@@ -314,12 +313,12 @@ def _read(text: bytes, key: str) -> Any:
 
 
 def _shown(text: str, key: str) -> str:
-    """Return the beginning of an answer, without the key, which a server may send back."""
+    """Return the beginning of an answer, with the API key redacted, because a server may echo it."""
     return plain(text.replace(key.strip(), "***"), 200)
 
 
 def _clean_mcp_schema(schema: Any) -> dict[str, Any]:
-    """Return what models are told of a tool's arguments: one plain object, whatever the schema is made of."""
+    """Flatten a tool's input schema, which may use oneOf, anyOf or allOf, to a plain object schema."""
     empty: dict[str, Any] = {"type": "object", "properties": {}, "required": []}
     if not isinstance(schema, Mapping):
         return empty
@@ -355,7 +354,7 @@ def _mcp_tools_to_anthropic(mcp_tools: Sequence[Mapping[str, Any]]) -> list[dict
 
 
 def _openai_msgs_to_anthropic(messages: Sequence[Mapping[str, Any]]) -> tuple[str, list[dict[str, Any]]]:
-    """Return what the system messages say, and the others as Anthropic has them: results of tools are the user's."""
+    """Return the system text, and the other messages in Anthropic's format, where tool results have the role user."""
     system: list[str] = []
     chat: list[dict[str, Any]] = []
     for message in messages:

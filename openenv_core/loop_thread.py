@@ -1,4 +1,4 @@
-"""A thread with an event loop, for callers that have none."""
+"""A thread with an event loop, for synchronous callers."""
 
 import asyncio
 import os
@@ -14,20 +14,20 @@ T = TypeVar("T")
 P = ParamSpec("P")
 
 LIVENESS_CHECK_INTERVAL_S: Final = 1.0
-"""How often, in seconds, a waiting caller looks whether the thread still lives."""
+"""How often, in seconds, a waiting caller checks that the thread is alive."""
 
 STOP_TIMEOUT_S: Final = 10.0
-"""How long, in seconds, a stopping thread may take to cancel what still runs in it."""
+"""How long, in seconds, a stopping thread may take to cancel its tasks."""
 
 MAX_HELPERS: Final = 64
-"""Threads that the loop may have for what blocks: so many servers can be started at once. None is made without need."""
+"""Maximum threads of the loop's executor, and so the number of servers started at once. Created on demand."""
 
 
 class _ThreadCall(Generic[T]):
-    """A coroutine function on its way to the thread, and what became of it on the way back.
+    """A call of a coroutine function in the thread, and its outcome.
 
-    The standard library's way makes two futures and a condition for each call, and a callback that costs the loop
-    another turn: for a step over loopback a third of its cost.
+    `asyncio.run_coroutine_threadsafe` creates two futures and a condition for each call, and a callback that costs
+    another iteration of the loop: a third of the cost of a step over loopback.
     """
 
     __slots__ = ("_args", "_done", "_error", "_options", "_result", "_work", "task")
@@ -45,12 +45,12 @@ class _ThreadCall(Generic[T]):
         self._result: T
 
     def refuse(self) -> None:
-        """Do not even begin."""
+        """Cancel the call before it starts."""
         self._error = asyncio.CancelledError()
         self._done.release()
 
     def cancel(self) -> None:
-        """Give it up, in the thread."""
+        """Cancel the running call. Called in the thread."""
         if self.task is not None:
             self.task.cancel()
 
@@ -58,9 +58,11 @@ class _ThreadCall(Generic[T]):
         return self._done.acquire(timeout=timeout_s)
 
     def outcome(self) -> T:
-        """Return what the coroutine returned.
+        """Return the coroutine's result.
 
-        ClientClosedError: it was cancelled with the thread; BaseException: whatever the coroutine raised.
+        Raises:
+            ClientClosedError: It was cancelled when the thread stopped.
+            BaseException: The coroutine's own exception.
         """
         error = self._error
         if error is None:
@@ -77,18 +79,18 @@ class _ThreadCall(Generic[T]):
             self._result = await self._work(*self._args, **self._options)
         except asyncio.CancelledError as error:
             self._error = error
-            raise  # it is the task's as well
+            raise  # the task must end as cancelled too
         except BaseException as error:
-            self._error = error  # SystemExit too: it is for the caller, and others use this thread
+            self._error = error  # SystemExit too: it belongs to the caller, not to the shared thread
         finally:
             self.task = None
             self._done.release()
 
 
 class LoopThread:
-    """Runs coroutines in a thread of its own until it is stopped.
+    """Runs coroutines in a background thread until it is stopped.
 
-    The thread is a daemon: a program that forgets to stop it can still end.
+    The thread is a daemon, so that a program that does not stop it can still exit.
     """
 
     def __init__(self) -> None:
@@ -100,13 +102,13 @@ class LoopThread:
         self._thread.start()
 
     def run(self, work: Callable[P, Coroutine[Any, Any, T]], /, *args: P.args, **options: P.kwargs) -> T:
-        """Call a coroutine function in the thread, and wait for the outcome.
+        """Call a coroutine function in the thread and wait for its result.
 
-        An exception in the waiting thread, Ctrl-C for one, cancels the coroutine.
+        An exception in the waiting thread, such as Ctrl-C, cancels the coroutine.
 
         Raises:
-            ClientClosedError: The thread has ended, or this process is a fork of the one that has it.
-            ConfigurationError: This is the thread, which would wait for itself.
+            ClientClosedError: The thread has ended, or belongs to the process that this one was forked from.
+            ConfigurationError: Called in the thread itself, which would wait for itself.
         """
         if self._loop is None:
             self._ready.wait()
@@ -126,12 +128,12 @@ class LoopThread:
             loop.call_soon_threadsafe(self._start_call, call)
             while not call.wait(LIVENESS_CHECK_INTERVAL_S):
                 if not self._alive() and not call.wait(0):
-                    # The loop was closed before it came to it.
+                    # The loop was closed before it ran the call.
                     raise ClientClosedError("the client's background thread has ended before the reply came")
         except RuntimeError:  # the loop has closed just now
             raise ClientClosedError("the client was closed before the reply came; make a new one") from None
         except BaseException:
-            with suppress(RuntimeError):  # the loop has closed, and has cancelled what ran in it
+            with suppress(RuntimeError):  # the loop has closed and cancelled its tasks
                 loop.call_soon_threadsafe(call.cancel)
             raise
         return call.outcome()
@@ -139,13 +141,13 @@ class LoopThread:
     def submit(
         self, work: Callable[P, Coroutine[Any, Any, T]], /, *args: P.args, **options: P.kwargs
     ) -> "Future[T]":
-        """Call a coroutine function in the thread, for those who wait in another way than `run`.
+        """Call a coroutine function in the thread without waiting for it.
 
         Returns:
-            Where the outcome will be; to cancel it cancels the coroutine.
+            A future of its result; cancelling it cancels the coroutine.
 
         Raises:
-            ClientClosedError: The thread has ended, or this process is a fork of the one that has it.
+            ClientClosedError: The thread has ended, or belongs to the process that this one was forked from.
         """
         self._ready.wait()
         loop = self._loop
@@ -159,7 +161,7 @@ class LoopThread:
             raise ClientClosedError("expected a running thread, got one that has ended meanwhile") from None
 
     def stop(self) -> None:
-        """End the thread, cancelling what still runs in it. Idempotent."""
+        """Stop the thread and cancel its tasks. Idempotent."""
         if not self._alive():
             return
         self._ready.wait()
@@ -173,7 +175,7 @@ class LoopThread:
             self._thread.join(STOP_TIMEOUT_S)
 
     def call_detached(self, work: Callable[[], Coroutine[Any, Any, object]]) -> None:
-        """Call a last coroutine function without waiting: a garbage collector may do this."""
+        """Start a coroutine function and discard its result. Safe to call during garbage collection."""
         self._ready.wait()
         loop = self._loop
         if loop is None or not self._alive():
@@ -183,16 +185,16 @@ class LoopThread:
 
     @property
     def is_stopped(self) -> bool:
-        """Whether it takes no more calls: it ends or has ended, or is another process's."""
+        """Whether the thread accepts no more calls: it is stopping, has ended, or belongs to another process."""
         return not self._alive() or (self._ready.is_set() and self._loop is None)
 
     @property
     def is_forked(self) -> bool:
-        """Whether this process is a fork of the one that has the thread."""
+        """Whether this process is a fork of the one that the thread runs in."""
         return self._pid != os.getpid()
 
     def _start_call(self, call: _ThreadCall[Any]) -> None:
-        # What comes once the end is decided would run, if at all, in a loop that is being taken down.
+        # A call that arrives after `stop` would run, if at all, in a loop that is shutting down.
         loop = self._loop
         if loop is None:
             call.refuse()
@@ -214,8 +216,8 @@ class LoopThread:
         try:
             asyncio.run(forever())
         except RuntimeError:
-            # From Python 3.12 on no thread starts at the interpreter's exit, not even the one that ends the loop's
-            # own. All else is over by then.
+            # Since Python 3.12 no thread can start at interpreter exit, not even the one that shuts down the loop's
+            # executor. Everything else is done by then.
             if self._end is None or self._loop is not None:
                 raise
         finally:
@@ -227,7 +229,7 @@ _shared: LoopThread | None = None
 
 
 def shared_loop() -> LoopThread:
-    """Return the thread that the sync clients of this process have together. It is there until the process ends."""
+    """Return the thread that all sync clients of this process share. It runs until the process exits."""
     global _shared
     with _lock:
         if _shared is None or _shared.is_stopped:
@@ -244,7 +246,7 @@ os.register_at_fork(after_in_child=_renew_lock)
 
 
 def run_async_safely(coro: Coroutine[Any, Any, T]) -> T:
-    """Run a coroutine to its end, from a thread with an event loop or without."""
+    """Run a coroutine to completion, from a thread with or without a running event loop."""
     try:
         asyncio.get_running_loop()
     except RuntimeError:

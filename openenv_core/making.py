@@ -1,4 +1,4 @@
-"""`make`: a client of whatever environment a text stands for, as `gymnasium.make` gives an environment."""
+"""`make`: a client for an environment given by name, path, URL or image, like `gymnasium.make`."""
 
 from collections.abc import Sequence
 from importlib import import_module
@@ -12,23 +12,23 @@ from openenv_core.targets import TargetKind, package_of, target_of
 def make(
     target: str | Sequence[str], *, client: type[EnvClient[Any, Any, Any]] | None = None, **options: Any
 ) -> SyncEnvClient[Any, Any, Any]:
-    """Return a client of an environment; what has to be started starts when it is first used, and ends with it.
+    """Return a client of an environment. A server, if needed, starts at the first use and stops with the client.
 
         with make("blackjack") as env:
             result = env.reset(seed=1)
 
-    The client can be awaited, and used by `async with`, for the async one.
+    `await` the client, or use it with `async with`, to get the async one.
 
     Args:
-        target: An environment's name, a folder, `module:attribute`, a URL or several (see `EnvClient`), or an image of
+        target: An environment's name, a folder, `module:attribute`, one or more URLs (see `EnvClient`), or an image of
             the local Docker engine.
-        client: The client's class. By default the environment's own where `target` is a name, and else
+        client: The client's class. Default: the environment's own if `target` is a name, otherwise
             `GenericEnvClient`, whose actions and observations are dicts.
-        options: What the constructor takes, and what `from_process` or `from_docker_image` does where it starts
-            something.
+        options: Arguments of the client's constructor, and of `from_process` or `from_docker_image` if a server is
+            started.
 
     Raises:
-        ConfigurationError: The target cannot be any of these, or there is no such option.
+        ConfigurationError: The target is none of these, or an option does not exist.
     """
     if not isinstance(target, str):
         return (client or GenericEnvClient)(target, **options).sync()
@@ -44,7 +44,7 @@ def make(
 
 
 def client_class(name: str) -> type[EnvClient[Any, Any, Any]]:
-    """Return the client class that the package of an environment holds.
+    """Return the client class of an environment's package.
 
     Raises:
         ConfigurationError: There is no environment of that name, or its package has no client class.

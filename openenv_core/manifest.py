@@ -1,7 +1,7 @@
-"""openenv.yaml: what a folder says of its environment, and what its author promises of it.
+"""openenv.yaml: the description of an environment, and what its author declares about it.
 
-The keys are those of the released package, and those of its `validation` block mean what they mean there; all of
-that block may be left out. `validation.episodes` is ours: the released parser passes over it.
+The keys are those of the released package, with the same meaning; the whole `validation` block is optional.
+`validation.episodes` is ours: the released parser ignores it.
 """
 
 import difflib
@@ -18,10 +18,10 @@ MANIFEST: Final = "openenv.yaml"
 
 
 class ManifestError(ConfigurationError):
-    """A manifest that is absent, cannot be read, or says what it cannot say.
+    """A manifest that is missing, unreadable or invalid.
 
     Attributes:
-        faults: One line a fault.
+        faults: One line per error.
     """
 
     def __init__(self, faults: list[str]) -> None:
@@ -34,10 +34,10 @@ class _Block(BaseModel):
 
 
 class Reward(_Block):
-    """What the environment promises of its rewards.
+    """Declarations about rewards.
 
     Attributes:
-        range: The least and the greatest reward of one step.
+        range: Minimum and maximum reward of one step.
     """
 
     range: tuple[float, float] = (0.0, 1.0)
@@ -53,7 +53,7 @@ class Reward(_Block):
 
 
 class Resources(_Block):
-    """What the environment needs of a machine."""
+    """Resources that the environment needs."""
 
     cpu: float | None = Field(default=None, gt=0)
     memory_mb: int | None = Field(default=None, gt=0)
@@ -64,21 +64,21 @@ class Resources(_Block):
 
 
 class Verifier(_Block):
-    """How a state is judged."""
+    """How a final state is scored."""
 
     kind: Literal["reward_channel", "script"]
     entry: str | None = None
 
 
 class Oracle(_Block):
-    """How the greatest reward is shown."""
+    """How the maximum reward is demonstrated."""
 
     form: Literal["injected_state", "script"]
     location: str
 
 
 class Capabilities(_Block):
-    """What the environment can do beside its episodes."""
+    """Optional capabilities of the environment."""
 
     verifier: Verifier | None = None
     oracle: Oracle | None = None
@@ -92,10 +92,10 @@ class Capabilities(_Block):
 
 
 class Network(_Block):
-    """Whom the environment talks to.
+    """Which hosts the environment connects to.
 
     Attributes:
-        mode: `public`: anybody; `no-network`: nobody; `allowlist`: the hosts named.
+        mode: `public`: any host; `no-network`: none; `allowlist`: those in `allowed_hosts`.
     """
 
     mode: Literal["public", "no-network", "allowlist"] = "public"
@@ -109,21 +109,21 @@ class Network(_Block):
 
 
 class Tags(_Block):
-    """What sort of environment it is."""
+    """Tags of the environment."""
 
     tags: list[str] = Field(min_length=1)
 
 
 class Episodes(_Block):
-    """How its episodes go. Ours; see docs/validate.md.
+    """Declarations about episodes. Ours; see docs/validate.md.
 
     Attributes:
-        endless: Episodes never come to an end by themselves.
-        max_steps: Steps of valid actions within which an episode ends.
-        example_actions: Valid actions that a checker plays with; without any it draws from the schema.
-        reset_options: What every reset of a checker is given, besides a seed and an episode_id.
-        deterministic: The seed and the actions decide the whole episode.
-        varied: Different seeds give different episodes; false for one puzzle that is always the same.
+        endless: Episodes never end by themselves.
+        max_steps: Number of valid actions within which an episode ends.
+        example_actions: Valid actions for the checker to play; without any it samples from the schema.
+        reset_options: Options that the checker passes to every reset, besides a seed and an episode_id.
+        deterministic: Seed and actions determine the whole episode.
+        varied: Different seeds give different episodes; false for a single fixed puzzle.
     """
 
     endless: bool = False
@@ -135,7 +135,7 @@ class Episodes(_Block):
 
 
 class Judge(_Block):
-    """Which model judges."""
+    """The model that judges."""
 
     model: str
     version: str
@@ -151,7 +151,7 @@ class TaskDistribution(_Block):
 
 
 class ValidationExecution(_Block):
-    """How the released validator runs it."""
+    """How the released validator runs the environment."""
 
     kind: Literal["openenv_ws"] = "openenv_ws"
     probe_path: str = "validation/runtime.json"
@@ -177,7 +177,7 @@ class Validation(_Block):
 
 
 class Manifest(_Block):
-    """All of openenv.yaml."""
+    """The whole of openenv.yaml."""
 
     spec_version: Literal[1]
     name: str = Field(min_length=1)
@@ -192,19 +192,19 @@ class Manifest(_Block):
 
 
 def read_manifest(folder: Path) -> Manifest:
-    """Read the manifest in a folder.
+    """Read and validate the manifest in a folder.
 
     Raises:
-        ManifestError: It is absent, no YAML, or says what it cannot say; one line a fault.
+        ManifestError: It is missing, not YAML, or invalid.
     """
     return parse_manifest(read_keys(folder))
 
 
 def read_keys(folder: Path) -> dict[str, Any]:
-    """Read the manifest in a folder without judging what its keys say.
+    """Read the manifest in a folder without validating its keys.
 
     Raises:
-        ManifestError: It is absent, cannot be read, or holds no keys and values.
+        ManifestError: It is missing, unreadable, or not a mapping.
     """
     file = folder / MANIFEST
     try:
@@ -217,13 +217,13 @@ def read_keys(folder: Path) -> dict[str, Any]:
 
 
 def load_manifest(text: str, place: str) -> Manifest:
-    """Read a manifest from its text. ManifestError: It is no YAML, or says what it cannot say; one line a fault."""
+    """Parse and validate a manifest's text, as `read_manifest` does the file's; `place` names it in messages."""
     return parse_manifest(load_keys(text, place))
 
 
 def load_keys(text: str, place: str) -> dict[str, Any]:
-    """Read a manifest's text as `read_keys` does the file's; `place` is where it is from, for messages."""
-    import yaml  # not at the top: clients do without
+    """Parse a manifest's text, as `read_keys` does the file's; `place` names it in messages."""
+    import yaml  # imported here because clients do not need it
 
     try:
         content = yaml.safe_load(text)
@@ -233,7 +233,7 @@ def load_keys(text: str, place: str) -> dict[str, Any]:
 
 
 def parse_manifest(content: object) -> Manifest:
-    """Read a manifest that is data already. ManifestError: it says what it cannot say; one line a fault."""
+    """Validate a parsed manifest. Raises `ManifestError` if it is invalid."""
     try:
         return Manifest.model_validate(_require_keys(content))
     except ValidationError as error:
@@ -261,7 +261,7 @@ def _describe_fault(error: Any) -> str:
 
 
 def _keys(path: list[str]) -> set[str]:
-    """Return the keys that a block of the manifest may have."""
+    """Return the valid keys of a block of the manifest."""
     model: Any = Manifest
     for key in path:
         model = _model_of(model.model_fields[key].annotation)

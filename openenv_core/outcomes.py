@@ -1,55 +1,53 @@
-"""How an episode ended, and whether the policy or the infrastructure is at fault: marks in observations, and readers.
+"""How an episode ended, and whether the policy or the infrastructure failed: marks in observations, and their readers.
 
-A policy that is punished because a machine failed learns noise, and a policy that is rewarded for it learns to break
-machines. So an environment tells the two apart, and a trainer asks before it scores.
+A policy that is punished because a machine failed learns noise, and one that is rewarded for it learns to break
+machines. So environments mark the difference, and trainers check it before they score.
 
-What an environment says, by fields of `Observation`, or under keys of its metadata, which released environments may set
-too:
+Environments set fields of `Observation`, or keys of its metadata, which released environments may set too:
 
-- `metadata["infrastructure_error"] = "why, in words"`: something beside the policy failed. The step, and so the
-  episode, is worth nothing: the trainer plays it again elsewhere, or drops it.
-- `metadata["unscored"] = "why, in words"` on a last observation (`done`) whose reward is None: the episode was
-  played, and nobody can say how well, a judge that ran out of time for one. The trainer leaves it out of the baseline
-  and of the loss; it is not 0.
+- `metadata["infrastructure_error"] = "reason"`: something other than the policy failed. The step, and so the episode,
+  must not be scored: the trainer replays it on another server or drops it.
+- `metadata["unscored"] = "reason"` on a final observation (`done`) whose reward is None: the episode was played but
+  could not be scored, for example because a judge timed out. The trainer leaves it out of the baseline and the loss;
+  its reward is not 0.
+- `metadata["truncated"] = True` on a final observation: the episode was cut off by a limit. It did not terminate,
+  unless `metadata["terminated"] = True` is set as well. A final observation with neither key has terminated.
 
-- `metadata["truncated"] = True` on a last observation: the episode was cut off by a limit. It has not come to an end of
-  its own, unless `metadata["terminated"] = True` says that too. A last observation with neither has terminated.
+The first two also follow from two values that an observation may carry, as fields or in its metadata:
 
-Two things that observations may carry say the same as the first two by themselves, as fields or below the metadata:
+- an execution of `openenv_core.sandbox` (the observation's own fields, or `metadata["execution"]`): the status
+  `sandbox_error` is an infrastructure error.
+- a `verdict` with a `reason` and a textual `detail`: the reason `sandbox_error` is an infrastructure error; any other
+  reason, without a reward, means unscored.
 
-- an execution of `openenv_core.sandbox`: its status `sandbox_error` is the first of the two. The fields may be the
-  observation's own, or those of `metadata["execution"]`.
-- a `verdict`, which has a `reason` and its `detail` in words: with the reason `sandbox_error` it is the first, with
-  any other and without a reward the second.
-
-Only the environment's own code may write these: what the policy can write, it will.
+Only the environment's own code may write these marks: a policy that can write them will.
 """
 
 from collections.abc import Iterator, Mapping
 from typing import Any, Final
 
 INFRASTRUCTURE_ERROR: Final = "infrastructure_error"
-"""The key of an observation's metadata that says what failed beside the policy."""
+"""Metadata key: what failed other than the policy."""
 
 UNSCORED: Final = "unscored"
-"""The key of an observation's metadata that says why a last observation has no reward."""
+"""Metadata key: why a final observation has no reward."""
 
 TRUNCATED: Final = "truncated"
-"""The key of a last observation's metadata that says that the episode was cut off."""
+"""Metadata key of a final observation: the episode was cut off."""
 
 TERMINATED: Final = "terminated"
-"""The key of a truncated observation's metadata that says that the episode has come to its own end all the same."""
+"""Metadata key of a truncated observation: the episode also reached an end of its own."""
 
 SANDBOX_ERROR: Final = "sandbox_error"
-"""The status of an execution whose interpreter failed, and the reason of a verdict that came to nothing by that."""
+"""Status of an execution whose interpreter failed, and reason of a verdict that failed because of it."""
 
 
 def infrastructure_failure(observation: object) -> str | None:
-    """Return what failed beside the policy, in words; None where nothing did.
+    """Return what failed other than the policy; None if nothing failed.
 
     Args:
-        observation: An observation, as a model or as a dict; a `StepResult` around one; or the payload of the wire,
-            which has it under "observation".
+        observation: An observation as a model or dict, a `StepResult`, or a payload from the wire with the key
+            "observation".
     """
     for source in _observation_and_result(observation):
         metadata = _field(source, "metadata")
@@ -71,13 +69,13 @@ def is_infrastructure_failure(observation: object) -> bool:
 
 
 def unscored_reason(result: object) -> str | None:
-    """Return why an episode that has ended has no reward, in words; None where it has one or is not over.
+    """Return why a finished episode has no reward; None if it has one or is not over.
 
-    A last observation with neither a reward nor a reason is no such case: many environments leave the reward of a
-    step that earned nothing at None.
+    A final observation with neither a reward nor a reason does not count as unscored: many environments leave the
+    reward of a step that earned nothing at None.
     """
     parts = list(_observation_and_result(result))
-    # The outermost knows: on the wire the reward stands beside the observation, whose own may be absent.
+    # The outermost object decides: on the wire the reward is next to the observation, which may lack its own.
     if _field(parts[0], "done") is not True or _field(parts[0], "reward") is not None:
         return None
     for source in parts:
@@ -91,23 +89,23 @@ def unscored_reason(result: object) -> str | None:
 
 
 def was_truncated(result: object) -> bool:
-    """Return whether an episode is over because a limit has cut it off."""
+    """Return whether an episode was cut off by a limit."""
     return _has_end_mark(result, TRUNCATED)
 
 
 def was_terminated(result: object) -> bool:
-    """Return whether an episode terminated: it is done, and was not truncated, or is marked as both."""
+    """Return whether an episode terminated: it is done and either not truncated or marked as both."""
     if _field(result, "done") is not True:
         return False
     return not was_truncated(result) or _has_end_mark(result, TERMINATED)
 
 
 def _has_end_mark(result: object, mark: str) -> bool:
-    """Whether a finished episode has a mark, or a field of its name. Truncated text is no truncated episode."""
+    """Whether a finished episode has a mark, or a field of that name. Truncated text does not count."""
     if _field(result, "done") is not True:
         return False
     for source in _observation_and_result(result):
-        # A model fills in what follows from its other fields, which may have been set since.
+        # Ignore a value that a model derived from its other fields, which may have changed since.
         fields_set = getattr(source, "model_fields_set", (mark,))
         if (mark in fields_set and _field(source, mark) is True) or _field(
             _field(source, "metadata"), mark
@@ -117,7 +115,7 @@ def _has_end_mark(result: object, mark: str) -> bool:
 
 
 def _observation_and_result(observation: object) -> Iterator[object]:
-    """Yield what may carry fields and metadata: the thing itself, and the observation in it."""
+    """Yield the objects that may carry fields and metadata: the argument, and the observation in it."""
     yield observation
     if (inner := _field(observation, "observation")) is not None:
         yield inner
@@ -132,7 +130,7 @@ def _field(holder: object, name: str) -> Any:
 
 
 def _one_line(mark: object, otherwise: str) -> str:
-    """Return what was said as a line; "" where nothing was, `otherwise` for a mere yes."""
+    """Return a mark's text, stripped; "" if it is not set, `otherwise` if it is only True."""
     if mark is True:
         return otherwise
     return str(mark).strip() if mark else ""

@@ -1,4 +1,4 @@
-"""Which proxy the environment names for a URL: one answer for every way to reach a server; a client that takes it."""
+"""The proxy for a URL, from environment variables, and an HTTP client that uses it."""
 
 import ipaddress
 from contextlib import suppress
@@ -15,15 +15,15 @@ if TYPE_CHECKING:
 
 
 def proxy_for(url: str) -> str | None:
-    """Return the proxy to take to a URL; never one to this machine itself.
+    """Return the proxy for a URL; None for this machine itself.
 
-    The variables are those that everybody reads: HTTP_PROXY, HTTPS_PROXY, ALL_PROXY, NO_PROXY, in either case.
+    Reads the usual variables, in either case: HTTP_PROXY, HTTPS_PROXY, ALL_PROXY, NO_PROXY.
     """
     parts = urlsplit(url)
     host = parts.hostname or ""
     if _is_this_machine(host):
         return None
-    from urllib.request import getproxies, proxy_bypass  # not needed by those who stay on this machine
+    from urllib.request import getproxies, proxy_bypass  # not needed for this machine itself
 
     if proxy_bypass(host):
         return None
@@ -36,7 +36,7 @@ def proxy_for(url: str) -> str | None:
 
 
 def _is_this_machine(host: str) -> bool:
-    """Whether it names this machine: by loopback, or by the address of all interfaces, as servers print it."""
+    """Whether a host is this machine: loopback, or the wildcard address, which servers print."""
     name = host.rstrip(".")
     if name == "localhost" or name.endswith(".localhost"):  # RFC 6761
         return True
@@ -48,21 +48,21 @@ def _is_this_machine(host: str) -> bool:
 
 
 def client_for(url: str, token: str | None = None) -> "httpx.Client":
-    """Return a client for one server. It follows no redirects: one may lead to somebody who must not get the token.
+    """Return an HTTP client for one server. It follows no redirects: the target must not receive the token.
 
     Raises:
-        ConfigurationError: The proxy of the environment cannot be used.
+        ConfigurationError: The proxy needs a package that is not installed.
     """
     import httpx
 
     proxy = proxy_for(url)
     plain = url.startswith("http://") and proxy is None
     try:
-        # Reading the system's certificates takes longer than a request to a server nearby.
+        # Loading the system's certificates takes longer than a request to a nearby server.
         transport = httpx.HTTPTransport(verify=False if plain else _make_tls_context(), proxy=proxy)
     except ImportError as error:
         raise ConfigurationError(f"expected to use the proxy of the environment, got: {error}") from error
-    # Bounds on answers hold for what comes over the wire, so nothing is compressed.
+    # No compression: limits on response sizes count the bytes on the wire.
     headers = {"Accept-Encoding": "identity"}
     if token is not None:
         headers["Authorization"] = f"Bearer {token}"

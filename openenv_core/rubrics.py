@@ -6,11 +6,10 @@
 
     rubric = Sequential(Gate(Legal()), WeightedSum([Solved(), Short()], [0.8, 0.2]))
 
-An environment takes one (`Environment(rubric=...)`), and any callable of an action and an observation instead.
-`forward` may be a coroutine function; a rubric in which nothing has to be awaited is called plainly, all others are
-awaited.
+`Environment(rubric=...)` takes a rubric or any other callable of an action and an observation. `forward` may be a
+coroutine function. A rubric without asynchronous parts returns its score directly; any other returns an awaitable.
 
-A rubric made of others leaves their scores by path in the observation's metadata, under `rubric`.
+A composed rubric writes the scores of its parts, by path, to the observation's metadata under `rubric`.
 """
 
 import asyncio
@@ -37,20 +36,20 @@ if TYPE_CHECKING:
     from openenv_core.llm_client import LLMClient
 
 SCORES: Final = "rubric"
-"""The key of an observation's metadata that has the scores of a rubric's parts, by path."""
+"""Metadata key of the scores of a rubric's parts, by path."""
 
 Score: TypeAlias = float | Awaitable[float]
-"""Of a rubric; awaited where a part of it is asynchronous."""
+"""A rubric's score; an awaitable if a part is asynchronous."""
 
 Hook: TypeAlias = Callable[["Rubric", Any, Any, float], object]
-"""Told the rubric, the action, the observation and the score; may be a coroutine function."""
+"""Called with the rubric, the action, the observation and the score; may be a coroutine function."""
 
 PreHook: TypeAlias = Callable[["Rubric", Any, Any], object]
-"""Told the rubric, the action and the observation; likewise."""
+"""Called with the rubric, the action and the observation; may be a coroutine function."""
 
 
 class KnownScore(float):
-    """A score that is there already, and may be awaited all the same: released containers give such as have to be."""
+    """A known score that can also be awaited, because callers must await the scores of released containers."""
 
     def __await__(self) -> Generator[Any, Any, float]:
         yield from ()
@@ -58,7 +57,7 @@ class KnownScore(float):
 
 
 def is_pending(score: object) -> TypeIs[Awaitable[float]]:
-    """Whether a score has yet to be awaited."""
+    """Whether a score must be awaited to get its value."""
     return inspect.isawaitable(score) and not isinstance(score, KnownScore)
 
 
@@ -66,21 +65,21 @@ _Steps: TypeAlias = Generator[Awaitable[Any], Any, float]
 
 
 class Rubric(ABC):
-    """Gives a score; rubrics among its attributes are its children.
+    """Base class of rubrics. Rubrics assigned to attributes become children.
 
     Attributes:
-        last_score: What it gave last; None before the first call.
+        last_score: The last score; None before the first call.
     """
 
     last_score: float | None = None
-    _has_scored = False  # since a rubric around it was called
+    _has_scored = False  # since the enclosing rubric was called
 
     @abstractmethod
     def forward(self, action: Any, observation: Any) -> Score:
         """Return the score of an action that led to an observation."""
 
     def __call__(self, action: Any, observation: Any) -> Score:
-        """Score, and call the hooks. Returns an awaitable where any part of it is one."""
+        """Compute the score and call the hooks. Returns an awaitable if any part is asynchronous."""
         return _run(self._call(action, observation))
 
     def _call(self, action: Any, observation: Any) -> _Steps:
@@ -101,7 +100,7 @@ class Rubric(ABC):
         return score
 
     def _report(self, observation: Any) -> None:
-        """Leave the scores of the parts that were called; a rubric around this one does so after it, for more."""
+        """Write the scores of the parts that were called to the metadata; an enclosing rubric overwrites them later."""
         if isinstance(metadata := getattr(observation, "metadata", None), dict):
             scored = [
                 (path, rubric.last_score) for path, rubric in self.named_rubrics() if rubric._has_scored
@@ -109,7 +108,7 @@ class Rubric(ABC):
             metadata[SCORES] = {path: float(score) for path, score in scored if score is not None}
 
     def __new__(cls, *_: Any, **__: Any) -> "Rubric":
-        """Be ready for children and hooks, whether or not a subclass calls `__init__`."""
+        """Initialize children and hooks, so that subclasses need not call `__init__`."""
         self = super().__new__(cls)
         object.__setattr__(self, "_children", {})
         object.__setattr__(self, "_forward_pre_hooks", [])
@@ -136,19 +135,19 @@ class Rubric(ABC):
         self._forward_pre_hooks.append(hook)
 
     def children(self) -> Iterator["Rubric"]:
-        """Yield the rubrics that this one is made of."""
+        """Yield the child rubrics."""
         yield from self._children.values()
 
     def named_children(self) -> Iterator[tuple[str, "Rubric"]]:
-        """Yield them with the names of their attributes."""
+        """Yield the child rubrics with the names of their attributes."""
         yield from self._children.items()
 
     def rubrics(self) -> Iterator["Rubric"]:
-        """Yield all below this one."""
+        """Yield all descendants."""
         yield from (rubric for _, rubric in self.named_rubrics())
 
     def named_rubrics(self, prefix: str = "") -> Iterator[tuple[str, "Rubric"]]:
-        """Yield all below this one with their paths, as `outer.inner`."""
+        """Yield all descendants with their paths, such as `outer.inner`."""
         for name, child in self._children.items():
             path = f"{prefix}.{name}" if prefix else name
             yield path, child
@@ -158,7 +157,7 @@ class Rubric(ABC):
         """Return the rubric at a path.
 
         Raises:
-            KeyError: There is none.
+            KeyError: There is no rubric at the path.
         """
         rubric = self
         for name in path.split("."):
@@ -167,19 +166,19 @@ class Rubric(ABC):
             rubric = rubric._children[name]
         return rubric
 
-    def reset(self) -> None:  # noqa: B027 - most keep nothing
-        """Begin an episode. Whoever keeps something of it forgets that here."""
+    def reset(self) -> None:  # noqa: B027 - most keep no state
+        """Clear the state of an episode."""
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the state that a copy of it needs."""
+        """Return the rubric's state, for `load_state_dict`."""
         return {}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:  # noqa: B027 - likewise
-        """Take over what `state_dict` returned."""
+        """Restore a state that `state_dict` returned."""
 
 
 def _run(steps: _Steps) -> Score:
-    """Take steps; from the first one on that has to be awaited, in a coroutine."""
+    """Run the generator; from its first awaitable on, in a coroutine."""
     try:
         awaitable = next(steps)
     except StopIteration as done:
@@ -203,7 +202,7 @@ async def _resume(steps: _Steps, awaitable: Awaitable[Any]) -> float:
 
 
 async def _gather(scores: Sequence[Awaitable[float]]) -> list[float]:
-    """Await scores together. Where one fails, none goes on behind the caller's back."""
+    """Await scores concurrently. If one fails, the others are cancelled."""
     tasks = [asyncio.ensure_future(score) for score in scores]
     try:
         return await asyncio.gather(*tasks)
@@ -214,7 +213,7 @@ async def _gather(scores: Sequence[Awaitable[float]]) -> list[float]:
 
 
 class _Combination(Rubric):
-    """A rubric that combines the scores of others, which may be awaitable."""
+    """Base class of rubrics that combine the scores of others, which may be awaitable."""
 
     def __init__(self, rubrics: Iterable[Rubric]) -> None:
         self._rubrics = list(rubrics)
@@ -230,11 +229,11 @@ class _Combination(Rubric):
 
     @abstractmethod
     def _combine(self, action: Any, observation: Any) -> _Steps:
-        """Yield what has to be awaited, and return the score."""
+        """Yield awaitables, and return the score."""
 
 
 class Sequential(_Combination):
-    """One after the other: 0 as soon as one gives 0, otherwise the score of the last; 1 where there is none."""
+    """Calls rubrics in order: 0 as soon as one gives 0, otherwise the last score; 1 if there are no rubrics."""
 
     def __init__(self, *rubrics: Rubric) -> None:
         super().__init__(rubrics)
@@ -256,7 +255,7 @@ class Sequential(_Combination):
 
 
 class Gate(_Combination):
-    """The score of a rubric, and 0 where that is below a threshold."""
+    """A rubric's score if it is at least `threshold`, otherwise 0."""
 
     def __init__(self, rubric: Rubric, threshold: float = 1.0) -> None:
         super().__init__(())
@@ -270,10 +269,10 @@ class Gate(_Combination):
 
 
 class WeightedSum(_Combination):
-    """The sum of scores by weights, which sum to 1. What has to be awaited is awaited together.
+    """The weighted sum of scores. Asynchronous scores are awaited concurrently.
 
     Raises:
-        ValueError: The weights are not as many as the rubrics, or sum to something else.
+        ValueError: The number of weights differs from that of the rubrics, or their sum is not 1.
     """
 
     def __init__(self, rubrics: Sequence[Rubric], weights: Sequence[float]) -> None:
@@ -288,7 +287,7 @@ class WeightedSum(_Combination):
 
     @property
     def weights(self) -> list[float]:
-        """A copy of them."""
+        """A copy of the weights."""
         return list(self._weights)
 
     def _combine(self, action: Any, observation: Any) -> _Steps:
@@ -300,23 +299,23 @@ class WeightedSum(_Combination):
 
 
 class RubricList(Rubric):
-    """Rubrics by number, for a rubric around them that says what becomes of their scores."""
+    """A list of rubrics, without a score of its own: the enclosing rubric combines their scores."""
 
     def __init__(self, rubrics: Iterable[Rubric] = ()) -> None:
         self._rubrics: list[Rubric] = []
         self.extend(rubrics)
 
     def forward(self, action: Any, observation: Any) -> Score:
-        """It has no score of its own."""
+        """Raise NotImplementedError: a list has no score."""
         raise NotImplementedError("a RubricList has no score; call the rubrics in it")
 
     def append(self, rubric: Rubric) -> None:
-        """Add one."""
+        """Add a rubric."""
         self._children[f"rubric_{len(self._rubrics)}"] = rubric
         self._rubrics.append(rubric)
 
     def extend(self, rubrics: Iterable[Rubric]) -> None:
-        """Add several."""
+        """Add several rubrics."""
         for rubric in rubrics:
             self.append(rubric)
 
@@ -331,7 +330,7 @@ class RubricList(Rubric):
 
 
 class RubricDict(Rubric, Mapping[str, Rubric]):
-    """Rubrics by name, likewise: one a game, for example."""
+    """Rubrics by name, without a score of its own: for example one rubric per game."""
 
     __hash__ = object.__hash__
 
@@ -339,11 +338,11 @@ class RubricDict(Rubric, Mapping[str, Rubric]):
         self.update(rubrics or {})
 
     def forward(self, action: Any, observation: Any) -> Score:
-        """It has no score of its own."""
+        """Raise NotImplementedError: a dict has no score."""
         raise NotImplementedError("a RubricDict has no score; call the rubrics in it")
 
     def update(self, rubrics: Mapping[str, Rubric]) -> None:
-        """Add several, or replace them."""
+        """Add or replace rubrics."""
         self._children.update(rubrics)
 
     def __setitem__(self, name: str, rubric: Rubric) -> None:
@@ -360,7 +359,7 @@ class RubricDict(Rubric, Mapping[str, Rubric]):
 
 
 class TrajectoryRubric(Rubric):
-    """Scores an episode as a whole, at its end; until then each step earns `intermediate_reward`."""
+    """Scores a whole episode at its end; every earlier step earns `intermediate_reward`."""
 
     def __init__(self, intermediate_reward: float = 0.0) -> None:
         self.intermediate_reward = intermediate_reward
@@ -372,11 +371,11 @@ class TrajectoryRubric(Rubric):
 
     @abstractmethod
     def compute_step_rewards(self) -> list[float]:
-        """Return what of the score each step of the episode so far is credited with."""
+        """Return the share of the score for each step of the episode so far."""
 
     @property
     def trajectory(self) -> list[tuple[Any, Any]]:
-        """A copy of the episode so far."""
+        """A copy of the actions and observations so far."""
         return list(self._trajectory)
 
     def forward(self, action: Any, observation: Any) -> Score:
@@ -387,7 +386,7 @@ class TrajectoryRubric(Rubric):
         return self.intermediate_reward
 
     def reset(self) -> None:
-        """Forget the episode."""
+        """Clear the trajectory."""
         self._trajectory = []
 
     def state_dict(self) -> dict[str, Any]:
@@ -400,10 +399,10 @@ class TrajectoryRubric(Rubric):
 
 
 class ExponentialDiscountingTrajectoryRubric(TrajectoryRubric):
-    """Credits a step with gamma to the number of steps behind it, of T in all: r_t = gamma^(T-1-t) R.
+    """Discounts the score R by the number of steps until the end: r_t = gamma^(T-1-t) R, for T steps.
 
     Args:
-        gamma: 0 credits the last step alone, 1 all of them alike.
+        gamma: From 0 (only the last step gets the score) to 1 (all steps get it in full).
         intermediate_reward: See `TrajectoryRubric`.
 
     Raises:
@@ -434,23 +433,22 @@ class ExponentialDiscountingTrajectoryRubric(TrajectoryRubric):
 
 
 class LLMJudge(Rubric):
-    """Asks a language model, and reads the score in its answer.
+    """Asks a language model for a score.
 
-    What is judged stands in the prompt, so a policy can talk to the judge: ask for a form of answer that what you show
-    it does not have, and read it with `score_pattern`.
+    The judged text is part of the prompt, so a policy can address the judge: request an answer format that cannot
+    occur in that text, and parse it with `score_pattern`.
 
     Args:
-        prompt_template: With `{action}` and `{observation}`, as `str.format` fills them in.
-        client: Of the model; `openenv_core.llm_client.OpenAIClient` for one.
-        score_pattern: Regular expression that finds the score, in its first group where it has one; by default the
-            first number.
-        default_score: What an answer without a score is worth; None raises.
-        normalize: Bring scores below 0 to 0, and those above 1 to 1.
-        timeout_s: Seconds until there must be an answer.
+        prompt_template: Prompt for `str.format`, with `{action}` and `{observation}`.
+        client: Client of the model, for example `openenv_core.llm_client.OpenAIClient`.
+        score_pattern: Regular expression whose first group, or whole match without groups, is the score; by default
+            the first number.
+        default_score: Score of an answer in which none is found; None raises `LLMError`.
+        normalize: Clamp scores to 0..1.
+        timeout_s: Seconds within which the model must answer.
 
-    Raises:
-        LLMError: When called: the model cannot be reached, fails, or does not answer in time. It is the
-            infrastructure's failure, and no score.
+    Calls raise `LLMError` if the model cannot be reached, fails, or does not answer in time. That is an infrastructure
+    failure, not a score.
     """
 
     def __init__(
@@ -474,7 +472,7 @@ class LLMJudge(Rubric):
         """See `Rubric.forward`.
 
         Raises:
-            LLMError: The model has given no answer in time, or none with a score.
+            LLMError: The model did not answer in time, or its answer has no score and there is no default.
         """
         prompt = self._render_prompt(action, observation)
         try:
@@ -499,7 +497,7 @@ class LLMJudge(Rubric):
         match = self._score_pattern.search(response)
         try:
             score = float(match[1 if match.lastindex else 0]) if match else self.default_score
-        except ValueError:  # the pattern has found something else
+        except ValueError:  # the match is not a number
             score = self.default_score
         if score is None:
             raise LLMError(f"expected a score in the judge's answer, got {response[:200]!r}")

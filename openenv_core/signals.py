@@ -1,10 +1,10 @@
-"""What a signal that has ended a process is called."""
+"""Names of signals."""
 
 import signal
 
 
 def signal_name(number: int) -> str:
-    """Return `SIGKILL` for 9, and `signal 62` for one without a name, as most real-time signals are."""
+    """Return a signal's name: `SIGKILL` for 9, `signal 62` for one without a name, like most real-time signals."""
     try:
         return signal.Signals(number).name
     except ValueError:  # valid or not

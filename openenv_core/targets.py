@@ -1,4 +1,4 @@
-"""What a command is pointed at: an environment's name, a folder, a module, a running server, an image."""
+"""Resolves the target of a command: an environment's name, a folder, a module, a running server or an image."""
 
 import importlib
 import re
@@ -29,14 +29,14 @@ _IMAGE = re.compile(
 _SUFFIX: Final = "_env"
 
 PORT: Final = 8000
-"""What servers in images listen on, unless the image says otherwise."""
+"""Default port of servers in images."""
 
 WITHOUT_TOKENS: Final = {"ROPEWALK_TOKENS": "", "ROPEWALK_TOKEN_FILE": ""}
-"""A server that is started to be looked at asks for none, whatever this shell's variables say."""
+"""Variables that turn off tokens for a server that a command starts for its own use."""
 
 
 class TargetKind(StrEnum):
-    """What sort of thing a target is."""
+    """The kind of a target."""
 
     NAME = "name"
     PATH = "path"
@@ -47,12 +47,12 @@ class TargetKind(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """What a command is pointed at.
+    """A resolved target of a command.
 
     Attributes:
-        kind: What sort of thing it is.
-        text: What serves it: what `ropewalk serve` takes, a URL, or an image's name.
-        folder: The environment's own folder, where there is one on this machine.
+        kind: The kind of target.
+        text: The argument of `ropewalk serve`, a URL, or an image's name.
+        folder: The environment's folder on this machine, if any.
     """
 
     kind: TargetKind
@@ -62,24 +62,24 @@ class Target:
 
 @dataclass(frozen=True, slots=True)
 class RunningTarget:
-    """A target that runs."""
+    """A running target, and the provider that started it, if any."""
 
     url: str
     provider: Any = None
 
 
 def target_of(text: str, *, kind: TargetKind | None = None) -> Target:
-    """Resolve a text to a target.
+    """Resolve a command's argument to a target.
 
-    In this order: a URL; a path that exists; `module:attribute` that can be imported; the name of an environment;
-    the name of an image. A name with a tag or a slash that is none of the others is an image.
+    The kinds are tried in this order: URL, existing path, importable `module:attribute`, environment's name, image's
+    name. A name with a tag or slash that is none of the others is an image.
 
     Args:
-        text: What was typed.
-        kind: Says which it is, where the text could be two.
+        text: The argument as typed.
+        kind: The kind, if the text is ambiguous.
 
     Raises:
-        ConfigurationError: It cannot be any of them, or not what `kind` says.
+        ConfigurationError: The text matches no kind, or not the given one.
     """
     resolved_kind = kind or _kind_of(text)
     if resolved_kind is TargetKind.URL and not _URL.match(text):
@@ -109,13 +109,13 @@ def run_target(
     start_timeout_s: float = 60.0,
     docker_options: Mapping[str, Any] | None = None,
 ) -> Iterator[RunningTarget]:
-    """Run a target for as long as the block lasts; a URL runs already.
+    """Run a target for the duration of the block; a URL is assumed to be running.
 
     Args:
-        target: What to run.
-        env_vars: Environment variables of the server, beside this process's own.
-        start_timeout_s: Seconds until it must be healthy.
-        docker_options: Fields of `ContainerOptions`, for an image.
+        target: The target to run.
+        env_vars: Environment variables of the server, in addition to this process's own.
+        start_timeout_s: Seconds within which it must become healthy.
+        docker_options: Arguments of `LocalDockerProvider`, for an image.
 
     Raises:
         ProviderError: It could not be started.
@@ -140,7 +140,7 @@ def provider_of(
     docker_options: Mapping[str, Any] | None = None,
     serve_options: tuple[str, ...] = (),
 ) -> Any:
-    """Return what starts a target, unstarted."""
+    """Return a provider for a target, not started yet."""
     if target.kind is TargetKind.URL:
         raise ConfigurationError(f"expected something to start, got {target.text}, which runs already")
     if target.kind is TargetKind.IMAGE:
@@ -171,16 +171,16 @@ def _kind_of(text: str) -> TargetKind:
         return TargetKind.PATH
     match = _MODULE.fullmatch(text)
     if _IMAGE.fullmatch(text) and ("/" in text or ":" in text or _engine_knows(text)):
-        # A module that cannot be found is a module still where no image can be called so.
+        # A dotted module that cannot be found is still taken for a module, unless an image has that name.
         module = match is not None and "." in match["module"] and not _engine_knows(text)
         return TargetKind.MODULE if module else TargetKind.IMAGE
     return TargetKind.MODULE if match is not None else TargetKind.NAME
 
 
 def importable_kind(text: str) -> TargetKind:
-    """Return the first kind that exists for a text: path, module or name; where none exists, the kind it looks like.
+    """Return whether a text is a path, module or name: the first that exists, otherwise the one that it looks like.
 
-    It is what `target_of` tells of what is neither a URL nor an image.
+    Used like `target_of` for targets that can be neither a URL nor an image.
     """
     if (kind := _kind_of_existing(text)) is not None:
         return kind
@@ -199,12 +199,12 @@ def _kind_of_existing(text: str) -> TargetKind | None:
 
 
 def variables_for(text: str, argument: str) -> dict[str, str]:
-    """Return the environment variables that pass an environment the argument behind its name.
+    """Return the environment variables that pass an argument to an environment.
 
-    It is the value of the first of the `variables` of its openenv.yaml.
+    The argument becomes the value of the first entry of `variables` in its openenv.yaml.
 
     Raises:
-        ConfigurationError: It has no openenv.yaml, or that lists no variables.
+        ConfigurationError: It has no openenv.yaml, or one without variables.
     """
     folder = target_of(text).folder
     listed = (
@@ -221,9 +221,11 @@ def variables_for(text: str, argument: str) -> dict[str, str]:
 
 
 def exposed_port(image: str) -> int:
-    """Return the port that an image says it serves; 8000 where it says none, or several.
+    """Return the one TCP port that an image exposes; 8000 if it exposes none or several.
 
-    EngineUnavailableError: there is no engine to ask; ImageNotFoundError: there is no such image.
+    Raises:
+        EngineUnavailableError: There is no engine.
+        ImageNotFoundError: There is no such image.
     """
     from openenv_core.providers.docker.engine import DockerEngine
 
@@ -242,14 +244,14 @@ def exposed_port(image: str) -> int:
 
 
 def target_exists(target: Target) -> bool:
-    """Whether there is something to import, for a name or a module; what becomes of the import is open."""
+    """Whether a target exists, without importing it; URLs, paths and images are assumed to exist."""
     if target.kind is TargetKind.MODULE:
         return find_module(target.text.partition(":")[0]) is not None
     return target.kind is not TargetKind.NAME or target.folder is not None
 
 
 def is_environment_folder(folder: Path) -> bool:
-    """Whether a folder says of itself that it is an environment."""
+    """Whether a folder has a manifest or a `server/app.py`."""
     return (folder / MANIFEST).is_file() or (folder / "server" / "app.py").is_file()
 
 
@@ -258,7 +260,7 @@ def _is_path(text: str) -> bool:
 
 
 def split_path(text: str) -> tuple[Path, str]:
-    """Return the path in a text, and the attribute where it is `FILE:ATTRIBUTE`; "" where it is none."""
+    """Split `FILE:ATTRIBUTE` into path and attribute; the attribute is "" if there is none."""
     path = Path(text).expanduser()
     before, colon, attribute = text.rpartition(":")
     file = Path(before).expanduser()
@@ -266,7 +268,7 @@ def split_path(text: str) -> tuple[Path, str]:
 
 
 def _enclosing_folder(path: Path) -> Path | None:
-    """Return the folder of the environment that a path lies in; the path itself where it is a folder."""
+    """Return the folder of the environment that contains a file; the path itself if it is a folder."""
     path = path.resolve()
     if path.is_dir():
         return path
@@ -274,9 +276,9 @@ def _enclosing_folder(path: Path) -> Path | None:
 
 
 def find_module(module: str) -> Path | None:
-    """Return a module's file, or a package's folder, from the working directory or installed; None where there is none.
+    """Return a module's file or a package's folder, without importing it; None if there is none.
 
-    Nothing is imported.
+    The working directory is searched before `sys.path`.
     """
     top, *rest = module.split(".")
     if not all(name_part.isidentifier() for name_part in (top, *rest)):
@@ -284,7 +286,7 @@ def find_module(module: str) -> Path | None:
     importlib.invalidate_caches()
     spec = PathFinder.find_spec(top, [str(Path.cwd()), *sys.path])
     if spec is None:
-        # Installations of source trees have finders of their own.
+        # Editable installs have finders of their own.
         with suppress(ImportError, ValueError):
             spec = find_spec(top)
     name = top
@@ -301,7 +303,7 @@ def find_module(module: str) -> Path | None:
 
 
 def package_of(name: str) -> str | None:
-    """Return the package of the environment of a name, one of this tree first; None where there is none."""
+    """Return the package of an environment's name, `envs.*` first; None if there is none."""
     short = name.lower().replace("-", "_").removesuffix(_SUFFIX)
     for package in (f"envs.{short}{_SUFFIX}", f"{short}{_SUFFIX}") if short.isidentifier() else ():
         if (place := find_module(package)) is not None and (place / "server").is_dir():
@@ -315,30 +317,30 @@ def _folder_of_name(text: str) -> Path | None:
 
 
 def _engine_knows(image: str) -> bool:
-    """Whether a Docker engine of this machine has an image of that name; False where there is none to ask."""
+    """Whether the local Docker engine has an image of that name; False if there is no engine."""
     from openenv_core.providers.docker.engine import DockerEngine
 
     try:
         engine = DockerEngine.find()
         engine.ping()
         return engine.has_image(image)
-    except OpenEnvError:  # no engine, or none that answers: not known either way
+    except OpenEnvError:  # no engine, or no response: unknown
         return False
 
 
 APPS: Final = "ropewalk.apps"
-"""Entry point of what imports applications: the server's packages know how, and are above this one."""
+"""Entry point of the function that imports applications: `servers` provides it, which this package must not import."""
 
 
 class AppDescription(Protocol):
-    """The description that an application of `create_app` has of its environment.
+    """The attribute `served` of an application that `create_app` made: its environment.
 
     Attributes:
         factory: The environment class, or a callable without arguments that returns an environment.
         action: The action model, or a union of models.
-        models: The models under the keys of /schema: action, observation, state, reset_observation.
-        name: What the environment is called; None: as its class.
-        cap: The greatest number of sessions.
+        models: The models by the keys of /schema: action, observation, state, reset_observation.
+        name: The environment's name; None for that of its class.
+        cap: Maximum number of sessions.
     """
 
     factory: Callable[[], Any]
@@ -349,15 +351,15 @@ class AppDescription(Protocol):
 
 
 def load_app(target: str) -> AppDescription:
-    """Import the application of a target, and return its description.
+    """Import a target's application and return its description.
 
     Args:
         target: `module:attribute`, a path, or an environment's name.
 
     Raises:
-        ConfigurationError: The server's packages are absent, there is no such thing, or it is an application that
-            `create_app` did not make and that can be served but not looked into.
-        Exception: Whatever the author's own code raised while it was imported.
+        ConfigurationError: The server's packages are not installed, the target does not exist, or its application
+            was not made by `create_app` and so can be served but not inspected.
+        Exception: Raised by the author's code during import.
     """
     from importlib.metadata import entry_points
 

@@ -1,4 +1,4 @@
-"""Environments whose episodes come from a data set, or from a generator of tasks."""
+"""Environments whose episodes come from a data set or a task generator."""
 
 import secrets
 from abc import ABC, abstractmethod
@@ -13,15 +13,15 @@ from openenv_core.errors import EnvironmentFailureError, describe_faults
 ModelT = TypeVar("ModelT", bound=BaseModel)
 
 SPLITS: Final = ("train", "validation", "test")
-"""The usual names."""
+"""The usual names of splits."""
 
 
 class TaskProvider(Protocol):
-    """What an environment may offer beside `reset` and `step`, so that callers can look for tasks.
+    """Optional methods of an environment, through which callers find tasks.
 
-    Nothing is inherited: an environment that has these methods, `def` or `async def`, answers the task routes of
-    its server; a route whose method is missing answers 501. They are called on an instance that was not reset and
-    is closed afterwards, so they must not depend on an episode. The chosen task goes to `reset` as options:
+    Do not subclass: the task routes of a server call these methods, `def` or `async def`, on any environment that has
+    them, and return 501 for a missing one. They are called on an instance that was not reset and is closed
+    afterwards, so they must not depend on an episode. Callers pass the chosen task to `reset` as options:
     `reset(split="train", index=12)`.
     """
 
@@ -29,7 +29,7 @@ class TaskProvider(Protocol):
         """Return the splits: names, or mappings or models with `name` and `type` (train, validation or test)."""
 
     def list_tasks(self, split: str) -> Sequence[Any]:
-        """Return the tasks of a split, or the first of them where there are very many."""
+        """Return the tasks of a split, or the first ones if there are very many."""
 
     def num_tasks(self, split: str) -> int:
         """Return how many tasks the split has."""
@@ -42,15 +42,15 @@ class TaskProvider(Protocol):
         """
 
     def get_task_range(self, split: str, start: int | None = None, stop: int | None = None) -> Sequence[Any]:
-        """Return the tasks from `start` to before `stop`, with the meaning that a slice gives them."""
+        """Return the tasks of the slice `[start:stop]`."""
 
 
 class IndexedTasks(ABC):
-    """The methods of `TaskProvider` for tasks that are known by split and index, to be inherited beside one's own.
+    """A mixin with the methods of `TaskProvider` for tasks that have a split and an index.
 
     Attributes:
-        LISTED: Tasks that `list_tasks` returns at most.
-        RANGE: Tasks that `get_task_range` returns at most.
+        LISTED: Maximum number of tasks that `list_tasks` returns.
+        RANGE: Maximum number of tasks that `get_task_range` returns.
     """
 
     LISTED: ClassVar[int] = 100
@@ -79,7 +79,7 @@ class IndexedTasks(ABC):
         """
 
     def list_splits(self) -> Sequence[Any]:
-        """Return the splits with their types: one of another name than the usual counts as validation."""
+        """Return the splits with their types; a split with an unusual name has the type validation."""
         return [{"name": name, "type": name if name in SPLITS else "validation"} for name in self.splits]
 
     def list_tasks(self, split: str) -> Sequence[Any]:
@@ -87,11 +87,11 @@ class IndexedTasks(ABC):
         return self.get_task_range(split, 0, self.LISTED)
 
     def get_task_range(self, split: str, start: int | None = None, stop: int | None = None) -> Sequence[Any]:
-        """Return the tasks from `start` to before `stop`, with the meaning that a slice gives them.
+        """Return the tasks of the slice `[start:stop]`.
 
         Raises:
             KeyError: There is no such split.
-            ValueError: They are more than `RANGE`.
+            ValueError: The slice has more than `RANGE` tasks.
         """
         indices = range(self.num_tasks(split))[start:stop]
         if len(indices) > self.RANGE:
@@ -100,12 +100,12 @@ class IndexedTasks(ABC):
 
 
 class GeneratedTasks(IndexedTasks):
-    """The methods of `TaskProvider` for an environment that makes tasks from numbers, to be inherited beside its own.
+    """A mixin with the methods of `TaskProvider` for an environment that generates each task from a number.
 
-    Each split has numbers of its own, one after the other, so no task is in two of them.
+    Each split has a consecutive range of numbers of its own, so no task is in two splits.
 
     Attributes:
-        SPLITS: How many tasks each split has. To change these numbers is to change which tasks there are.
+        SPLITS: Number of tasks per split. Changing these changes the tasks.
     """
 
     LISTED = 20
@@ -136,7 +136,7 @@ class GeneratedTasks(IndexedTasks):
 
     @classmethod
     def task_number(cls, split: str, index: int) -> int:
-        """Return the number that a task is made from.
+        """Return the number that a task is generated from.
 
         Raises:
             KeyError: There is no such split.
@@ -159,19 +159,19 @@ class GeneratedTasks(IndexedTasks):
 
 
 class InvalidResetOptionError(EnvironmentFailureError):
-    """Reset got an unknown option or an invalid value. The episode before goes on."""
+    """Reset got an unknown option or an invalid value. The current episode continues."""
 
 
 def draw_seed() -> int:
-    """Return a seed that survives a JSON reader whose integers are doubles."""
+    """Return a random seed of 53 bits, which JSON readers whose numbers are doubles keep exact."""
     return secrets.randbits(53)
 
 
 def check_reset(known: Sequence[str], unknown: Mapping[str, Any], seed: Any, episode_id: Any) -> None:
-    """Refuse what no reset takes: unknown options, a seed that is no whole number from 0 on, an id that is no text.
+    """Check the arguments of a reset.
 
     Raises:
-        InvalidResetOptionError: There is something of that.
+        InvalidResetOptionError: There are unknown options, the seed is not an integer >= 0, or the id is not text.
     """
     if unknown:
         raise InvalidResetOptionError(
@@ -185,15 +185,15 @@ def check_reset(known: Sequence[str], unknown: Mapping[str, Any], seed: Any, epi
 
 
 def read_reset(model: type[ModelT], options: Mapping[str, Any], **defaults: Any) -> ModelT:
-    """Read what a reset was given beside seed and episode_id; None leaves an option to its default.
+    """Validate the options of a reset other than seed and episode_id. None means an option's default.
 
     Args:
-        model: Its fields are the options that there are.
-        options: As they came.
-        defaults: In place of those of the model.
+        model: The model whose fields are the options.
+        options: The options as received.
+        defaults: Defaults that override the model's.
 
     Raises:
-        InvalidResetOptionError: There is an unknown one, or a value that cannot be.
+        InvalidResetOptionError: An option is unknown, or a value invalid.
     """
     names = list(model.model_fields)
     check_reset(

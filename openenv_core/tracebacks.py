@@ -1,4 +1,4 @@
-"""Tracebacks of an author's code, without our own frames."""
+"""Tracebacks that start at the author's code, without our own frames."""
 
 import importlib
 import os
@@ -13,11 +13,11 @@ _NOT_THE_AUTHORS: Final = (
     f"{Path(importlib.__file__).parent}{os.sep}",
     "<frozen ",
 )
-"""Beginnings of the names of files that lead to the author's."""
+"""Prefixes of files whose frames precede the author's."""
 
 
 def authors_part(error: BaseException) -> TracebackType | None:
-    """Return an exception's traceback from the author's first line on; None where none is of the author's."""
+    """Return an exception's traceback from the author's first frame on; None if no frame is the author's."""
     traceback = error.__traceback__
     while traceback is not None and traceback.tb_frame.f_code.co_filename.startswith(_NOT_THE_AUTHORS):
         traceback = traceback.tb_next
@@ -25,11 +25,11 @@ def authors_part(error: BaseException) -> TracebackType | None:
 
 
 def format_traceback(error: BaseException) -> str:
-    """Format an exception as Python does, from the first frame of the author's code on."""
+    """Format an exception as Python does, from the author's first frame on."""
     lines = traceback.format_exception(type(error), error, authors_part(error))
     return "".join(lines).rstrip()
 
 
 def show(error: Exception) -> None:
-    """Print an exception to standard error, from the author's first line on."""
+    """Print an exception to standard error, from the author's first frame on."""
     traceback.print_exception(error.with_traceback(authors_part(error)))

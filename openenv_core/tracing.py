@@ -1,7 +1,7 @@
-"""OpenTelemetry: one trace an episode, through rollout, client and server (docs/observing.md).
+"""OpenTelemetry: one trace per episode, through rollout, client and server (docs/observing.md).
 
-It is on where OpenTelemetry's own environment variables say where spans go, or the program has a tracer provider. Off,
-nothing of OpenTelemetry is imported.
+Tracing is on if OpenTelemetry's environment variables name an exporter or endpoint, or the program has set a tracer
+provider. Otherwise OpenTelemetry is not imported.
 """
 
 import asyncio
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from opentelemetry.trace import Span, Tracer
 
 MAX_ERROR: Final = 1000
-"""Characters of an error that a span tells."""
+"""Maximum characters of an error in a span."""
 
 FLUSH_TIMEOUT_S: Final = 5.0
 
@@ -31,13 +31,13 @@ _PROTOCOLS: Final = ("OTEL_EXPORTER_OTLP_TRACES_PROTOCOL", "OTEL_EXPORTER_OTLP_P
 
 @functools.cache
 def tracer() -> "Tracer | None":
-    """Return what makes spans in this process; None where tracing is off.
+    """Return this process's tracer; None if tracing is off.
 
-    The program's own provider is used where it has set one (`opentelemetry-instrument` does); otherwise one is made
-    as the OTEL_* variables say.
+    Uses the program's own provider if it has set one (`opentelemetry-instrument` does); otherwise creates one from
+    the OTEL_* variables.
 
     Raises:
-        ConfigurationError: They ask for what is not installed.
+        ConfigurationError: The variables require a package that is not installed.
     """
     exporters = _first(EXPORTER) or ("otlp" if _first(*_ENDPOINTS) else "")
     loaded = sys.modules.get("opentelemetry.trace")
@@ -63,7 +63,7 @@ def _first(*variables: str) -> str:
 
 
 def _exporter(name: str) -> Any:
-    """Make an exporter by its name, as packages of OpenTelemetry's declare theirs."""
+    """Create an exporter by the name of its entry point."""
     if name == "otlp":
         name = "otlp_proto_grpc" if _first(*_PROTOCOLS) == "grpc" else "otlp_proto_http"
     for entry in entry_points(group="opentelemetry_traces_exporter", name=name):
@@ -73,12 +73,12 @@ def _exporter(name: str) -> Any:
 
 
 async def flush() -> None:
-    """Send the spans that wait to be sent, within a limit; for a process that does not come to its exit handlers."""
+    """Export pending spans, for at most `FLUSH_TIMEOUT_S`; for processes that exit without running exit handlers."""
     if tracer() is None:
         return
     from opentelemetry import trace
 
-    # The SDK's, or whatever the program has set.
+    # A provider that the program has set need not have it.
     force_flush = getattr(trace.get_tracer_provider(), "force_flush", None)
     if force_flush is not None:
         with suppress(TimeoutError):
@@ -87,7 +87,7 @@ async def flush() -> None:
 
 @contextmanager
 def traced(name: str, **attributes: str | int | float) -> Iterator[None]:
-    """Make what is done in the block a span, where tracing is on; what it raises is told."""
+    """Run the block in a span, if tracing is on. An exception of the block is recorded."""
     if (made_by := tracer()) is None:
         yield
         return
@@ -97,7 +97,7 @@ def traced(name: str, **attributes: str | int | float) -> Iterator[None]:
 
 
 def current_traceparent() -> str | None:
-    """Return the W3C traceparent of the span that this is done in; None where there is none, or tracing is off."""
+    """Return the W3C traceparent of the current span; None if there is none or tracing is off."""
     if tracer() is None:
         return None
     from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
@@ -108,7 +108,7 @@ def current_traceparent() -> str | None:
 
 
 class EpisodeSpans:
-    """The spans of a client's episodes, where tracing is on: one an episode, and in it one a request."""
+    """The spans of a client's episodes, if tracing is on: one per episode, with a child span per request."""
 
     def __init__(self) -> None:
         self._tracer = tracer()
@@ -116,7 +116,7 @@ class EpisodeSpans:
         self._last_ns = 0
 
     def request(self, name: str, work: Awaitable[dict[str, Any]]) -> Awaitable[dict[str, Any]]:
-        """Return the data of a reply, awaited in a span; a reset begins an episode, and what is done ends it."""
+        """Return an awaitable of a reply's data, run in a span. A reset starts an episode's span; `done` ends it."""
         return work if self._tracer is None else self._request(self._tracer, name, work)
 
     async def _request(self, made_by: "Tracer", name: str, work: Awaitable[dict[str, Any]]) -> dict[str, Any]:
@@ -140,7 +140,7 @@ class EpisodeSpans:
         return data
 
     def end(self) -> None:
-        """End the episode's span, if there is one, as of its last request: who leaves an episode may say so late."""
+        """End the episode's span, if any, at the time of its last request: callers may abandon an episode late."""
         if self._episode is not None:
             self._episode.end(self._last_ns)
             self._episode = None
@@ -154,20 +154,20 @@ class _Timed(Protocol):
 def served_span(
     traceparent: str | None, name: str, environment: str, runner: _Timed, began: float
 ) -> Iterator[Callable[[str], None]]:
-    """Make a request that is answered in the block a part of its client's trace, where there is one.
+    """Run the block, which handles a request, in a span of the client's trace, if any.
 
-    Spans that an environment makes in it are parts of it. The time in the environment gets a span of its own, that ends
-    as this one does; what the block raises is told.
+    Spans that the environment makes in the block are its children. The time in the environment gets a child span that
+    ends with this one. An exception of the block is recorded.
 
     Args:
-        traceparent: The client's, if it says so.
-        name: Of the request.
-        environment: What is served.
-        runner: Notes the seconds that the request was in the environment.
-        began: When the request came, by `time.perf_counter`.
+        traceparent: The client's traceparent, if it sent one.
+        name: Name of the request.
+        environment: Name of the environment.
+        runner: Records in `spent_s` the seconds that the request spent in the environment.
+        began: When the request arrived, by `time.perf_counter`.
 
     Yields:
-        What notes an error that the client is told.
+        A function that records the text of an error reply.
     """
     if traceparent is None or (made_by := tracer()) is None:
         yield lambda error: None
@@ -175,7 +175,7 @@ def served_span(
     from opentelemetry import trace
     from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
 
-    waited_s = time.perf_counter() - began  # first: who is stopped between the two is late, not early
+    waited_s = time.perf_counter() - began  # first: a delay in between makes the span late, not early
     began_ns = time.time_ns() - int(waited_s * 1e9)
     parent = TraceContextTextMapPropagator().extract({"traceparent": traceparent})
     attributes = {"ropewalk.environment": environment}

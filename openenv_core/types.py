@@ -1,6 +1,6 @@
-"""The values that cross the wire: actions, observations, states and what a caller gets back.
+"""The models on the wire: actions, observations, states and step results.
 
-Authors subclass `Action`, `Observation` and `State`; everything else here is used as it is.
+Authors subclass `Action`, `Observation` and `State`; the other classes are used as they are.
 """
 
 from dataclasses import dataclass
@@ -36,15 +36,15 @@ ObsT = TypeVar("ObsT", default=Any)
 StateT = TypeVar("StateT", default=Any)
 ObsT_co = TypeVar("ObsT_co", covariant=True, default=Any)
 
-# Bytes travel as base64, so that any bytes travel; the same setting reads them back.
+# Bytes are base64 in JSON, in both directions, because JSON text cannot hold arbitrary bytes.
 _WIRE = ConfigDict(arbitrary_types_allowed=True, ser_json_bytes="base64", val_json_bytes="base64")
 
 Reward = bool | int | float | None
-"""What an observation may carry as its reward. The JSON type is kept on the WebSocket."""
+"""The type of an observation's reward. The WebSocket keeps its JSON type."""
 
 
 class _FloatFirst:
-    """Takes a float as it is: the union below would try a bool and an integer first, for a third of a model's cost."""
+    """Validates floats first: the union would try bool and int before, at a third of a model's validation cost."""
 
     @staticmethod
     def __get_pydantic_core_schema__(source: Any, handler: GetCoreSchemaHandler) -> core_schema.CoreSchema:
@@ -57,7 +57,7 @@ class _FloatFirst:
 
 
 class Action(BaseModel):
-    """What an agent asks of an environment. Subclass it and add fields; unknown keys are refused."""
+    """An agent's action. Subclass it and add fields; unknown keys are rejected."""
 
     model_config = ConfigDict(**_WIRE, extra="forbid")
 
@@ -65,20 +65,20 @@ class Action(BaseModel):
 
 
 class Observation(BaseModel):
-    """What an environment answers. Subclass it and add fields; unknown keys are refused.
+    """An environment's observation. Subclass it and add fields; unknown keys are rejected.
 
-    Released clients refuse fields that they do not know, so the last four travel as keys of the metadata, where they
-    say something: an observation that leaves them alone is sent as a released server sends it.
+    Released clients reject unknown fields, so the last four are sent as keys of the metadata, and only if set: an
+    observation that does not use them looks on the wire as a released server's does.
 
     Attributes:
-        done: True when the episode is over. A further step needs a reset first.
-        reward: The reward of this step alone (a delta, never a running sum); None where there is none.
-        metadata: Anything beside the observation proper, for logs and tools.
-        terminated: The episode has come to an end of its own. Unless it is given: `done and not truncated`.
-        truncated: It was cut off, by a limit of turns or of time for one: what would have come next has a worth. Needs
-            `done`.
-        infrastructure_error: What failed beside the policy, in words; see `openenv_core.outcomes`.
-        unscored: Why a last observation has no reward, in words; likewise.
+        done: True when the episode is over; call `reset` before the next step.
+        reward: The reward of this step, not cumulative; None if there is none.
+        metadata: Additional data for logs and tools.
+        terminated: The episode reached an end of its own. Default: `done and not truncated`.
+        truncated: The episode was cut off, for example by a step or time limit, so that a value function should
+            bootstrap. Requires `done`.
+        infrastructure_error: What failed other than the policy; see `openenv_core.outcomes`.
+        unscored: Why a final observation has no reward; see `openenv_core.outcomes`.
     """
 
     model_config = ConfigDict(**_WIRE, extra="forbid")
@@ -93,14 +93,14 @@ class Observation(BaseModel):
 
     @model_validator(mode="after")
     def _read_marks(self) -> Self:
-        """Fill in the marks that the metadata has, as they come over the wire."""
+        """Set the mark fields from the metadata, which carries them on the wire."""
         if not (self.metadata or self.done or self.truncated):
             return self
         given, fields = self.__pydantic_fields_set__, self.__dict__
         if self.metadata:
             for name, kind in _MARKS.items():
                 mark = self.metadata.get(name)
-                # What is cut off in an episode that goes on is something else.
+                # In an episode that is not over, "truncated" means something else.
                 if (
                     isinstance(mark, kind)
                     and (self.done or kind is str)
@@ -119,21 +119,21 @@ class Observation(BaseModel):
 
     @classmethod
     def _is_mark(cls, name: str) -> bool:
-        """Whether a field is the one above: environments may have fields of these names, which mean what they mean."""
+        """Whether a field is the one above, not one that the environment declares with the same name."""
         return cls.model_fields[name].exclude is True
 
     def wire_metadata(self) -> dict[str, Any]:
-        """Return the metadata as they are sent: with the marks that say something.
+        """Return the metadata to send, which includes the marks that are set.
 
         Raises:
-            ValueError: The episode is truncated, and not done.
+            ValueError: The episode is truncated but not done.
         """
         if not (self.truncated or self.infrastructure_error or self.unscored):
             return self.metadata
         self._check_ends()
         marks = {name: mark for name in _MARKS if (mark := getattr(self, name)) and self._is_mark(name)}
         if TRUNCATED not in marks or TERMINATED not in self.__pydantic_fields_set__:
-            marks.pop(TERMINATED, None)  # it follows from the rest
+            marks.pop(TERMINATED, None)  # implied by the other fields
         return {**self.metadata, **marks}
 
 
@@ -141,7 +141,7 @@ _MARKS: Final = {TERMINATED: bool, TRUNCATED: bool, INFRASTRUCTURE_ERROR: str, U
 
 
 class State(BaseModel):
-    """Where an episode stands. Environments may add keys, declared or not."""
+    """The state of an episode. Environments may add fields, declared or not."""
 
     model_config = ConfigDict(**_WIRE, extra="allow")
 
@@ -150,7 +150,7 @@ class State(BaseModel):
 
 
 class EnvironmentMetadata(BaseModel):
-    """What an environment says of itself on `GET /metadata`."""
+    """An environment's description of itself, as `GET /metadata` returns it."""
 
     model_config = ConfigDict(extra="forbid", defer_build=True)
 
@@ -163,11 +163,11 @@ class EnvironmentMetadata(BaseModel):
 
 
 class ConcurrencyConfig(BaseModel):
-    """How many sessions a server holds, and how long it keeps one that nobody uses.
+    """How many sessions a server may hold, and when it closes an idle one.
 
     Attributes:
-        max_concurrent_envs: The greatest number of sessions at once.
-        session_timeout: Seconds that a session may go unused; None leaves it to the server's settings.
+        max_concurrent_envs: Maximum number of concurrent sessions.
+        session_timeout: Seconds after which an idle session is closed; None uses the server's settings.
     """
 
     model_config = ConfigDict(extra="forbid", defer_build=True)
@@ -178,11 +178,11 @@ class ConcurrencyConfig(BaseModel):
 
 @dataclass
 class StepResult(Generic[ObsT_co]):
-    """What `reset` and `step` of a client return.
+    """The result of a client's `reset` or `step`.
 
     Attributes:
         observation: The environment's observation.
-        reward: The reward of this step; None where there is none (after a reset, for one).
+        reward: The reward of this step; None if there is none, as after a reset.
         done: True when the episode is over.
         metadata: The observation's metadata; None when it is empty.
     """
@@ -192,24 +192,24 @@ class StepResult(Generic[ObsT_co]):
     done: bool = False
     metadata: dict[str, Any] | None = None
 
-    # What follows is said in the metadata or the observation: released servers and clients know the fields above alone.
+    # Read from the metadata or the observation: released servers and clients know only the fields above.
 
     @property
     def terminated(self) -> bool:
-        """Whether the episode has come to an end of its own."""
+        """Whether the episode reached an end of its own."""
         return was_terminated(vars(self))
 
     @property
     def truncated(self) -> bool:
-        """Whether the episode was cut off, by a limit of turns or of time for one."""
+        """Whether the episode was cut off, for example by a step or time limit."""
         return was_truncated(vars(self))
 
     @property
     def infrastructure_error(self) -> str | None:
-        """What failed beside the policy, in words: the episode is worth nothing. None where nothing did."""
+        """What failed other than the policy, so that the episode must not be scored; None if nothing failed."""
         return infrastructure_failure(vars(self))
 
     @property
     def unscored(self) -> str | None:
-        """Why an episode that is over has no reward, in words. None where it has one, or is not over."""
+        """Why a finished episode has no reward; None if it has one or is not over."""
         return unscored_reason(vars(self))

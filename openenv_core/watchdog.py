@@ -1,18 +1,18 @@
-"""A deadline for one request after another that costs nothing while replies come in time."""
+"""A timeout for consecutive requests that costs almost nothing while replies come in time."""
 
 import asyncio
 from collections.abc import Callable
 
 
 class Watchdog:
-    """Calls back when a request has been under way for too long.
+    """Calls back when a request takes too long.
 
-    A timer for each request would be set and cancelled at every step. This one is left running, and
-    looks at the deadline of the request of the moment when it goes off.
+    A timer per request would be set and cancelled at every step. This one is left running and checks the deadline of
+    the current request when it fires.
 
     Args:
-        timeout_s: Seconds that a request may take; None lets it take for ever.
-        on_expiry: Called once for the request that took longer.
+        timeout_s: Seconds that a request may take; None for no limit.
+        on_expiry: Called once if a request takes longer.
     """
 
     __slots__ = ("_deadline", "_loop", "_on_expiry", "_timeout_s", "_timer", "expired")
@@ -26,7 +26,7 @@ class Watchdog:
         self.expired = False
 
     def start(self) -> None:
-        """Begin the time of a request."""
+        """Start timing a request."""
         if self._timeout_s is None:
             return
         self._deadline = self._loop.time() + self._timeout_s
@@ -34,10 +34,10 @@ class Watchdog:
             self._timer = self._loop.call_at(self._deadline, self._check)
 
     def expect(self, timeout_s: float | None, on_timeout: Callable[[], None]) -> None:
-        """Begin the time of something that may take longer than the shortest request, and ends in its own way.
+        """Start timing something with a longer timeout and a callback of its own.
 
         Args:
-            timeout_s: Seconds, no fewer than the watchdog's own; None lets it take for ever.
+            timeout_s: Seconds, no fewer than the watchdog's own; None for no limit.
             on_timeout: Called once if it takes longer.
         """
         if timeout_s is None:
@@ -46,15 +46,15 @@ class Watchdog:
         now = self._loop.time()
         self._deadline = now + timeout_s
         if self._timer is None:
-            # Not at the deadline itself: what comes next may have to be over before.
+            # Check before the deadline too: the next request may have an earlier one.
             self._timer = self._loop.call_at(now + min(timeout_s, self._timeout_s or timeout_s), self._check)
 
     def stop(self) -> None:
-        """End it: the reply has come."""
+        """Stop timing: the reply has arrived."""
         self._deadline = None
 
     def close(self) -> None:
-        """Take the timer away for good."""
+        """Cancel the timer for good."""
         self._deadline = None
         if self._timer is not None:
             self._timer.cancel()

@@ -1,4 +1,4 @@
-"""Worlds of tools to train on, with tasks made from numbers: their episodes, clients, scripted policies and figures."""
+"""Tool environments with generated tasks to train on: episodes, clients, scripted policies and their mean rewards."""
 
 import argparse
 import random
@@ -34,7 +34,7 @@ Difficulty: TypeAlias = Literal["easy", "medium", "hard"]
 
 
 class Level(StrEnum):
-    """How much a task asks for; what that is differs from world to world."""
+    """Difficulty of a task; each world defines what it means."""
 
     EASY = "easy"
     MEDIUM = "medium"
@@ -42,7 +42,7 @@ class Level(StrEnum):
 
 
 class WorldState(State):
-    """Where an episode stands, for the one who runs it. Whoever knows the task's index can work out what is right."""
+    """State of an episode, for its operator only: the solution follows from the task's index."""
 
     seed: int | None = Field(default=None, description="what chose the task; null where its index was given")
     split: Split | None = Field(default=None, description="the split of the task; null before a reset")
@@ -53,14 +53,18 @@ class WorldState(State):
 
 
 class WorldTask(Protocol):
-    """One task, with all that is hidden of it."""
+    """One task, including what is hidden from the policy."""
 
     @property
     def level(self) -> Level:
-        """How much it asks for."""
+        """The task's difficulty."""
 
     def text(self, calls: int) -> str:
-        """Put it into words: all that a policy needs to begin."""
+        """Return the task's text: everything that a policy needs to start.
+
+        Args:
+            calls: Number of tool calls in the episode.
+        """
 
 
 TaskT = TypeVar("TaskT", bound=WorldTask)
@@ -68,15 +72,14 @@ WorldStateT = TypeVar("WorldStateT", bound=WorldState)
 
 
 class ToolWorld(GeneratedTasks, ToolEnvironment[WorldStateT], Generic[TaskT, WorldStateT]):
-    """A world of tools whose tasks are generated from numbers: a subclass declares the tools and the methods below.
+    """A tool environment with generated tasks. A subclass declares the tools and the abstract methods.
 
-    The task decides everything, so the same task and calls give the same episode. A call earns 0 but for the one that
-    sets `_finished`.
+    The same task and calls give the same episode. Every call earns 0, except the one that sets `_finished`.
 
     Attributes:
-        NAME: Of the environment.
-        ABOUT: What it says of itself.
-        CALLS: How many calls an episode has, unless reset says otherwise.
+        NAME: The environment's name.
+        ABOUT: The environment's description.
+        CALLS: Default number of calls in an episode.
         STATE: The class of its state.
     """
 
@@ -95,15 +98,15 @@ class ToolWorld(GeneratedTasks, ToolEnvironment[WorldStateT], Generic[TaskT, Wor
 
     @abstractmethod
     def make_task(self, number: int, *, held_out: bool, level: Level | None = None) -> TaskT:
-        """Make the task of a number; see the `make_task` beside the subclass."""
+        """Make the task of a number; see the function `make_task` in the subclass's module."""
 
     @abstractmethod
     def begin_task(self, task: TaskT, calls: int) -> Observation:
-        """Begin an episode with a task, and return what the reset answers."""
+        """Start an episode with a task, and return the observation of the reset."""
 
     @abstractmethod
     def earned(self) -> float:
-        """Return what the episode that has just been finished is worth."""
+        """Return the reward of the episode that has just finished."""
 
     def reset(
         self,
@@ -116,20 +119,20 @@ class ToolWorld(GeneratedTasks, ToolEnvironment[WorldStateT], Generic[TaskT, Wor
         max_calls: int | None = None,
         **unknown: Any,
     ) -> Any:
-        """Begin an episode.
+        """Start an episode.
 
         Args:
-            seed: Chooses the task of a split where `index` does not; None draws a seed, which `state` then tells.
-            episode_id: The caller's name for the episode; None makes a uuid4.
-            split: train (also where it is None), validation or test.
-            index: The task of the split.
-            difficulty: easy, medium or hard; None leaves it to the task. With another difficulty an index is another
-                task.
-            max_calls: After how many calls the episode ends; None for `CALLS`.
-            **unknown: Refused.
+            seed: Selects the task of the split if `index` is None; None draws a seed, which `state` then contains.
+            episode_id: The caller's id for the episode; None for a new uuid4.
+            split: train (the default), validation or test.
+            index: The task's index in the split.
+            difficulty: easy, medium or hard; None for the task's own. Another difficulty makes another task of the
+                same index.
+            max_calls: Number of calls after which the episode ends; None for `CALLS`.
+            **unknown: Rejected.
 
         Raises:
-            InvalidResetOptionError: An unknown option, or a value that cannot be. The episode before goes on.
+            InvalidResetOptionError: An option is unknown, or a value invalid. The current episode continues.
         """
         check_reset(_OPTIONS, unknown, seed, episode_id)
         if difficulty is not None and (not isinstance(difficulty, str) or difficulty not in set(Level)):
@@ -171,7 +174,7 @@ class ToolWorld(GeneratedTasks, ToolEnvironment[WorldStateT], Generic[TaskT, Wor
 
     @property
     def state(self) -> WorldStateT:
-        """Where the episode stands: a copy, so that the holder of it cannot change the task."""
+        """A copy of the episode's state, so that callers cannot change the original."""
         return self._state.model_copy()
 
     def close(self) -> None:
@@ -179,11 +182,11 @@ class ToolWorld(GeneratedTasks, ToolEnvironment[WorldStateT], Generic[TaskT, Wor
         self._task = None
 
     def get_metadata(self) -> EnvironmentMetadata:
-        """What the environment says of itself."""
+        """Return the environment's name and description."""
         return EnvironmentMetadata(name=self.NAME, description=self.ABOUT)
 
     def describe_task(self, split: str, index: int) -> Mapping[str, Any]:
-        """Return a task's words, without what would be right."""
+        """Return a task's text, without the solution."""
         task = self.make_task(self.task_number(split, index), held_out=split != "train")
         known = {"id": f"{self.NAME}-{split}-{index}", "task": task.text(self.CALLS)}
         return {**known, **self.describe_more(task), "difficulty": task.level.value}
@@ -192,7 +195,7 @@ class ToolWorld(GeneratedTasks, ToolEnvironment[WorldStateT], Generic[TaskT, Wor
         """Return further fields of `describe_task`."""
         return {}
 
-    # An agent that calls the tools over MCP sees no reset; it reads the task here.
+    # Agents that call the tools over MCP do not see the observation of the reset; they read the task here.
 
     @resource("task://current", mime_type="text/plain")
     def task(self) -> str:
@@ -204,16 +207,16 @@ class ToolWorld(GeneratedTasks, ToolEnvironment[WorldStateT], Generic[TaskT, Wor
         """What is to be done with the tools, to begin a conversation with."""
         return self.task()
 
-    # Around every call, one that fails too.
+    # Called around every call, including those that fail.
 
     def before_call(self, name: str, arguments: Mapping[str, Any]) -> None:
-        """Refuse calls outside of an episode."""
+        """Reject calls outside of an episode."""
         self._current()
         if self._state.done:
             raise EpisodeOverError
 
     def after_call(self, name: str, arguments: Mapping[str, Any], result: ToolResult) -> ToolResult:
-        """Count the call, and say what it earned."""
+        """Count the call, and set its reward and whether the episode is over."""
         state = self._state
         state.step_count += 1
         state.calls_left = self._calls - state.step_count
@@ -228,19 +231,19 @@ class ToolWorld(GeneratedTasks, ToolEnvironment[WorldStateT], Generic[TaskT, Wor
 
 
 class WorldClient(MCPToolClient):
-    """Plays a world of tools behind a server: at a URL, or with `from_process()` in a process of its own.
+    """A client of a `ToolWorld` at a URL, or, with `from_process()`, in a process of its own.
 
-    `reset` takes, besides `seed` and `episode_id`, the options `split`, `index`, `difficulty` and `max_calls`.
-    `call_tool` returns what a tool gave; `step(CallToolAction(...))` what it earned as well.
+    `reset` takes `seed`, `episode_id`, `split`, `index`, `difficulty` and `max_calls`. `call_tool` returns a tool's
+    result; `step(CallToolAction(...))` also returns its reward.
 
     Attributes:
-        reset_type: The model of what a reset answers; it has a field `task`.
+        reset_type: The model of a reset's observation, with a field `task`.
     """
 
     reset_type: ClassVar[type[Observation]]
 
     def _parse_result(self, payload: dict[str, Any]) -> StepResult[Any]:
-        """Read what a reset answers as its own model, and the rest as tools answer."""
+        """Parse a reset's observation as `reset_type`, and all others as results of tools."""
         observation = payload["observation"]
         if "task" not in observation:
             return super()._parse_result(payload)
@@ -248,21 +251,21 @@ class WorldClient(MCPToolClient):
 
 
 Call: TypeAlias = Callable[[str, dict[str, Any]], CallToolObservation]
-"""Calls a tool: its name and arguments, and what the step answers."""
+"""Calls a tool, given its name and arguments, and returns the observation."""
 
 Policy: TypeAlias = Callable[[str, Call, random.Random], float]
-"""Plays a task, given its text, and returns the reward of it all."""
+"""Plays a task, given its text, and returns the total reward."""
 
 
 class SolverError(Exception):
-    """A scripted policy does not know what it sees."""
+    """A scripted policy received something it cannot handle."""
 
 
 class ToolUser:
     """Calls tools for a scripted policy.
 
     Attributes:
-        total: The rewards so far.
+        total: Sum of the rewards so far.
     """
 
     def __init__(self, call: Call) -> None:
@@ -270,7 +273,7 @@ class ToolUser:
         self.total = 0.0
 
     def use(self, name: str, /, **arguments: Any) -> Any:
-        """Call a tool and return what it gives.
+        """Call a tool and return its result.
 
         Raises:
             SolverError: The tool failed.
@@ -305,13 +308,13 @@ def print_measures(
     policies: Mapping[str, Policy],
     metrics: Mapping[str, Callable[[str, int], float]] | None = None,
 ) -> None:
-    """Print a line a policy, as the command line asks.
+    """Print one line per policy; a command-line program that parses `sys.argv`.
 
     Args:
-        about: What the command does.
-        world: What is played.
-        policies: By name.
-        metrics: By name, functions of a split and a number of tasks that return the mean reward of one call each.
+        about: Description of the command.
+        world: The environment to play.
+        policies: The policies by name.
+        metrics: By name, functions of a split and a number of tasks that return a mean reward with one call per task.
     """
     parser = argparse.ArgumentParser(description=about)
     parser.add_argument("--split", default="test", choices=list(world.SPLITS))

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from openenv_core.images.build import BuildPlan
 
 BASE: Final = "base"
-"""The word that stands for the base images."""
+"""The target that means the base images."""
 
 FAILED: Final = 1
 
@@ -58,11 +58,11 @@ def configure(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Build all, and return 1 where any failed.
+    """Build all targets; return 1 if any failed.
 
     Raises:
-        ConfigurationError: What is asked for is impossible; nothing was built then.
-        EngineUnavailableError: No engine answers.
+        ConfigurationError: The arguments are invalid; nothing was built.
+        EngineUnavailableError: The engine does not respond.
     """
     plans = _plans(arguments)
     from openenv_core.images.engine import engine
@@ -81,7 +81,7 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def _plans(arguments: argparse.Namespace) -> "list[tuple[str, BuildPlan | None]]":
-    """Say what to build before anything is; None is the base."""
+    """Plan all builds before the first starts; None stands for the base."""
     from openenv_core.images.build import plan, read_build_args, refuse_same_tags
 
     build_args = read_build_args(arguments.build_arg)
@@ -105,7 +105,7 @@ def _plans(arguments: argparse.Namespace) -> "list[tuple[str, BuildPlan | None]]
             continue
         folder = _folder(target)
         if folder in folders:
-            continue  # `my_env my_env/`: asked for twice, in two spellings
+            continue  # the same folder in two spellings: `my_env my_env/`
         folders.add(folder)
         planned = plan(
             folder,

@@ -1,4 +1,4 @@
-"""What a package offers to the command `ropewalk`."""
+"""The interface of subcommands of `ropewalk`, which packages provide."""
 
 import argparse
 import json
@@ -9,19 +9,17 @@ from typing import Any
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Command:
-    """One subcommand, named by an entry point of the group `ropewalk.commands`.
+    """A subcommand, registered by an entry point of the group `ropewalk.commands`.
 
-    Make one at the top of a module that imports nothing heavy, and import in `run`: the module is loaded
-    for every `ropewalk --help`.
+    Define it in a module that imports nothing heavy, and import in `run`: every `ropewalk --help` loads the module.
 
     Attributes:
-        name: What it is called.
+        name: Name of the subcommand.
         help: One line for the list of commands.
-        configure: Adds its arguments.
-        run: Does the work and returns the exit status. May raise OpenEnvError, which becomes one line on
-            standard error and status 2.
-        examples: Shown at the end of its help, one a line.
-        reword: Turns the words behind its name into those that its parser knows; None where those are all there are.
+        configure: Adds its arguments to a parser.
+        run: Runs it and returns the exit status. An OpenEnvError becomes one line on standard error and status 2.
+        examples: Examples at the end of its help, one per line.
+        reword: Converts its arguments before they are parsed; None leaves them unchanged.
     """
 
     name: str
@@ -32,18 +30,18 @@ class Command:
     reword: Callable[[Sequence[str]], Sequence[str]] | None = None
 
 
-# Types of arguments. What they refuse is told with the option's name, and is status 2.
+# Types of arguments. argparse reports their errors with the option's name; the status is 2.
 
 
 def read_count(text: str) -> int:
-    """Read a whole number of at least 1."""
+    """Parse an integer of at least 1."""
     if not text.isascii() or not text.isdigit() or int(text) < 1:
         raise argparse.ArgumentTypeError(f"expected a whole number of at least 1, got {text!r}")
     return int(text)
 
 
 def read_seconds(text: str) -> float:
-    """Read a number of seconds; 0 is one too."""
+    """Parse a number of seconds, which may be 0."""
     try:
         seconds = float(text)
     except ValueError:
@@ -54,7 +52,7 @@ def read_seconds(text: str) -> float:
 
 
 def read_object(text: str) -> dict[str, Any]:
-    """Read a JSON object."""
+    """Parse a JSON object."""
     try:
         value = json.loads(text)
     except ValueError:

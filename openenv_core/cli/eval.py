@@ -1,4 +1,4 @@
-"""`ropewalk eval`: any environment against any policy; and two evaluations beside each other."""
+"""`ropewalk eval`: evaluates a policy in environments, and compares evaluations."""
 
 import argparse
 import asyncio
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 FOLDER: Final = "evals"
 RUN_FILE: Final = "config.yaml"
-"""Where an evaluation by `--config` keeps its configuration, which `--resume` goes on with."""
+"""File with the configuration of an evaluation by `--config`, for `--resume`."""
 MAX_SHOWN_TASKS: Final = 20
 
 
@@ -98,11 +98,11 @@ _ALONE: Final = {
     "compare": ("json",),
     "resume": ("json",),
 }
-"""What may stand beside an option that says what the command does."""
+"""Options that may be combined with each option that selects a mode."""
 
 
 def reword(argv: Sequence[str]) -> Sequence[str]:
-    """Write a run's keys as its configuration knows them; see `rl_bridge.cli.common`."""
+    """Convert the configuration keys of a training run; see `rl_bridge.cli.common`."""
     if not any(word.partition("=")[0] == "--config" for word in argv):
         return argv
     from openenv_core.evaluation.policies import load_provided
@@ -111,7 +111,7 @@ def reword(argv: Sequence[str]) -> Sequence[str]:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Evaluate or compare; 1 where the evaluation could not be brought to its end, 2 for wrong usage."""
+    """Evaluate or compare; return 1 if the evaluation could not be completed. Wrong usage raises: status 2."""
     modes = [name for name in _ALONE if getattr(arguments, name)]
     options = {name: value for name, value in vars(arguments).items() if value not in (None, [], False)}
     if modes:
@@ -147,7 +147,7 @@ def _evaluate(arguments: argparse.Namespace) -> int:
         name = f"{FOLDER}/{targets}-{time.strftime('%Y%m%d-%H%M%S')}"
         folder = EvaluationFolder.begin(Path(arguments.out or name), settings)
     settings = folder.settings()
-    signal.signal(signal.SIGTERM, signal.default_int_handler)  # a polite kill ends it as Ctrl-C does
+    signal.signal(signal.SIGTERM, signal.default_int_handler)  # SIGTERM ends it like Ctrl-C
     try:
         with folder:
             asyncio.run(_play(folder, settings))
@@ -158,7 +158,7 @@ def _evaluate(arguments: argparse.Namespace) -> int:
     except ConfigurationError:
         if (
             not folder.records and not arguments.resume
-        ):  # nothing was played: the next attempt may have the name
+        ):  # nothing was played: free the name for the next attempt
             shutil.rmtree(folder.path, ignore_errors=True)
         raise
     except OpenEnvError as error:
@@ -211,7 +211,7 @@ async def _play_environment(
     policy: "AnyPolicy",
     first: int,
 ) -> int:
-    """Play the missing episodes of one environment; return how many tasks it has."""
+    """Play the missing episodes of an environment; return its number of tasks."""
     from openenv_core.evaluation.episodes import Arena, count_tasks, plan_episodes
     from openenv_core.evaluation.records import LOST, EpisodeRecord, ProgressBar
     from openenv_core.providers.base import has_died
@@ -250,7 +250,7 @@ async def _play_environment(
 
 
 def _report(folder: "EvaluationFolder", settings: "EvaluationSettings", *, as_json: bool) -> int:
-    """Print the figures, and write them; return 1 where an environment has none."""
+    """Print and save the metrics; return 1 if an environment has no episodes."""
     from openenv_core.evaluation.records import describe_missing, summarize, table_lines
 
     summaries = {

@@ -1,4 +1,4 @@
-"""`ropewalk init`: a new environment, complete and working."""
+"""`ropewalk init`: makes a new environment, complete and working."""
 
 import argparse
 import os
@@ -39,10 +39,10 @@ def configure(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Make the folder, and say what to do next.
+    """Make the folder, and print the next steps.
 
     Raises:
-        ConfigurationError: It cannot be called that, or it is there already.
+        ConfigurationError: The name is invalid, or the folder exists.
     """
     from openenv_core.scaffold.making import TEMPLATES, make, make_task
     from openenv_core.scaffold.names import names_of

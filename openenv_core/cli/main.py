@@ -1,4 +1,4 @@
-"""`ropewalk`: assembled from the commands that installed packages bring."""
+"""The command `ropewalk`, assembled from the subcommands of installed packages."""
 
 import argparse
 import difflib
@@ -20,10 +20,10 @@ GROUP: Final = "ropewalk.commands"
 FAILED: Final = 2
 INTERRUPTED: Final = 130
 OUTPUT_CLOSED: Final = 141
-"""As a shell has it of a program that SIGPIPE ended."""
+"""A shell's exit status for a program that SIGPIPE ended."""
 
 _EXTRAS: Final[Mapping[str, str]] = {"servers": "server", "rl_bridge": "rl"}
-"""Which extra brings what a package of ours needs."""
+"""The extras with the dependencies of our packages."""
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -33,7 +33,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def run(command: Command, argv: Sequence[str]) -> int:
-    """Run one command, wherever it was found, with the words behind its name, and return the exit status."""
+    """Run one subcommand with its arguments and return the exit status."""
     return _run_to_status(lambda: _run(command, argv))
 
 
@@ -64,10 +64,10 @@ def _run_to_status(work: Callable[[], int]) -> int:
 
 
 def _is_output_closed() -> bool:
-    """Whether whoever read our output has gone, as `head` does."""
+    """Whether the reader of standard output, such as `head`, has closed it."""
     try:
         output = sys.stdout.fileno()
-    except (OSError, ValueError):  # it is no file
+    except (OSError, ValueError):  # not a file
         return False
     looking = select.poll()
     looking.register(output, 0)
@@ -75,7 +75,7 @@ def _is_output_closed() -> bool:
 
 
 def _discard_output() -> None:
-    """Drop the output that could not be written, or Python would complain when it flushes at its end."""
+    """Redirect standard output to /dev/null; otherwise Python's flush at exit would fail."""
     nowhere = os.open(os.devnull, os.O_WRONLY)
     os.dup2(nowhere, sys.stdout.fileno())
     os.close(nowhere)
@@ -83,17 +83,17 @@ def _discard_output() -> None:
 
 def _main(argv: Sequence[str]) -> int:
     points = sorted(entry_points(group=GROUP), key=lambda point: point.name)
-    # The command that is asked for is loaded alone: others may be slow, or broken.
+    # Only the requested command is loaded: others may be slow or broken.
     entry_point = next((point for point in points if argv and point.name == argv[0]), None)
     return _overview(points, argv) if entry_point is None else _run(load(entry_point), argv[1:])
 
 
 def load(point: EntryPoint) -> Command:
-    """Load one command. ConfigurationError: it cannot be loaded; the message says what to install."""
+    """Load a subcommand. Raises `ConfigurationError` if it cannot be loaded, with what to install."""
     try:
         command = point.load()
     except Exception as error:
-        compat.check()  # the released package, installed after ours, breaks it
+        compat.check()  # installing the released package after ours breaks it
         package = point.value.partition(":")[0].partition(".")[0]
         extra = _EXTRAS.get(package)
         missing = isinstance(error, ImportError)
@@ -120,7 +120,7 @@ def _run(command: Command, argv: Sequence[str]) -> int:
     )
     command.configure(parser)
     known = argv if command.reword is None else command.reword(argv)
-    return command.run(parser.parse_intermixed_args(known))  # options may stand between other words
+    return command.run(parser.parse_intermixed_args(known))  # options may come between positional arguments
 
 
 def _overview(points: Sequence[EntryPoint], argv: Sequence[str]) -> int:
@@ -157,12 +157,10 @@ def _examples(examples: Sequence[str]) -> str | None:
 
 
 class _Parser(argparse.ArgumentParser):
-    """Raises what the other errors of the command line are."""
+    """Raises `ConfigurationError` for invalid arguments, instead of exiting."""
 
     def error(self, message: str) -> NoReturn:
         cause = getattr(sys.exception(), "__context__", None)
-        if isinstance(
-            cause, ConfigurationError
-        ):  # argparse has its own words for what reading an argument raises
+        if isinstance(cause, ConfigurationError):  # argparse would replace the message of an argument's type
             raise cause from None
         raise ConfigurationError(f"{message}; see {self.prog} --help")

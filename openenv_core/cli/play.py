@@ -1,4 +1,4 @@
-"""`ropewalk play`: any environment, in the terminal."""
+"""`ropewalk play`: steps an environment in the terminal."""
 
 import argparse
 import os
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from openenv_core.targets import RunningTarget, Target
 
 TRACEBACK_WAIT_S: Final = 2.0
-"""How long, in seconds, a traceback may take from the server's process to here."""
+"""How long, in seconds, to wait for a traceback in the server's output."""
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
@@ -51,7 +51,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Play; 1 where something went wrong that nobody was there to see."""
+    """Play; return 1 if something failed and the input is not interactive."""
     from openenv_core.play.game import Game
     from openenv_core.play.reporters import JsonTerminal, Terminal
     from openenv_core.targets import run_target, target_of
@@ -79,7 +79,7 @@ def run(arguments: argparse.Namespace) -> int:
                     terminal.say()  # below the prompt
                 game.end_episode()
                 raise
-            except BrokenPipeError:  # whoever read has gone
+            except BrokenPipeError:  # the reader has closed the pipe
                 os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
                 return 1
 
@@ -129,7 +129,7 @@ def _play_script(
 def _sample_actions(
     arguments: argparse.Namespace, game: "Game", target: "Target", schema: dict[str, Any]
 ) -> Iterator[dict[str, Any]]:
-    """Yield valid actions: the author's examples where there are some, else what the schema allows."""
+    """Yield valid actions: the author's examples if any, otherwise samples from the schema."""
     import random
 
     from openenv_core.checker.drawing import pool
@@ -139,7 +139,7 @@ def _sample_actions(
         raise ConfigurationError("expected a server with /schema for --random, got none; give --action")
     examples: list[dict[str, Any]] = []
     if target.folder is not None:
-        with suppress(ConfigurationError):  # a bad manifest is for `ropewalk validate` to tell of
+        with suppress(ConfigurationError):  # `ropewalk validate` reports an invalid manifest
             examples = read_manifest(target.folder).validation.episodes.example_actions
 
     def tools() -> list[dict[str, Any]]:
@@ -151,14 +151,14 @@ def _sample_actions(
 
 
 def _show_traceback(provider: Any, error: BaseException) -> None:
-    """Print the traceback of an environment that is served here, from its server's output."""
+    """Print the environment's traceback from the output of a server that this command started."""
     from openenv_core.play.reporters import sanitize
     from openenv_core.providers.process import LocalProcessProvider, last_traceback
 
     if not isinstance(error, ExecutionError) or not isinstance(provider, LocalProcessProvider):
         return
     deadline = time.monotonic() + TRACEBACK_WAIT_S
-    # The reply may be here before what was printed ahead of it has been read.
+    # The reply may arrive before the server's earlier output was read.
     while not (traceback_text := last_traceback(provider.output())) and time.monotonic() < deadline:
         time.sleep(0.02)
     if traceback_text:
@@ -181,7 +181,7 @@ def _token(arguments: argparse.Namespace, target: "Target") -> str | None:
 
 
 def _schema(url: str, token: str | None) -> dict[str, Any]:
-    """Return what the server says of its models; nothing where it says nothing that can be used."""
+    """Return the server's /schema; {} if it is missing or unusable."""
     import httpx
 
     from openenv_core.protocol.http import http_url
@@ -192,7 +192,7 @@ def _schema(url: str, token: str | None) -> dict[str, Any]:
             reply = http.get(f"{http_url(url)}/schema", timeout=10)
         document = reply.json() if reply.status_code == 200 else {}
     except (httpx.HTTPError, httpx.InvalidURL, ValueError):
-        return {}  # the session tells what is wrong
+        return {}  # opening the session will report the problem
     return document if isinstance(document, dict) and isinstance(document.get("action"), dict) else {}
 
 

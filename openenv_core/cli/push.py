@@ -1,4 +1,4 @@
-"""`ropewalk push`: images to a registry, folders to a Space of the Hugging Face hub."""
+"""`ropewalk push`: pushes images to a registry, or a folder to a Hugging Face Space."""
 
 import argparse
 import sys
@@ -41,10 +41,10 @@ def configure(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Push, and return 1 where anything did not arrive.
+    """Push; return 1 if anything failed.
 
     Raises:
-        ConfigurationError: What is asked for is impossible; nothing was pushed then.
+        ConfigurationError: The arguments are invalid; nothing was pushed.
     """
     if arguments.space is not None:
         return _push_space(arguments)
@@ -77,7 +77,7 @@ def _push_images(arguments: argparse.Namespace) -> int:
 
 
 def _image_of(target: str) -> str:
-    """Return the image that a word stands for: a folder's is the one that `ropewalk build` makes of it."""
+    """Return the image of a target; for a folder, the one that `ropewalk build` makes."""
     from openenv_core.images.build import complete_tags, default_tag, name_of
 
     path = Path(target).expanduser()

@@ -1,4 +1,4 @@
-"""`ropewalk validate`: every check on one environment."""
+"""`ropewalk validate`: runs the checks on an environment."""
 
 import argparse
 import os
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from openenv_core.checker.subject import Subject
 
 _PACKAGES: Final = ("hypothesis", "jsonschema", "psutil", "pytest")
-"""What the extra `author` brings for the checker."""
+"""Packages of the extra `author` that the checker needs."""
 
 _PASSED: Final = 0
 _FAILED: Final = 1
@@ -76,10 +76,10 @@ def run(arguments: argparse.Namespace) -> int:
     """Run the checks.
 
     Returns:
-        0 when nothing failed, 1 when a check did, 130 after Ctrl-C.
+        0 if no check failed, 1 if one did, 130 after Ctrl-C.
 
     Raises:
-        OpenEnvError: Wrong usage, or the target cannot be had: status 2.
+        OpenEnvError: Invalid arguments, or an unavailable target: status 2.
     """
     from openenv_core.checker.results import CheckReport, Console, as_json, as_junit, format_list
     from openenv_core.checker.runner import run_isolated
@@ -146,7 +146,7 @@ def _subject(arguments: argparse.Namespace) -> "Subject":
 
 
 def _require_packages() -> None:
-    """See that what the checks work with is installed; without it each of them would say so."""
+    """Check once that the packages of the checks are installed; otherwise every check would report it."""
     missing = [name for name in _PACKAGES if find_spec(name) is None]
     if missing:
         raise ConfigurationError(
@@ -156,7 +156,7 @@ def _require_packages() -> None:
 
 
 def _read_report_path(text: str) -> Path:
-    """Return the path of a report, before minutes are spent on what it would hold."""
+    """Return the path of a report, and check that it is writable before the checks run for minutes."""
     path = Path(text)
     try:
         path.touch()

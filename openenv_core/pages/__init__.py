@@ -1,7 +1,7 @@
-"""What the pages of Ropewalk share: their look, light and dark, their keys, and how a value is shown.
+"""Shared parts of Ropewalk's pages: style (light and dark), keyboard shortcuts, and display of values.
 
-A page is a folder `assets` with its `page.html`, `page.css` and scripts. It comes without a build step, and asks nobody
-but its own server. Everything that it shows of others is text to it: `require-trusted-types-for` refuses the rest.
+A page is a folder `assets` with `page.html`, `page.css` and scripts. It needs no build step, and sends requests only to
+its own server. It shows foreign data only as text, which `require-trusted-types-for` enforces.
 """
 
 import base64
@@ -16,7 +16,7 @@ _BASE: Final = "base.css"
 
 @lru_cache
 def asset(package: str, name: str) -> str:
-    """Return a file of a page, or of what pages share where the page has none of that name."""
+    """Return a file of a page, or else the shared file of that name."""
     own = files(package) / "assets" / name
     return (own if own.is_file() else files(__name__) / "assets" / name).read_text(encoding="utf-8")
 
@@ -30,7 +30,7 @@ def script(package: str, names: Sequence[str]) -> str:
 
 @lru_cache
 def style(package: str) -> str:
-    """Return the style of a page, behind that of all pages."""
+    """Return the shared style, followed by that of a page."""
     return asset(package, _BASE) + asset(package, "page.css")
 
 

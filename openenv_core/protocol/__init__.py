@@ -1,5 +1,5 @@
-"""The wire: the only place that knows the keys of its JSON.
+"""The wire protocol: the only package that knows its JSON keys.
 
-`requests` writes and reads what clients send, `replies` what servers send, `errors` names the released error codes,
-`jsonio` says what may be inside. `http`, `jsonrpc` and `toolcalls` are the wire's other dialects.
+`requests` encodes and decodes frames of clients, `replies` those of servers, `errors` has the released error codes and
+`jsonio` the JSON encoder. `http`, `jsonrpc` and `toolcalls` are other encodings of requests and replies.
 """

@@ -1,4 +1,4 @@
-"""The released error codes, and what is told of a request that does not validate."""
+"""The released error codes, and the errors of requests that do not validate."""
 
 from collections.abc import Mapping
 from typing import Any, Final
@@ -14,15 +14,15 @@ CAPACITY_REACHED: Final = "CAPACITY_REACHED"
 FACTORY_ERROR: Final = "FACTORY_ERROR"
 SESSION_ERROR: Final = "SESSION_ERROR"
 NOT_EXECUTED: Final = "NOT_EXECUTED"
-"""Of `ropewalk.v1` alone: the request was cancelled, or its deadline was over, before it had begun."""
+"""Only in `ropewalk.v1`: the request was cancelled, or its deadline passed, before it started."""
 
 
 class RefusalError(Exception):
-    """A request that is answered with an error frame.
+    """Rejects a request with an error frame.
 
     Attributes:
         code: One of the codes above.
-        message: What was expected, what came, what to do.
+        message: What was expected, what was received, and what to do.
         extra: Further keys of the frame's data.
     """
 
@@ -34,24 +34,24 @@ class RefusalError(Exception):
 
 
 MAX_FAULTS: Final = 32
-"""Of more faults only their number is told."""
+"""Maximum number of validation errors to list; of more, only their number is sent."""
 
 MAX_ECHO: Final = 1024
-"""Characters of a request whose faults are told with the values that were found; of a longer one without."""
+"""Maximum length of a request whose validation errors include the invalid values."""
 
 MAX_TEXT: Final = 1000
-"""Characters of one message, and of anything that it names."""
+"""Maximum characters of one message, and of each key in its location."""
 
 MAX_SAID: Final = 16_384
-"""Characters of what an exception of the environment says."""
+"""Maximum characters of the text of an environment's exception."""
 
 _MAX_DEPTH: Final = 32
 _MAX_WORK: Final = 32 * 1024 * 1024
-"""The greatest product of faults and size: every fault may repeat a key as long as the request."""
+"""Maximum product of error count and request size: every error may repeat a key as long as the request."""
 
 
 def faults_of(error: ValidationError, size: int) -> list[dict[str, Any]]:
-    """Return the faults as plain JSON values."""
+    """Return validation errors as plain JSON values; `size` is the request's length."""
     count = error.error_count()
     if count > MAX_FAULTS or count * size > _MAX_WORK:
         text = f"expected a request of this server's schema, got one of {size} characters with {count} faults"
@@ -64,23 +64,23 @@ def faults_of(error: ValidationError, size: int) -> list[dict[str, Any]]:
 
 
 def _as_json(error: ValidationError, whole: bool) -> str:
-    # pydantic's own JSON form, because a validator's ValueError in `ctx` is not plain.
+    # pydantic's JSON encoder, because `ctx` may hold a validator's ValueError.
     try:
         return error.json(include_url=False, include_input=whole, include_context=whole)
-    except Exception:  # an input that cannot be written
+    except Exception:  # an input that JSON cannot hold
         return error.json(include_url=False, include_input=False)
 
 
 def text_of(error: BaseException) -> str:
-    """Return what an exception says, as text that can be sent: whatever it says, and where saying it fails."""
+    """Return an exception's text, or its class's name if it has none or `str` fails, in a form that can be sent."""
     try:
         text = str(error)
     except Exception:
         text = ""
-    # It can hold lone surrogates, which UTF-8 cannot.
+    # It may contain lone surrogates, which UTF-8 cannot encode.
     return short(text or type(error).__name__, MAX_SAID).encode("utf-8", "replace").decode("utf-8")
 
 
 def short(text: str, limit: int = MAX_TEXT) -> str:
-    """Return a text, or the beginning of a long one."""
+    """Return a text, truncated to `limit` characters."""
     return text if len(text) <= limit else f"{text[:limit]}..."

@@ -1,4 +1,4 @@
-"""Plain HTTP: a frame as a request of method, path and body, the answer to it as a frame; and URLs of servers."""
+"""Plain HTTP: converts frames to HTTP requests and responses to frames; URLs of servers."""
 
 import re
 from collections.abc import Mapping
@@ -17,44 +17,44 @@ from openenv_core.protocol.jsonio import dumps
 from openenv_core.protocol.replies import encode_error
 
 SESSION_HEADER: Final = "X-OpenEnv-Session"
-"""Names the session of a request; in a reply, the session that the server keeps."""
+"""Header with the session of a request; in a response, the session that the server keeps."""
 
 SESSION_COOKIE: Final = "openenv_session"
-"""The same, for callers that keep cookies; the header goes first."""
+"""Cookie with the session, for callers that keep cookies; the header takes precedence."""
 
 DETERMINISTIC_HEADER: Final = "X-OpenEnv-Deterministic"
-"""In the answer to a WebSocket's opening and to /health: what the environment says of itself by `DETERMINISTIC`."""
+"""Header of the WebSocket handshake's response and of /health: the environment declares itself `DETERMINISTIC`."""
 
 DETERMINISTIC: Final = "true"
-"""Its one value. Released servers do not send the header, and released clients do not look at it."""
+"""The header's only value. Released servers do not send the header, and released clients ignore it."""
 
 SESSION_ID: Final = re.compile(r"[A-Za-z0-9._-]{1,128}")
-"""What a session's id may be, whoever chooses it."""
+"""Valid session ids, whether chosen by client or server."""
 
 
 def is_bearer_token(text: str) -> bool:
-    """Whether a header can carry a text as a bearer token: printable ASCII without spaces."""
+    """Whether a text is a valid bearer token: printable ASCII without spaces."""
     return bool(text) and text.isascii() and text.isprintable() and " " not in text
 
 
 @dataclass(frozen=True, slots=True)
 class HttpRequest:
-    """A request that says what a frame says."""
+    """The HTTP request that corresponds to a frame."""
 
     kind: str  # the frame's type
     method: str
     path: str
     body: bytes | None = None
-    is_sessionless: bool = False  # it is about no session
+    is_sessionless: bool = False  # refers to no session
 
 
 def http_request(frame: bytes, session_id: str, begun: bool = True) -> HttpRequest:
-    """Return the request that says the same as a frame.
+    """Return the HTTP request that corresponds to a frame.
 
     Args:
-        frame: What would be sent on a socket.
-        session_id: Of this caller's session.
-        begun: Whether the server has it yet. What tools there are can be asked before.
+        frame: The frame as it would be sent on a WebSocket.
+        session_id: Id of the client's session.
+        begun: Whether the session is open on the server. Tools can be listed before that.
     """
     message: dict[str, Any] = from_json(frame)
     kind, data = message["type"], message.get("data")
@@ -78,18 +78,18 @@ def http_request(frame: bytes, session_id: str, begun: bool = True) -> HttpReque
 
 
 def reply_frame(request: HttpRequest, body: bytes) -> bytes:
-    """Return the frame for an answer of status 200."""
+    """Return the frame for a response with status 200."""
     kind = request.kind if request.kind in ("state", "mcp") else "observation"
     return b'{"type":"%b","data":%b}' % (kind.encode(), body or b"null")
 
 
 def error_frame(status: int, body: bytes, retry_after_s: float | None) -> bytes | None:
-    """Return the error frame for an answer that is no success; None where its status is that of no frame.
+    """Return the error frame for an unsuccessful response; None for a status without a corresponding frame.
 
     Args:
         status: The HTTP status.
-        body: `{"detail": ...}` with a text, a list of faults, or the data of an error frame; or anything.
-        retry_after_s: What the answer's Retry-After says.
+        body: Usually `{"detail": ...}` with a text, a list of errors, or the data of an error frame.
+        retry_after_s: Seconds from the response's Retry-After header.
     """
     detail = _detail(body)
     extra: dict[str, Any] = {}
@@ -120,7 +120,7 @@ def error_frame(status: int, body: bytes, retry_after_s: float | None) -> bytes 
 
 
 def detail_text(body: bytes) -> str:
-    """Return the words of an answer that is no success."""
+    """Return the message of an unsuccessful response."""
     detail = _detail(body)
     if isinstance(detail, Mapping):
         detail = detail.get("message", detail)
@@ -128,7 +128,7 @@ def detail_text(body: bytes) -> str:
 
 
 def said_by_server(body: bytes) -> bool:
-    """Whether an answer that is no success is one of ours, which has a code, and not of a proxy before it."""
+    """Whether an unsuccessful response comes from our server, which sends a code, not from a proxy."""
     detail = _detail(body)
     return isinstance(detail, Mapping) and "code" in detail
 
@@ -142,7 +142,7 @@ def _detail(body: bytes) -> Any:
 
 
 def _inside(error: Any) -> Any:
-    """Return one fault with its place as frames give it: inside the data, not the body of a request."""
+    """Return a validation error with `loc` relative to the frame's data, not to the HTTP body."""
     if not isinstance(error, Mapping) or not isinstance(error.get("loc"), list):
         return error
     place = error["loc"]
@@ -152,12 +152,12 @@ def _inside(error: Any) -> Any:
 
 
 def redact_url(url: str) -> str:
-    """Return a URL as messages have it: without user, password and query, which may be secrets."""
-    with suppress(ValueError):  # brackets without an end, or a port that is no number
+    """Return a URL for messages: without user, password and query, which may be secrets."""
+    with suppress(ValueError):  # an unclosed bracket, or a port that is not a number
         parts = urlsplit(url)
         if parts.hostname and parts.port != 0:
             return urlunsplit((parts.scheme, parts.netloc.rpartition("@")[2], parts.path, "", ""))
-    # Perhaps the password has a character that ought to be quoted: nothing in front of the last @ is shown.
+    # The password may contain an unquoted special character: hide everything before the last @.
     _, at, rest = url.rpartition("@")
     return ("...@" if at else "") + rest.partition("?")[0]
 
@@ -167,14 +167,14 @@ _SOCKET: Final = {"http": "ws", "https": "wss", "ws": "ws", "wss": "wss"}
 
 
 def websocket_url(base_url: str, session_id: str | None = None) -> str:
-    """Return the address of the session socket for a server's URL.
+    """Return the WebSocket URL for a server's URL.
 
     Args:
-        base_url: With or without the `/ws` at its end.
-        session_id: The standing session to attach to.
+        base_url: The server's URL, with or without `/ws` at its end.
+        session_id: An existing session to attach to.
 
     Raises:
-        ConfigurationError: The URL is of another scheme, or names no host.
+        ConfigurationError: The URL has another scheme or no host.
     """
     scheme, netloc, path, query = _parts(base_url, _SOCKET)
     if session_id is not None:
@@ -183,10 +183,10 @@ def websocket_url(base_url: str, session_id: str | None = None) -> str:
 
 
 def http_url(base_url: str) -> str:
-    """Return the address that the paths of plain HTTP are appended to.
+    """Return the base URL of a server's HTTP routes.
 
     Raises:
-        ConfigurationError: The URL is of another scheme, or names no host.
+        ConfigurationError: The URL has another scheme or no host.
     """
     scheme, netloc, path, _ = _parts(base_url, _HTTP)
     return urlunsplit((scheme, netloc, path, "", ""))
@@ -196,7 +196,7 @@ def _parts(base_url: str, schemes: dict[str, str]) -> tuple[str, str, str, str]:
     try:
         parts = urlsplit(base_url)
         scheme = schemes.get(parts.scheme) if parts.hostname else None
-    except ValueError:  # brackets without an end
+    except ValueError:  # an unclosed bracket
         scheme = None
     if scheme is None:
         raise ConfigurationError(
@@ -206,7 +206,7 @@ def _parts(base_url: str, schemes: dict[str, str]) -> tuple[str, str, str, str]:
 
 
 def retry_after(value: str | None) -> float | None:
-    """Read a Retry-After header, seconds or a date, as seconds from now; None where it says nothing."""
+    """Parse a Retry-After header, seconds or a date, to seconds from now; None if it is missing or invalid."""
     if not value:
         return None
     try:

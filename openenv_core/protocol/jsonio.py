@@ -1,4 +1,4 @@
-"""JSON with the wire's two extras: NaN and infinities become null, arrays and bytes are welcome."""
+"""JSON encoding of the wire: NaN and infinities become null; arrays and bytes are supported."""
 
 from collections.abc import Callable
 from typing import Any
@@ -10,7 +10,7 @@ __all__ = ["dumps", "from_json", "reader", "to_plain"]
 
 
 def to_plain(value: Any) -> Any:
-    """Turn what pydantic cannot serialise into what it can: arrays and scalars of numpy, torch and kin.
+    """Convert arrays and scalars of numpy, torch etc., which pydantic cannot serialise.
 
     Raises:
         TypeError: The value has no plain form.
@@ -25,15 +25,15 @@ def to_plain(value: Any) -> Any:
 
 
 def dumps(value: Any) -> bytes:
-    """Encode any value; models keep their own settings."""
+    """Encode any value as JSON; models use their own serialisation settings."""
     return to_json(value, fallback=to_plain, inf_nan_mode="null", bytes_mode="base64")
 
 
 def reader(model: type[BaseModel]) -> Callable[[dict[str, Any]], Any]:
-    """Return what turns parsed JSON into `model`.
+    """Return a function that validates parsed JSON into `model`.
 
-    Parsed JSON is validated as Python values, which is quick, unless the model has fields that only
-    JSON mode reads rightly: bytes (base64 text on the wire) and strict ones (a date as text).
+    It validates Python values, which is fast, unless the model has fields that need pydantic's JSON mode: bytes
+    (base64 text on the wire) and strict fields (such as a date as text).
     """
     validator = model.__pydantic_validator__
     if not _needs_json_mode(model.__pydantic_core_schema__):

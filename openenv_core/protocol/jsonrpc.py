@@ -1,4 +1,4 @@
-"""JSON-RPC 2.0 as the released wire has it: one request, one response, and `data` in every error."""
+"""JSON-RPC 2.0 as in the released protocol: no batches, and `data` in every error."""
 
 from typing import Annotated, Any, Final, Literal
 
@@ -17,7 +17,7 @@ SERVER_ERROR: Final = -32000
 
 
 class JsonRpcFaultError(Exception):
-    """A request that is answered with an error."""
+    """An error response to a request."""
 
     def __init__(self, code: int, message: str, data: Any = None) -> None:
         super().__init__(message)
@@ -38,7 +38,7 @@ class RpcRequest(BaseModel):
 
 
 def parse(text: str | bytes) -> Any:
-    """Read the JSON of a request. JsonRpcFaultError: PARSE_ERROR."""
+    """Parse the JSON of a request. Raises `JsonRpcFaultError` with PARSE_ERROR."""
     try:
         return from_json(text, allow_inf_nan=False)
     except ValueError as error:
@@ -46,10 +46,10 @@ def parse(text: str | bytes) -> Any:
 
 
 def read(value: Any, size: int) -> RpcRequest:
-    """Read a request whose JSON has been parsed, and was of this size.
+    """Validate a parsed request; `size` is the length of its JSON.
 
     Raises:
-        JsonRpcFaultError: PARSE_ERROR (batches are not taken) or INVALID_REQUEST.
+        JsonRpcFaultError: PARSE_ERROR (also for batches) or INVALID_REQUEST.
     """
     if not isinstance(value, dict):
         kind = "a batch" if isinstance(value, list) else type(value).__name__
@@ -66,13 +66,13 @@ def read(value: Any, size: int) -> RpcRequest:
 
 
 def encode_result(request_id: int | str | None, result: Any) -> bytes:
-    """Write the response of a method that has succeeded."""
+    """Encode the response of a successful method."""
     return dumps({"jsonrpc": "2.0", "id": request_id, "result": result})
 
 
 def encode_fault(request_id: int | str | None, fault: JsonRpcFaultError) -> bytes:
-    """Write the response of a request that has failed."""
-    # Text of exceptions can hold lone surrogates, which UTF-8 cannot.
+    """Encode the response of a failed request."""
+    # Text of exceptions may contain lone surrogates, which UTF-8 cannot encode.
     message = fault.message.encode("utf-8", "replace").decode("utf-8")
     error = {"code": fault.code, "message": message, "data": fault.data}
     return dumps({"jsonrpc": "2.0", "id": request_id, "error": error})

@@ -1,4 +1,4 @@
-"""Frames from server to client in the released dialect, and the bodies of HTTP replies."""
+"""Frames from server to client in the released dialect, and the bodies of HTTP responses."""
 
 import math
 from collections.abc import Mapping
@@ -36,7 +36,7 @@ _ERRORS: Mapping[str, type[ServerError]] = {
 
 
 def _scalar(value: Any) -> bytes:
-    """Encode a reward or a flag; the common cases without a serialiser."""
+    """Encode a reward or flag; common cases without a serialiser, for speed."""
     if value is None:
         return b"null"
     if value is False:
@@ -49,11 +49,11 @@ def _scalar(value: Any) -> bytes:
 
 
 def encode_observation(observation: Observation) -> str:
-    """Write the reply to a reset or a step: the envelope, reward in its own JSON type.
+    """Encode the reply to a reset or step. The reward keeps its JSON type.
 
     Raises:
-        TypeError: What the environment returned is no Observation.
-        ValueError: The observation holds what JSON cannot (pydantic's serialisation error is one).
+        TypeError: The environment returned something other than an Observation.
+        ValueError: JSON cannot hold the observation; includes pydantic's serialisation error.
     """
     body, metadata = encode_fields(observation)
     return (
@@ -68,11 +68,11 @@ def encode_observation(observation: Observation) -> str:
 
 
 def encode_http_result(observation: Observation) -> bytes:
-    """Write the body of an HTTP reset or step: metadata always there, reward a float.
+    """Encode the body of an HTTP reset or step: `metadata` is always present, the reward a float.
 
     Raises:
-        TypeError: What the environment returned is no Observation.
-        ValueError: The observation holds what JSON cannot.
+        TypeError: The environment returned something other than an Observation.
+        ValueError: JSON cannot hold the observation.
     """
     body, metadata = encode_fields(observation)
     reward = observation.reward
@@ -85,11 +85,11 @@ def encode_http_result(observation: Observation) -> bytes:
 
 
 def encode_fields(observation: object, exclude: set[str] = _LIFTED) -> tuple[bytes, dict[str, Any]]:
-    """Write the fields of an observation that are not lifted out of it; return the metadata in them too.
+    """Encode an observation's fields without those in `exclude`; also return its metadata.
 
     Raises:
-        TypeError: It is no Observation.
-        ValueError: It holds what JSON cannot.
+        TypeError: It is not an Observation.
+        ValueError: JSON cannot hold it.
     """
     if not isinstance(observation, Observation):
         raise TypeError(
@@ -106,12 +106,12 @@ def encode_fields(observation: object, exclude: set[str] = _LIFTED) -> tuple[byt
 
 
 def encode_state(state: BaseModel) -> str:
-    """Write the reply to a state request."""
+    """Encode the reply to a state request."""
     return (b'{"type":"state","data":%b}' % encode_model(state)).decode()
 
 
 def encode_model(model: BaseModel) -> bytes:
-    """Write any model as an HTTP body. TypeError: It is no model."""
+    """Encode a model as an HTTP body. Raises TypeError for other values."""
     if not isinstance(model, BaseModel):
         raise TypeError(
             f"expected a State, got {type(model).__name__}; return an instance of the state class"
@@ -120,28 +120,28 @@ def encode_model(model: BaseModel) -> bytes:
 
 
 def encode_error(code: str, message: str, extra: Mapping[str, Any] | None = None) -> str:
-    """Write an error frame."""
-    # Text of exceptions can hold lone surrogates, which UTF-8 cannot.
+    """Encode an error frame."""
+    # Text of exceptions may contain lone surrogates, which UTF-8 cannot encode.
     clean = message.encode("utf-8", "replace").decode("utf-8")
     return (b'{"type":"error","data":%b}' % dumps({"message": clean, "code": code, **(extra or {})})).decode()
 
 
 def add_id(request_id: int, reply: str) -> str:
-    """Return a reply with the id of the request that it answers, as `ropewalk.v1` has it."""
+    """Add the id of its request to a reply, for `ropewalk.v1`."""
     return f'{{"id":{request_id},{reply[1:]}'
 
 
 def encode_mcp(response: bytes) -> str:
-    """Write the frame that carries a JSON-RPC response."""
+    """Encode a frame with a JSON-RPC response."""
     return (b'{"type":"mcp","data":%b}' % response).decode()
 
 
 def decode_reply(frame: bytes | bytearray | str, expected: str) -> dict[str, Any]:
-    """Read a reply and return its data.
+    """Decode a reply and return its data.
 
     Raises:
-        ServerError: The reply is an error frame; the subclass tells its code.
-        ProtocolError: It is no reply of the OpenEnv wire.
+        ServerError: The reply is an error frame; its code determines the subclass.
+        ProtocolError: It is not a reply of the OpenEnv protocol.
     """
     try:
         reply = from_json(frame)
@@ -151,11 +151,11 @@ def decode_reply(frame: bytes | bytearray | str, expected: str) -> dict[str, Any
 
 
 def data_of(reply: Any, expected: str) -> dict[str, Any]:
-    """Return the data of a reply that has been parsed.
+    """Return the data of a parsed reply.
 
     Raises:
-        ServerError: The reply is an error frame; the subclass tells its code.
-        ProtocolError: It is no reply of the OpenEnv wire.
+        ServerError: The reply is an error frame; its code determines the subclass.
+        ProtocolError: It is not a reply of the OpenEnv protocol.
     """
     if isinstance(reply, dict):
         data = reply.get("data")

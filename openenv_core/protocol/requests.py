@@ -1,4 +1,4 @@
-"""Frames from client to server in the released dialect: how they are written and how they are read."""
+"""Encodes and decodes frames from client to server in the released dialect."""
 
 import re
 from collections.abc import Callable
@@ -33,24 +33,24 @@ from openenv_core.types import Action, ActT
 
 ModelT = TypeVar("ModelT", bound=BaseModel)
 
-# Clients, which only write requests, do without the models that read them.
+# defer_build: clients only encode requests and never need the validators.
 _FORBID = ConfigDict(extra="forbid", defer_build=True)
 _LEFT_IN_PRODUCTION = "mcp, close"
 _TYPES = f"reset, step, state, {_LEFT_IN_PRODUCTION}"
 
 
 class ResetOptions(BaseModel):
-    """What a reset may carry. Further keys reach environments whose `reset` takes them."""
+    """Options of a reset. Further keys are passed to environments whose `reset` takes them."""
 
     model_config = ConfigDict(extra="allow", defer_build=True)
 
-    # What 64 bits hold: environments hand it on to generators that take no more.
+    # 64 bits, because environments pass it to random generators that take no more.
     seed: Annotated[int, Field(ge=0, lt=2**64)] | None = None
     episode_id: Annotated[str, Field(max_length=255)] | None = None
 
 
 class StepOptions(BaseModel):
-    """What an HTTP step may carry beside the action."""
+    """Body of an HTTP step: the action and further options."""
 
     model_config = ConfigDict(extra="allow", defer_build=True)
 
@@ -85,12 +85,12 @@ RequestId: TypeAlias = Annotated[StrictInt, Field(ge=0, lt=2**53)]
 
 
 class RequestHead(BaseModel):
-    """What every request of `ropewalk.v1` may have.
+    """Fields of every request of `ropewalk.v1`.
 
     Attributes:
-        id: Of the client's choice; every frame that answers has it.
-        read: How many frames the client has read.
-        deadline_s: Seconds after which it is not begun any more.
+        id: Chosen by the client; its replies have the same.
+        read: Number of frames that the client has read.
+        deadline_s: Seconds after which the request is not started any more.
     """
 
     model_config = _FORBID
@@ -101,11 +101,11 @@ class RequestHead(BaseModel):
 
 
 class NumberedFrame(RequestHead):
-    """A frame of the released dialect that has an id, for one session of its connection.
+    """A frame of the released dialect with an id, for one session of its connection.
 
     Attributes:
-        member: The number of the session.
-        traceparent: The span of the client's that it belongs to, as W3C's Trace Context has it.
+        member: Number of the session.
+        traceparent: W3C Trace Context of the client's span.
     """
 
     member: Annotated[StrictInt, Field(ge=0)] = 0
@@ -127,7 +127,7 @@ class Mcp:
 
 
 class ReadState:
-    """Ask where the episode stands."""
+    """Return the state of the episode."""
 
 
 class Close:
@@ -141,16 +141,16 @@ Request: TypeAlias = ActT | Reset | ReadState | Mcp | Close
 
 
 class RequestDecoder(Generic[ActT]):
-    """Reads frames, and the actions of HTTP bodies, straight into one action model.
+    """Decodes frames and HTTP bodies, validating actions into one model.
 
     Args:
-        action_type: The action model, or a union of several.
-        production: Reset, step and state are unknown.
+        action_type: The action model, or a union of models.
+        production: Whether reset, step and state are rejected as unknown.
     """
 
     def __init__(self, action_type: type[ActT], production: bool = False) -> None:
         read = _union_of(action_type)
-        build: Any = create_model  # its overloads do not know types made at run time
+        build: Any = create_model  # its overloads do not support types made at run time
         step: Any = build("_StepFrame", __config__=_FORBID, type=(Literal["step"], ...), data=(read, ...))
         kinds = (
             [_McpFrame, _CloseFrame]
@@ -169,7 +169,7 @@ class RequestDecoder(Generic[ActT]):
         self._read_step = TypeAdapter(whole).validator.validate_json
 
     def frame(self, text: str) -> "Request[ActT]":
-        """Read one text frame; a step is returned as its action.
+        """Decode a text frame; a step is returned as its action.
 
         Raises:
             RefusalError: INVALID_JSON, UNKNOWN_TYPE or VALIDATION_ERROR.
@@ -178,7 +178,7 @@ class RequestDecoder(Generic[ActT]):
         return frame.data if frame.type == "step" else _request_of(frame)
 
     def numbered_frame(self, text: str) -> "tuple[NumberedFrame, Request[ActT]]":
-        """Read one text frame that has an id. RefusalError: As `frame`."""
+        """Decode a text frame with an id. Raises as `frame` does."""
         frame = self._read(self._read_numbered, text)
         return frame, frame.data if frame.type == "step" else _request_of(frame)
 
@@ -191,9 +191,9 @@ class RequestDecoder(Generic[ActT]):
             raise _refusal(error, self._types, len(text)) from None
 
     def http_step(self, body: bytes) -> tuple[ActT, dict[str, Any]]:
-        """Read the body of an HTTP step: the action and the options beside it.
+        """Decode the body of an HTTP step to the action and the other options.
 
-        The oldest clients send the action by itself.
+        The oldest clients send only the action, without an envelope.
 
         Raises:
             RefusalError: VALIDATION_ERROR.
@@ -202,7 +202,7 @@ class RequestDecoder(Generic[ActT]):
             with suppress(ValidationError):
                 step = self._read_step(body)
                 return step.action, {name: getattr(step, name) for name in step.model_fields_set - {"action"}}
-        # An action by itself, or a fault: which one is told as the released server tells it, of one part at a time.
+        # An action without envelope, or an error, reported as the released server does: the envelope first.
         data = read_json(body)
         if isinstance(data, dict) and data and "action" not in data:
             with suppress(RefusalError):
@@ -213,17 +213,17 @@ class RequestDecoder(Generic[ActT]):
         }
 
     def action(self, data: dict[str, Any], size: int) -> ActT:
-        """Read the action of an HTTP step, out of a body of this size.
+        """Validate the action of an HTTP step; `size` is the length of the body.
 
         Raises:
-            RefusalError: VALIDATION_ERROR; the places of its errors start inside the action.
+            RefusalError: VALIDATION_ERROR; the `loc` of its errors is relative to the action.
         """
         return self._action(dumps(data), size)
 
     def actions(self, rows: list[bytes], size: int) -> list[ActT | Exception]:
-        """Read many actions in JSON, out of a frame of this size; of one that cannot be read the error is returned.
+        """Validate many actions in JSON; `size` is the length of the frame.
 
-        That is a RefusalError, or whatever a validator of the author's has raised.
+        In place of an invalid action the list has its error: a RefusalError, or whatever an author's validator raised.
         """
         try:
             return self._read_actions(b"[%b]" % b",".join(rows))  # type: ignore[no-any-return]
@@ -246,7 +246,7 @@ class RequestDecoder(Generic[ActT]):
 
 
 def _request_of(frame: Any) -> "Request[Any]":
-    """Return what a frame asks for that is no step."""
+    """Return the request of a frame other than a step."""
     match frame.type:
         case "reset":
             return Reset(given_options(frame.data))
@@ -258,18 +258,18 @@ def _request_of(frame: Any) -> "Request[Any]":
 
 
 def _one_of(kinds: list[Any]) -> Callable[[str], Any]:
-    """Return what reads the text of a frame that is of one of these kinds, as its type says."""
+    """Return a validator of JSON text for frames of these kinds, distinguished by `type`."""
     several: Any = Annotated[Union[tuple(kinds)], Field(discriminator="type")]  # noqa: UP007 - made at run time
     return TypeAdapter(several).validator.validate_json
 
 
 def _union_of(action_type: Any) -> Any:
-    """Return what reads the actions of a server.
+    """Return the type that validates the actions of a server.
 
-    A server that was given one of the actions of tools, or the base of all, takes both actions of tools: released
-    folders name one of them and mean both. A model with a `model_validate` of its own is read by that.
+    A server whose action type is a tool action or `Action` accepts both tool actions: released environments name one
+    and mean both. A model that overrides `model_validate` is validated by that.
     """
-    # The models of tools, which a client that only writes requests does without.
+    # Imported here because clients, which only encode requests, do not need the tool models.
     from openenv_core.tools.wire import CallToolAction, ListToolsAction
 
     of_tools: dict[Any, type[Action]] = {"list_tools": ListToolsAction, "call_tool": CallToolAction}
@@ -288,12 +288,12 @@ def _union_of(action_type: Any) -> Any:
 
 
 def http_reset(body: bytes) -> dict[str, Any]:
-    """Read the body of an HTTP reset, which may be empty. RefusalError: VALIDATION_ERROR."""
+    """Decode the body of an HTTP reset, which may be empty. Raises `RefusalError` with VALIDATION_ERROR."""
     return given_options(validate(ResetOptions, read_json(body), len(body)) if body else None)
 
 
 def read_json(body: bytes) -> Any:
-    """Read the JSON of an HTTP body: NaN and what is nested too deeply are refused like any other fault.
+    """Parse the JSON of an HTTP body. NaN and excessive nesting are errors too.
 
     Raises:
         RefusalError: VALIDATION_ERROR.
@@ -308,13 +308,13 @@ def read_json(body: bytes) -> Any:
 
 
 def validate(model: type[ModelT], data: Any, size: int) -> ModelT:
-    """Read a body into a model, which has been parsed, and was of this size.
+    """Validate a parsed body as a model; `size` is the length of its JSON.
 
     Raises:
-        RefusalError: VALIDATION_ERROR; the places of its errors start at the body.
+        RefusalError: VALIDATION_ERROR; the `loc` of its errors starts with "body".
     """
     if not isinstance(data, dict):
-        # A model takes instances too, and would name another fault than the framework does.
+        # pydantic also accepts instances, and would report another error than FastAPI does.
         text = "Input should be a valid dictionary or object to extract fields from"
         raise _fault("model_attributes_type", [], text, data if size <= MAX_ECHO else None)
     try:
@@ -327,7 +327,7 @@ def validate(model: type[ModelT], data: Any, size: int) -> ModelT:
 
 
 def invalid_body(why: str) -> RefusalError:
-    """Return the refusal of a body that is no JSON."""
+    """Return the error for a body that is not JSON."""
     return _fault("json_invalid", [], why, None)
 
 
@@ -337,7 +337,7 @@ def _fault(kind: str, place: list[Any], message: str, value: Any) -> RefusalErro
 
 
 def _position(body: bytes, why: str) -> int:
-    """Return the offset of a fault that the parser names by line and column."""
+    """Return the offset of a parse error, which the parser gives as line and column."""
     match = re.search(r"line (\d+) column (\d+)$", why)
     if match is None:
         return 0
@@ -346,12 +346,12 @@ def _position(body: bytes, why: str) -> int:
 
 
 def given_options(options: ResetOptions | None) -> dict[str, Any]:
-    """Return the options that the caller gave, and only those."""
+    """Return only the options that the caller set."""
     return {} if options is None else {name: getattr(options, name) for name in options.model_fields_set}
 
 
 def _require_json(text: str) -> None:
-    """Refuse NaN and the infinities, which the parser takes for numbers and JSON does not."""
+    """Reject NaN and infinities, which the parser accepts but JSON does not allow."""
     try:
         from_json(text, allow_inf_nan=False)
     except ValueError as error:
@@ -367,7 +367,7 @@ def _refusal(error: ValidationError, types: str, size: int) -> RefusalError:
     kind, message = errors[0]["type"], errors[0]["msg"]
     if kind == "json_invalid":
         return _invalid_json(message)
-    # A union that stands deeper is the action's own, or a part of it.
+    # A union below the top level belongs to the action.
     if kind in ("union_tag_invalid", "union_tag_not_found") and not errors[0]["loc"]:
         return RefusalError(UNKNOWN_TYPE, f"expected a frame whose type is one of {types}: {message}")
     for entry in errors:
@@ -377,7 +377,7 @@ def _refusal(error: ValidationError, types: str, size: int) -> RefusalError:
 
 
 def encode_request(kind: str, data: Any = None) -> bytes:
-    """Write one frame; `data` is a model, or any plain value; None leaves the key out."""
+    """Encode a frame; `data` is a model or plain value; None omits the key."""
     if data is None:
         return b'{"type":"%b"}' % kind.encode()
     if isinstance(data, BaseModel):

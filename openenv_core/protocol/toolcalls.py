@@ -1,4 +1,4 @@
-"""What comes back of tools: in the observation of a step, or by JSON-RPC; in either casing, of whatever release."""
+"""Decodes results of tools from observations and JSON-RPC responses, in either casing, of all releases."""
 
 from collections.abc import Mapping
 from typing import Any, Final
@@ -18,13 +18,13 @@ _EXCERPT: Final = 200
 
 
 class AnyObservation(Observation):
-    """An observation of an environment whose model the caller does not have: its fields are attributes."""
+    """An observation without a model on the client's side: all its fields are attributes."""
 
     model_config = ConfigDict(extra="allow")
 
 
 class _CallObservation(CallToolObservation):
-    """A tool's observation; servers may say more than the released ones do."""
+    """A tool's observation, which may have more fields than a released server's."""
 
     model_config = ConfigDict(extra="allow")
 
@@ -38,13 +38,13 @@ _LISTED: Final = ListToolsObservation.model_fields.keys()
 
 
 def encode_rpc(request_id: int, method: str, params: Mapping[str, Any]) -> bytes:
-    """Write the frame of a JSON-RPC request, which is about the socket's own session."""
+    """Encode a frame with a JSON-RPC request for the socket's own session."""
     call = {"jsonrpc": "2.0", "id": request_id, "method": method, "params": params}
     return encode_request("mcp", call)
 
 
 def call_params(name: str, arguments: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the parameters of a call."""
+    """Return the parameters of `tools/call`."""
     return {"name": name, "arguments": arguments}
 
 
@@ -52,8 +52,8 @@ def read_rpc(response: Mapping[str, Any], request_id: int) -> Any:
     """Return the result in a JSON-RPC response.
 
     Raises:
-        JsonRpcFaultError: The server says that the method has failed.
-        ProtocolError: It is no response, or that to another request.
+        JsonRpcFaultError: It is an error response.
+        ProtocolError: It is not a response to this request.
     """
     error = response.get("error")
     if isinstance(error, Mapping):
@@ -69,7 +69,7 @@ def read_rpc(response: Mapping[str, Any], request_id: int) -> Any:
 
 
 def read_tools(listed: Any) -> list[Tool]:
-    """Read the result of `tools/list`. ProtocolError: It lists no tools."""
+    """Decode the result of `tools/list`. Raises `ProtocolError` if it is invalid."""
     tools = listed.get("tools") if isinstance(listed, Mapping) else None
     if not isinstance(tools, list):
         raise ProtocolError(f"expected a list of tools from the server, got {_excerpt(listed)}")
@@ -77,7 +77,7 @@ def read_tools(listed: Any) -> list[Tool]:
 
 
 def read_result(payload: Mapping[str, Any]) -> StepResult[Observation]:
-    """Read the data of an observation frame, whatever the observation is. ProtocolError: It is none."""
+    """Decode the data of any observation frame. Raises `ProtocolError` if it is invalid."""
     fields = payload.get("observation")
     if not isinstance(fields, Mapping):
         raise ProtocolError(f"expected an observation from the server, got {_excerpt(payload)}")
@@ -93,31 +93,31 @@ def read_result(payload: Mapping[str, Any]) -> StepResult[Observation]:
 
 
 def tools_of(step: StepResult[Observation]) -> list[Tool]:
-    """Return the tools that a step has listed. ProtocolError: The step was answered with something else."""
+    """Return the tools of a step that listed them. Raises `ProtocolError` for another observation."""
     if not isinstance(step.observation, ListToolsObservation):
         raise ProtocolError(f"expected a list of tools from the server, got {_excerpt(step.observation)}")
     return step.observation.tools
 
 
 def value_of(name: str, step: StepResult[Observation]) -> Any:
-    """Return what a tool gave, from the result of a step. ToolCallError: The call failed."""
+    """Return a tool's value from the result of a step. Raises `ToolCallError` if the call failed."""
     observation = step.observation
     if not isinstance(observation, CallToolObservation):
-        return observation  # released environments may answer the call that ends an episode with another one
+        return observation  # a released environment may return another observation for the call that ends the episode
     if observation.error is not None:
         raise ToolCallError(name, observation.error.error_type, observation.error.message, step)
     return _value(name, observation.result, step)
 
 
 def value_of_rpc(name: str, result: Any) -> Any:
-    """Return what a tool gave, from the result of `tools/call`. ToolCallError: The call failed."""
+    """Return a tool's value from the result of `tools/call`. Raises `ToolCallError` if the call failed."""
     if isinstance(result, Mapping) and "tool_name" in result:  # released servers, where tools are steps
         return value_of(name, read_result({"observation": result}))
     return _value(name, result, None)
 
 
 def call_failed(name: str, fault: JsonRpcFaultError) -> ToolCallError:
-    """Return what a failed `tools/call` is for the caller."""
+    """Return the exception for an error response to `tools/call`."""
     error_type = fault.data.get("error_type") if isinstance(fault.data, Mapping) else None
     return ToolCallError(name, _kind(error_type), fault.message)
 
@@ -134,7 +134,7 @@ def _observation(fields: dict[str, Any]) -> Observation:
 
 
 def _error(error: Any) -> ToolError | None:
-    """Read why a call failed; a server may know more reasons than this client."""
+    """Decode why a call failed; a server may have more error types than this client."""
     if error is None:
         return None
     error_fields = error if isinstance(error, Mapping) else {"message": error}
@@ -159,7 +159,7 @@ def _tool(tool: Any) -> Tool:
 
 
 def _value(name: str, result: Any, step: StepResult[Observation] | None) -> Any:
-    """Return the value itself: released servers wrap it into what MCP makes of it."""
+    """Return the value itself; released servers wrap it in an MCP result."""
     if not isinstance(result, Mapping):
         return result
     content, failed = result.get("content"), result.get("is_error", result.get("isError"))

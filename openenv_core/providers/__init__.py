@@ -1,4 +1,4 @@
-"""Providers start and stop the servers that clients talk to."""
+"""Providers, which start and stop servers for clients."""
 
 from typing import TYPE_CHECKING
 

@@ -1,4 +1,4 @@
-"""The interface of providers, which run a client's server: start, health, stop, a token."""
+"""The interface of providers, which run a client's server, and what they share: start, health checks, stop, tokens."""
 
 import fcntl
 import inspect
@@ -17,13 +17,13 @@ from openenv_core.errors import ConfigurationError, ProviderError
 
 
 class Provider(Protocol):
-    """Starts one server and stops it. Both may block, and both are called from threads."""
+    """Starts and stops one server. Both methods may block and are called from threads."""
 
     def start(self) -> str:
-        """Start the server, wait until it is healthy, and return its URL. A second call returns the same.
+        """Start the server, wait until it is healthy, and return its URL. A second call returns the same URL.
 
         Raises:
-            ProviderError: It could not be started.
+            ProviderError: The server could not be started.
         """
 
     def stop(self) -> None:
@@ -36,44 +36,44 @@ class WatchedProvider(Protocol):
 
     @property
     def alive(self) -> bool:
-        """Whether the server that was started still runs."""
+        """Whether the started server is still running."""
 
     def output(self) -> str:
-        """Return the last lines that the server printed."""
+        """Return the last lines of the server's output."""
 
 
 AnyProvider: TypeAlias = Provider | Any
-"""A `Provider`, or an object of either shape that released packages have:
+"""A `Provider`, or an object with one of the released interfaces:
 
-- `start()` and `stop()`, with a `wait_for_ready()` that is called after the start if there is one;
+- `start()` and `stop()`, and optionally `wait_for_ready()`, called after the start;
 - `start_container()`, `stop_container()` and `wait_for_ready(base_url)`.
 
-It must know by itself what to start: nothing is passed to its start.
+Its start method is called without arguments.
 """
 
 
 LOOPBACK: Final = "127.0.0.1"
 
 ANSWER_BYTES: Final = 65_536
-"""The longest answer that is read."""
+"""Maximum size of a response."""
 
 EXIT_WAIT_S: Final = 0.5
-"""How long, in seconds, the end of a process may take to show after its connections broke."""
+"""How long, in seconds, until the end of a process can be observed after its connections broke."""
 
 
 def status_of(port: int, timeout_s: float, token: str | None = None) -> str:
     """Return the status that a server reports on /health.
 
-    The time holds for the whole answer, however slowly it comes.
+    The timeout is for the whole response, however slowly it arrives.
 
     Args:
-        port: Where it listens, on the loopback interface.
-        timeout_s: Seconds that it gets.
+        port: The server's port on the loopback interface.
+        timeout_s: Timeout in seconds.
         token: Its bearer token.
 
     Raises:
-        OSError: Nobody answers.
-        ValueError: What answers is no status.
+        OSError: There is no response.
+        ValueError: The response has no status.
     """
     deadline = time.monotonic() + timeout_s
     with socket.create_connection((LOOPBACK, port), timeout_s) as connection:
@@ -90,7 +90,7 @@ def status_of(port: int, timeout_s: float, token: str | None = None) -> str:
             if not chunk:
                 break
             answer += chunk
-            # Not every server closes its end after it has answered.
+            # Not every server closes the connection after its response.
             if (status := _status(answer)) is not None:
                 return status
     if not answer:
@@ -99,21 +99,21 @@ def status_of(port: int, timeout_s: float, token: str | None = None) -> str:
 
 
 def _status(answer: bytes) -> str | None:
-    """Return the status in an answer, None where there is none, or not yet."""
+    """Return the status in a response; None if it has none, or is incomplete."""
     body = answer.partition(b"\r\n\r\n")[2]
     try:
-        # Some send in chunks whatever the request's version: the object stands between their sizes.
+        # Some servers send a chunked body even for HTTP/1.0: take the object between the chunk sizes.
         return str(json.loads(body[body.find(b"{") : body.rfind(b"}") + 1])["status"])
     except (ValueError, KeyError, TypeError, RecursionError):
         return None
 
 
 def health_of(port: int, timeout_s: float, token: str | None = None) -> str | None:
-    """Return None where a server on the loopback interface is healthy, else the failure.
+    """Return None if a server on the loopback interface is healthy, otherwise a description of the failure.
 
     Args:
-        port: Where it listens.
-        timeout_s: Seconds that it gets to answer.
+        port: The server's port.
+        timeout_s: Seconds to wait for the response.
         token: Its bearer token.
     """
     try:
@@ -125,7 +125,7 @@ def health_of(port: int, timeout_s: float, token: str | None = None) -> str | No
 
 MIN_POLL_INTERVAL_S: Final = 0.003
 MAX_POLL_INTERVAL_S: Final = 0.05
-"""Pauses between two looks at a server that starts; they grow, since what starts slowly needs the CPU itself."""
+"""Intervals between health checks of a starting server. They grow, because a slow server needs the CPU itself."""
 
 
 def wait_healthy(
@@ -135,16 +135,16 @@ def wait_healthy(
     *,
     factor: float = 1.0,
 ) -> str | None:
-    """Look at a server until it is healthy.
+    """Poll a server until it is healthy.
 
     Args:
-        probe: Looks once, within so many seconds; returns None where the server is healthy, else what was seen.
-        timeout_s: Seconds until it gives up.
-        pause: Waits for so many seconds between two looks. It raises where the server has ended meanwhile.
-        factor: How many times as long the pauses are as for a server on this machine.
+        probe: One check, given its timeout in seconds; returns None if the server is healthy, otherwise the failure.
+        timeout_s: Seconds after which to give up.
+        pause: Sleeps for a number of seconds between checks; raises if the server has ended.
+        factor: Multiplies the intervals, which are for servers on this machine.
 
     Returns:
-        None where the server is healthy, else what was seen last.
+        None if the server is healthy, otherwise the last failure.
     """
     deadline = time.monotonic() + timeout_s
     trouble: str | None = "no answer"
@@ -158,16 +158,16 @@ def wait_healthy(
 
 
 REMOTE_POLL_FACTOR: Final = 20.0
-"""How much longer the pauses are where the server is on another machine: 60 ms to 1 s."""
+"""Factor of the intervals for servers on other machines: 60 ms to 1 s."""
 
 RETRY_INTERVAL_S: Final = 0.05
 
 
 def listen(port: int = 0, backlog: int = 2048) -> socket.socket:
-    """Return a socket that listens on the loopback interface and whose descriptor a child may inherit.
+    """Return a listening socket on the loopback interface whose descriptor a child process can inherit.
 
-    In a program whose standard streams are closed, a new socket gets one of their numbers, and the child's
-    own streams would take its place.
+    If this program's standard streams are closed, a new socket gets one of their numbers, and the child's own streams
+    would replace it; so the descriptor is duplicated to a higher number.
     """
     first_free = 3  # below are the standard streams
     with socket.create_server((LOOPBACK, port), backlog=backlog) as listener:
@@ -175,9 +175,9 @@ def listen(port: int = 0, backlog: int = 2048) -> socket.socket:
 
 
 class OwnedServerProvider(ABC):
-    """What the providers share: a server that is started once and ended once, by whatever threads.
+    """Base class of the providers: starts and stops a server once, from any thread.
 
-    A subclass starts its server in `_launch`, and sets `_ending` as soon as there is something to end.
+    A subclass starts its server in `_launch`, and sets `_ending` as soon as there is something to clean up.
     """
 
     def __init__(self) -> None:
@@ -187,15 +187,15 @@ class OwnedServerProvider(ABC):
 
     @property
     def url(self) -> str | None:
-        """Where the server is; None while there is none."""
+        """The server's URL; None while it is not running."""
         return self._url
 
     def start(self) -> str:
         """Start the server, wait until it is healthy, and return its URL. A second call returns the same.
 
         Raises:
-            ServerStartError: It ended, or stayed silent, before it was healthy.
-            ProviderError: It could not be started; a subclass says how it tells why.
+            ServerStartError: The server exited, or did not become healthy in time.
+            ProviderError: The server could not be started; subclasses document their errors.
         """
         with self._lock:
             if self._url is None:
@@ -207,9 +207,9 @@ class OwnedServerProvider(ABC):
             return self._url
 
     def stop(self) -> None:
-        """Stop the server and wait until it is gone. Idempotent.
+        """Stop the server and wait until it has ended. Idempotent.
 
-        A start that is under way in another thread fails then.
+        Makes a concurrent start in another thread fail.
         """
         with hold_stopped(self._interrupt, self._lock):
             self._stop()
@@ -226,12 +226,12 @@ class OwnedServerProvider(ABC):
         """Start the server, wait until it is healthy, and return its URL."""
 
     def _interrupt(self) -> None:
-        """Make a start that is under way fail."""
+        """Make a concurrent start fail."""
         if (ending := self._ending) is not None:
             ending()
 
     def _stop(self) -> None:
-        """End the server, if there is one; nobody starts it meanwhile."""
+        """Stop the server, if any. The caller holds the lock."""
         self._url = None
         self._interrupt()
         self._ending = None
@@ -239,9 +239,9 @@ class OwnedServerProvider(ABC):
 
 @contextmanager
 def hold_stopped(end: Callable[[], object], lock: threading.Lock) -> Iterator[None]:
-    """Hold the lock, which a start holds until `end` makes it fail.
+    """Acquire the lock, which a start holds until `end` makes it fail.
 
-    It is called again and again: a start that has just begun may not have come to where it has an effect.
+    `end` is called repeatedly, because it may have no effect on a start that has only just begun.
     """
     end()
     while not lock.acquire(timeout=RETRY_INTERVAL_S):
@@ -256,20 +256,20 @@ TOKENS: Final = "ROPEWALK_TOKENS"
 TOKEN_FILE: Final = "ROPEWALK_TOKEN_FILE"
 
 MAX_TOKEN_FILE_CHARS: Final = 65_536
-"""How much of a file is read: callers of a sandbox service name the file too."""
+"""Maximum characters read of a token file, because callers of a sandbox service choose the file too."""
 
 
 def first_token(environ: Mapping[str, str], folder: str | Path = ".") -> str | None:
-    """Return the first token of a server with these variables; None where they name none that can be read.
+    """Return the first token of a server with these environment variables; None if there is none.
 
     Args:
-        environ: The server's.
+        environ: The server's environment variables.
         folder: The server's working directory.
     """
     tokens = environ.get(TOKENS, "").replace(",", " ").split()
     name = environ.get(TOKEN_FILE, "").strip()
     if not tokens and name and (file := Path(folder, name)).is_file():
-        # Where it cannot be read, the server says so itself.
+        # If the file cannot be read, the server itself reports it.
         with suppress(OSError, ValueError), file.open(encoding="utf-8") as opened:
             lines = [line.strip() for line in opened.read(MAX_TOKEN_FILE_CHARS).splitlines()]
             tokens = [line for line in lines if line and not line.startswith("#")]
@@ -277,15 +277,15 @@ def first_token(environ: Mapping[str, str], folder: str | Path = ".") -> str | N
 
 
 class CallableProvider:
-    """A `Provider` over these three calls, for one client: once it has been stopped, it does not start again.
+    """A `Provider` made of three functions, for one client: once stopped, it does not start again.
 
-    A start goes on in its thread when the client that waits for it is cancelled. The stop that follows may come
-    before there is anything to stop, so the start looks for it, and stops what it has made.
+    When a client that waits for the start is cancelled, the start continues in its thread, and the client's stop may
+    come before there is a server. So the start checks for a stop, and stops the server itself.
 
     Args:
         begin: Starts a server and returns its URL.
-        wait: Returns when the server at that URL is ready.
-        end: Stops the server, if there is one.
+        wait: Waits until the server at that URL is ready.
+        end: Stops the server, if any.
     """
 
     def __init__(
@@ -301,7 +301,7 @@ class CallableProvider:
         """Start the server and wait until it is ready.
 
         Raises:
-            ProviderError: It was stopped, before or meanwhile.
+            ProviderError: It was stopped before or during the start.
         """
         with self._starting:
             self._require_not_stopped()
@@ -318,7 +318,7 @@ class CallableProvider:
             return self._url
 
     def stop(self) -> None:
-        """Stop the server. A start that is under way in another thread stops it too, as soon as there is one."""
+        """Stop the server. A concurrent start in another thread stops its server as soon as it exists."""
         self._stopped = True
         self._stop()
 
@@ -332,14 +332,14 @@ class CallableProvider:
 
 
 def adapt_provider(provider: AnyProvider, *, started: bool = False) -> Provider:
-    """Return the provider as a client uses it.
+    """Convert a provider with a released interface to a `Provider`.
 
     Args:
-        provider: Ours, or of a released shape.
-        started: Whether its server runs already, so that it has to be stopped and nothing else.
+        provider: A `Provider`, or an object with a released interface.
+        started: Whether its server is already running, so that only its stop is needed.
 
     Raises:
-        ConfigurationError: It is none, or wants to be told what to start.
+        ConfigurationError: It is not a provider, or its start needs arguments.
     """
     given: Any = provider
     for name, stop in (("start_container", "stop_container"), ("start", "stop")):
@@ -369,7 +369,7 @@ def adapt_provider(provider: AnyProvider, *, started: bool = False) -> Provider:
 
 
 def has_died(provider: object, *, within_s: float = EXIT_WAIT_S) -> bool:
-    """Return whether the provider's server has died, as far as it can be told, or does so in that many seconds."""
+    """Return whether the provider's server is known to have died, or dies within `within_s` seconds."""
     if not isinstance(provider, WatchedProvider):
         return False
     deadline = time.monotonic() + within_s
@@ -381,9 +381,10 @@ def has_died(provider: object, *, within_s: float = EXIT_WAIT_S) -> bool:
 
 
 def describe_death(provider: Provider) -> str:
-    """Return what to add to an error if the provider's server has died: that, and its last output.
+    """Return a text to append to an error if the provider's server has died, with its last output; otherwise "".
 
-    One whose deaths show later than `EXIT_WAIT_S` after the connections broke says so in its attribute `death_s`.
+    A provider whose server's death shows later than `EXIT_WAIT_S` after its connections broke has that time as its
+    attribute `death_s`.
     """
     within_s = getattr(provider, "death_s", EXIT_WAIT_S)
     if not has_died(provider, within_s=within_s) or not isinstance(provider, WatchedProvider):

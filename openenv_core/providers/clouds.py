@@ -1,4 +1,4 @@
-"""Servers in sandboxes of Daytona and of Modal, by their own clients."""
+"""Servers in sandboxes of Daytona and Modal, through their own clients."""
 
 import math
 import os
@@ -16,7 +16,7 @@ from openenv_core.providers.remote import (
 
 COMMAND_TIMEOUT_S: Final = 30
 URL_LIFETIME_S: Final = 86_400
-"""Of a signed address: Daytona signs none for longer."""
+"""Lifetime of a signed URL: Daytona's maximum."""
 
 MODAL_MAX_LIFE_S: Final = 86_400
 """Modal ends every sandbox after a day."""
@@ -24,7 +24,7 @@ MODAL_MAX_LIFE_S: Final = 86_400
 
 class _DaytonaSandbox(HostedSandbox):
     def run(self, command: str) -> None:
-        # In the background with nothing of the call's output open, or the call would last as long.
+        # In the background, with the call's streams closed; otherwise the call would last as long as the command.
         self.inner.process.exec(f"({command}) </dev/null >/dev/null 2>&1 &", timeout=COMMAND_TIMEOUT_S)
 
     def url(self, port: int) -> str:
@@ -45,21 +45,21 @@ class _DaytonaSandbox(HostedSandbox):
 
 
 class DaytonaSandboxProvider(HostedServerProvider):
-    """Runs a server in a sandbox of Daytona's, whose time to live is set anew while this process lives.
+    """Runs a server in a Daytona sandbox, whose time to live is renewed while this process is alive.
 
-    Needs the extra `daytona`. The server is reached by a signed address, which is good for a day.
+    Needs the extra `daytona`. The server is reached by a signed URL, valid for a day.
 
     Args:
-        image: The sandbox's image, by its name in a registry.
-        command: Words of the server's command. Daytona starts nothing of an image by itself.
-        api_key: The account's key; by default DAYTONA_API_KEY. The sandbox never sees it.
-        api_url: Where the service is; by default DAYTONA_API_URL, else Daytona's cloud.
-        options: `port`, `env_vars`, `lease_s` (rounded up to minutes) and `start_timeout_s` (until the sandbox must
-            be there, and then until the server must be healthy): see `HostedOptions`.
+        image: Name of the sandbox's image in a registry.
+        command: The server's command, as a list of words. Daytona does not run an image's own command.
+        api_key: The account's API key; by default DAYTONA_API_KEY. Not passed to the sandbox.
+        api_url: URL of the service; by default DAYTONA_API_URL, or else Daytona's cloud.
+        options: `port`, `env_vars`, `lease_s` (rounded up to minutes) and `start_timeout_s` (for the creation of the
+            sandbox, and for the server to become healthy): see `HostedOptions`.
 
     Raises:
-        ConfigurationError: There is no key, or the client is not installed. `start` raises SandboxRefusedError where
-            the service says no, SandboxServiceUnavailableError where it does not answer.
+        ConfigurationError: There is no key, or the client is not installed. `start` raises SandboxRefusedError if the
+            service rejects the request, SandboxServiceUnavailableError if it does not respond.
     """
 
     CLIENT = "daytona"
@@ -90,7 +90,7 @@ class DaytonaSandboxProvider(HostedServerProvider):
             image=self._template,
             env_vars=self._env_vars,
             ephemeral=True,
-            auto_stop_interval=0,  # its time to live ends it, and nothing else
+            auto_stop_interval=0,  # only its time to live ends it
             ttl_minutes=math.ceil(self._lease_s / 60),
         )
         sandbox = self._daytona.create(params, timeout=self._start_timeout_s)
@@ -99,7 +99,7 @@ class DaytonaSandboxProvider(HostedServerProvider):
 
 class _ModalSandbox(HostedSandbox):
     def run(self, command: str) -> None:
-        """Do nothing: it is the sandbox's own command, as others would count as its use."""
+        """Do nothing: `_create` made it the sandbox's own command, because an exec would count as use."""
 
     def url(self, port: int) -> str:
         return str(self.inner.tunnels()[port].url)
@@ -118,20 +118,20 @@ class _ModalSandbox(HostedSandbox):
 
 
 class ModalSandboxProvider(HostedServerProvider):
-    """Runs a server in a sandbox of Modal's, which is used now and then while this process lives.
+    """Runs a server in a Modal sandbox, which is kept from idling while this process is alive.
 
-    Needs the extra `modal`. No time can be set anew there: Modal ends what nobody has used for `lease_s`, and all
-    after a day. The server is reached over a tunnel of Modal's, with TLS.
+    Needs the extra `modal`. Modal has no renewable time to live: it ends a sandbox that is idle for `lease_s`, and any
+    after a day. The server is reached over a Modal tunnel, with TLS.
 
     Args:
-        image: The sandbox's image, by its name in a registry; it has Python.
-        command: Words of the server's command.
-        app: The app that sandboxes belong to; made where there is none.
+        image: Name of the sandbox's image in a registry; it must contain Python.
+        command: The server's command, as a list of words.
+        app: Modal app of the sandboxes; created if missing.
         options: `port`, `env_vars`, `lease_s`, `start_timeout_s`: see `HostedOptions`.
 
     Raises:
-        ConfigurationError: The client is not installed. `start` raises SandboxRefusedError where the service says no,
-            SandboxServiceUnavailableError where it does not answer.
+        ConfigurationError: The client is not installed. `start` raises SandboxRefusedError if the service rejects the
+            request, SandboxServiceUnavailableError if it does not respond.
     """
 
     CLIENT = "modal"

@@ -1,4 +1,4 @@
-"""Who keeps a pool full: its members, and the thread that starts, looks after and removes them."""
+"""Keeps a pool full: its members, and the thread that starts, checks and removes them."""
 
 import logging
 import math
@@ -21,7 +21,7 @@ logger = logging.getLogger("openenv_core")
 
 
 class PoolError(ProviderError):
-    """The pool hands out nothing any more."""
+    """The pool can lend no more members."""
 
 
 class PoolClosedError(PoolError):
@@ -29,10 +29,10 @@ class PoolClosedError(PoolError):
 
 
 class PoolTimeoutError(PoolError, TimeoutError):
-    """No container was free in time. The pool goes on.
+    """No container was free in time. The pool continues.
 
     Attributes:
-        last_failure: What the last start that failed failed of; None where all succeeded.
+        last_failure: Exception of the last failed start; None if no start has failed since the last success.
     """
 
     def __init__(self, message: str, last_failure: BaseException | None = None) -> None:
@@ -41,12 +41,12 @@ class PoolTimeoutError(PoolError, TimeoutError):
 
 
 class PoolMember(Protocol):
-    """What a pool keeps warm; a `Container` is one."""
+    """What a pool keeps warm, for example a `Container`."""
 
     url: str
 
     def remove(self) -> None:
-        """End it, and leave nothing of it. May be called again after it has failed."""
+        """Stop the member and remove it completely. Called again if it fails."""
 
 
 MemberT = TypeVar("MemberT", bound=PoolMember)
@@ -57,14 +57,14 @@ class PoolState:
     """The state of a pool.
 
     Attributes:
-        size: Members that it keeps, in all.
-        ready: Those that can be handed out.
-        starting: Those that are being started.
-        used: Those that somebody has.
-        leaving: Those that are being removed, beyond the size.
-        started: Starts that succeeded so far.
-        failed: Starts that failed so far.
-        last_failure: What the last of them failed of, if no start has succeeded since.
+        size: Number of members to keep, including lent ones.
+        ready: Number of members ready to lend.
+        starting: Number of members being started.
+        used: Number of lent members.
+        leaving: Number of members being removed, not counted in `size`.
+        started: Number of successful starts.
+        failed: Number of failed starts.
+        last_failure: Exception of the last failed start, unless a start has succeeded since.
     """
 
     size: int
@@ -88,55 +88,55 @@ class PoolState:
 
 
 PERMANENT_ERRORS: Final = (ConfigurationError, ImageNotFoundError, OptionUnavailableError)
-"""Failures that no wait mends."""
+"""Errors that waiting does not fix."""
 
 POLL_INTERVAL_S: Final = 0.5
-"""How often whoever waits looks whether there is still somebody who makes members."""
+"""How often a waiting caller checks that the keeper's thread is alive."""
 
 IDLE_INTERVAL_S: Final = 1.0
-"""How often the keeper looks after members that wait, and retries what failed."""
+"""How often the keeper checks the health of ready members, and retries failures."""
 
 HEALTH_TIMEOUT_S: Final = 1.0
-"""How long a member that waits may take to say that it is healthy."""
+"""Timeout of a ready member's health check."""
 
 MIN_BACKOFF_S: Final = 0.1
 MAX_BACKOFF_S: Final = 5.0
-"""Pauses between starts that fail. An engine that restarts is met again within the last."""
+"""Range of the pauses after failed starts; after an engine's restart, starts resume within the longest."""
 
 PERSISTENT_FAILURE_BACKOFF_S: Final = 30.0
-"""The same for failures that need somebody to do something: an image to be built."""
+"""Pause after errors that the user must fix, such as a missing image."""
 
 REMOVE_RETRY_INTERVAL_S: Final = 0.2
-"""The pause after a removal that failed."""
+"""Pause after a failed removal."""
 
 CLEAR_TIMEOUT_S: Final = 60.0
-"""How long a pool that is closed tries to remove its members. The companion of containers goes on after that."""
+"""How long a closed pool tries to remove its members. The companion removes remaining containers."""
 
 CLEAR_POLL_INTERVAL_S: Final = 0.05
 
 
 class PoolKeeper(Generic[MemberT]):
-    """The members of a pool, and the thread that keeps it full, with its helpers: one a start, one a removal.
+    """The members of a pool, the thread that keeps it full, and a helper thread per start and per removal.
 
-    At most `max_starting` starts and `size` removals run at once. The threads are daemons, and none of them
-    knows the pool: one that is forgotten is closed when it is collected.
+    At most `max_starting` starts and `size` removals run at once. The threads are daemons and hold no reference to the
+    pool, so that an unclosed pool is closed when it is garbage-collected.
     """
 
     def __init__(self, start: Callable[[threading.Event], MemberT], size: int, max_starting: int) -> None:
         self._start = start
         self._size = size
         self._max_starting = max_starting
-        # Everything in this block is under it; it is notified when anything becomes ready, or nothing ever will.
+        # Protects everything in this block; notified when a member is ready, and at failures and the end.
         self.changed = threading.Condition()
-        self._ready: deque[MemberT] = deque()  # the freshest last
+        self._ready: deque[MemberT] = deque()  # oldest first
         self._used: dict[int, MemberT] = {}
         self._leaving: list[MemberT] = []  # to be removed, or under removal
         self._removing: set[int] = set()
         self._starting = self._started = self._failed = 0
-        self._failures = 0  # since a start succeeded
+        self._failures = 0  # since the last successful start
         self._last_failure: BaseException | None = None
         self._closed = False
-        self._dead: BaseException | None = None  # why nobody replaces anything any more
+        self._dead: BaseException | None = None  # the exception that ended the thread
         self._stopping = threading.Event()
         self._wake: SimpleQueue[MemberT | None] = SimpleQueue()  # its put may be called from a finalizer
         self._next_start = 0.0
@@ -146,7 +146,7 @@ class PoolKeeper(Generic[MemberT]):
         self._thread = threading.Thread(target=self._main, name="openenv-pool", daemon=True)
 
     def run(self) -> None:
-        """Begin to fill the pool. Idempotent. Raises PoolClosedError after its end."""
+        """Start to fill the pool. Idempotent. Raises `PoolClosedError` if it is closed."""
         with self.changed:
             self._require_open()
             if self._pid is None:
@@ -175,11 +175,11 @@ class PoolKeeper(Generic[MemberT]):
         timeout_s: float,
         stopping: threading.Event | None = None,
     ) -> None:
-        """Wait until so many members are ready; under the lock.
+        """Wait until `ready` members are ready. The caller holds the lock.
 
         Raises:
-            PoolTimeoutError: They were not in time, or will never be.
-            PoolError: The pool was closed, or whoever makes members has died, or the wait was ended.
+            PoolTimeoutError: They were not ready in time, or will never be.
+            PoolError: The pool was closed, its thread has died, or `stopping` was set.
         """
         while True:
             if stopping is not None and stopping.is_set():
@@ -201,28 +201,28 @@ class PoolKeeper(Generic[MemberT]):
             self.changed.wait(min(left_s, POLL_INTERVAL_S))
 
     def take(self, deadline: float, timeout_s: float, stopping: threading.Event | None) -> MemberT:
-        """Wait for a member, and return it as one that is used. Arguments and errors are those of `wait`."""
+        """Wait for a member and lend it. Arguments and errors as for `wait`."""
         with self.changed:
             self.wait(1, "a container", deadline, timeout_s, stopping)
-            # The one that has waited longest: it is the surest to have settled.
+            # The oldest, because it is the most likely to have settled.
             member = self._ready.popleft()
             self._used[id(member)] = member
             return member
 
     def give_back(self, member: MemberT) -> None:
-        """Take a used member back, to be removed and replaced. Never blocks."""
+        """Return a lent member, to be removed and replaced. Never blocks."""
         self._wake.put(member)
 
     def abandon(self) -> None:
-        """Start nothing more, and let the thread remove every member. Does not wait; for finalizers too."""
+        """Stop starting members and let the thread remove all. Does not wait; safe in finalizers."""
         if os.getpid() == self._pid:
             self._stopping.set()
             self._wake.put(None)
 
     def close(self, timeout_s: float) -> int:
-        """Start nothing more, remove every member, and return how many could not be removed in time.
+        """Stop starting members, remove all, and return how many could not be removed in time.
 
-        Removes nothing in a fork of the process that has the pool.
+        Removes nothing in a fork of the pool's process.
         """
         with self.changed:
             self._closed = True
@@ -231,7 +231,7 @@ class PoolKeeper(Generic[MemberT]):
         self.abandon()
         deadline = time.monotonic() + timeout_s
         self._thread.join(timeout_s)
-        self._clear(deadline)  # all that is left where the thread has died, or has not come to it
+        self._clear(deadline)  # removes the rest if the thread has died or not finished
         with self.changed:
             return len(self._leaving)
 
@@ -263,7 +263,7 @@ class PoolKeeper(Generic[MemberT]):
             logger.exception("the keeper of a pool has died; close the pool and make a new one")
 
     def _clear(self, deadline: float) -> None:
-        """Remove every member, those included whose start comes to its end meanwhile."""
+        """Remove all members, including those whose start finishes meanwhile."""
         with self.changed:
             self._closed = True
             self.changed.notify_all()
@@ -290,7 +290,7 @@ class PoolKeeper(Generic[MemberT]):
         for submitted in range(starts):
             try:
                 _start_thread(self._start_one, "openenv-pool-start")
-            except RuntimeError as error:  # no thread is to be had, at the interpreter's exit for one
+            except RuntimeError as error:  # no thread can start, for example at interpreter exit
                 with self.changed:
                     self._starting -= starts - submitted
                     self._note_failure(error)
@@ -300,11 +300,11 @@ class PoolKeeper(Generic[MemberT]):
             self._next_look = time.monotonic() + IDLE_INTERVAL_S
 
     def _startable(self) -> int:
-        """Return how many starts there may be beside those under way; under the lock."""
+        """Return how many further starts are allowed. The caller holds the lock."""
         if len(self._leaving) >= self._size:
-            return 0  # an engine that removes nothing would fill up
+            return 0  # do not fill up an engine that cannot remove containers
         missing = self._size - len(self._ready) - len(self._used) - self._starting
-        most = 1 if self._failures else self._max_starting  # one is enough to find out
+        most = 1 if self._failures else self._max_starting  # after a failure, one start is enough to probe
         return max(0, min(missing, most - self._starting))
 
     def _sleep(self) -> None:
@@ -318,7 +318,7 @@ class PoolKeeper(Generic[MemberT]):
                 self._take_back(member)
 
     def _drain(self) -> None:
-        """Take in what was given back; under the lock."""
+        """Process returned members. The caller holds the lock."""
         with suppress(Empty):
             while True:
                 self._take_back(self._wake.get_nowait())
@@ -328,7 +328,7 @@ class PoolKeeper(Generic[MemberT]):
             self._leaving.append(member)
 
     def _remove_some(self, deadline: float = math.inf) -> None:
-        """Begin to remove what is to go; not under the lock. What failed is tried again at a later turn."""
+        """Start removals. The caller does not hold the lock. Failed removals are retried later."""
         with self.changed:
             waiting = [member for member in self._leaving if id(member) not in self._removing]
             chosen = waiting[: max(0, self._size - len(self._removing))]
@@ -336,7 +336,7 @@ class PoolKeeper(Generic[MemberT]):
         for member in chosen:
             try:
                 _start_thread(partial(self._remove_one, member), "openenv-pool-remove")
-            except RuntimeError:  # no thread is to be had, at the interpreter's exit for one: one by one then
+            except RuntimeError:  # no thread can start, for example at interpreter exit: remove one by one
                 if time.monotonic() < deadline:
                     self._remove_one(member)
                 else:
@@ -362,7 +362,7 @@ class PoolKeeper(Generic[MemberT]):
         self._wake.put(None)
 
     def _note_failure(self, failure: BaseException) -> None:
-        """Take down that a start failed; under the lock."""
+        """Record a failed start. The caller holds the lock."""
         self._failed += 1
         self._failures += 1
         self._last_failure = failure
@@ -388,13 +388,13 @@ class PoolKeeper(Generic[MemberT]):
         self._wake.put(None)
 
     def _check_ready(self) -> None:
-        """Take out members that were silent twice: once may be the machine that stood still."""
+        """Remove members that failed two health checks in a row: a single failure may be a stall of the machine."""
         with self.changed:
             waiting = list(self._ready)
         self._silent &= {id(member) for member in waiting}
         begin = time.monotonic()
         for member in waiting:
-            # Members that hang are replaced before the next are looked at, which may hang as well.
+            # Replace hanging members before checking the others, which may hang as well.
             if self._stopping.is_set() or time.monotonic() - begin >= HEALTH_TIMEOUT_S:
                 return
             if healthy(member, HEALTH_TIMEOUT_S):
@@ -406,7 +406,7 @@ class PoolKeeper(Generic[MemberT]):
                     if any(each is member for each in self._ready):
                         self._ready.remove(member)
                         self._leaving.append(member)
-                        self._wake.put(None)  # it is replaced at once
+                        self._wake.put(None)  # replace it at once
 
 
 def _start_thread(work: Callable[[], None], name: str) -> None:
@@ -414,7 +414,7 @@ def _start_thread(work: Callable[[], None], name: str) -> None:
 
 
 def healthy(member: PoolMember, timeout_s: float) -> bool:
-    """Whether a member says so within that many seconds."""
-    options = getattr(member, "options", None)  # of a container; its server may want a token
+    """Whether a member reports within `timeout_s` seconds that it is healthy."""
+    options = getattr(member, "options", None)  # a container's server may require a token
     token = None if options is None else options.token
     return health_of(urlsplit(member.url).port or 80, timeout_s, token) is None

@@ -1,4 +1,4 @@
-"""Warm containers, lent one by one."""
+"""Pools of warm containers, each lent once."""
 
 import atexit
 import logging
@@ -35,35 +35,35 @@ LEASE_TIMEOUT_S: Final = 60.0
 CLOSE_TIMEOUT_S: Final = 30.0
 
 EXIT_TIMEOUT_S: Final = 10.0
-"""How long the exit of this process waits for pools that nobody closed."""
+"""How long this process's exit waits for pools that were not closed."""
 
 LEND_HEALTH_TIMEOUT_S: Final = 2.0
-"""How long a container may take, when it is handed out, to say that it is healthy. It mostly takes 2 ms."""
+"""Timeout of the health check before a container is lent. It usually takes 2 ms."""
 
 
 class PoolLease(Generic[MemberT]):
-    """A container leased to one caller until it is closed; it is not reused.
+    """A lease of a container, held until `close`. The container is not reused.
 
-    One that is dropped without `close` is given back when it is collected.
+    A lease that is not closed ends when it is garbage-collected.
 
     Args:
         container: The container.
-        give_back: Takes it back. Must not block.
-        pool: Is kept for as long as the lease: one that is collected removes all its containers.
+        give_back: Returns the container to the pool. Must not block.
+        pool: The pool; referenced because a pool that is garbage-collected removes all its containers.
     """
 
     def __init__(self, container: MemberT, give_back: Callable[[MemberT], None], pool: object) -> None:
         self._pool = pool
         self._container = container
         self._return = weakref.finalize(self, give_back, container)
-        self._return.atexit = False  # all of the pool goes then
+        self._return.atexit = False  # at exit the whole pool is removed
 
     @property
     def container(self) -> MemberT:
         """The container.
 
         Raises:
-            PoolError: It was given back. Its port may be another's by now.
+            PoolError: The lease was closed; the port may belong to another container now.
         """
         if self.closed:
             raise PoolError("expected the lease's container, got one that was given back; take another lease")
@@ -71,16 +71,16 @@ class PoolLease(Generic[MemberT]):
 
     @property
     def url(self) -> str:
-        """Where its server is. Raises as `container` does."""
+        """URL of the container's server. Raises as `container` does."""
         return self.container.url
 
     @property
     def closed(self) -> bool:
-        """Whether it was given back."""
+        """Whether the lease was closed."""
         return not self._return.alive
 
     def close(self) -> None:
-        """Give the container back, to be removed and replaced. Does not wait for that. Idempotent."""
+        """Return the container, to be removed and replaced in the background. Idempotent."""
         self._return()
 
     def __enter__(self) -> Self:
@@ -91,11 +91,11 @@ class PoolLease(Generic[MemberT]):
 
 
 class PoolProvider(OwnedServerProvider, Generic[MemberT]):
-    """Takes one container from a pool at a time. A start raises what `lease` of the pool does.
+    """A provider that leases one container at a time from a pool. `start` raises as the pool's `lease` does.
 
     Args:
-        lease: Takes one, within so many seconds, or raises once the event is set.
-        timeout_s: Seconds that a container may take to be free.
+        lease: Leases a container, given a timeout in seconds and an event that aborts the wait.
+        timeout_s: Seconds to wait for a free container.
     """
 
     def __init__(
@@ -109,7 +109,7 @@ class PoolProvider(OwnedServerProvider, Generic[MemberT]):
 
     @property
     def alive(self) -> bool:
-        """Whether the container that was taken still runs."""
+        """Whether the leased container is still running."""
         lease = self._lease
         if lease is None:
             return False
@@ -117,10 +117,10 @@ class PoolProvider(OwnedServerProvider, Generic[MemberT]):
         try:
             return bool(alive() if callable(alive) else alive)
         except ProviderError:
-            return True  # an engine that does not answer says nothing of its containers
+            return True  # unknown if the engine does not respond
 
     def output(self) -> str:
-        """Return the last of what the container printed; empty where there is none."""
+        """Return the end of the container's output; "" without a container."""
         lease = self._lease
         logs: Any = None if lease is None else getattr(lease.container, "logs", None)
         try:
@@ -144,13 +144,13 @@ class PoolProvider(OwnedServerProvider, Generic[MemberT]):
 
 
 class ServerPool(Generic[MemberT]):
-    """Keeps servers warm and hands each out once. `DockerPool` is one of containers.
+    """Keeps servers warm and lends each once. `DockerPool` is a pool of containers.
 
     Args:
-        start: Makes a member and returns once it is healthy; raises where the event is set meanwhile. Called from
+        start: Starts a member and returns it once it is healthy; raises if the event is set meanwhile. Called from
             threads of the pool.
-        size: How many members there are, warm or handed out.
-        max_starting: How many are started at once.
+        size: Number of members, warm and lent.
+        max_starting: Maximum number of concurrent starts.
 
     Raises:
         ConfigurationError: A number is below 1.
@@ -171,7 +171,7 @@ class ServerPool(Generic[MemberT]):
         return self._keeper.state()
 
     def start(self) -> Self:
-        """Begin to fill the pool. The first lease does so too. Idempotent.
+        """Start to fill the pool, which the first lease also does. Idempotent.
 
         Raises:
             PoolClosedError: The pool was closed.
@@ -180,11 +180,11 @@ class ServerPool(Generic[MemberT]):
         return self
 
     def wait(self, ready: int | None = None, timeout_s: float = LEASE_TIMEOUT_S) -> None:
-        """Wait until so many members are ready; by default all of them.
+        """Wait until `ready` members are ready; by default all.
 
         Raises:
-            PoolTimeoutError: They were not in time.
-            PoolError: The pool was closed, or cannot go on.
+            PoolTimeoutError: They were not ready in time.
+            PoolError: The pool was closed, or its thread has died.
         """
         self._keeper.run()
         ready = self._size if ready is None else ready
@@ -193,19 +193,19 @@ class ServerPool(Generic[MemberT]):
             self._keeper.wait(ready, f"{ready} containers to be ready", deadline, timeout_s)
 
     def lease(self, timeout_s: float = LEASE_TIMEOUT_S) -> PoolLease[MemberT]:
-        """Take a healthy member.
+        """Lease a healthy member.
 
         Args:
-            timeout_s: Seconds to wait for one. While the pool has one ready it takes a few milliseconds.
+            timeout_s: Seconds to wait for a member. If one is ready, leasing takes a few milliseconds.
 
         Raises:
-            PoolTimeoutError: None was free in time; the message says what the pool is doing.
-            PoolError: The pool was closed, or cannot go on.
+            PoolTimeoutError: No member was free in time; the message has the pool's state.
+            PoolError: The pool was closed, or its thread has died.
         """
         return self._take(timeout_s, None)
 
     def provider(self, timeout_s: float = LEASE_TIMEOUT_S) -> PoolProvider[MemberT]:
-        """Return what takes a member when a client starts, and gives it back when the client is closed."""
+        """Return a provider that leases a member when a client starts, and returns it when the client is closed."""
         return PoolProvider(self._take, timeout_s)
 
     def client(
@@ -215,22 +215,22 @@ class ServerPool(Generic[MemberT]):
         lease_timeout_s: float = LEASE_TIMEOUT_S,
         **client_options: Any,
     ) -> "SyncEnvClient[ActT, ObsT, StateT]":
-        """Return a client of a member of its own, which `close` gives back to be replaced.
+        """Return a client with a member of its own, which the client's `close` returns to the pool.
 
-        The member is taken when the client is first used. The sync client that is returned can be awaited to the
-        connected async one.
+        The member is leased when the client is first used. Await the returned sync client to get the connected async
+        one.
 
         Args:
-            client_class: The environment's client.
+            client_class: The environment's client class.
             lease_timeout_s: Seconds to wait for a member.
-            client_options: What the client's constructor takes.
+            client_options: Arguments of the client's constructor.
         """
         return client_class(provider=self.provider(lease_timeout_s), **client_options).sync()
 
     def close(self, timeout_s: float = CLOSE_TIMEOUT_S) -> None:
-        """Remove every member, those that are in use included. Idempotent.
+        """Remove all members, including lent ones. Idempotent.
 
-        What cannot be removed in time, because the engine is away, is left to the companion process.
+        The companion process removes those that cannot be removed in time because the engine is unavailable.
         """
         if left := self._keeper.close(timeout_s):
             logger.warning("%d containers of a pool are left to the companion process", left)
@@ -254,14 +254,14 @@ class ServerPool(Generic[MemberT]):
                 raise
             if fine:
                 return lease
-            lease.close()  # it has died since it was last looked at
+            lease.close()  # it has died since the last health check
 
 
 class DockerPool(ServerPool[Container]):
-    """Keeps healthy containers of one image and hands each out once, in milliseconds.
+    """Keeps containers of an image warm and lends each once, within milliseconds.
 
-    A container that was given back is removed, and another is started in its place, in the background. Those that
-    die while they wait are replaced; so are all of them after the engine was restarted.
+    A returned container is removed and replaced in the background. Containers that die before they are lent are
+    replaced too, also all of them after an engine's restart.
 
         with DockerPool("blackjack-env:latest", size=4) as pool:
             with pool.client(BlackjackEnv) as env:
@@ -269,13 +269,13 @@ class DockerPool(ServerPool[Container]):
 
     Args:
         image: Name or id of the image.
-        size: How many containers there are, warm or handed out.
-        options: What each container gets.
-        max_starting: How many are started at once.
-        option_fields: Fields of `ContainerOptions`, instead of those in `options` or beside them.
+        size: Number of containers, warm and lent.
+        options: Options of each container.
+        max_starting: Maximum number of concurrent starts.
+        option_fields: Fields of `ContainerOptions`, which override those of `options`.
 
     Raises:
-        ConfigurationError: An option that cannot be, or a number below 1.
+        ConfigurationError: An option is invalid, or a number below 1.
     """
 
     def __init__(
@@ -300,9 +300,9 @@ _keepers: "weakref.WeakSet[PoolKeeper[Any]]" = weakref.WeakSet()
 
 
 def _close_all() -> None:
-    """Close the open pools, at the interpreter's exit.
+    """Close open pools at interpreter exit.
 
-    It is registered after the companion's own end, and so runs before it: from then on nobody starts a container.
+    Registered after the companion's exit handler, and so runs before it: after that, no container may be started.
     """
     keepers = list(_keepers)
     for keeper in keepers:
@@ -313,7 +313,7 @@ def _close_all() -> None:
 
 
 def _in_fork() -> None:
-    """Let go of what a thread of the parent may have held: there is nobody here who would."""
+    """Renew locks in a fork, because a thread of the parent may have held them."""
     for keeper in list(_keepers):
         keeper.changed = threading.Condition()
 

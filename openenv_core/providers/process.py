@@ -1,4 +1,4 @@
-"""A server in a process of its own on this machine."""
+"""A provider of servers in local processes."""
 
 import logging
 import os
@@ -27,39 +27,39 @@ from openenv_core.providers.base import (
 logger = logging.getLogger(__name__)
 
 SERVE_COMMAND: Final = (sys.executable, "-m", "openenv_core.cli", "serve", "{app}", "--fd", "{fd}")
-"""What runs unless another command is given."""
+"""The default command of a server."""
 
 OUTPUT_BYTES: Final = 16_384
 """How much of the server's last output is kept for error messages."""
 
 LOG_BYTES: Final = 16 << 20
-"""Where a log has grown beyond that, it is begun anew; the one before is kept under its name with `.1` behind it."""
+"""Maximum size of a log, which is then renamed to `.1` and started anew."""
 
 _TRACEBACK: Final = "Traceback (most recent call last):"
 
 KILL_MARGIN_S: Final = 5.0
-"""How long, beyond the server's own grace, its guard may take before it is killed too."""
+"""How long, beyond the server's stop timeout, its guard may take before it is killed too."""
 
 
 class LocalProcessProvider(OwnedServerProvider):
-    """Serves an app in a process of its own, on a free port of the loopback interface.
+    """Serves an app in a local process, on a free port of the loopback interface.
 
-    The port is bound here and handed down, so nobody can take it in between, and connections made while the
-    server starts wait in its queue. Between this process and the server stands a small guard that ends the
-    server when this process stops it or dies, whatever it dies of.
+    The port is bound here and inherited, so that no other process can take it, and connections made while the server
+    starts wait in the accept queue. A small guard process between this process and the server ends the server when
+    this process stops it or dies, however it dies.
 
-    Tokens that this process's environment names are not handed down: they belong to servers that are started by
-    hand, and whoever uses this one does not know of them. A server that is to have tokens gets them by `env_vars`.
+    Tokens in this process's environment variables are not passed to the server: they are meant for servers started by
+    hand, and this server's clients would not have them. Pass a server's tokens in `env_vars`.
 
     Args:
         app: `module:attribute` of the ASGI app.
-        env_vars: Environment variables of the server, beside this process's own but those of tokens.
-        cwd: The server's working directory, which is importable there; this process's by default.
-        start_timeout_s: Seconds until the server must be healthy.
-        stop_timeout_s: Seconds that the server gets to end in order.
-        command: What runs instead of `ropewalk serve`; `{app}` and `{fd}` in it are replaced by the app and
-            the number of the listening socket.
-        log: A file that everything the server prints is added to.
+        env_vars: Environment variables of the server, in addition to this process's own without those of tokens.
+        cwd: The server's working directory, from which it can import; by default this process's.
+        start_timeout_s: Seconds within which the server must become healthy.
+        stop_timeout_s: Seconds that the server has to shut down.
+        command: Command to run instead of `ropewalk serve`; `{app}` and `{fd}` are replaced by the app and the
+            descriptor of the listening socket.
+        log: A file to which the server's output is appended.
     """
 
     def __init__(
@@ -86,21 +86,21 @@ class LocalProcessProvider(OwnedServerProvider):
 
     @property
     def alive(self) -> bool:
-        """Whether the server's process runs; False before the start, and once it has ended by itself."""
+        """Whether the server's process is running."""
         return self._guard is not None and self._guard.poll() is None
 
     @property
     def pid(self) -> int | None:
-        """The process that watches over the server, whose child the server is; None before the start."""
+        """The pid of the guard, the server's parent process; None before the start."""
         return None if self._guard is None else self._guard.pid
 
     @property
     def token(self) -> str | None:
-        """The first of the server's bearer tokens; None where `env_vars` names none."""
+        """The first of the server's bearer tokens; None if `env_vars` has none."""
         return first_token(self._env_vars, self._cwd or ".")
 
     def output(self) -> str:
-        """Return the last of what the server printed, standard error included; empty before the start."""
+        """Return the end of the server's output, including standard error; "" before the start."""
         return "" if self._tail is None else self._tail.text()
 
     def _launch(self) -> str:
@@ -158,7 +158,7 @@ class LocalProcessProvider(OwnedServerProvider):
 
 
 class _OutputTail:
-    """Keeps the last of what a process prints, reading on so that it never blocks; a log has all of it."""
+    """Reads a process's output, so that it never blocks, and keeps the end of it; a log has all of it."""
 
     def __init__(self, process: "subprocess.Popen[bytes]", log: Path | None) -> None:
         assert process.stdout is not None
@@ -170,7 +170,7 @@ class _OutputTail:
         self._thread.start()
 
     def text(self) -> str:
-        """Return what is kept. Waits a moment for the end of the output of a process that has ended."""
+        """Return the retained output. Waits briefly for the rest of the output of a process that has ended."""
         self._thread.join(RETRY_INTERVAL_S)
         return bytes(self._retained).decode(errors="replace")
 
@@ -187,7 +187,7 @@ class _OutputTail:
 
 
 def last_traceback(output: str) -> str:
-    """Return the last traceback in what a server printed, with its exception; empty where there is none."""
+    """Return the last traceback in a server's output, with its exception; "" if there is none."""
     _, header, block = output.rpartition(_TRACEBACK)
     lines = block.strip("\n").splitlines()
     end = next((n for n, line in enumerate(lines) if not line.startswith(" ")), len(lines))
@@ -195,7 +195,7 @@ def last_traceback(output: str) -> str:
 
 
 def _append_log(chunk: bytes, log: Path) -> Path | None:
-    """Add to a log, and return it; None where it cannot be written: the server is worth more than its log."""
+    """Append to a log and return its path; None if it cannot be written, so that the server goes on without it."""
     try:
         with log.open("ab") as file:
             file.write(chunk)
@@ -208,14 +208,14 @@ def _append_log(chunk: bytes, log: Path) -> Path | None:
 
 
 def _end(guard: "subprocess.Popen[bytes]", output: _OutputTail, timeout_s: float, owner: int) -> None:
-    """End the guard, which ends the server, and wait for both; kill a guard that does not heed.
+    """Stop the guard, which stops the server, and wait for both; kill the guard if it does not end in time.
 
-    Does nothing in a fork of the owner: the server is the owner's.
+    Does not stop them in a fork of the owner.
     """
     assert guard.stdin is not None
     guard.stdin.close()
     if os.getpid() != owner:
-        guard.poll()  # finds that it is no child of this process, and is content
+        guard.poll()  # marks it as ended, because it is not a child of this process
         return
     guard.terminate()  # a fork of this process may hold the pipe open
     try:

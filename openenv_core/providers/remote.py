@@ -1,4 +1,4 @@
-"""Servers in hosted sandboxes: what all services have in common, and those that speak E2B's API, by its own client."""
+"""Servers in hosted sandboxes: the base classes for all services, and the provider for E2B's API, by E2B's client."""
 
 import copy
 import json
@@ -22,21 +22,21 @@ from openenv_core.providers.base import REMOTE_POLL_FACTOR, OwnedServerProvider,
 from openenv_core.proxies import client_for
 
 RENEWALS: Final = 3
-"""How often a sandbox is given more time within that time, so that one lost request costs nothing."""
+"""Renewals per lease period, so that one lost request does no harm."""
 
 OUTPUT_BYTES: Final = 16_384
 LOG: Final = "/tmp/ropewalk-server.log"
-"""Where a command's output goes, in the sandbox."""
+"""File in the sandbox with the server's output."""
 
 UNAVAILABLE: Final = 503
-"""The status of errors that say that the service did not answer."""
+"""Marks errors of a service that does not respond."""
 
 
 class SandboxRefusedError(ProviderError):
-    """The service refused: the key, the template, or another sandbox.
+    """The service rejected a request: its key or template, or because of a limit.
 
     Attributes:
-        status: The HTTP status; None where it named none.
+        status: The HTTP status; None if unknown.
     """
 
     def __init__(self, message: str, status: int | None = None) -> None:
@@ -45,18 +45,18 @@ class SandboxRefusedError(ProviderError):
 
 
 class SandboxServiceUnavailableError(ProviderError):
-    """The service cannot be reached, does not answer in time, or is too busy."""
+    """The service is unreachable, does not respond in time, or is overloaded."""
 
 
 class HostedSandbox(ABC):
-    """A sandbox of some service, given more time by a thread for as long as this process lives.
+    """A sandbox of a service, whose lease a thread renews while this process is alive.
 
-    What a service's own sandbox has to do stands in abstract methods, which raise what the service's client raises.
+    The abstract methods wrap the service's client and raise its exceptions.
 
     Args:
-        inner: The client's sandbox.
-        sandbox_id: What the service calls it.
-        lease_s: Seconds after which the service ends it when nobody has given it more time.
+        inner: The sandbox object of the service's client.
+        sandbox_id: The service's id of the sandbox.
+        lease_s: Seconds after which the service ends the sandbox unless its lease is renewed.
     """
 
     def __init__(self, inner: Any, sandbox_id: str, lease_s: float) -> None:
@@ -71,30 +71,30 @@ class HostedSandbox(ABC):
 
     @abstractmethod
     def run(self, command: str) -> None:
-        """Start a shell command, and leave it to itself."""
+        """Start a shell command in the background."""
 
     @abstractmethod
     def url(self, port: int) -> str:
-        """Return where a port of it is reached."""
+        """Return the URL of a port of the sandbox."""
 
     @abstractmethod
     def renew(self, lease_s: float, timeout_s: float) -> None:
-        """Have the service end it after so many seconds from now; the request may take timeout_s."""
+        """Renew the lease for `lease_s` seconds from now; `timeout_s` is the timeout of the request."""
 
     @abstractmethod
     def running(self) -> bool:
-        """Whether it runs."""
+        """Whether the sandbox is running."""
 
     @abstractmethod
     def output(self) -> str:
-        """Return what its server printed."""
+        """Return its server's output."""
 
     @abstractmethod
     def kill(self) -> None:
-        """End it."""
+        """End the sandbox."""
 
     def end(self) -> None:
-        """Kill it. Idempotent. Does nothing in a fork of the owner; a service that is away ends it with its time."""
+        """End the sandbox. Idempotent. Does nothing in a fork. If the service is unreachable, the lease expires."""
         if os.getpid() != self._pid:
             return
         with self._ending:
@@ -110,7 +110,7 @@ class HostedSandbox(ABC):
             try:
                 if not self.paused:
                     self.renew(self._lease_s, self._lease_s / RENEWALS)
-            except Exception as error:  # of whatever kind: only the time decides whether it is lost
+            except Exception as error:  # of any kind: lost only if not found, or expired
                 gone = "NotFound" in type(error).__name__ or time.monotonic() > expires
                 if gone and not self.paused:
                     self.lost = f"the sandbox {self.sandbox_id} is gone: {error}"
@@ -120,13 +120,14 @@ class HostedSandbox(ABC):
 
 
 class HostedOptions(TypedDict, total=False):
-    """What every provider of hosted sandboxes takes.
+    """Options of all providers of hosted sandboxes.
 
     Attributes:
-        port: Where the server listens; by default 8000.
+        port: The server's port in the sandbox; by default 8000.
         env_vars: Environment variables of the sandbox.
-        lease_s: Seconds after which the sandbox of a dead owner is ended; by default 60.
-        start_timeout_s: Seconds until the server must be healthy; by default 60, of an image that is fetched first 300.
+        lease_s: Seconds after which the sandbox of a dead owner ends; by default 60.
+        start_timeout_s: Seconds within which the server must become healthy; by default 60, or 300 for services that
+            pull an image first.
     """
 
     port: int
@@ -138,25 +139,25 @@ class HostedOptions(TypedDict, total=False):
 class HostedServerProvider(OwnedServerProvider):
     """Runs a server in a hosted sandbox, which the service ends unless its lease is renewed.
 
-    A subclass says which package the service's client is, and what its errors mean.
+    A subclass defines the package of the service's client and the meaning of its errors.
 
     Args:
-        template: What the sandbox is made from.
-        command: Words of the server's command; None where the template starts it by itself.
-        port: See `HostedOptions`, for all that follow.
-        env_vars: Likewise.
-        lease_s: Likewise.
-        start_timeout_s: Likewise; None: the `START_TIMEOUT_S` of the class.
+        template: Template or image of the sandbox.
+        command: The server's command, as a list of words; None if the template starts the server.
+        port: See `HostedOptions`.
+        env_vars: See `HostedOptions`.
+        lease_s: See `HostedOptions`.
+        start_timeout_s: See `HostedOptions`; None for the class's `START_TIMEOUT_S`.
 
     Raises:
-        ConfigurationError: An option cannot be, or the client is not installed.
+        ConfigurationError: An option is invalid, or the client is not installed.
     """
 
     CLIENT: ClassVar[str]
-    """The package, and the extra that brings it."""
+    """The client's package, and the extra that installs it."""
 
     ERRORS: ClassVar[Mapping[str, int | None]]
-    """HTTP statuses of the client's errors, by their names, the first that fits; None: the error's own."""
+    """HTTP statuses by the names of the client's errors, of which the first match counts; None: the error's own."""
 
     START_TIMEOUT_S: ClassVar[float] = 60.0
 
@@ -189,22 +190,22 @@ class HostedServerProvider(OwnedServerProvider):
 
     @property
     def sandbox_id(self) -> str | None:
-        """What the service calls the sandbox; None while there is none."""
+        """The service's id of the sandbox; None while there is none."""
         return None if self._sandbox is None else self._sandbox.sandbox_id
 
     @property
     def alive(self) -> bool:
-        """Whether the sandbox that was started still runs, as far as can be told."""
+        """Whether the sandbox is still running, as far as is known."""
         sandbox = self._sandbox
         if sandbox is None or sandbox.ended.is_set() or sandbox.lost is not None:
             return False
         try:
             return sandbox.running()
         except Exception:
-            return True  # a service that does not answer says nothing of its sandboxes
+            return True  # unknown if the service does not respond
 
     def output(self) -> str:
-        """Return the last of what the command printed; where the sandbox was lost, that as well."""
+        """Return the end of the command's output, and why the sandbox was lost, if so."""
         sandbox = self._sandbox
         if sandbox is None or sandbox.ended.is_set():
             return ""
@@ -216,7 +217,7 @@ class HostedServerProvider(OwnedServerProvider):
 
     @abstractmethod
     def _create(self) -> HostedSandbox:
-        """Make a sandbox; called within `_translate_errors`."""
+        """Create a sandbox; called within `_translate_errors`."""
 
     def _launch(self) -> str:
         deadline = time.monotonic() + self._start_timeout_s
@@ -232,7 +233,7 @@ class HostedServerProvider(OwnedServerProvider):
         self._ending = weakref.finalize(self, sandbox.end)
 
     def _wait_served(self, sandbox: HostedSandbox, deadline: float) -> str:
-        """Return the URL of the server in a sandbox, once it is healthy."""
+        """Wait until the server in a sandbox is healthy, and return its URL."""
 
         def pause(seconds: float) -> None:
             if sandbox.ended.wait(seconds):
@@ -258,7 +259,7 @@ class HostedServerProvider(OwnedServerProvider):
 
     @contextmanager
     def _translate_errors(self) -> Iterator[None]:
-        """Turn errors of the service in the block into ours."""
+        """Convert exceptions of the service's client in the block to ours."""
         try:
             yield
         except Exception as error:
@@ -272,7 +273,7 @@ class HostedServerProvider(OwnedServerProvider):
                     ),
                     0,
                 )
-            if status == 0:  # it is not the client's
+            if status == 0:  # not an error of the client
                 raise
             if status == UNAVAILABLE:
                 raise SandboxServiceUnavailableError(
@@ -285,10 +286,10 @@ class HostedServerProvider(OwnedServerProvider):
 
 
 class _E2BSandbox(HostedSandbox):
-    """One, by E2B's client.
+    """A sandbox of E2B's client.
 
     Args:
-        base: Where sandboxes are reached of a service that has one address for all.
+        base: Base URL of all sandboxes, for a service that has one.
     """
 
     def __init__(self, inner: Any, lease_s: float, base: str | None) -> None:
@@ -317,24 +318,24 @@ class _E2BSandbox(HostedSandbox):
 
 
 class RemoteSandboxProvider(HostedServerProvider):
-    """Runs a server in a sandbox of a service that speaks E2B's API. Needs the extra `e2b`.
+    """Runs a server in a sandbox of a service with E2B's API. Needs the extra `e2b`.
 
-    A thread gives the sandbox more time for as long as this process lives; when that dies, of whatever cause, the
-    service ends the sandbox when its time is over.
+    A thread renews the sandbox's lease while this process is alive; after this process's death, however it died, the
+    service ends the sandbox when the lease expires.
 
     Args:
-        template: What the sandbox is made from: a template of E2B's, an image of `ropewalk sandboxes`.
-        command: Words of the server's command; None where the template starts it by itself.
-        api_key: The service's key; by default E2B_API_KEY. The sandbox never sees it.
-        api_url: Where the service is; by default E2B_API_URL, else E2B's cloud.
-        sandbox_url: Where its sandboxes are asked, of a service that has one address for all (E2B_SANDBOX_URL): the
-            server is then reached below `/sandboxes/ID/ports/PORT` there, else by a name of its own.
-        request_timeout_s: Seconds that a request to the service may take.
+        template: E2B template, or image of `ropewalk sandboxes`.
+        command: The server's command, as a list of words; None if the template starts the server.
+        api_key: The service's API key; by default E2B_API_KEY. Not passed to the sandbox.
+        api_url: URL of the service; by default E2B_API_URL, or else E2B's cloud.
+        sandbox_url: Base URL of all sandboxes, for a service that has one (default: E2B_SANDBOX_URL). The server's URL
+            is then `/sandboxes/ID/ports/PORT` below it; otherwise it has its own host name.
+        request_timeout_s: Timeout of a request to the service, in seconds.
         options: `port`, `env_vars`, `lease_s`, `start_timeout_s`: see `HostedOptions`.
 
     Raises:
-        ConfigurationError: There is no key, or the client is not installed. `start` raises SandboxRefusedError where
-            the service says no, SandboxServiceUnavailableError where it does not answer.
+        ConfigurationError: There is no key, or the client is not installed. `start` raises SandboxRefusedError if the
+            service rejects the request, SandboxServiceUnavailableError if it does not respond.
     """
 
     CLIENT = "e2b"
@@ -374,10 +375,10 @@ class RemoteSandboxProvider(HostedServerProvider):
         }
 
     def pause(self) -> None:
-        """Have the sandbox stand still, its server and memory with it. It is no longer ended with this process.
+        """Pause the sandbox with its server and memory. While paused it does not end with this process.
 
         Raises:
-            SandboxRefusedError: The service has no pauses.
+            SandboxRefusedError: The service does not support pausing.
         """
         sandbox = self._require_started()
         sandbox.paused = True
@@ -389,7 +390,7 @@ class RemoteSandboxProvider(HostedServerProvider):
             raise
 
     def resume(self) -> str:
-        """Have a paused sandbox go on; return the server's URL once that is healthy."""
+        """Resume a paused sandbox; return the server's URL once it is healthy."""
         sandbox = self._require_started()
         with self._translate_errors():
             sandbox.inner.connect(timeout=round(self._lease_s))
@@ -397,20 +398,20 @@ class RemoteSandboxProvider(HostedServerProvider):
         return self._wait_served(sandbox, time.monotonic() + self._start_timeout_s)
 
     def fork(self, count: int = 1) -> list[Self]:
-        """Return providers of copies of the sandbox as it stands, whose servers run; each is to be stopped.
+        """Fork the sandbox and return providers of the copies, whose servers are running. Stop each of them.
 
         Args:
-            count: How many, at most 20.
+            count: Number of copies, at most 20.
 
         Raises:
-            SandboxRefusedError: The service does not copy what runs in a sandbox, as none does of containers, or has
-                no room for all.
+            SandboxRefusedError: The service cannot fork running sandboxes (none can fork containers), or has no
+                capacity for all copies.
         """
         with self._translate_errors():
             forks = self._require_started().inner.fork(count=count, timeout=round(self._lease_s))
         copies: list[Self] = []
         try:
-            for each in forks:  # all, before any is waited for: their time runs
+            for each in forks:  # adopt all before waiting for any, because their leases are running
                 if not isinstance(each, Exception):
                     provider = copy.copy(self)
                     OwnedServerProvider.__init__(provider)
@@ -443,11 +444,11 @@ class RemoteSandboxProvider(HostedServerProvider):
 
 
 def healthy(url: str, timeout_s: float) -> str | None:
-    """Return None where /health says healthy, or that it is for callers with a token alone; else what was seen.
+    """Return None if /health reports healthy or requires a token, otherwise the failure.
 
     Args:
-        url: Where the server is.
-        timeout_s: Seconds for the answer.
+        url: The server's URL.
+        timeout_s: Timeout in seconds.
     """
     try:
         with client_for(url) as http:

@@ -1,6 +1,6 @@
-"""Tools: what an environment of them declares, what a step carries, and what a server's bridge to MCP asks.
+"""Tools: their declaration in environments, tool calls as actions, and the interface for the server's MCP bridge.
 
-Importing this loads pydantic and nothing heavier; the MCP SDK is the server's.
+Importing this package loads nothing heavier than pydantic; only the server imports the MCP SDK.
 """
 
 from openenv_core.errors import former_names

@@ -7,7 +7,7 @@ from typing import Any, Literal, TypeAlias
 from openenv_core.tools.wire import AskingUnavailableError
 
 LogLevel: TypeAlias = Literal["debug", "info", "notice", "warning", "error", "critical", "alert", "emergency"]
-"""Severities of messages to the caller, those of MCP."""
+"""MCP's severities of log messages."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -15,9 +15,9 @@ class Elicit:
     """Asks the caller's user to fill in a form.
 
     Attributes:
-        message: What to show.
-        schema: JSON schema of a flat object. The answer has `action` (accept, decline or cancel), and `content`
-            where it was accepted.
+        message: The message to show.
+        schema: JSON schema of a flat object. The answer has `action` (accept, decline or cancel) and, if accepted,
+            `content`.
     """
 
     message: str
@@ -29,9 +29,9 @@ class Sample:
     """Asks the caller's language model.
 
     Attributes:
-        messages: In MCP's own JSON (role, content), or the text of one user's message. The answer has `role`,
+        messages: Messages as MCP's JSON (role, content), or the text of one user message. The answer has `role`,
             `content`, `model` and `stopReason`.
-        options: Further parameters in MCP's own JSON: systemPrompt, temperature, stopSequences.
+        options: Further parameters as MCP's JSON: systemPrompt, temperature, stopSequences.
     """
 
     messages: Sequence[Mapping[str, Any]] | str
@@ -45,13 +45,13 @@ class Roots:
 
 
 Request: TypeAlias = Elicit | Sample | Roots
-"""What a tool can ask its caller for."""
+"""A question of a tool to its caller."""
 
 
 class ToolContext:
-    """What a tool is given for a parameter that is annotated with this class.
+    """Passed to a tool for a parameter annotated with this class.
 
-    This one is for calls that nobody listens to beside the result, those of a step: it says nothing to nobody.
+    This implementation is for calls by `step`, where only the result reaches the caller: it discards everything.
     """
 
     @property
@@ -63,9 +63,9 @@ class ToolContext:
         """Report the progress of the call. Never waits; callable from any thread.
 
         Args:
-            progress: Grows from one time to the next.
-            total: What it grows to, where that is known.
-            message: In words.
+            progress: Increases with each report.
+            total: Final value of `progress`, if known.
+            message: Description of the progress.
         """
 
     def log(self, level: LogLevel, data: Any, logger: str | None = None) -> None:
@@ -81,23 +81,23 @@ class ToolContext:
         """Notify subscribers that the list of prompts has changed."""
 
     def resource_updated(self, uri: str) -> None:
-        """Notify subscribers of a resource that it has changed."""
+        """Notify subscribers that a resource has changed."""
 
     async def ask(self, requests: Mapping[str, Request]) -> Mapping[str, Mapping[str, Any]]:
-        """Ask the caller back; several questions at once.
+        """Ask the caller one or more questions.
 
-        On the stateless wire of 2026-07-28 a server cannot ask. There the call ends, and the caller makes it again
-        with the answers: the tool runs from its start, and gets this far with what it was answered. So ask before
-        you change anything, and under names that are the same each time.
+        In the stateless protocol of 2026-07-28 a server cannot send requests. There the call ends, and the caller
+        repeats it with the answers: the tool runs again from its start, and `ask` returns the answers. So ask before
+        you change anything, and use the same names each time.
 
         Args:
-            requests: Each under a name of its own.
+            requests: The questions by name.
 
         Returns:
-            The answers in MCP's own JSON, each under the name of its question.
+            The answers as MCP's JSON, by the names of their questions.
 
         Raises:
-            AskingUnavailableError: The caller cannot be asked this.
+            AskingUnavailableError: The caller does not support this question.
         """
         raise AskingUnavailableError(
             "expected a caller that can be asked back, got a step; call the tool over MCP, or let it do without"
@@ -126,4 +126,4 @@ class ToolContext:
 
 
 SILENT = ToolContext()
-"""The context of a call that is a step."""
+"""The context of calls by `step`."""

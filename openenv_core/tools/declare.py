@@ -1,4 +1,4 @@
-"""How an author says which methods of an environment are tools, resources and prompts."""
+"""Decorators that declare methods of an environment as tools, resources, prompts and completions."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -10,12 +10,12 @@ from openenv_core.errors import ConfigurationError
 F = TypeVar("F", bound=Callable[..., Any])
 
 MARK: Final = "__ropewalk_declared__"
-"""The attribute of a function that holds all that it was declared as."""
+"""Attribute of a function that holds its declarations."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Declared:
-    """What a method was declared as; the decorators below say what each field is."""
+    """One declaration of a method; the fields are the arguments of the decorators below."""
 
     kind: Literal["tool", "resource", "prompt", "completion"]
     name: str | None = None
@@ -26,7 +26,7 @@ class Declared:
     mime_type: str | None = None
     annotations: Mapping[str, Any] | None = None  # of a tool
     timeout_s: float | None = None
-    completes: tuple[str, str] = ("", "")  # of a completion: as MCP refers to a prompt or a resource
+    completes: tuple[str, str] = ("", "")  # of a completion: MCP's reference to a prompt or resource
     argument: str = ""
 
 
@@ -57,20 +57,20 @@ def tool(
     timeout_s: float | None = None,
     meta: Mapping[str, Any] | None = None,
 ) -> F | Callable[[F], F]:
-    """Declare that a method is a tool.
+    """Declare a method as a tool.
 
-    Its arguments are described by its types and its docstring. What it returns is told as it is: plain values, models,
-    dataclasses, content (`Image` and its kin). A `ToolFailedError` that it raises tells the caller why it failed.
+    Types and docstring describe its arguments. It may return plain values, models, dataclasses or content (`Image`
+    etc.). It raises `ToolFailedError` to tell the caller why it failed.
 
     Args:
-        function: The method, where the decorator stands without parentheses.
-        name: What callers call it; by default as the method.
-        title: A name to show to people.
-        description: What it is for; by default as the docstring says.
-        annotations: Hints of MCP's: readOnlyHint, destructiveHint, idempotentHint, openWorldHint.
-        timeout_s: Seconds that a call may take. Only asynchronous methods have such a bound, since no thread can be
-            stopped; others are bounded by the server's own limit on a step.
-        meta: Whatever else, for callers who know it.
+        function: The method, if the decorator is used without parentheses.
+        name: Name of the tool; by default the method's.
+        title: Display name.
+        description: Description of the tool; by default from the docstring.
+        annotations: MCP's hints: readOnlyHint, destructiveHint, idempotentHint, openWorldHint.
+        timeout_s: Seconds that a call may take. Only for asynchronous methods, because threads cannot be stopped; the
+            others are limited by the server's step timeout.
+        meta: Additional metadata, MCP's `_meta`.
     """
     mark = _mark_as(
         "tool",
@@ -94,16 +94,16 @@ def resource(
     mime_type: str | None = None,
     meta: Mapping[str, Any] | None = None,
 ) -> Callable[[F], F]:
-    """Declare a method as a resource: it returns the content at a URI as text, bytes, or any JSON value.
+    """Declare a method as a resource: it returns the content at a URI as text, bytes or any JSON value.
 
     Args:
-        uri: The address, or the form of many: `notes://{title}`, and `files://{+path}` for a value with slashes. The
-            method takes an argument for each value.
-        name: What it is called; by default as the method.
-        title: A name to show to people.
-        description: What it is; by default as the docstring says.
-        mime_type: Of the content; by default text/plain, application/octet-stream or application/json.
-        meta: Whatever else, for callers who know it.
+        uri: The URI, or a template: `notes://{title}`, or `files://{+path}` for a value with slashes. The method takes
+            one argument per value.
+        name: Name of the resource; by default the method's.
+        title: Display name.
+        description: Description of the resource; by default from the docstring.
+        mime_type: Type of the content; by default text/plain, application/octet-stream or application/json.
+        meta: Additional metadata, MCP's `_meta`.
     """
     return _mark_as(
         "resource",
@@ -139,29 +139,31 @@ def prompt(
     description: str | None = None,
     meta: Mapping[str, Any] | None = None,
 ) -> F | Callable[[F], F]:
-    """Declare that a method returns messages to begin a conversation with: text, a `Message`, or a list of them.
+    """Declare a method as a prompt: it returns the first messages of a conversation.
+
+    It returns text, content, a `PromptMessage`, or a list of them.
 
     Args:
-        function: The method, where the decorator stands without parentheses.
-        name: What it is called; by default as the method.
-        title: A name to show to people.
-        description: What it is for; by default as the docstring says.
-        meta: Whatever else, for callers who know it.
+        function: The method, if the decorator is used without parentheses.
+        name: Name of the prompt; by default the method's.
+        title: Display name.
+        description: Description of the prompt; by default from the docstring.
+        meta: Additional metadata, MCP's `_meta`.
     """
     mark = _mark_as("prompt", name=name, title=title, description=description, meta=meta)
     return mark if function is None else mark(function)
 
 
 def completion(*, argument: str, prompt: str | None = None, resource: str | None = None) -> Callable[[F], F]:
-    """Declare a method as a completion: given what the user has typed, it returns suggestions for an argument.
+    """Declare a method as a completion: given the typed text, it returns suggestions for an argument.
 
     Args:
-        argument: The argument.
-        prompt: The name of the prompt that it is of.
-        resource: Or the form of the addresses that it is a value of.
+        argument: Name of the argument.
+        prompt: Name of the prompt that has the argument.
+        resource: Or the URI template that has it.
 
     Raises:
-        ConfigurationError: It is of neither, or of both.
+        ConfigurationError: Neither `prompt` nor `resource` is given, or both are.
     """
     if (prompt is None) == (resource is None):
         raise ConfigurationError(
@@ -188,12 +190,12 @@ def _mark_as(kind: Literal["tool", "resource", "prompt", "completion"], **fields
 
 
 def function_of(attribute: object) -> object:
-    """Return the function in what a class has as an attribute, where it has been made static or the class's."""
+    """Unwrap a staticmethod or classmethod; return other attributes unchanged."""
     return attribute.__func__ if isinstance(attribute, staticmethod | classmethod) else attribute
 
 
 def declared_as(attribute: object) -> tuple[Declared, ...]:
-    """Return all that an attribute of a class was declared as; a property of it is a ConfigurationError."""
+    """Return the declarations of a class's attribute. Raises `ConfigurationError` for a declared property."""
     if isinstance(attribute, property | cached_property):
         inner = attribute.fget if isinstance(attribute, property) else attribute.func
         if getattr(inner, MARK, ()):

@@ -1,4 +1,4 @@
-"""Environments whose actions are tool calls, and the interface that servers use of any environment with tools."""
+"""Environments whose actions are tool calls, and the interface of all environments with tools."""
 
 import asyncio
 import inspect
@@ -39,47 +39,47 @@ from openenv_core.types import StateT
 
 T = TypeVar("T")
 Now: TypeAlias = T | Awaitable[T]
-"""The value, or what is awaited for it: methods may be `def` or `async def`."""
+"""A value or an awaitable of it: methods may be `def` or `async def`."""
 
 
 class ToolHost(Protocol):
-    """An environment with tools, and maybe resources and prompts.
+    """The interface of an environment with tools, and optionally resources and prompts.
 
-    `ToolEnvironment` is one whose class declares them. Any other environment may have these methods of its own.
+    `ToolEnvironment` implements it from declarations in the class. Other environments may implement it themselves.
     """
 
     def list_tools(self) -> Now[Sequence[ToolSpec]]:
-        """Return the tools that there are."""
+        """Return all tools."""
 
     def call_tool(self, name: str, arguments: Mapping[str, Any], context: ToolContext) -> Now[ToolResult]:
-        """Call a tool. What the tool does wrong is in the result.
+        """Call a tool. A failure of the tool is part of the result.
 
         Raises:
             EpisodeOverError: The episode has ended.
         """
 
     def list_resources(self) -> Now[Sequence[ResourceSpec]]:
-        """Return what there is to read."""
+        """Return all resources."""
 
     def list_resource_templates(self) -> Now[Sequence[ResourceTemplateSpec]]:
-        """Return the forms of addresses that can be read."""
+        """Return all resource templates."""
 
     def read_resource(self, uri: str, context: ToolContext) -> Now[ResourceContents]:
         """Read a resource.
 
         Raises:
-            NoSuchResourceError: There is none at that address.
+            NoSuchResourceError: There is no resource at that URI.
         """
 
     def list_prompts(self) -> Now[Sequence[PromptSpec]]:
-        """Return the prompts that there are."""
+        """Return all prompts."""
 
     def get_prompt(self, name: str, arguments: Mapping[str, Any], context: ToolContext) -> Now[PromptResult]:
         """Return the messages of a prompt.
 
         Raises:
-            NoSuchPromptError: There is none of that name.
-            InvalidArgumentsError: The arguments are not those that it takes.
+            NoSuchPromptError: There is no prompt of that name.
+            InvalidArgumentsError: The arguments are invalid.
         """
 
     def complete(
@@ -88,39 +88,38 @@ class ToolHost(Protocol):
         """Return completions of an argument that is being typed.
 
         Args:
-            ref: In MCP's own JSON: `{"type": "ref/prompt", "name": ...}` or `{"type": "ref/resource", "uri": ...}`.
+            ref: MCP's JSON: `{"type": "ref/prompt", "name": ...}` or `{"type": "ref/resource", "uri": ...}`.
             argument: `{"name": ..., "value": ...}`.
-            context: The call's.
+            context: Context of the call.
         """
 
 
 def is_tool_host(environment: object) -> bool:
-    """Whether an environment, or a class of them, has tools to list and to call."""
+    """Whether an environment, or its class, has the methods `list_tools` and `call_tool`."""
     return callable(getattr(environment, "list_tools", None)) and callable(
         getattr(environment, "call_tool", None)
     )
 
 
 class DeclaredTools:
-    """What a class that declares tools beside its actions is a `ToolHost` by: all of `ToolEnvironment` but the step.
+    """A mixin that implements `ToolHost` from declarations, for environments that also have actions of their own.
 
-    A call is the same whether it comes as a step or over MCP: it goes through `call_tool`, and is a step of the
-    episode. What a tool raises is told to the caller as the call's error, and the session lives on; an
-    `EpisodeOverError` is told as that.
+    Calls by `step` and over MCP are equivalent: both go through `call_tool` and count as a step of the episode. An
+    exception of a tool becomes the error of the call, and the session remains open; `EpisodeOverError` is passed on.
 
     Attributes:
-        TOOLSET: What the class declares.
-        STEPS_MAY_WAIT: Some of the tools are asynchronous, so that `step` may return what is to be awaited.
+        TOOLSET: The declarations of the class.
+        STEPS_MAY_WAIT: Whether some tools are asynchronous, so that `step` may return an awaitable.
     """
 
     TOOLSET: ClassVar[Toolset] = Toolset()
     STEPS_MAY_WAIT: ClassVar[bool] = False
 
     def __init_subclass__(cls, **options: Any) -> None:
-        """Work out what the class declares.
+        """Read the declarations of the class.
 
         Raises:
-            ConfigurationError: A declaration contradicts itself.
+            ConfigurationError: A declaration is invalid.
         """
         super().__init_subclass__(**options)
         cls.TOOLSET = Toolset.of(cls)
@@ -128,23 +127,23 @@ class DeclaredTools:
         cls.STEPS_MAY_WAIT = any(tool.asynchronous for tool in cls.TOOLSET.tools.values())
 
     def before_call(self, name: str, arguments: Mapping[str, Any]) -> ToolResult | None:
-        """Hook before each call, unknown tools included; a returned value is the call's result.
+        """Hook before each call, including those of unknown tools; a returned result replaces the call.
 
         Args:
-            name: The tool's.
-            arguments: As the caller gave them, not yet held against its schema.
+            name: Name of the tool.
+            arguments: The caller's arguments, not validated yet.
 
         Raises:
-            EpisodeOverError: There is no episode under way.
+            EpisodeOverError: No episode is running.
         """
         return None
 
     def after_call(self, name: str, arguments: Mapping[str, Any], result: ToolResult) -> ToolResult:
-        """Hook after each call, failed ones included; returns the result with `reward` and `done` set."""
+        """Hook after each call, including failed ones; returns the result with `reward` and `done` set."""
         return result
 
     def tool_step(self, action: ToolAction) -> Now[ToolObservation]:
-        """List the tools, or call one, as a step; an EpisodeOverError says that there is no episode under way."""
+        """List the tools or call one, as a step. Raises `EpisodeOverError` if no episode is running."""
         if isinstance(action, ListToolsAction):
             return ListToolsObservation(tools=[spec.wire() for spec in self.list_tools()])
         result = self.call_tool(action.tool_name, action.arguments, SILENT)
@@ -168,7 +167,7 @@ class DeclaredTools:
             call_arguments = tool.signature.read(arguments, context)
         except InvalidArgumentsError as error:
             return self._after(name, arguments, ToolResult.failed(ToolErrorType.INVALID_ARGS, text_of(error)))
-        except Exception as error:  # of a validator that the author has written
+        except Exception as error:  # from a validator of the author's
             return self._after(name, arguments, _failure(error))
         method: Callable[..., Any] = getattr(self, tool.attribute)
         if tool.asynchronous:
@@ -184,7 +183,7 @@ class DeclaredTools:
         return self._after(name, arguments, result)
 
     def list_resources(self) -> Sequence[ResourceSpec]:
-        """Return the single addresses that the class declares."""
+        """Return the resources that the class declares."""
         return [
             resource.spec
             for resource in self.TOOLSET.resources.values()
@@ -192,7 +191,7 @@ class DeclaredTools:
         ]
 
     def list_resource_templates(self) -> Sequence[ResourceTemplateSpec]:
-        """Return the forms of addresses that the class declares."""
+        """Return the resource templates that the class declares."""
         return [
             template.spec
             for template in self.TOOLSET.templates.values()
@@ -225,7 +224,7 @@ class DeclaredTools:
     def complete(
         self, ref: Mapping[str, Any], argument: Mapping[str, Any], context: ToolContext
     ) -> Now[ArgumentCompletion]:
-        """Return what an argument could become; nothing where the class declares no completion of it."""
+        """Return completions of an argument; none if the class declares no completion for it."""
         kind = str(ref.get("type"))
         reference = (kind, str(ref.get("name" if kind == "ref/prompt" else "uri")))
         method = self.TOOLSET.completions.get((reference, str(argument.get("name"))))
@@ -274,7 +273,7 @@ class DeclaredTools:
 
 
 def _check_methods(cls: type) -> None:
-    """Refuse declared methods that servers would call for another reason, and hooks that are asynchronous."""
+    """Reject declared methods with reserved names, which servers call for another purpose, and asynchronous hooks."""
     reserved = {*dir(DeclaredTools), *dir(Environment)}
     for owner in cls.__mro__:
         for name in vars(owner).keys() & reserved:
@@ -292,13 +291,13 @@ def _check_methods(cls: type) -> None:
 
 
 class ToolEnvironment(DeclaredTools, Environment[ToolAction, Any, StateT]):
-    """Authors write `reset`, `state` and the tools; `openenv_core.tools.declare` says how those are declared.
+    """An environment of tools. Authors implement `reset`, `state` and tools (`openenv_core.tools.declare`).
 
-    An environment with actions of its own has tools beside them by `DeclaredTools`.
+    An environment with other actions too uses `DeclaredTools` instead.
     """
 
-    # An asynchronous tool's observation is yet to be awaited. Type checkers are told Any of that, so that whoever steps
-    # needs no assertion that it is not.
+    # An asynchronous tool's observation must be awaited. Any in place of Awaitable spares callers of synchronous tools
+    # an assertion.
     @overload
     def step(self, action: CallToolAction) -> CallToolObservation | Any: ...
 
@@ -309,7 +308,7 @@ class ToolEnvironment(DeclaredTools, Environment[ToolAction, Any, StateT]):
     def step(self, action: ToolAction) -> ToolObservation | Any: ...
 
     def step(self, action: ToolAction) -> ToolObservation | Any:
-        """List the tools, or call one; an EpisodeOverError says that there is no episode under way."""
+        """List the tools or call one. Raises `EpisodeOverError` if no episode is running."""
         return self.tool_step(action)
 
 
@@ -318,7 +317,7 @@ async def _to_observation(action: CallToolAction, result: Awaitable[ToolResult])
 
 
 def _apply(value: Any, form: Callable[[Any], T]) -> Now[T]:
-    """Apply a function to a method's value; where the value is awaitable, return an awaitable."""
+    """Apply a function to a method's value; return an awaitable if the value is one."""
     if not inspect.isawaitable(value):
         return form(value)
 
@@ -329,11 +328,11 @@ def _apply(value: Any, form: Callable[[Any], T]) -> Now[T]:
 
 
 MAX_COMPLETIONS: Final = 100
-"""What MCP allows in one answer."""
+"""MCP's limit for one response."""
 
 
 def _failure(error: BaseException) -> ToolResult:
-    """Return the result of a tool that has raised."""
+    """Return the result for an exception of a tool."""
     if (unavailable := _find_unavailable(error)) is not None:
         text = text_of(unavailable)
         return ToolResult.failed(ToolErrorType.TRANSPORT_ERROR, text, infrastructure_error=text)
@@ -344,16 +343,17 @@ def _failure(error: BaseException) -> ToolResult:
 
 
 def _find_unavailable(error: BaseException) -> ToolUnavailableError | None:
-    """Return what failed beside the caller, also where it came out of a group of tasks."""
+    """Return a ToolUnavailableError, also if it is in an exception group."""
     if isinstance(error, BaseExceptionGroup):
         return next(filter(None, map(_find_unavailable, error.exceptions)), None)
     return error if isinstance(error, ToolUnavailableError) else None
 
 
 async def _run_apart(call: Callable[[], Any]) -> Any:
-    """Call a function, and await what it returns, in a task of its own: what a tool does to it ends the tool alone.
+    """Call a function and await its value in a separate task, so that a tool that cancels its task ends only itself.
 
-    A ToolFailedError says that it was cancelled, and not by whoever waits here.
+    Raises:
+        ToolFailedError: The task was cancelled, but not by the caller.
     """
 
     async def run() -> tuple[Any, BaseException | None]:
@@ -362,7 +362,7 @@ async def _run_apart(call: Callable[[], Any]) -> Any:
             return (await value if inspect.isawaitable(value) else value), None
         except (asyncio.CancelledError, GeneratorExit):
             raise
-        except BaseException as error:  # an exit that leaves a task ends the event loop
+        except BaseException as error:  # SystemExit that leaves a task stops the event loop
             return None, error
 
     before = count_cancellations()
@@ -384,13 +384,13 @@ async def _run_apart(call: Callable[[], Any]) -> Any:
 
 
 def count_cancellations() -> int:
-    """Return how often the task at hand was asked to end, and has not said that it goes on."""
+    """Return the number of pending cancellation requests of the current task."""
     task = asyncio.current_task()
     return 0 if task is None else task.cancelling()
 
 
 def _require_returned(value: object, method: str) -> object:
-    """Return a value that a method declared as a plain one has returned; one to be awaited is a TypeError."""
+    """Return the value of a synchronous method. Raises TypeError if it is an awaitable."""
     if not inspect.isawaitable(value):
         return value
     if inspect.iscoroutine(value):
@@ -402,7 +402,7 @@ def _require_returned(value: object, method: str) -> object:
 
 
 def _checked_result(hook: str, result: object) -> ToolResult:
-    """Return what a hook has returned; a TypeError where it is no result."""
+    """Return a hook's result. Raises TypeError if it is not a ToolResult."""
     if not isinstance(result, ToolResult):
         raise TypeError(
             f"expected a ToolResult from {hook}, got {type(result).__name__}; return the result, or what replace() of "
@@ -412,7 +412,7 @@ def _checked_result(hook: str, result: object) -> ToolResult:
 
 
 def _resource_contents(uri: str, value: object, mime_type: str | None) -> dict[str, Any]:
-    """Return the content of a resource as MCP's JSON. TypeError: it is no JSON value."""
+    """Return the content of a resource as MCP's JSON. Raises TypeError if JSON cannot hold it."""
     if isinstance(value, bytes):
         return contents(uri, value, mime_type or "application/octet-stream")
     if isinstance(value, str):
@@ -424,7 +424,7 @@ def _resource_contents(uri: str, value: object, mime_type: str | None) -> dict[s
 
 
 def _messages(value: object, method: str) -> list[dict[str, Any]]:
-    """Return the messages of a prompt, in MCP's own JSON; a TypeError where they are none."""
+    """Return the messages of a prompt as MCP's JSON. Raises TypeError for other types."""
     parts: Sequence[Any] = value if isinstance(value, list | tuple) else [value]
     messages = []
     for item in parts:
@@ -438,7 +438,7 @@ def _messages(value: object, method: str) -> list[dict[str, Any]]:
 
 
 def _check_completion(values: object, method: str) -> ArgumentCompletion:
-    """Return what an argument could become; a TypeError where that is no list of texts."""
+    """Return the completions of an argument. Raises TypeError if they are not a list of strings."""
     items = list(values) if isinstance(values, Iterable) and not isinstance(values, str) else None
     if items is None or not all(isinstance(value, str) for value in items):
         raise TypeError(f"expected a list of texts from {method}, got {values!r:.200}")

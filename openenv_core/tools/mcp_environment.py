@@ -1,4 +1,4 @@
-"""Environments that were written for the released package around an MCP server object."""
+"""Environments of the released package that wrap an MCP server object."""
 
 import asyncio
 import inspect
@@ -54,11 +54,11 @@ from openenv_core.types import Action, Observation
 MODES: Final = ("production", "simulation")
 
 MCP_TOOL_CALL_TIMEOUT: Final = 30.0
-"""Seconds that a call may take, where nobody says another time."""
+"""Default timeout of a call, in seconds."""
 
 
 def get_server_tools(mcp_server: Any) -> dict[str, Any]:
-    """Return the tools of a server object by name, as its own package has them."""
+    """Return the tools of a server object by name, as objects of its own package."""
     for method in ("get_tools", "list_tools"):
         if (listing := getattr(mcp_server, method, None)) is not None:
             tools = run_async_safely(listing())
@@ -67,35 +67,35 @@ def get_server_tools(mcp_server: Any) -> dict[str, Any]:
 
 
 class MCPEnvironment(Environment[Any, Any, Any]):
-    """Lists and calls the tools of a server object; other actions are `_step_impl`'s.
+    """Lists and calls the tools of a server object; `_step_impl` handles other actions.
 
-    A subclass that overrides `step`, to count or to reward, does so for calls over MCP as well, whichever of `step` and
-    `step_async` it has: each call is a step of the episode.
+    Each call, over MCP too, is a step of the episode: a subclass that overrides `step` or `step_async`, to count or to
+    reward, handles all of them.
 
-    Each environment has a session of its own with its server object, in a thread that begins with the first call and
-    ends with `close`. An author's `close` has to call this one's.
+    Each environment has its own session with its server object, in a thread that starts with the first call and ends
+    with `close`. A `close` of a subclass must call this one.
 
     Args:
-        mcp_server: FastMCP's, or the SDK's MCPServer.
-        transform: As any environment has it.
+        mcp_server: A FastMCP, or the SDK's MCPServer.
+        transform: See `Environment`.
 
     Raises:
-        ConfigurationError: A tool has a reserved name, or the object is no such server.
+        ConfigurationError: A tool has a reserved name, or the object is not a supported server.
 
     Attributes:
-        mcp_server: The object; None once the environment is closed.
-        mcp_client: A client of it that is not connected, for authors who want to ask by themselves.
+        mcp_server: The server object; None once the environment is closed.
+        mcp_client: A client of it, not connected, for authors' own requests.
     """
 
     _mode: str | None = None
     _context: ToolContext = SILENT
 
     def __init_subclass__(cls, **options: Any) -> None:
-        """Use `step` where a subclass overrides it below `step_async`."""
+        """Replace `step_async` by `step` if a subclass overrides only `step`."""
         super().__init_subclass__(**options)
         by_age = {name: _distance_to(cls, name) for name in ("step", "step_async")}
         if by_age["step"] < by_age["step_async"]:
-            # Servers ask for `step_async` first. A plain function is run in a thread, whatever it is called.
+            # Servers prefer `step_async`, and run it in a thread if it is a plain function.
             cls.step_async = cls.step  # type: ignore[assignment]
 
     def __init__(self, mcp_server: Any, transform: Any = None) -> None:
@@ -111,7 +111,7 @@ class MCPEnvironment(Environment[Any, Any, Any]):
 
     @asynccontextmanager
     async def mcp_session(self) -> AsyncIterator[Any]:
-        """Connect the environment's own client, in the event loop at hand, and give it."""
+        """Connect the environment's client in the current event loop, and yield it."""
         if self.mcp_client is None:
             raise RuntimeError("expected an open environment, got mcp_session() after close()")
         async with self.mcp_client as client:
@@ -119,11 +119,11 @@ class MCPEnvironment(Environment[Any, Any, Any]):
 
     @property
     def supports_code_mode(self) -> bool:
-        """Whether `execute_code` runs anything: never."""
+        """Whether `execute_code` is supported: always False."""
         return False
 
     def execute_code(self, code: str) -> NoReturn:
-        """Refuse: the released package runs this code inside the server, with all that the server may do.
+        """Raise: the released package runs this code inside the server, with all the server's permissions.
 
         Raises:
             ConfigurationError: Always.
@@ -134,13 +134,13 @@ class MCPEnvironment(Environment[Any, Any, Any]):
         )
 
     def get_callables(self) -> dict[str, Callable[..., Any]]:
-        """Return the functions behind the tools, where the server object exposes them."""
+        """Return the functions of the tools, if the server object exposes them."""
         known = {name: getattr(tool, "fn", None) for name, tool in get_server_tools(self.mcp_server).items()}
         callables = {name: function for name, function in known.items() if callable(function)}
         return {**callables, **{name: function for name, (function, _) in self._own_tools.items()}}
 
     def tool(self, mode: str | None = None) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
-        """Return a decorator that makes a function a tool: in one mode alone, or in all.
+        """Return a decorator that makes a function a tool, in one mode or in all.
 
         Raises:
             ConfigurationError: There is no such mode, or the function has a reserved name.
@@ -163,7 +163,7 @@ class MCPEnvironment(Environment[Any, Any, Any]):
         return declare
 
     def step(self, action: Action, timeout_s: float | None = None, **options: Any) -> Observation:
-        """List the tools, call one, or do what the author has written for other actions."""
+        """List the tools, call one, or pass other actions to `_step_impl`."""
         if isinstance(action, ListToolsAction):
             return _make_listing(self._link.run(self._list_own_tools))
         if not isinstance(action, CallToolAction):
@@ -175,7 +175,7 @@ class MCPEnvironment(Environment[Any, Any, Any]):
             return _to_failure(action, error, limit_s)
 
     async def step_async(self, action: Action, timeout_s: float | None = None, **options: Any) -> Observation:
-        """Do the same from an event loop, without holding it up."""
+        """As `step`, without blocking the event loop."""
         if isinstance(action, ListToolsAction):
             return _make_listing(await self._link.arun(self._list_own_tools))
         if not isinstance(action, CallToolAction):
@@ -189,16 +189,16 @@ class MCPEnvironment(Environment[Any, Any, Any]):
 
     @abstractmethod
     def _step_impl(self, action: Action, timeout_s: float | None = None, **options: Any) -> Observation:
-        """Apply an action that is no call of a tool."""
+        """Apply an action that is not about tools."""
 
     async def list_tools(self) -> Sequence[ToolSpec]:
-        """Return the tools that there are in this mode."""
+        """Return the tools of the current mode."""
         return await self._link.arun(self._list_own_tools)
 
     def call_tool(
         self, name: str, arguments: Mapping[str, Any], context: ToolContext
     ) -> ToolResult | Awaitable[ToolResult]:
-        """Call a tool, as a step of the episode. EpisodeOverError: the author's step says so."""
+        """Call a tool, as a step of the episode. Raises `EpisodeOverError` if the author's step does."""
         action = CallToolAction(tool_name=name, arguments=dict(arguments))
         if inspect.iscoroutinefunction(type(self).step_async):
             return self._call_by_step(action, context)
@@ -207,16 +207,16 @@ class MCPEnvironment(Environment[Any, Any, Any]):
             return tool_result(observation)
 
     async def list_resources(self) -> Sequence[ResourceSpec]:
-        """Return what there is to read."""
+        """Return all resources."""
         return specs(ResourceSpec, await self._link.arun(lambda client: client.list_resources()), "resources")
 
     async def list_resource_templates(self) -> Sequence[ResourceTemplateSpec]:
-        """Return the forms of addresses that can be read."""
+        """Return all resource templates."""
         listed = await self._link.arun(lambda client: client.list_resource_templates())
         return specs(ResourceTemplateSpec, listed, "resource_templates")
 
     async def read_resource(self, uri: str, context: ToolContext) -> ResourceContents:
-        """Read a resource. NoSuchResourceError: there is none at that address, or it cannot be read."""
+        """Read a resource. Raises `NoSuchResourceError` if there is none at that URI, or it cannot be read."""
         try:
             result = await self._link.arun(lambda client: client.read_resource(uri))
         except Exception as error:
@@ -224,15 +224,15 @@ class MCPEnvironment(Environment[Any, Any, Any]):
         return [mcp_json(content) for content in getattr(result, "contents", result)]
 
     async def list_prompts(self) -> Sequence[PromptSpec]:
-        """Return the prompts that there are."""
+        """Return all prompts."""
         return specs(PromptSpec, await self._link.arun(lambda client: client.list_prompts()), "prompts")
 
     async def get_prompt(self, name: str, arguments: Mapping[str, Any], context: ToolContext) -> PromptResult:
         """Return the messages of a prompt.
 
         Raises:
-            NoSuchPromptError: There is none of that name.
-            InvalidArgumentsError: It could not be made of these arguments.
+            NoSuchPromptError: There is no prompt of that name.
+            InvalidArgumentsError: The server object failed with these arguments.
         """
         try:
             result = await self._link.arun(lambda client: client.get_prompt(name, dict(arguments)))
@@ -249,7 +249,7 @@ class MCPEnvironment(Environment[Any, Any, Any]):
     async def complete(
         self, ref: Mapping[str, Any], argument: Mapping[str, Any], context: ToolContext
     ) -> ArgumentCompletion:
-        """Return what an argument could become: nothing, for server objects rarely know."""
+        """Return no completions: server objects rarely have any."""
         return ArgumentCompletion(values=[])
 
     def close(self) -> None:
@@ -257,9 +257,9 @@ class MCPEnvironment(Environment[Any, Any, Any]):
         self._link.close()
         self.mcp_server = self.mcp_client = None
 
-    @cached_property  # authors declare tools before they call the constructor, too
+    @cached_property  # authors may declare tools before they call the constructor
     def _tools_by_mode(self) -> dict[str, dict[str, tuple[Callable[..., Any], ToolSpec]]]:
-        """Functions that the server object does not know, by mode and name."""
+        """Tools of one mode, which the server object does not know, by mode and name."""
         return {}
 
     @property
@@ -268,7 +268,7 @@ class MCPEnvironment(Environment[Any, Any, Any]):
 
     @contextmanager
     def _forward_progress(self, context: ToolContext) -> Iterator[None]:
-        """Let what a tool says of its progress reach somebody; the author's step knows nothing of contexts."""
+        """Route a tool's progress to a context, which the author's `step` does not take."""
         self._context = context
         try:
             yield
@@ -318,7 +318,7 @@ def _spec_of(function: Callable[..., Any]) -> ToolSpec:
 
 
 def _distance_to(cls: type, name: str) -> int:
-    """Return how many classes an instance passes on its way to a method."""
+    """Return the index in the MRO of the class that defines a method."""
     return next(age for age, owner in enumerate(cls.__mro__) if name in vars(owner))
 
 

@@ -1,4 +1,4 @@
-"""A session with an MCP server that is an object of this process, and between its results and ours."""
+"""A session with an in-process MCP server object, and conversions of its results."""
 
 import asyncio
 import re
@@ -37,10 +37,10 @@ CLOSE_TIMEOUT_S: Final = 5.0
 
 
 def client_class(server: Any) -> Callable[[Any], Any]:
-    """Return the client that the server object's own package brings; nothing is imported for it.
+    """Return the client class of the server object's package, which is imported already.
 
     Raises:
-        ConfigurationError: It brings none.
+        ConfigurationError: The package has no client class.
     """
     for cls in type(server).__mro__:
         package = sys.modules.get(cls.__module__.partition(".")[0])
@@ -54,7 +54,7 @@ def client_class(server: Any) -> Callable[[Any], Any]:
 
 
 def in_thread(work: Callable[[], T]) -> "Future[T]":
-    """Call a function in a thread that nobody waits for at the end of the process."""
+    """Call a function in a daemon thread, which does not delay the process's exit."""
     future: Future[T] = Future()
 
     def run() -> None:
@@ -68,7 +68,7 @@ def in_thread(work: Callable[[], T]) -> "Future[T]":
 
 
 class McpObjectSession:
-    """A session with a server object. It begins with the first request."""
+    """A session with a server object, opened at the first request."""
 
     def __init__(self, server: Any) -> None:
         self._server = server
@@ -81,7 +81,7 @@ class McpObjectSession:
         self._end: asyncio.Event | None = None
 
     def new_client(self) -> Any:
-        """Return a client that is not connected."""
+        """Return a new client, not connected."""
         return self._client(self._server)
 
     def submit(self, work: Callable[[Any], Awaitable[T]]) -> "Future[T]":
@@ -98,11 +98,11 @@ class McpObjectSession:
         return self._thread.submit(self._with_client, work)
 
     def run(self, work: Callable[[Any], Awaitable[T]], timeout_s: float | None = None) -> T:
-        """Do the same and wait for it.
+        """Call a function with the client, as `submit` does, and wait for its result.
 
         Raises:
-            TimeoutError: It took longer; it is cancelled.
-            ToolFailedError: It cancelled itself, or would have ended the process.
+            TimeoutError: It took longer than the timeout and was cancelled.
+            ToolFailedError: It cancelled itself, or tried to exit the process.
         """
         future = self.submit(work)
         try:
@@ -113,13 +113,13 @@ class McpObjectSession:
         except CancelledFuture:
             raise self._cancelled() from None
         except (SystemExit, KeyboardInterrupt) as error:
-            if not future.done():  # the keys were pressed here
+            if not future.done():  # Ctrl-C in this thread
                 future.cancel()
                 raise
             raise self._restart_after(error) from error
 
     async def arun(self, work: Callable[[Any], Awaitable[T]], timeout_s: float | None = None) -> T:
-        """Do the same and await it."""
+        """As `run`, without blocking the event loop."""
         async with asyncio.timeout(timeout_s):
             before = count_cancellations()
             try:
@@ -137,7 +137,7 @@ class McpObjectSession:
             thread, self._thread, self._closed = self._thread, None, True
         if thread is None or thread.is_forked:
             return
-        # The server object's own end may fail, or never come; the thread's does not wait.
+        # The server object's shutdown may fail or hang; the thread is stopped anyway.
         with suppress(Exception):
             thread.submit(self._finish).result(CLOSE_TIMEOUT_S)
         thread.stop()
@@ -150,7 +150,7 @@ class McpObjectSession:
         )
 
     def _restart_after(self, error: BaseException) -> ToolFailedError:
-        """Begin anew with the next request: an exit ends the event loop that it comes to."""
+        """Drop the thread, whose event loop a SystemExit has stopped; the next request starts a new one."""
         with self._lock:
             thread, self._thread = self._thread, None
             self._opened = self._holder = self._end = None
@@ -161,7 +161,7 @@ class McpObjectSession:
     async def _with_client(self, work: Callable[[Any], Awaitable[T]]) -> T:
         if self._opened is None:
             self._opened = asyncio.get_running_loop().create_future()
-            # Clients have to be left by the task that has entered them.
+            # A client's context must be exited by the task that entered it.
             self._holder = asyncio.create_task(self._hold_client(self._opened))
         try:
             client = await asyncio.shield(self._opened)
@@ -192,18 +192,18 @@ SpecT = TypeVar("SpecT", bound=BaseModel)
 _INVALID: Final = re.compile(
     r"(Error executing tool \S+: )?\d+ validation errors? for (call\[|\w+Arguments\b)|Input validation error"
 )
-"""How FastMCP and the SDK begin to say that arguments do not fit; they have no code for it."""
+"""Prefixes of FastMCP's and the SDK's messages about invalid arguments, for which they have no error code."""
 
 
 class CallToolResult(BaseModel):
-    """What a tool gave, with the attributes and the JSON that the released package has for it.
+    """A tool's result, with the attributes and JSON of the released package.
 
     Attributes:
-        content: Blocks, as the server object's package has them.
-        structured_content: The same as an object.
-        meta: What the server says beside.
+        content: Content blocks of the server object's package.
+        structured_content: The value as an object.
+        meta: The server's additional metadata.
         data: The value itself.
-        is_error: Never: a call that failed is an observation with an error.
+        is_error: Whether the call failed. False in observations, which have an error instead.
     """
 
     model_config = ConfigDict(extra="forbid", arbitrary_types_allowed=True)
@@ -218,12 +218,12 @@ class CallToolResult(BaseModel):
 async def ask_tool(
     client: Any, name: str, arguments: Mapping[str, Any], context: ToolContext
 ) -> CallToolResult:
-    """Call a tool by a client of FastMCP's or of the SDK's; what fails is a result too."""
+    """Call a tool with a client of FastMCP or of the SDK. A failure is returned as a result too."""
 
     async def progress(progress: float, total: float | None, message: str | None) -> None:
         context.progress(progress, total, message)
 
-    if hasattr(client, "call_tool_mcp"):  # FastMCP's, whose own result has the value beside the content
+    if hasattr(client, "call_tool_mcp"):  # FastMCP, whose own result also has the value
         result = await client.call_tool(name, arguments, raise_on_error=False, progress_handler=progress)
     else:
         result = await client.call_tool(name, arguments, progress_callback=progress)
@@ -231,7 +231,7 @@ async def ask_tool(
 
 
 def plain_result(value: Any) -> CallToolResult:
-    """Return the result of a function that no server object knows."""
+    """Return the result of a function that is not a tool of the server object."""
     text = {"type": "text", "text": str(value)}
     return CallToolResult(content=[text], structured_content={"result": value}, data=value)
 
@@ -251,20 +251,20 @@ def _result(result: Any) -> CallToolResult:
 
 
 def error_text(result: CallToolResult) -> str:
-    """Return why a call failed, in the tool's words."""
+    """Return the text of a failed call's content."""
     texts = [block.text for block in result.content if getattr(block, "type", None) == "text"]
     return "\n".join(texts) or "the tool gave no reason"
 
 
 def error_type(name: str, text: str, known_names: Iterable[str]) -> ToolErrorType:
-    """Return how a call failed."""
+    """Return the type of a call's failure."""
     if name not in set(known_names):
         return ToolErrorType.TOOL_NOT_FOUND
     return ToolErrorType.INVALID_ARGS if _INVALID.match(text) else ToolErrorType.EXECUTION_ERROR
 
 
 def tool_result(observation: Observation) -> ToolResult:
-    """Return what a step of the author's came to, for MCP. It need not be a tool's observation any more."""
+    """Return the observation of an author's step as a result for MCP. It may be any observation."""
     worth: dict[str, Any] = {
         "reward": None if observation.reward is None else float(observation.reward),
         "done": observation.done,
@@ -286,7 +286,7 @@ def tool_result(observation: Observation) -> ToolResult:
 
 
 def mcp_json(model: Any) -> dict[str, Any]:
-    """Return MCP's own JSON of a model of whichever package."""
+    """Return MCP's JSON of a model of either package."""
     if isinstance(model, Mapping):
         return dict(model)
     dumped: dict[str, Any] = model.model_dump(mode="json", by_alias=True, exclude_none=True)
@@ -294,7 +294,7 @@ def mcp_json(model: Any) -> dict[str, Any]:
 
 
 def specs(kind: type[SpecT], listed: Any, section: str) -> list[SpecT]:
-    """Return what a client's listing holds; the SDK's has it in an attribute, FastMCP's is a list."""
+    """Return the entries of a client's listing; the SDK's has them in an attribute, FastMCP's is a list."""
     known = {field.alias for field in kind.model_fields.values()}
     return [
         kind.model_validate({key: value for key, value in mcp_json(entry).items() if key in known})

@@ -11,12 +11,12 @@ from openenv_core.protocol.jsonio import dumps, from_json
 from openenv_core.tools.wire import CallToolObservation, ToolError, ToolErrorType
 
 ContentBlock: TypeAlias = dict[str, Any]
-"""One block of content in MCP's own JSON, with a key `type`."""
+"""A content block as MCP's JSON, with a key `type`."""
 
 
 @dataclass(frozen=True, slots=True)
 class Text:
-    """Words."""
+    """Text content."""
 
     text: str
 
@@ -27,7 +27,7 @@ class Text:
 
 @dataclass(frozen=True, slots=True)
 class Image:
-    """A picture."""
+    """An image."""
 
     data: bytes
     mime_type: str = "image/png"
@@ -39,7 +39,7 @@ class Image:
 
 @dataclass(frozen=True, slots=True)
 class Audio:
-    """A sound."""
+    """Audio content."""
 
     data: bytes
     mime_type: str = "audio/wav"
@@ -51,10 +51,10 @@ class Audio:
 
 @dataclass(frozen=True, slots=True)
 class Embedded:
-    """A document, whole.
+    """An embedded document.
 
     Attributes:
-        content: Text, or bytes that are none.
+        content: The document as text, or as bytes if it is binary.
     """
 
     uri: str
@@ -83,12 +83,12 @@ class ResourceLink:
 
 
 Content: TypeAlias = Text | Image | Audio | Embedded | ResourceLink
-"""What a result may hold beside plain values."""
+"""Content that a result may hold besides plain values."""
 
 _CONTENT: Final = get_args(Content)
 
 ResourceContents: TypeAlias = list[dict[str, Any]]
-"""What a resource holds, in MCP's own JSON: uri, mimeType, and text or blob."""
+"""The contents of a resource as MCP's JSON: uri, mimeType, and text or blob."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,17 +118,17 @@ def _base64(data: bytes) -> str:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ToolResult:
-    """What a call came to.
+    """The result of a tool call.
 
     Attributes:
-        content: For a reader: blocks in MCP's own JSON.
-        value: For a program: the tool's own value as plain JSON; None where the call failed.
-        structured: The same as an object, where the value is data and not content.
-        error: Why the call failed.
-        reward: What this call earned.
-        done: It has ended the episode.
-        truncated: That end was a limit's, of calls or of time; with `done`.
-        metadata: For the observation of the step.
+        content: Content blocks as MCP's JSON, for readers.
+        value: The tool's value as plain JSON, for programs; None if the call failed.
+        structured: The value as an object, if it is data, not content.
+        error: Why the call failed; None if it succeeded.
+        reward: Reward of this call.
+        done: Whether the call ended the episode.
+        truncated: Whether a limit of calls or time ended it; only with `done`.
+        metadata: Metadata of the step's observation.
     """
 
     content: list[ContentBlock]
@@ -145,12 +145,12 @@ class ToolResult:
         """Return the result of a tool that returned a value.
 
         Args:
-            value: A `ToolResult` is returned as it is. Content, or a list with content in it, becomes blocks.
-                Anything else is data: text as itself, the rest as JSON, and as an object in `structured`.
-            wrapped: Whether that object is `{"result": value}`; None: unless the value is an object itself.
+            value: A `ToolResult` is returned unchanged. Content, or a list that contains some, becomes blocks.
+                Anything else is data: its block is the text itself or JSON, and `structured` an object.
+            wrapped: Whether `structured` is `{"result": value}`; None wraps all values but objects.
 
         Raises:
-            TypeError: JSON cannot hold it, or it is no object where that is promised.
+            TypeError: JSON cannot hold the value, or it is not an object although `wrapped` is False.
         """
         if isinstance(value, ToolResult):
             return value
@@ -192,7 +192,7 @@ class ToolResult:
         return self.error is not None
 
     def observation(self, tool_name: str) -> CallToolObservation:
-        """Return what a step answers."""
+        """Return the observation of the step that made the call."""
         return CallToolObservation(
             tool_name=tool_name,
             result=self.value,
@@ -209,7 +209,7 @@ class PromptResult:
     """The messages of a prompt.
 
     Attributes:
-        messages: In MCP's own JSON: role and content.
+        messages: The messages as MCP's JSON: role and content.
     """
 
     messages: list[dict[str, Any]]
@@ -221,9 +221,9 @@ class ArgumentCompletion:
     """Completions of an argument that is being typed.
 
     Attributes:
-        values: The best first, at most 100.
-        total: How many there are.
-        has_more: There are more than `values` holds.
+        values: At most 100 completions, best first.
+        total: Total number of completions.
+        has_more: Whether there are more than in `values`.
     """
 
     values: list[str]

@@ -25,7 +25,7 @@ _ARGUMENT: Final = re.compile(r"(\w+)\s*(?:\([^)]*\))?:\s*(.*)")
 
 
 def _read_docstring(text: str) -> tuple[str, dict[str, str]]:
-    """Return the text before the first section, and the description of each argument."""
+    """Return a docstring's text before the first section, and the description of each argument."""
     sections: dict[str, list[str]] = {"": []}
     current = ""
     for line in inspect.cleandoc(text).splitlines():
@@ -53,12 +53,12 @@ class Method:
 
     Attributes:
         attribute: Its name in the class.
-        name: What errors call it.
-        parameters: Without the one that is the instance or the class.
-        hints: Types of its parameters and, below `return`, of what it returns once that was awaited.
-        description: Of its own docstring; where it overrides a method and has none, of that one's.
-        argument_descriptions: Likewise.
-        asynchronous: What it returns is to be awaited.
+        name: Its name in error messages.
+        parameters: Its parameters without `self` or `cls`.
+        hints: Types of its parameters and, under `return`, of its (awaited) value.
+        description: Description from its docstring, or from that of the method it overrides.
+        argument_descriptions: Descriptions of its arguments, likewise.
+        asynchronous: Whether it returns an awaitable.
     """
 
     attribute: str
@@ -71,7 +71,7 @@ class Method:
 
 
 def read_method(owner: type, attribute: str) -> Method:
-    """Return a method of a class; a ConfigurationError where it is none, or has types that cannot be found."""
+    """Return a method of a class. Raises `ConfigurationError` for other attributes, and for unresolvable types."""
     attribute_value = inspect.getattr_static(owner, attribute)
     function = function_of(attribute_value)
     name = getattr(function, "__qualname__", f"{owner.__qualname__}.{attribute}")
@@ -86,7 +86,7 @@ def read_method(owner: type, attribute: str) -> Method:
     awaited = get_args(returned) if get_origin(returned) in (Awaitable, Coroutine) else ()
     if awaited:
         hints["return"] = awaited[-1]
-    # Of the nearest that has one, of those that it overrides.
+    # The docstring of the nearest override that has one.
     functions = [function_of(vars(cls)[attribute]) for cls in owner.__mro__ if attribute in vars(cls)]
     docstrings = (getattr(candidate, "__doc__", None) for candidate in functions if callable(candidate))
     description, argument_descriptions = _read_docstring(next(filter(None, docstrings), ""))
@@ -97,7 +97,7 @@ def read_method(owner: type, attribute: str) -> Method:
         hints=hints,
         description=description,
         argument_descriptions=argument_descriptions,
-        # A decorator's wrapper may be a plain function that passes on what is to be awaited.
+        # A decorator's wrapper may be a plain function that returns the awaitable.
         asynchronous=bool(awaited) or inspect.iscoroutinefunction(inspect.unwrap(function)),
     )
 
@@ -107,25 +107,25 @@ def _hints(function: Callable[..., Any], name: str) -> dict[str, Any]:
         return get_type_hints(function, include_extras=True)
     except NameError as error:
         reason = f"{error}; import them at the top of its module, not below TYPE_CHECKING"
-    except Exception as error:  # an annotation in quotes can hold any mistake
+    except Exception as error:  # a quoted annotation can fail in any way
         reason = f"{type(error).__name__}: {error}"
     raise ConfigurationError(f"expected types that can be found where {name} is defined, got: {reason}")
 
 
 _FIELD: Final = "argument_"
-"""Fields are not called as arguments are: a model has attributes of its own, and refuses some names."""
+"""Prefix of the model's fields, because models reject some names and have attributes of their own."""
 
 _MAX_FAULTS_CHARS: Final = 4000
-"""Of what is wrong with a call, which a policy reads."""
+"""Maximum length of the errors of a call, which a policy reads."""
 
 # Bytes are base64 in arguments as they are in results.
 _CONFIG: Final = ConfigDict(extra="forbid", val_json_bytes="base64", ser_json_bytes="base64")
 
 
 class _Schema(GenerateJsonSchema):
-    """Leaves out titles that only repeat names: language models pay for each word of a schema.
+    """Omits titles that only repeat names, because language models pay for each token of a schema.
 
-    A default that JSON cannot hold is left out too; the argument may be all the same.
+    A default that JSON cannot hold is omitted too; the argument stays optional.
     """
 
     ignored_warning_kinds = {"skipped-choice", "non-serializable-default"}  # noqa: RUF012 - as its base has it
@@ -134,7 +134,7 @@ class _Schema(GenerateJsonSchema):
         return False
 
     def float_schema(self, schema: Any) -> Any:
-        """What is no number becomes null in a result; MCP clients hold that against the schema."""
+        """Allow null for floats in results: NaN and infinities are sent as null, and MCP clients validate results."""
         json_schema = super().float_schema(schema)
         if self.mode == "serialization" and schema.get("allow_inf_nan", True):
             return {**json_schema, "type": ["number", "null"]}
@@ -142,20 +142,19 @@ class _Schema(GenerateJsonSchema):
 
 
 class Signature:
-    """The parameters of a function that its caller gives; injected ones are left out.
+    """The arguments of a method that callers pass, without injected parameters.
 
     Args:
-        method: One whose parameters have types. Those that are annotated with `ToolContext` are given the call's
-            context.
+        method: The method, with typed parameters. Those annotated with `ToolContext` get the context of the call.
 
     Raises:
-        ConfigurationError: A parameter has no type, or one that JSON cannot hold, or is no named one, or its default
-            is a `Field`.
+        ConfigurationError: A parameter is untyped, variadic or positional-only, has a type that JSON cannot hold, or a
+            `Field` as its default.
 
     Attributes:
         schema: JSON schema of the arguments, of type object.
-        names: Of the arguments.
-        required: Of those without a default.
+        names: Names of the arguments.
+        required: Names of the arguments without a default.
     """
 
     def __init__(self, method: Method) -> None:
@@ -182,31 +181,32 @@ class Signature:
         try:
             self._model = create_model(method.attribute, __config__=_CONFIG, **fields)
             self.schema = self._model.model_json_schema(schema_generator=_Schema)
-        except (PydanticUserError, TypeError) as error:  # TypeError: bounds of what cannot have any
+        except (PydanticUserError, TypeError) as error:  # TypeError: unsupported constraints
             raise ConfigurationError(
                 f"expected JSON to hold the parameters of {method.name}: {error}"
             ) from None
         self.schema.pop("title", None)
         self.schema.setdefault("properties", {})
-        # The model's docstring is that of its base, and nobody's description.
+        # The docstring of the model's base class does not describe the method.
         self.schema.pop("description", None)
 
     def read(
         self, arguments: Mapping[str, Any], context: ToolContext, *, strict: bool = True
     ) -> dict[str, Any]:
-        """Return what to call the function with.
+        """Validate arguments and return the method's keyword arguments.
 
         Args:
-            arguments: As JSON has them.
-            context: The call's.
-            strict: A number is no text and the reverse. Prompts and addresses have texts alone, so they are lenient.
+            arguments: The arguments as JSON values.
+            context: Context of the call.
+            strict: Whether to reject conversions between text and numbers. False for prompts and URIs, whose values
+                are always text.
 
         Raises:
-            InvalidArgumentsError: They are not what the schema says.
+            InvalidArgumentsError: The arguments do not match the schema.
         """
         try:
             text = dumps(arguments)
-        except PydanticSerializationError as error:  # lone surrogates, or deeper than anybody reads
+        except PydanticSerializationError as error:  # lone surrogates, or nested too deeply
             raise InvalidArgumentsError(f"expected arguments that JSON can hold, got: {error}") from None
         try:
             read = self._model.model_validate_json(text, strict=strict)
@@ -247,11 +247,11 @@ def _describes(hint: Any) -> bool:
 
 
 def returned_schema(method: Method) -> tuple[dict[str, Any] | None, bool | None]:
-    """Return what a method's annotation promises of its value.
+    """Return the schema of a method's result, from its return annotation.
 
     Returns:
-        JSON schema of the structured result, of type object, and whether the value is below a key `result` of it;
-        None for both where nothing is promised.
+        JSON schema of the structured result, of type object, and whether the value is under its key `result`; None for
+        both if the annotation says nothing.
     """
     hint = method.hints.get("return", Any)
     if hint in (Any, object, None, type(None), ToolResult) or _is_content(hint):
@@ -263,7 +263,7 @@ def returned_schema(method: Method) -> tuple[dict[str, Any] | None, bool | None]
     if schema.get("type") == "object":
         return schema, False
     definitions = schema.pop("$defs", None)
-    # A model that holds others of its kind is told by reference.
+    # A recursive model's schema is a reference.
     itself = (definitions or {}).get(schema.get("$ref", "").rpartition("/")[2], {})
     if itself.get("type") == "object":
         return {**itself, "$defs": definitions}, False

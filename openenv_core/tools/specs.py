@@ -11,11 +11,11 @@ from openenv_core.errors import ConfigurationError
 from openenv_core.tools.wire import Tool
 
 CALL_FIELDS: Final = frozenset({"tool_name", "arguments"})
-"""What an action has that calls a tool."""
+"""Fields of an action that calls a tool."""
 
 
 def is_of_tools(schema: Mapping[str, Any]) -> bool:
-    """Whether actions of a JSON schema are calls of tools."""
+    """Whether a JSON schema of actions includes tool calls."""
     parts = (schema, *schema.get("$defs", {}).values())
     return any(
         set(variant.get("properties", ())) >= CALL_FIELDS for variant in parts if isinstance(variant, Mapping)
@@ -23,7 +23,7 @@ def is_of_tools(schema: Mapping[str, Any]) -> bool:
 
 
 class _Spec(BaseModel):
-    """Named as Python names things; MCP's own JSON is an alias away."""
+    """Base class of specs: field names in Python's style, with aliases for MCP's JSON."""
 
     model_config = ConfigDict(
         frozen=True,
@@ -44,12 +44,12 @@ class ToolSpec(_Spec):
     """One tool.
 
     Attributes:
-        name: Unique among the tools of an environment.
+        name: Name, unique in the environment.
         input_schema: JSON schema of the arguments, of type object.
-        title: A name to show to people.
-        output_schema: JSON schema of the structured result, of type object; None where nothing is promised.
-        annotations: Hints of MCP's: readOnlyHint, destructiveHint, idempotentHint, openWorldHint.
-        meta: Whatever else, for those who know it.
+        title: Display name.
+        output_schema: JSON schema of the structured result, of type object; None if unspecified.
+        annotations: MCP's hints: readOnlyHint, destructiveHint, idempotentHint, openWorldHint.
+        meta: Additional metadata, MCP's `_meta`.
     """
 
     name: str
@@ -60,7 +60,7 @@ class ToolSpec(_Spec):
     annotations: dict[str, Any] | None = None
 
     def wire(self) -> Tool:
-        """Return what a step lists of it."""
+        """Return the tool as a step lists it."""
         return Tool(name=self.name, description=self.description, input_schema=self.input_schema)
 
 
@@ -71,18 +71,18 @@ class _TitledSpec(_Spec):
 
 
 class ResourceSpec(_TitledSpec):
-    """Something to read, at an address; `mime_type` is that of the content."""
+    """A resource at a URI; `mime_type` is the type of its content."""
 
     uri: str
     mime_type: str | None = None
 
 
 class ResourceTemplateSpec(_TitledSpec):
-    """Things to read, at addresses of one form.
+    """Resources whose URIs match a template.
 
     Attributes:
-        uri_template: The form, as in RFC 6570: `notes://{name}`, or `files://{+path}` for a value with slashes.
-        mime_type: Of the content.
+        uri_template: RFC 6570 template: `notes://{name}`, or `files://{+path}` for a value with slashes.
+        mime_type: Type of the content.
     """
 
     uri_template: str
@@ -98,25 +98,25 @@ class PromptArgument(_Spec):
 
 
 class PromptSpec(_TitledSpec):
-    """Messages to begin a conversation with."""
+    """A prompt: the first messages of a conversation."""
 
     arguments: tuple[PromptArgument, ...] = ()
 
 
 NAME: Final = re.compile(r"[A-Za-z0-9_-]{1,64}")
-"""What a function may be called."""
+"""Names that models accept for functions."""
 
 
 def openai_tools(tools: Iterable[Tool | ToolSpec | Mapping[str, Any]]) -> list[dict[str, Any]]:
-    """Return function schemas for `tools=` of a chat template, or of a service that speaks like OpenAI's.
+    """Return function schemas for the argument `tools` of a chat template or an OpenAI-compatible API.
 
     Args:
-        tools: As a client lists them, as an environment declares them, or as dicts with `input_schema` or MCP's
-            `inputSchema`; other keys are left out. Schemas stay as they are, `$defs` and `$ref` included.
+        tools: Tools as a client lists them or an environment declares them, or dicts with `input_schema` or MCP's
+            `inputSchema`; other keys are ignored. Schemas are not changed, `$defs` and `$ref` included.
 
     Raises:
-        ConfigurationError: Something is no tool, two have one name, or a name is none that a model could call: MCP
-            allows dots and slashes, functions do not. Rename the tool, by a prefix without them for instance.
+        ConfigurationError: An entry is not a tool, two have the same name, or a name is not valid for a function: MCP
+            allows dots and slashes, functions do not.
     """
     functions = [_function(tool) for tool in tools]
     names = [function["name"] for function in functions]
@@ -142,6 +142,6 @@ def _function(tool: Tool | ToolSpec | Mapping[str, Any]) -> dict[str, Any]:
         )
     if schema is not None and not isinstance(schema, Mapping):
         raise ConfigurationError(f"expected a JSON schema of the tool {name!r}, got {schema!r:.200}")
-    # A function without parameters still needs an object with none, or services refuse it.
+    # Services reject a function without parameters unless its schema is an empty object.
     parameters = {"type": "object", "properties": {}, **(schema or {})}
     return {"name": name, "description": description or "", "parameters": parameters}

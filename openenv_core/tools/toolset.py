@@ -1,4 +1,4 @@
-"""What a class declares as tools, checked and worked out once: names, signatures, schemas."""
+"""The tools, resources and prompts of a class, read from its declarations and checked once."""
 
 import re
 from collections.abc import Mapping
@@ -20,12 +20,12 @@ from openenv_core.tools.wire import RESERVED_TOOL_NAMES
 
 MAX_NAME_CHARS: Final = 128
 _NAME: Final = re.compile(r"[A-Za-z0-9_./-]+")
-"""What MCP allows in the name of a tool."""
+"""Characters that MCP allows in the name of a tool."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class DeclaredTool:
-    """A tool, and the method behind it; `wrapped` says whether its value is below a key of the structured result."""
+    """A tool and its method; `wrapped` says whether the structured result is `{"result": value}`."""
 
     spec: ToolSpec
     attribute: str
@@ -37,7 +37,7 @@ class DeclaredTool:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class DeclaredResource:
-    """A resource, or a form of many, and the method behind it."""
+    """A resource or resource template, and its method."""
 
     spec: ResourceSpec | ResourceTemplateSpec
     attribute: str
@@ -47,7 +47,7 @@ class DeclaredResource:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class DeclaredPrompt:
-    """A prompt, and the method behind it."""
+    """A prompt and its method."""
 
     spec: PromptSpec
     attribute: str
@@ -56,14 +56,14 @@ class DeclaredPrompt:
 
 @dataclass(frozen=True, slots=True)
 class Toolset:
-    """All that a class declares.
+    """All declarations of a class.
 
     Attributes:
-        tools: By name, in the order of the source; those of base classes first.
-        resources: Single addresses.
-        templates: Forms of many.
-        prompts: By name.
-        completions: Names of methods, by what they complete and the argument's name.
+        tools: Tools by name, in source order; those of base classes first.
+        resources: Resources by URI.
+        templates: Resource templates by URI template.
+        prompts: Prompts by name.
+        completions: Names of methods, by MCP's reference and the argument's name.
     """
 
     tools: dict[str, DeclaredTool] = field(default_factory=dict)
@@ -74,12 +74,12 @@ class Toolset:
 
     @classmethod
     def of(cls, owner: type) -> "Toolset":
-        """Work out what a class declares.
+        """Read the declarations of a class.
 
-        A method that overrides a declared one is declared as that was. One that is set to None is declared no more.
+        A method that overrides a declared one inherits its declarations. Setting it to None removes them.
 
         Raises:
-            ConfigurationError: A declaration contradicts itself, or two of them each other.
+            ConfigurationError: A declaration is invalid, or two conflict.
         """
         declarations: dict[str, tuple[Declared, ...]] = {}
         for base in reversed(owner.__mro__):

@@ -1,4 +1,4 @@
-"""Templates of URIs, as resources have them: which URI is of a template, and with which values."""
+"""URI templates of resources: matches a URI and extracts its values."""
 
 import re
 from collections.abc import Iterable
@@ -8,7 +8,7 @@ from urllib.parse import unquote
 from openenv_core.errors import ConfigurationError
 
 MAX_ADDRESS_CHARS: Final = 8192
-"""Of what is looked for. Nobody's address is longer, and looking takes time that grows with it."""
+"""Maximum length of a URI to match: real URIs are shorter, and the time to match grows with the length."""
 
 
 class _Value(NamedTuple):
@@ -17,16 +17,16 @@ class _Value(NamedTuple):
 
 
 class UriTemplate:
-    """A template of URIs, as in RFC 6570: `{name}` is a value without slashes, `{+name}` one with.
+    """A URI template as in RFC 6570: `{name}` is a value without slashes, `{+name}` one that may have them.
 
     Args:
-        template: Its text. One without values is a single URI.
+        template: The template's text; without values, a single URI.
 
     Raises:
-        ConfigurationError: It has other expressions in braces, or one value twice.
+        ConfigurationError: It has other expressions in braces, or a name twice.
 
     Attributes:
-        names: Of the values.
+        names: Names of the values.
     """
 
     def __init__(self, template: str) -> None:
@@ -47,14 +47,14 @@ class UriTemplate:
             raise ConfigurationError(f"expected values with names of their own, got the address {template!r}")
 
     def match(self, uri: str) -> dict[str, str] | None:
-        """Return the values in a URI; None where it is not of this template.
+        """Return the values in a URI; None if it does not match.
 
-        Where several readings are possible, the first values are the longest. What an address has encoded is decoded,
-        but to no slash where there may be none: authors rely on that when they look for files.
+        If there are several matches, earlier values are the longest possible. Values are percent-decoded; a URI does
+        not match if that gives a slash in a `{name}`, which authors rely on when they open files.
         """
         if len(uri) > MAX_ADDRESS_CHARS:
             return None
-        # Everything that a backtracking regular expression would try, but each place once.
+        # Tries what a backtracking regular expression would, but each position only once.
         reached: list[set[int]] = [{0}]
         for segment in self._parts:
             reached.append(_find_ends(segment, uri, reached[-1]))
@@ -73,7 +73,7 @@ class UriTemplate:
 
 
 def _find_ends(segment: str | _Value, uri: str, starts: Iterable[int]) -> set[int]:
-    """Return where a part can end that begins at one of the places."""
+    """Return the positions where a segment that begins at one of `starts` can end."""
     if isinstance(segment, str):
         return {start + len(segment) for start in starts if uri.startswith(segment, start)}
     ends: set[int] = set()
@@ -87,7 +87,7 @@ def _find_ends(segment: str | _Value, uri: str, starts: Iterable[int]) -> set[in
 
 
 def _find_start(segment: str | _Value, uri: str, starts: Iterable[int], end: int) -> int:
-    """Return where a part begins that ends at a place."""
+    """Return the last of `starts` from which a segment can end at `end`."""
     if isinstance(segment, str):
         return end - len(segment)
     slash = -1 if segment.slashes else uri.rfind("/", 0, end)

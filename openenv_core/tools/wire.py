@@ -9,11 +9,11 @@ from openenv_core.errors import EnvironmentFailureError
 from openenv_core.types import Action, Observation
 
 RESERVED_TOOL_NAMES: Final = frozenset({"reset", "step", "state", "close"})
-"""What no tool may be called: a client has methods of these names."""
+"""Names that no tool may have, because a client has methods of these names."""
 
 
 class Tool(BaseModel):
-    """One tool, as it is listed.
+    """One tool of a listing.
 
     Attributes:
         input_schema: JSON schema of the arguments.
@@ -27,7 +27,7 @@ class Tool(BaseModel):
 
 
 class ToolErrorType(StrEnum):
-    """How a call can fail."""
+    """Types of failures of a call."""
 
     EXECUTION_ERROR = "execution_error"
     INVALID_ARGS = "invalid_args"
@@ -46,13 +46,13 @@ class ToolError(BaseModel):
 
 
 class ListToolsAction(Action):
-    """Asks which tools there are."""
+    """Lists the tools."""
 
     type: Literal["list_tools"] = "list_tools"
 
 
 class CallToolAction(Action):
-    """Asks a tool to run."""
+    """Calls a tool."""
 
     type: Literal["call_tool"] = "call_tool"
     tool_name: str
@@ -60,16 +60,16 @@ class CallToolAction(Action):
 
 
 class ListToolsObservation(Observation):
-    """The tools that there are."""
+    """The list of tools."""
 
     tools: list[Tool]
 
 
 class CallToolObservation(Observation):
-    """What a tool returned, or why it did not.
+    """A tool's result, or why the call failed.
 
     Attributes:
-        result: The tool's own value, also where that tells of an error; None where the call failed.
+        result: The tool's value, even if it describes an error; None if the call failed.
     """
 
     tool_name: str
@@ -78,22 +78,22 @@ class CallToolObservation(Observation):
 
 
 ToolAction: TypeAlias = ListToolsAction | CallToolAction
-"""What the step of an environment of tools takes."""
+"""Actions of a tool environment."""
 
 ToolObservation: TypeAlias = ListToolsObservation | CallToolObservation
-"""What it answers."""
+"""Observations of a tool environment."""
 
 
 class ToolFailedError(EnvironmentFailureError):
-    """Raised by a tool that cannot do what it was asked; its text is sent to the caller."""
+    """Raised by a tool that cannot do what the caller asked for; its text is sent to the caller."""
 
 
 class ToolUnavailableError(EnvironmentFailureError):
-    """Raised by a tool where something beside the caller failed: it tells nothing of the policy."""
+    """Raised by a tool if the infrastructure failed, so that the policy is not to blame."""
 
 
 class InvalidArgumentsError(EnvironmentFailureError):
-    """The arguments are not those that a tool or a prompt takes."""
+    """The arguments of a tool or prompt are invalid."""
 
 
 class NoSuchToolError(EnvironmentFailureError):
@@ -101,7 +101,7 @@ class NoSuchToolError(EnvironmentFailureError):
 
 
 class NoSuchResourceError(EnvironmentFailureError):
-    """There is no resource at that address."""
+    """There is no resource at that URI."""
 
 
 class NoSuchPromptError(EnvironmentFailureError):

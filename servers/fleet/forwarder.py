@@ -15,7 +15,7 @@ from servers.fleet.peers import UnixPeers
 from servers.mcp.requests import INITIALIZE, MCP_PATH, is_mcp, parse_request
 from servers.page import PAGE_PATH
 from servers.page.manager import WEB_SESSION
-from servers.routes.http import NEW, path_of, session_named_by
+from servers.routes.http import NEW, path_of, requested_session_id
 from servers.routes.websocket import SESSION_PATH
 from servers.security import replay
 
@@ -148,7 +148,7 @@ class Forwarder:
 def _named_session(scope: Scope) -> str | None:
     """Return the session that a request names, read as the application reads it."""
     try:
-        return session_named_by(Request(scope))
+        return requested_session_id(Request(scope))
     except RefusalError:
         return None  # the application reports the error
 

@@ -32,7 +32,7 @@ from servers.mcp.requests import (
     McpRequest,
     McpRequestRefusedError,
 )
-from servers.routes.http import CLIENT_LEFT, NEW, reported, while_connected
+from servers.routes.http import CLIENT_LEFT, NEW, report_error, while_connected
 from servers.sessions import EnvironmentSession, SessionTable
 from servers.settings import ServerSettings
 from servers.tooling import Tooling
@@ -318,7 +318,7 @@ class McpEngine:
         except RefusalError as refusal:
             raise McpRequestRefusedError.of(refusal) from None
         except FATAL as error:
-            fault = JsonRpcFaultError(jsonrpc.INTERNAL_ERROR, reported(error))
+            fault = JsonRpcFaultError(jsonrpc.INTERNAL_ERROR, report_error(error))
             raise McpRequestRefusedError(500, fault) from None
 
     def _hub(self, session: EnvironmentSession) -> Hub:

@@ -33,7 +33,7 @@ from servers.execution import FATAL, EnvironmentRunner
 from servers.mcp.context import CallContext, CallEndedError, RequestOrigin, origin_of, replace_surrogates
 from servers.mcp.requests import DISCOVER, HANDLES, INITIALIZE
 from servers.metrics import TOOL
-from servers.routes.http import reported
+from servers.routes.http import report_error
 from servers.sessions import SessionTable, UnknownSessionError
 from servers.tooling import NoToolsError, Tooling
 
@@ -82,7 +82,7 @@ def _translate(ctx: Ctx, error: BaseException) -> MCPError:
             return MCPError(types.INVALID_PARAMS, str(error))
         case NoToolsError():
             return MCPError(types.INTERNAL_ERROR, str(error))
-    return MCPError(types.INTERNAL_ERROR, reported(error))
+    return MCPError(types.INTERNAL_ERROR, report_error(error))
 
 
 def _no_handle() -> MCPError:

@@ -23,10 +23,10 @@ from servers.execution import FATAL, EnvironmentRunner
 from servers.routes.http import (
     json_answer,
     json_body,
-    refused,
-    reported,
+    refusal_response,
+    report_error,
+    requested_session_id,
     respond,
-    session_named_by,
     while_connected,
 )
 from servers.security import owner_of
@@ -205,14 +205,14 @@ class WebInterfaceManager:
     def _route(self, work: Callable[[Request], Awaitable[Any]]) -> Callable[[Request], Awaitable[Response]]:
         async def answer(request: Request) -> Response:
             try:
-                _visitor.set((owner_of(request.scope), session_named_by(request) or WEB_SESSION))
+                _visitor.set((owner_of(request.scope), requested_session_id(request) or WEB_SESSION))
                 return json_answer(dumps(await work(request)))
             except RefusalError as refusal:
-                return refused(refusal, self._sessions.metrics)
+                return refusal_response(refusal, self._sessions.metrics)
             except FATAL as error:
                 # The released server answers 409 when an environment has no state before its first reset.
                 early = isinstance(error, RuntimeError) and request.method == "GET"
-                return json_answer(dumps({"detail": reported(error)}), 409 if early else 500)
+                return json_answer(dumps({"detail": report_error(error)}), 409 if early else 500)
 
         async def serve(request: Request) -> Response:
             return await respond(request, answer(request))

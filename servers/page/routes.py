@@ -76,7 +76,7 @@ class Page:
         }
         self._authors: Any = None
         if options.builder is not None:
-            about = with_readme(metadata.by_class(), factory, name)
+            about = with_readme(metadata.class_metadata(), factory, name)
             self._authors = build(options, self._manager, about, describe(action), f"..{PLAYGROUND_PATH}/")
 
     def routes(self) -> list[BaseRoute]:

@@ -1,4 +1,4 @@
-"""Servers in containers of a Docker engine."""
+"""Servers in Docker containers."""
 
 from openenv_core.providers.docker.container import (
     Container,

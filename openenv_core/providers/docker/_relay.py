@@ -1,13 +1,13 @@
-"""Carries connections into a container that has no network, over one `exec` of its engine.
+"""Relays connections into a container without a network, over one `exec` of its engine.
 
     python _relay.py FD PARENT URL CERTIFICATES VERIFY CONTAINER PORT
-    python3 -I -S -c SOURCE PORT        the side inside of the container; SOURCE is this very text
+    python3 -I -S -c SOURCE PORT        the inner side, in the container; SOURCE is the text of this file
 
-The first accepts connections on FD, a socket that listens on the loopback interface. Each becomes a stream of frames on
-the standard streams of the second, which connects it to the server's port. A stream has a window in each direction:
-who is slow to read stops who sends to it, and nobody else. The inner side is not trusted: a frame that breaks the rules
-ends it. Should it end while its container lives, another takes its place. The relay ends when its standard input does,
-or its parent PARENT. The standard library only, and inside of the container nothing newer than Python 3.8.
+The outer side accepts connections on FD, a listening socket on the loopback interface. Each connection becomes a stream
+of frames on the standard streams of the inner side, which connects it to the server's port. Each stream has a window in
+each direction, so that a slow reader blocks only its own sender. The inner side is not trusted: an invalid frame ends
+it. If it ends while the container is running, it is replaced. The relay ends at end of file on its standard input, or
+when its parent PARENT dies. Uses only the standard library, and in the container only features of Python 3.8.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING or __package__:
     from openenv_core.providers.docker import _wire
-elif "__file__" in globals():  # as nobody has inside of a container
+elif "__file__" in globals():  # undefined with -c, in the container
     sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))
     import _wire
 
@@ -37,38 +37,38 @@ OPEN, DATA, END, RESET, CREDIT = range(5)
 
 CHUNK = 32_768
 WINDOW = 262_144
-"""How much of a stream may be under way in one direction, in bytes."""
+"""Flow-control window of a stream in one direction, in bytes."""
 
 AHEAD = 1_048_576
-"""No stream is read while this much waits to go to the other side."""
+"""Bytes waiting for the other side at which no stream is read any more."""
 
 STREAMS = 4096
 
 POLL_INTERVAL_S = 0.5
 HELLO_TIMEOUT_S = 20.0
 ACCEPT_RETRY_INTERVAL_S = 0.05
-"""The pause where the system has no descriptor for a further connection."""
+"""Pause after `accept` failed, for lack of descriptors."""
 
 TRIES = 6
 STEADY_UPTIME_S = 10.0
-"""An inner side that lasted this long is replaced at once; one that keeps ending is given up after some tries."""
+"""An inner side that lasted this long resets the count of failures; the relay ends after TRIES in a row."""
 
 
 class MuxBrokenError(Exception):
-    """The other side ended, or broke the rules."""
+    """The other side ended, or violated the protocol."""
 
 
 class Stream(asyncio.Protocol):
-    """One connection, as one side has it."""
+    """One connection, on one side."""
 
     def __init__(self, mux: Mux, number: int) -> None:
         self.mux = mux
         self.number = number
-        self.transport: asyncio.Transport | None = None  # None until the server has taken the connection
-        self.credit = WINDOW  # what may still be sent to the other side
-        self.unsent = bytearray()  # what was read and may not be sent yet
-        self.early = bytearray()  # what came before there was a connection
-        self.owed = 0  # what came, and is not credited to the other side yet
+        self.transport: asyncio.Transport | None = None  # None until the connection to the server is made
+        self.credit = WINDOW  # bytes that may still be sent to the other side
+        self.unsent = bytearray()  # read, but may not be sent yet
+        self.early = bytearray()  # received before the connection was made
+        self.owed = 0  # received, and not credited to the other side yet
         self.read_end = self.end_sent = self.write_end = False
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
@@ -76,7 +76,7 @@ class Stream(asyncio.Protocol):
         self.transport = transport
         transport.set_write_buffer_limits(WINDOW // 2, WINDOW // 4)
         if self.mux.streams.get(self.number) is not self:
-            transport.abort()  # the other side has let go of it
+            transport.abort()  # the other side has closed it
             return
         if self.mux.port is None:
             self.mux.send(OPEN, self.number)
@@ -92,7 +92,7 @@ class Stream(asyncio.Protocol):
         self.flush()
 
     def eof_received(self) -> bool:
-        """Record that the connection's input has ended; data may still be sent to it."""
+        """Record the end of the connection's input; data may still be sent to it."""
         self.read_end = True
         self.flush()
         return True
@@ -121,7 +121,7 @@ class Stream(asyncio.Protocol):
             self.finish()
 
     def take(self, data: bytes) -> None:
-        """Say to the connection what came for it."""
+        """Write received data to the connection."""
         self.owed += len(data)
         if self.owed > WINDOW or self.write_end:
             raise MuxBrokenError("more came than was asked for")
@@ -143,7 +143,7 @@ class Stream(asyncio.Protocol):
             self.flush()
 
     def credit_written(self) -> None:
-        """Credit what the connection has taken, and end it in this direction after the last of it."""
+        """Send credit for written data, and write end of file after the last of it."""
         if self.transport is None:
             return
         written = self.owed - self.transport.get_write_buffer_size()
@@ -153,7 +153,7 @@ class Stream(asyncio.Protocol):
         if self.write_end and not self.transport.is_closing():
             try:
                 self.transport.write_eof()
-            except OSError:  # the connection was reset, and asyncio does not know yet
+            except OSError:  # the connection was reset, which asyncio has not noticed yet
                 self.transport.abort()
             else:
                 self.finish()
@@ -165,10 +165,10 @@ class Stream(asyncio.Protocol):
 
 
 class Mux(asyncio.Protocol):
-    """Streams over one carrier: the standard streams of the inner side, or what leads to them."""
+    """Multiplexes streams over one carrier: the inner side's standard streams, or the connection to them."""
 
     def __init__(self, port: int | None = None) -> None:
-        self.port = port  # the server's, on the inner side alone
+        self.port = port  # the server's port; only on the inner side
         self.carrier: asyncio.WriteTransport | None = None
         self.ended: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self.streams: dict[int, Stream] = {}
@@ -222,7 +222,7 @@ class Mux(asyncio.Protocol):
             self.connecting.add(task)
             task.add_done_callback(self.connecting.discard)
         elif stream is None:
-            return  # it has been closed here, and the other side did not know yet
+            return  # closed here, before the other side knew
         elif kind == DATA:
             stream.take(data)
         elif kind == END:
@@ -245,7 +245,7 @@ class Mux(asyncio.Protocol):
         return self.streams[number]
 
     def forget(self, stream: Stream) -> bool:
-        """Take a stream out, and return whether it was there."""
+        """Remove a stream, and return whether it was registered."""
         known = self.streams.get(stream.number) is stream
         if known:
             del self.streams[stream.number]
@@ -253,7 +253,7 @@ class Mux(asyncio.Protocol):
         return known
 
     def stop(self, reason: MuxBrokenError) -> None:
-        """Close every stream, and the carrier."""
+        """Abort all streams and the carrier."""
         if not self.ended.done():
             self.ended.set_exception(reason)
         for stream in list(self.streams.values()):
@@ -264,7 +264,7 @@ class Mux(asyncio.Protocol):
             self.carrier.abort()
 
     async def connect(self, stream: Stream, port: int) -> None:
-        """Connect a stream to the server, which may have no room in its queue for a while."""
+        """Connect a stream to the server, whose accept queue may be full for a while."""
         try:
             await asyncio.get_running_loop().create_connection(lambda: stream, "127.0.0.1", port)
         except OSError:
@@ -272,7 +272,7 @@ class Mux(asyncio.Protocol):
                 self.send(RESET, stream.number)
 
     async def accept(self, listener: socket.socket) -> None:
-        """Take connections, as many as there is room for, and have the other side make one for each."""
+        """Accept connections, up to `STREAMS` at once; the other side opens one for each."""
         loop = asyncio.get_running_loop()
         while True:
             await self.room.acquire()
@@ -287,7 +287,7 @@ class Mux(asyncio.Protocol):
 
 
 async def inside(port: int) -> None:
-    """Be the inner side until the other is gone."""
+    """Run the inner side until the outer side is gone."""
     loop = asyncio.get_running_loop()
     mux = Mux(port)
     await loop.connect_read_pipe(lambda: mux, os.fdopen(0, "rb", 0))
@@ -300,9 +300,9 @@ async def inside(port: int) -> None:
 
 
 class Attached(Mux):
-    """The host's side: it has the engine's connection to the standard streams of an exec.
+    """The outer side, on the engine's connection to an exec's standard streams.
 
-    What comes is an HTTP response's head, then pieces of those streams. The first of them says hello.
+    It receives the head of an HTTP response, then multiplexed pieces of those streams, beginning with HELLO.
     """
 
     def __init__(self) -> None:
@@ -312,7 +312,7 @@ class Attached(Mux):
         self.splitter = _wire.StreamSplitter()
         self.greeted = asyncio.Event()
         self.greeting = bytearray()
-        self.stderr = bytearray()  # on standard error
+        self.stderr = bytearray()  # the inner side's standard error
 
     def data_received(self, data: bytes) -> None:
         if self.in_head:
@@ -345,7 +345,7 @@ class Attached(Mux):
         super().connection_lost(error)
 
     def unpack_output(self, data: bytes) -> bytes:
-        """Return what of the pieces is the inner side's standard output."""
+        """Return the inner side's standard output; keep the end of its standard error."""
         out = bytearray()
         for stream, piece in self.splitter.feed(data):
             if stream == 1:
@@ -357,7 +357,7 @@ class Attached(Mux):
 
 
 def prepare(address: _wire.EngineAddress, container: str, port: str) -> bytes:
-    """Have the engine prepare the inner side; return the request that starts it."""
+    """Create the exec of the inner side; return the request that starts it."""
     command = ["python3", "-I", "-S", "-c", Path(__file__).read_text(), port]
     body = {"Cmd": command, "AttachStdin": True, "AttachStdout": True, "AttachStderr": True}
     answer = _wire.call(address, "POST", f"/containers/{container}/exec", body=body)
@@ -369,7 +369,11 @@ def prepare(address: _wire.EngineAddress, container: str, port: str) -> bytes:
 async def relay_connections(
     address: _wire.EngineAddress, request: bytes, listener: socket.socket, parent: int
 ) -> None:
-    """Start the inner side, and carry connections until the program is done. Raises MuxBrokenError at its end."""
+    """Start the inner side, and relay connections until the program is done.
+
+    Raises:
+        MuxBrokenError: The inner side ended, or violated the protocol.
+    """
     loop = asyncio.get_running_loop()
     mux = Attached()
     connection, tls = _wire.connect(address, HELLO_TIMEOUT_S), _wire.tls(address)
@@ -401,14 +405,14 @@ async def relay_connections(
             task.cancel()
         loop.remove_reader(0)
         mux.stop(MuxBrokenError("the relay ends"))
-        mux.ended.exception()  # it may be told to nobody
+        mux.ended.exception()  # mark as retrieved: possibly nobody awaits it
 
 
 def main(arguments: list[str]) -> int:
-    """Be the host's side until the program is done, or gone."""
+    """Run the outer side until the program is done or dies."""
     fd, parent, url, certificates, verify, container, port = arguments
     address = _wire.EngineAddress(url, certificates or None, verify == "1")
-    # Ctrl-C reaches every process of a terminal; the program decides what becomes of its container.
+    # Ctrl-C reaches all processes of the terminal; the program decides about its container.
     for number in (signal.SIGINT, signal.SIGHUP):
         signal.signal(number, signal.SIG_IGN)
     raise_descriptor_limit()
@@ -425,7 +429,7 @@ def main(arguments: list[str]) -> int:
                 reason = str(error) or type(error).__name__
                 away = isinstance(
                     error, (FileNotFoundError, ConnectionRefusedError)
-                )  # the engine does not run
+                )  # the engine is not running
             failures = failures + 1 if time.monotonic() - begin < STEADY_UPTIME_S else 0
             if away:
                 # Containers may outlive a restart of their engine.
@@ -441,7 +445,7 @@ def main(arguments: list[str]) -> int:
 
 
 def raise_descriptor_limit() -> None:
-    """Have as many descriptors as there may be connections, where the system gives so many."""
+    """Raise the limit on descriptors to the maximum number of connections, if the system permits."""
     import resource
 
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)

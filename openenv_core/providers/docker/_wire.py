@@ -1,7 +1,7 @@
-"""HTTP to a Docker engine, over its socket. The standard library only.
+"""HTTP to a Docker engine over its socket, with the standard library only.
 
-The companion and the relay are run by their paths and import this file as their neighbour, so that they start in
-a few milliseconds whatever is installed; the package imports it under its own name.
+The sweeper and the relay are run by their paths and import this file from their folder, so that they start in a few
+milliseconds without the package's imports.
 """
 
 import http.client
@@ -14,19 +14,19 @@ from typing import Any, NamedTuple
 from urllib.parse import quote, urlencode, urlsplit
 
 CONNECTION_ERRORS = (OSError, http.client.HTTPException, ValueError)
-"""What a call to an engine fails of that is not well."""
+"""Exceptions of a call to an engine that is down or misbehaves."""
 
 ANSWER_BYTES = 64 * 2**20
-"""The longest answer that is read."""
+"""Maximum size of a response."""
 
 
 class EngineAddress(NamedTuple):
-    """Where an engine is.
+    """The address of a Docker engine.
 
     Attributes:
         url: unix:///path or tcp://host:port.
-        certificates: Folder of ca.pem, cert.pem and key.pem; None speaks without TLS.
-        verify: Whether the engine's certificate is checked.
+        certificates: Folder with ca.pem, cert.pem and key.pem; None for no TLS.
+        verify: Whether to verify the engine's certificate.
     """
 
     url: str
@@ -41,11 +41,11 @@ class EngineResponse(NamedTuple):
     body: bytes
 
     def json(self) -> Any:
-        """Return the body as JSON, None where there is none. ValueError: it is no JSON."""
+        """Return the body as JSON; None if it is empty. Raises ValueError for invalid JSON."""
         return json.loads(self.body) if self.body.strip() else None
 
     def text(self) -> str:
-        """Return the engine's message, or the body where it sent none."""
+        """Return the engine's message, or else the body."""
         try:
             return str(self.json()["message"])
         except (ValueError, KeyError, TypeError):
@@ -53,10 +53,10 @@ class EngineResponse(NamedTuple):
 
 
 def connect(address: EngineAddress, timeout_s: float) -> socket.socket:
-    """Return a connection to the engine's machine, on which TLS is to be spoken where `tls` says so.
+    """Open a connection to the engine, without the TLS handshake that `tls` may require.
 
     Raises:
-        OSError: There is none to be had.
+        OSError: The connection failed.
     """
     parts = urlsplit(address.url)
     if parts.scheme != "unix":
@@ -72,12 +72,12 @@ def connect(address: EngineAddress, timeout_s: float) -> socket.socket:
 
 
 def host(address: EngineAddress) -> str:
-    """Return the name of the engine's machine."""
+    """Return the engine's host name."""
     return urlsplit(address.url).hostname or "127.0.0.1"
 
 
 def tls(address: EngineAddress) -> ssl.SSLContext | None:
-    """Return the TLS context of a connection to the engine; None for a plain one."""
+    """Return the TLS context for connections to the engine; None for plain connections."""
     folder = address.certificates
     if folder is None or urlsplit(address.url).scheme == "unix":
         return None
@@ -101,7 +101,7 @@ def call(
     body: Any = None,
     timeout_s: float = 60.0,
 ) -> EngineResponse:
-    """Ask the engine one thing, on a connection of its own; a body of bytes is a tar archive, any other goes as JSON.
+    """Send one request on a new connection. A body of bytes is a tar archive; any other is sent as JSON.
 
     Raises:
         OSError: It cannot be reached, or went silent.
@@ -121,7 +121,7 @@ def call(
 
 
 def attach_request(execution: str) -> bytes:
-    """Return the request that starts an exec and keeps its connection, as that of its standard streams."""
+    """Return the request that starts an exec and upgrades its connection to the exec's standard streams."""
     start = b'{"Detach": false, "Tty": false}'
     return (
         b"POST /exec/%s/start HTTP/1.1\r\nHost: docker\r\nContent-Type: application/json\r\n"
@@ -131,14 +131,14 @@ def attach_request(execution: str) -> bytes:
 
 
 class StreamSplitter:
-    """Takes apart a container's output as engines send it: before each piece its stream, three zeros, its length."""
+    """Splits a container's multiplexed output, in which a header (stream, three zeros, length) precedes each piece."""
 
     def __init__(self) -> None:
         self._held = bytearray()
         self._stream, self._left = 0, 0
 
     def feed(self, data: bytes) -> "list[tuple[int, bytes]]":
-        """Return what has come, by its stream: 1 is standard output, 2 standard error. A piece may come in parts."""
+        """Return the received pieces, possibly partial, with their stream: 1 is stdout, 2 is stderr."""
         self._held += data
         frames = list[tuple[int, bytes]]()
         while self._held:
@@ -156,13 +156,13 @@ class StreamSplitter:
 
 
 class EngineStream(NamedTuple):
-    """The result of a stream.
+    """The result of `stream`.
 
     Attributes:
-        status: The engine's.
-        data: What came, up to the bound.
-        ended: It came to its end: neither the time nor the bound has cut it off.
-        full: The bound has.
+        status: The HTTP status.
+        data: The received data, up to the limit.
+        ended: Whether the stream ended before the timeout and the limit.
+        full: Whether the limit was reached.
     """
 
     status: int
@@ -172,7 +172,7 @@ class EngineStream(NamedTuple):
 
 
 def stream(address: EngineAddress, path: str, body: Any, *, timeout_s: float, most: int) -> EngineStream:
-    """POST something and read what is streamed until its end, a deadline or a bound.
+    """POST a request and read the streamed response until its end, the timeout or `most` bytes.
 
     Raises:
         OSError: It cannot be reached, or went silent before it answered.
@@ -182,7 +182,7 @@ def stream(address: EngineAddress, path: str, body: Any, *, timeout_s: float, mo
     connection = _Connection(address, timeout_s)
     try:
         connection.request("POST", path, json.dumps(body).encode(), {"Content-Type": "application/json"})
-        below = connection.sock  # the answer takes it over
+        below = connection.sock  # the response takes it over
         with connection.getresponse() as answer:
             size, pieces = 0, list[bytes]()
             while size < most and (left_s := deadline - time.monotonic()) > 0:
@@ -201,7 +201,7 @@ def stream(address: EngineAddress, path: str, body: Any, *, timeout_s: float, mo
 
 
 def target(path: str, query: dict[str, Any] | None = None) -> str:
-    """Return the request target: query values that are no text are encoded as JSON, as the engine expects."""
+    """Return the request target; query values other than text are encoded as JSON, as the engine expects."""
     if not query:
         return quote(path)
     plain = {key: value if isinstance(value, str) else json.dumps(value) for key, value in query.items()}

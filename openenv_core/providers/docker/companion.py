@@ -1,4 +1,4 @@
-"""Starts the processes beside a program: the sweeper, which removes its containers, and the relay of their ports."""
+"""Starts helper processes: the sweeper (companion), which removes this program's containers, and relays of ports."""
 
 import atexit
 import os
@@ -21,16 +21,16 @@ SCRIPT: Final = Path(__file__).with_name("sweeper.py")
 RELAY_SCRIPT: Final = Path(__file__).with_name("_relay.py")
 
 EXIT_TIMEOUT_S: Final = 10.0
-"""How long the exit of this process waits for its containers to be removed. The companion goes on."""
+"""How long this process's exit waits for the removal of its containers. The companion continues after that."""
 
 RESTART_DELAY_S: Final = 1.0
-"""Pause before a companion that died is replaced."""
+"""Pause before a dead companion is replaced."""
 
 
 def _spawn(
     script: Path, before: list[str], address: EngineAddress, after: list[str], **options: Any
 ) -> "subprocess.Popen[bytes]":
-    """Start one of our programs, which talks to the engine; its standard input is a pipe from here."""
+    """Start a helper process that talks to the engine; its standard input is a pipe from this process."""
     engine = [address.url, address.certificates or "", "1" if address.verify else "0"]
     try:
         return subprocess.Popen(
@@ -47,20 +47,20 @@ def _spawn(
 
 
 class Companion:
-    """One companion process and the thread that watches it.
+    """A companion process, and the thread that restarts it.
 
-    It knows which containers may be there, so that the end of a program that has none waits for no engine.
+    Tracks which containers may exist, so that the exit of a program without containers does not wait for the engine.
 
     Attributes:
-        labels: What marks a container as one that it removes.
+        labels: Labels of the containers that it removes.
     """
 
     def __init__(self, address: EngineAddress) -> None:
-        # A program that becomes another one by exec stays the same process, and has its old companion a while yet.
+        # RUN: a program that execs another stays the same process, and its old companion lives on for a while.
         self.labels: Final = {LABEL: str(owner()), RUN: secrets.token_hex(8)}
         self._address = address
         self._closing = threading.Event()
-        self._guard = threading.Lock()  # of the process, and of its replacement
+        self._guard = threading.Lock()  # protects the process and its replacement
         self._changed = threading.Condition()
         self._making = 0
         self._there: set[str] = set()
@@ -69,15 +69,15 @@ class Companion:
 
     @property
     def pid(self) -> int:
-        """The number of the process."""
+        """The pid of the companion process."""
         return self._process.pid
 
     @contextmanager
     def guard_creation(self, name: str) -> Iterator[None]:
-        """Make a container within; this program does not end meanwhile.
+        """Delay this program's exit while the block creates a container.
 
         Raises:
-            ProviderError: It is ending: nobody would remove the container.
+            ProviderError: The program is exiting, and nobody would remove the container.
         """
         with self._changed:
             if self._closing.is_set():
@@ -95,17 +95,17 @@ class Companion:
                 self._changed.notify_all()
 
     def mark_removed(self, name: str) -> None:
-        """Note that a container is not there, or not any more. Takes no lock: finalizers call it."""
+        """Record that a container does not exist. Takes no lock, because finalizers call it."""
         self._there.discard(name)
 
     def close(self, timeout_s: float) -> None:
-        """Announce that no more containers will be made, and wait until the existing ones are gone."""
+        """Tell the companion that no more containers will be created, and wait until the existing ones are removed."""
         deadline = time.monotonic() + timeout_s
         with self._changed:
             self._closing.set()
             while self._making and (left := deadline - time.monotonic()) > 0:
                 self._changed.wait(left)
-            # What is still being made may come at any time: that is as if this program had died.
+            # A container may still be created: send only end of file, as if this program had died.
             message = b"" if self._making else b"q" if self._there else b"n"
         with self._guard:
             if self._process.poll() is not None and message != b"n":
@@ -130,7 +130,7 @@ class Companion:
             self._process = self._spawn()
 
     def _watch(self) -> None:
-        """Replace a companion that died."""
+        """Restart the companion when it dies."""
         while True:
             self._process.wait()
             if self._closing.wait(RESTART_DELAY_S):
@@ -145,7 +145,7 @@ _lock = threading.Lock()
 
 
 def ensure(address: EngineAddress) -> Companion:
-    """Have a companion for an engine. It is there, if not yet ready, when this returns.
+    """Return this process's companion for an engine, and start it if needed. It may not be ready yet.
 
     Raises:
         ProviderError: It could not be started.
@@ -165,7 +165,7 @@ def _close_all() -> None:
 
 
 def _in_fork() -> None:
-    """Start again in a fork: companions and threads are the parent's."""
+    """Renew the lock in a fork: companions and threads belong to the parent."""
     global _lock
     _lock = threading.Lock()
 
@@ -178,10 +178,10 @@ SHUTDOWN_TIMEOUT_S: Final = 5.0
 
 
 class Relay:
-    """A process that carries connections into a container, and ends with this one.
+    """A process that relays connections into a container, and ends with this one.
 
     Attributes:
-        port: Where it listens, on the loopback interface.
+        port: Its port on the loopback interface.
     """
 
     def __init__(
@@ -204,7 +204,7 @@ class Relay:
             )
 
     def failure(self) -> str | None:
-        """Return why there is no way in; None while there is one, or may be."""
+        """Return why the relay has ended; None while it is running."""
         if self._process.poll() is None:
             return None
         assert self._process.stderr is not None

@@ -1,4 +1,4 @@
-"""One container: how it starts, how it is watched, how it ends; and the provider of a server in one."""
+"""Starts, monitors and removes a container; the provider of a server in one."""
 
 import logging
 import math
@@ -40,27 +40,27 @@ logger = logging.getLogger("openenv_core")
 
 OUTPUT_LINES: Final = 200
 OUTPUT_BYTES: Final = 16_384
-"""How much of a container's log goes into an error."""
+"""How much of a container's log an error includes."""
 
 KILLED: Final = 137
-"""What a container ends with whose first process somebody killed: 128 and SIGKILL."""
+"""Exit code of a container whose first process was killed: 128 + SIGKILL."""
 
 OOM_EVENT_WAIT_S: Final = 1.0
-"""How long it is waited for the engine's word that the kernel killed it for its memory: that may follow its end."""
+"""How long to wait for the engine's OOM event, which may come after the container's end."""
 
 OOM_POLL_INTERVAL_S: Final = 0.25
-"""How often it is looked for meanwhile."""
+"""Poll interval of that wait."""
 
 
 @dataclass(frozen=True, slots=True)
 class ContainerState:
-    """What became of a container.
+    """The state of a container.
 
     Attributes:
-        running: Whether its command runs.
-        exit_code: What it ended with; None while it runs.
-        out_of_memory: Whether the kernel killed one of its processes for its memory. Known once it ended.
-        error: What the engine says of it.
+        running: Whether it is running.
+        exit_code: Its exit code; None while it is running.
+        out_of_memory: Whether the kernel's OOM killer killed one of its processes. Known once it has ended.
+        error: The engine's error message.
     """
 
     running: bool
@@ -76,17 +76,17 @@ class ContainerState:
 
 
 class Container:
-    """A container whose server was healthy. Made by `start_container`; ends with this process at the latest.
+    """A container made by `start_container`, whose server was healthy. It ends with this process at the latest.
 
-    Every method raises EngineUnavailableError where the engine does not answer; those that ask about the container
-    raise EngineRefusedError where it is gone, or does not run.
+    Every method raises EngineUnavailableError if the engine does not respond; those that query the container raise
+    EngineRefusedError if it is gone or not running.
 
     Attributes:
         id: The engine's id.
         name: Its name.
-        image: What it was made from.
-        options: What it was made with.
-        url: Where its server is.
+        image: Its image.
+        options: Its options.
+        url: URL of its server.
     """
 
     def __init__(
@@ -110,7 +110,7 @@ class Container:
         self._removal = weakref.finalize(
             self, _remove_forgotten, engine, container_id, self._process, self._mark_removed
         )
-        # The companion, told at exit, removes what is left; one call for all of them.
+        # At exit the companion removes all remaining containers at once.
         self._removal.atexit = False
         self._relay: Relay | None = None
 
@@ -118,7 +118,7 @@ class Container:
         return f"Container({self.name!r}, image={self.image!r}, url={self.url!r})"
 
     def alive(self) -> bool:
-        """Whether the container runs."""
+        """Whether the container is running."""
         try:
             return bool(self._engine.inspect(self.id)["State"]["Running"])
         except EngineRefusedError as error:
@@ -127,18 +127,18 @@ class Container:
             raise
 
     def state(self) -> ContainerState:
-        """Return what became of the container."""
+        """Return the state of the container."""
         state = self._engine.inspect(self.id)["State"]
         if state["Running"]:
             return ContainerState(True)
-        # The flag stays off where a child of the first process was killed; the engine's events have it.
+        # OOMKilled is not set if a child of the first process was killed; the engine's events show that.
         out_of_memory = bool(state.get("OOMKilled")) or self._engine.ended_for_memory(
             self.id, self._born - 1, time.time()
         )
         return ContainerState(False, int(state["ExitCode"]), out_of_memory, str(state.get("Error") or ""))
 
     def end_state(self) -> ContainerState:
-        """Return what became of the container; of one that was killed, once the engine can tell for what."""
+        """Return the state; if the container was killed, wait for the engine's OOM event, if any."""
         state = self.state()
         told_by = time.monotonic() + OOM_EVENT_WAIT_S
         while state.exit_code == KILLED and not state.out_of_memory and time.monotonic() < told_by:
@@ -147,20 +147,20 @@ class Container:
         return state
 
     def logs(self, tail: int = OUTPUT_LINES) -> str:
-        """Return the last lines that the container printed, at most 16 KiB of them."""
+        """Return the last lines of the container's output, at most 16 KiB."""
         return self._engine.logs(self.id, tail)[-OUTPUT_BYTES:].decode(errors="replace")
 
     def pids(self) -> list[int]:
-        """Return the processes inside, by their numbers on the engine's machine."""
+        """Return the pids, on the engine's machine, of the container's processes."""
         top = self._engine.call("GET", f"/containers/{self.id}/top")
         column = top["Titles"].index("PID")
         return [int(process[column]) for process in top["Processes"] or ()]
 
     def remove(self, grace_s: float = 0.0) -> None:
-        """End the container and remove it, with its anonymous volumes. Idempotent; call it again after it has failed.
+        """Stop the container and remove it with its anonymous volumes. Idempotent; call it again if it fails.
 
         Args:
-            grace_s: Seconds that the server gets to end in order.
+            grace_s: Seconds that the server has to shut down.
         """
         if not self._removal.alive or os.getpid() != self._process:
             return
@@ -178,11 +178,11 @@ class Container:
         self._mark_removed()
 
     def relay_failure(self) -> str | None:
-        """Return why connections do not come in, where they go through the engine; None while they may."""
+        """Return why the relay, if any, has ended; None while it is running."""
         return None if self._relay is None else self._relay.failure()
 
     def start_relay(self) -> int:
-        """Have a way in that needs no network, and return the port where it begins."""
+        """Start a relay, which needs no network in the container, and return its port."""
         self._relay = Relay(self._engine.address, self.id, self.options.port, self.options.host_port)
         weakref.finalize(self, _close, self._relay, self._process).atexit = False
         return self._relay.port
@@ -202,7 +202,7 @@ def _remove_forgotten(
     try:
         _remove(engine, container)
     except ProviderError as error:
-        # Nobody could catch it here, and the companion goes on trying.
+        # An exception in a finalizer cannot be caught, and the companion keeps trying.
         logger.warning("a container that nobody closed is left to the companion process: %s", error)
     else:
         noted_gone()
@@ -216,7 +216,7 @@ def _remove(engine: DockerEngine, container: str) -> None:
         except EngineRefusedError as error:
             if error.status == 404:
                 return
-            # Somebody else is at it: wait until it is done.
+            # 409: another removal is in progress; wait for it.
             if error.status != 409 or time.monotonic() > deadline:
                 raise
             time.sleep(0.05)
@@ -225,17 +225,17 @@ def _remove(engine: DockerEngine, container: str) -> None:
 
 
 POLL_INTERVAL_S: Final = 0.25
-"""How often it is asked whether a container that starts still runs."""
+"""How often to check that a starting container is still running."""
 
 FIRST_RESPONSE_TIMEOUT_S: Final = 0.25
 LAST_RESPONSE_TIMEOUT_S: Final = 5.0
-"""How long a server that starts may take to answer; it doubles. The engine holds connections to one that ended."""
+"""Range of the timeout of a health check, which doubles; the engine keeps connections to an ended server open."""
 
 ORPHAN_SEARCH_S: Final = 2.0
-"""How long a container is looked for whose creation was interrupted."""
+"""How long to look for a container whose creation was interrupted."""
 
 NOT_REACHED: Final = (FileNotFoundError, ConnectionRefusedError, PermissionError)
-"""What a request ends with that never got to an engine."""
+"""Exceptions of requests that did not reach an engine."""
 
 
 def start_container(
@@ -250,16 +250,16 @@ def start_container(
 
     Args:
         image: Name or id of the image. It is not pulled.
-        options: What the container gets.
-        engine: Where it runs; by default the engine that DOCKER_HOST or the context in use names.
-        stopping: Ends the wait when it is set.
-        serves: Whether there is a server in it; without one it is there to run commands in, and has no URL.
+        options: Options of the container.
+        engine: The engine; by default the one named by DOCKER_HOST or the current context.
+        stopping: Aborts the wait when set.
+        serves: Whether the container runs a server; otherwise it is only for running commands and has no URL.
 
     Raises:
-        EngineUnavailableError: There is no engine, or it does not answer.
+        EngineUnavailableError: There is no engine, or it does not respond.
         ImageNotFoundError: The engine has no such image.
-        OptionUnavailableError: The engine cannot honour an option.
-        ServerStartError: The container ended, or stayed silent, before its server was healthy.
+        OptionUnavailableError: The engine does not support an option.
+        ServerStartError: The container ended, or its server did not become healthy in time.
     """
     options = options or ContainerOptions()
     engine = engine or DockerEngine.find()
@@ -268,7 +268,7 @@ def start_container(
     short = re.sub("[^A-Za-z0-9]", "-", image.rpartition("/")[2].partition("@")[0].partition(":")[0])[:40]
     name = f"ropewalk-{short or 'image'}-{secrets.token_hex(4)}"
     publish = serves and options.reach == "port"
-    if serves and options.reach == "auto":  # on the loopback interface of the engine's own machine
+    if serves and options.reach == "auto":  # publishes on the loopback interface of the engine's machine
         publish = options.network != "none" and is_local(engine.address)
     requested = spec(image, options, companion_process.labels, publish=publish)
     with companion_process.guard_creation(name):
@@ -297,7 +297,7 @@ def start_container(
         _wait_until_healthy(container, port, deadline, stopping)
         container.url = f"http://{LOOPBACK}:{port}"
     except BaseException:
-        with suppress(ProviderError):  # what it failed of is the news; the companion goes on
+        with suppress(ProviderError):  # report the original error; the companion keeps trying
             container.remove()
         raise
     return container
@@ -423,7 +423,7 @@ def _require_honoured(image: str, requested: dict[str, Any], actual: dict[str, A
 
 
 def _forget(engine: DockerEngine, name: str) -> None:
-    """Remove what an interrupted request may still create. The companion finds what this does not."""
+    """Remove a container that an interrupted request may still create. The companion removes those that this misses."""
     deadline = time.monotonic() + ORPHAN_SEARCH_S
     query = {"force": True, "v": True}
     with suppress(EngineUnavailableError):
@@ -437,24 +437,24 @@ def _forget(engine: DockerEngine, name: str) -> None:
 
 
 class LocalDockerProvider(OwnedServerProvider):
-    """Runs an image, on a free port of the loopback interface.
+    """Runs a server from an image, reachable on a free port of the loopback interface.
 
-    The container has no capabilities, a read-only root and a bounded number of processes, unless told
-    otherwise by name. It ends with this process, whatever that dies of: a companion process removes it.
+    By default the container has no capabilities, a read-only root and a limited number of processes. It ends with this
+    process, however that dies: a companion process removes it.
 
     Args:
         image: Name or id of the image. It is not pulled.
-        options: What the container gets.
-        fields: Fields of `ContainerOptions`, in place of those of `options`.
+        options: Options of the container.
+        fields: Fields of `ContainerOptions`, which override those of `options`.
 
     Raises:
-        ConfigurationError: There is no such option, or a value that no engine could honour. `start` raises
-            EngineUnavailableError where no engine answers, ImageNotFoundError where it has no such image,
-            OptionUnavailableError where it cannot honour an option; `stop` EngineUnavailableError: call it again.
+        ConfigurationError: An option is unknown, or a value invalid. `start` raises EngineUnavailableError if no engine
+            responds, ImageNotFoundError if it has no such image, OptionUnavailableError if it does not support an
+            option; `stop` raises EngineUnavailableError, and can be called again.
     """
 
     death_s = 3.0
-    """How long, in seconds, an engine that is busy may take to tell that a container has ended."""
+    """How long, in seconds, a busy engine may take to report that a container has ended."""
 
     def __init__(self, image: str, *, options: ContainerOptions | None = None, **fields: Any) -> None:
         super().__init__()
@@ -465,22 +465,22 @@ class LocalDockerProvider(OwnedServerProvider):
 
     @property
     def container(self) -> Container | None:
-        """The container; None while there is none."""
+        """The container; None while it is not running."""
         return self._container
 
     @property
     def alive(self) -> bool:
-        """Whether the container runs; False before the start, and once it has ended by itself."""
+        """Whether the container is running."""
         container = self._container
         if container is None:
             return False
         try:
             return container.alive()
         except EngineUnavailableError:
-            return True  # nobody knows; the container may outlive its engine
+            return True  # unknown; the container may outlive its engine
 
     def output(self) -> str:
-        """Return the last of what the container printed, and how it ended; empty before the start."""
+        """Return the end of the container's output, and how it ended; "" before the start."""
         container = self._container
         if container is None:
             return ""
@@ -508,10 +508,10 @@ class LocalDockerProvider(OwnedServerProvider):
 def provider_for(
     image: str, given: AnyProvider | None, options: Mapping[str, Any], client_options: Iterable[str]
 ) -> tuple[AnyProvider, dict[str, Any]]:
-    """Return what starts the image, and the options that are the client's.
+    """Return a provider for an image, and the options of the client.
 
     Raises:
-        ConfigurationError: There is no such option, or the given provider starts no images.
+        ConfigurationError: An option is unknown, or the given provider does not start images.
     """
     known = set(client_options)
     of_client = {name: value for name, value in options.items() if name in known}

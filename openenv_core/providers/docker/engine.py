@@ -1,4 +1,4 @@
-"""The Docker engine: where it is, and its API."""
+"""Finds the Docker engine and calls its API."""
 
 import hashlib
 import http.client
@@ -20,11 +20,11 @@ DEFAULT_SOCKET: Final = "/var/run/docker.sock"
 
 
 def find_engine() -> EngineAddress:
-    """Return where the engine is: DOCKER_HOST, else the context in use, else the usual socket.
+    """Return the engine's address, from DOCKER_HOST, the current context or the usual socket.
 
     Raises:
-        ConfigurationError: It is named in a way that cannot be followed.
-        EngineUnavailableError: The context in use is not there.
+        ConfigurationError: The address is invalid or not supported.
+        EngineUnavailableError: The current context does not exist.
     """
     if host := os.environ.get("DOCKER_HOST"):
         verify = os.environ.get("DOCKER_TLS_VERIFY", "") != ""
@@ -39,7 +39,7 @@ def find_engine() -> EngineAddress:
 
 
 def is_local(address: EngineAddress) -> bool:
-    """Whether ports that the engine publishes on its loopback interface can be reached from here."""
+    """Whether the engine's loopback interface, on which it publishes ports, is this machine's."""
     parts = urlsplit(address.url)
     return parts.scheme == "unix" or parts.hostname in ("127.0.0.1", "localhost", "::1")
 
@@ -47,13 +47,13 @@ def is_local(address: EngineAddress) -> bool:
 def _check_address(address: EngineAddress, source: str) -> EngineAddress:
     try:
         parts = urlsplit(address.url)
-        # A path that is not absolute would be read as a host's name, and another be taken.
+        # In unix://relative/path, "relative" would be parsed as the host.
         if (parts.scheme == "unix" and parts.path.strip("/") and not parts.netloc) or (
             parts.scheme == "tcp" and parts.port != 0
         ):
             return address
     except ValueError:
-        pass  # a port that is none, say
+        pass  # for example an invalid port
     raise ConfigurationError(
         f"expected {source} to be unix:///path or tcp://host:port, got {address.url!r}; "
         "forward an engine that is reached over ssh: ssh -L /tmp/engine.sock:/var/run/docker.sock HOST, "
@@ -109,24 +109,24 @@ HOW_TO: Final = (
     "or let DOCKER_HOST name another"
 )
 CALL_TIMEOUT_S: Final = 60.0
-"""How long, in seconds, the engine may take to answer."""
+"""Timeout of a request, in seconds."""
 
 DONE: Final = (200, 201, 204, 304)
 
 
 @dataclass(frozen=True, slots=True)
 class DockerEngine:
-    """A Docker engine. Every call has a connection of its own, so threads and forks may share it."""
+    """A Docker engine. Each call opens its own connection, so threads and forks can share it."""
 
     address: EngineAddress
 
     @classmethod
     def find(cls) -> "DockerEngine":
-        """Return the engine that DOCKER_HOST, the context in use or the usual socket names.
+        """Return the engine named by DOCKER_HOST, the current context or the usual socket.
 
         Raises:
-            ConfigurationError: It is named in a way that cannot be followed.
-            EngineUnavailableError: The context in use is not there.
+            ConfigurationError: The address is invalid or not supported.
+            EngineUnavailableError: The current context does not exist.
         """
         return cls(find_engine())
 
@@ -139,9 +139,11 @@ class DockerEngine:
         body: Any = None,
         timeout_s: float = CALL_TIMEOUT_S,
     ) -> Any:
-        """Ask one thing and return the answer's JSON, None where there is none.
+        """Send a request and return the JSON of the response; None if it has no body.
 
-        EngineUnavailableError: the engine does not answer; EngineRefusedError: it says no.
+        Raises:
+            EngineUnavailableError: The engine does not respond.
+            EngineRefusedError: The engine rejected the request.
         """
         answer = self._request(method, path, query, body, timeout_s)
         try:
@@ -152,14 +154,14 @@ class DockerEngine:
             ) from error
 
     def ping(self, timeout_s: float = 5.0) -> None:
-        """Return if the engine answers. EngineUnavailableError: it does not."""
+        """Check that the engine responds. Raises `EngineUnavailableError` if not."""
         self._request("GET", "/_ping", None, None, timeout_s)
 
     def find_image(self, name: str) -> dict[str, Any] | None:
-        """Return what the engine knows of an image; None where it has none of that name.
+        """Return the engine's description of an image; None if it has no image of that name.
 
         Raises:
-            EngineUnavailableError: The engine does not answer.
+            EngineUnavailableError: The engine does not respond.
         """
         try:
             image: dict[str, Any] = self.call("GET", f"/images/{name}/json")
@@ -174,31 +176,31 @@ class DockerEngine:
         return self.find_image(name) is not None
 
     def inspect(self, container: str) -> dict[str, Any]:
-        """Return what the engine knows of a container."""
+        """Return the engine's description of a container."""
         details: dict[str, Any] = self.call("GET", f"/containers/{container}/json")
         return details
 
     def list_labelled(self, *labels: str) -> list[dict[str, Any]]:
-        """Return the containers, stopped ones too, that have all these labels ("key" or "key=value")."""
+        """Return the containers with all these labels ("key" or "key=value"), including stopped ones."""
         query = {"all": True, "filters": {"label": list(labels)}}
         containers: list[dict[str, Any]] = self.call("GET", "/containers/json", query=query)
         return containers
 
     def logs(self, container: str, tail: int) -> bytes:
-        """Return the last lines of what a container printed, both streams as they came."""
+        """Return the last lines of a container's output, both streams interleaved."""
         query = {"stdout": True, "stderr": True, "tail": tail}
         return _without_headers(
             self._request("GET", f"/containers/{container}/logs", query, None, CALL_TIMEOUT_S).body
         )
 
     def archive(self, container: str, path: str) -> bytes:
-        """Return a file or folder of a container as a tar archive. EngineRefusedError: There is none (status 404)."""
+        """Return a file or folder of a container as a tar archive. Raises `EngineRefusedError` (404) if missing."""
         return self._request(
             "GET", f"/containers/{container}/archive", {"path": path}, None, CALL_TIMEOUT_S
         ).body
 
     def put_archive(self, container: str, path: str, archive: bytes) -> None:
-        """Unpack a tar archive in a folder of a container. EngineRefusedError: there is no such folder (404)."""
+        """Unpack a tar archive in a container's folder. Raises `EngineRefusedError` (404) if it is missing."""
         query = {"path": path, "noOverwriteDirNonDir": "true"}
         self._request("PUT", f"/containers/{container}/archive", query, archive, CALL_TIMEOUT_S)
 
@@ -207,18 +209,18 @@ class DockerEngine:
     ) -> "EngineExecution":
         """Run a command in a container.
 
-        What it has started runs on after a time-out, and after too much output: whoever asked sees to that.
+        After a timeout or too much output the command keeps running; the caller must deal with it.
 
         Args:
-            container: Its id.
+            container: Id of the container.
             command: The program and its arguments.
-            timeout_s: Until when it has to end.
-            most: Bytes of output, both streams together, that are read.
-            settings: `User`, `WorkingDir`, `Env` and others, as the engine calls them.
+            timeout_s: Timeout in seconds.
+            most: Maximum bytes of output to read, of both streams together.
+            settings: The engine's settings of an exec: `User`, `WorkingDir`, `Env` etc.
 
         Raises:
-            EngineUnavailableError: The engine does not answer.
-            EngineRefusedError: The container does not run, say.
+            EngineUnavailableError: The engine does not respond.
+            EngineRefusedError: The engine rejected the request, for example because the container is not running.
         """
         request = {"AttachStdout": True, "AttachStderr": True, "Cmd": list(command), **settings}
         exec_id = self.call("POST", f"/containers/{container}/exec", body=request)["Id"]
@@ -240,7 +242,7 @@ class DockerEngine:
         return EngineExecution(output, int(self.call("GET", f"/exec/{exec_id}/json")["ExitCode"]), False)
 
     def ended_for_memory(self, container: str, since: float, until: float) -> bool:
-        """Whether the kernel killed a process of the container for its memory in that time."""
+        """Whether the OOM killer killed a process of the container between two Unix times."""
         query = {
             "since": f"{since:.3f}",
             "until": f"{until:.3f}",
@@ -262,7 +264,7 @@ class DockerEngine:
 
     @contextmanager
     def _translate_errors(self, request: str, timeout_s: float) -> Iterator[None]:
-        """Turn the failures of a call into errors with a clear message."""
+        """Convert exceptions of a request to `EngineUnavailableError` with a clear message."""
         try:
             yield
         except PermissionError as error:
@@ -286,9 +288,9 @@ class EngineExecution:
     """The result of a command in a container.
 
     Attributes:
-        output: Both streams as they came.
-        exit_code: None where it was still running in the end.
-        full: It has written more than was to be read; else, without an exit code, it took too long.
+        output: Output of both streams, interleaved.
+        exit_code: The exit code; None if the command is still running.
+        full: Whether the limit of output was reached; if False and there is no exit code, it timed out.
     """
 
     output: bytes
@@ -304,7 +306,7 @@ def _refusal(request: str, answer: _wire.EngineResponse) -> EngineRefusedError:
 
 
 def _without_headers(data: bytes) -> bytes:
-    """Return a log without the engine's header before each piece of it; one of a terminal has none."""
+    """Remove the engine's header before each piece of a log; a terminal's log has no headers."""
     if data[:1] > b"\2" or data[1:4] != b"\0\0\0":
         return data
     return b"".join(piece for _, piece in _wire.StreamSplitter().feed(data))

@@ -1,4 +1,4 @@
-"""How a container is to run: options for callers, and the engine's specification that they become."""
+"""Options of a container, and their conversion to the engine's API."""
 
 import difflib
 import re
@@ -20,20 +20,20 @@ from openenv_core.errors import ConfigurationError, describe_faults
 from openenv_core.providers.base import LOOPBACK, TOKENS, first_token
 
 RESERVED_LABELS: Final = "ropewalk."
-"""Labels that begin with this are ours."""
+"""Prefix of labels that only we may set."""
 
 TMPFS: Final = "rw,nosuid,nodev,noexec,size=256m,mode=1777"
-"""How a writable place is mounted whose options are not given."""
+"""Default mount options of writable folders."""
 
 MIN_MEMORY_BYTES: Final = 6 * 2**20
-"""No engine starts a container with less."""
+"""Docker's minimum."""
 
 MAX_BYTES: Final = 2**63 - 1
 MIN_CPUS: Final = 0.01
 MAX_CPUS: Final = 2**20
 MAX_PIDS: Final = 2**22
 MAX_DURATION_S: Final = 86_400.0
-"""What an engine, or a clock, can still count with."""
+"""Maximum that engines and clocks can handle."""
 
 _SIZE: Final = re.compile(r"(\d+(?:\.\d+)?)\s*([kmgt]?)(?:i?b)?", re.IGNORECASE)
 _FACTOR: Final = {"": 1, "k": 2**10, "m": 2**20, "g": 2**30, "t": 2**40}
@@ -42,10 +42,10 @@ Reach: TypeAlias = Literal["auto", "port", "exec"]
 
 
 def size_of(name: str, value: object) -> int:
-    """Return a size in bytes: a number, or text as "512m".
+    """Return a size in bytes, given as a number or as text like "512m".
 
     Raises:
-        ConfigurationError: It is neither, or more than an engine can count.
+        ConfigurationError: The value is neither, or too large.
     """
     match = _SIZE.fullmatch(value.strip()) if isinstance(value, str) else None
     size = float(match[1]) * _FACTOR[match[2].lower()] if match is not None else -1.0
@@ -85,46 +85,46 @@ Variable: TypeAlias = Annotated[str, Field(pattern=r"\A[^=\x00]+\z")]
 
 
 class ContainerOptions(BaseModel):
-    """The options of one container. Whatever the engine cannot honour raises; nothing is dropped silently.
+    """The options of a container. An option that the engine does not support raises; none is dropped silently.
 
-    By default a container has no capabilities, cannot gain privileges, cannot write to its root and cannot
-    have more than 256 processes. Each of these is switched off by its own name.
+    By default a container has no capabilities, cannot gain privileges, has a read-only root and at most 256 processes.
+    Each of these restrictions has its own option.
 
     Attributes:
-        port: Where the server listens inside.
-        host_port: Where it is published, on the loopback interface; None takes a port that is free.
-        env_vars: Environment variables. Whoever may ask the engine can read them.
-        memory: The most memory, as "512m" or in bytes; None sets no limit.
-        swap: How much swap beyond `memory`; None sets no limit, for engines that cannot limit it.
-        cpus: The most CPU time, in CPUs: 0.5 is half of one.
-        pids: The most processes and threads; None sets no limit.
-        network: "bridge"; "none" for no network at all, where the server is reached through the engine; or the
-            name of a network.
-        reach: How the server is reached: "port" publishes it, "exec" goes through the engine, "auto" takes
-            "exec" where a published port could not be reached.
-        tmpfs: Writable places, as paths, or as paths with mount options: {"/work": "size=1g,exec"}.
-        gpus: "all", how many, or device ids as "0,2".
-        labels: Labels of the container beside our own.
-        read_only: Whether the root is read-only.
-        cap_drop: Capabilities that are taken away.
-        cap_add: Capabilities that are given back.
-        no_new_privileges: Whether setuid programs and file capabilities are without effect.
-        user: Who runs the command; None for whom the image says.
-        init: Whether an init reaps processes and passes signals on.
-        entrypoint: What runs instead of the image's entry point.
-        command: What runs instead of the image's command.
-        start_timeout_s: Seconds until the server must be healthy.
-        stop_timeout_s: Seconds that the server gets to end in order.
+        port: The server's port in the container.
+        host_port: Port on the loopback interface under which it is published; None for a free one.
+        env_vars: Environment variables. Anyone with access to the engine can read them.
+        memory: Memory limit, as "512m" or in bytes; None for no limit.
+        swap: Swap in addition to `memory`; None for no limit, for engines that cannot limit it.
+        cpus: CPU limit: 0.5 is half a CPU.
+        pids: Maximum number of processes and threads; None for no limit.
+        network: "bridge", the name of a network, or "none" for no network, in which case the server is reached through
+            the engine.
+        reach: How the server is reached: "port" publishes its port, "exec" goes through the engine, "auto" uses
+            "exec" if a published port would not be reachable.
+        tmpfs: Writable folders, as paths, or with mount options: {"/work": "size=1g,exec"}.
+        gpus: "all", a number, or device ids such as "0,2".
+        labels: Additional labels of the container.
+        read_only: Whether the root file system is read-only.
+        cap_drop: Capabilities to drop.
+        cap_add: Capabilities to add back.
+        no_new_privileges: Whether setuid programs and file capabilities have no effect.
+        user: User of the command; None for the image's.
+        init: Whether an init process reaps zombies and forwards signals.
+        entrypoint: Overrides the image's entry point.
+        command: Overrides the image's command.
+        start_timeout_s: Seconds within which the server must become healthy.
+        stop_timeout_s: Seconds that the server has to shut down.
 
     Raises:
-        ConfigurationError: A value that no engine could honour.
+        ConfigurationError: A value is invalid.
     """
 
     model_config = ConfigDict(frozen=True, strict=True, extra="forbid", hide_input_in_errors=True)
 
     port: Port = 8000
     host_port: Port | None = None
-    # They may hold secrets.
+    # repr=False: they may contain secrets.
     env_vars: Annotated[Mapping[Variable, Text], AfterValidator(_frozen)] = Field(
         default_factory=_empty_mapping, repr=False
     )
@@ -151,7 +151,7 @@ class ContainerOptions(BaseModel):
     start_timeout_s: Annotated[float, Field(ge=0.001, le=MAX_DURATION_S)] = 60.0
     stop_timeout_s: Annotated[float, Field(ge=0.0, le=MAX_DURATION_S)] = 5.0
 
-    if not TYPE_CHECKING:  # to a type checker the fields are the parameters
+    if not TYPE_CHECKING:  # type checkers take the parameters from the fields
 
         def __init__(self, **fields: Any) -> None:
             try:
@@ -180,21 +180,21 @@ class ContainerOptions(BaseModel):
 
     @property
     def memory_bytes(self) -> int | None:
-        """The limit on memory in bytes."""
+        """The memory limit in bytes."""
         return None if self.memory is None else size_of("memory", self.memory)
 
     @property
     def token(self) -> str | None:
-        """The first bearer token of a server of ours, where its environment names any."""
-        # A file of tokens is the container's own, and cannot be read from here.
+        """The first bearer token in the server's environment variables, if any."""
+        # A token file is inside the container and cannot be read from here.
         return first_token({TOKENS: self.env_vars.get(TOKENS, "")})
 
 
 def options_with(options: ContainerOptions | None, fields: Mapping[str, Any]) -> ContainerOptions:
-    """Return the options with some fields changed.
+    """Return the options with some fields replaced.
 
     Raises:
-        ConfigurationError: There is no such field, or its value cannot be.
+        ConfigurationError: A field is unknown, or its value invalid.
     """
     known = ContainerOptions.model_fields
     for name in fields:
@@ -211,13 +211,13 @@ def options_with(options: ContainerOptions | None, fields: Mapping[str, Any]) ->
 
 
 LOG_BYTES: Final = "5m"
-"""A container's log is kept in two files of this size, so that no amount of printing fills the disk."""
+"""Size of each of a container's two log files, so that its output cannot fill the disk."""
 
 
 def spec(
     image: str, options: ContainerOptions, labels: Mapping[str, str], *, publish: bool
 ) -> dict[str, Any]:
-    """Return the body of the request that creates the container."""
+    """Return the body of the request that creates a container."""
     port = f"{options.port}/tcp"
     body: dict[str, Any] = {
         "Image": image,
@@ -248,7 +248,7 @@ def find_dropped(requested: Mapping[str, Any], actual: Mapping[str, Any]) -> lis
     for place in ("Labels", "User", "Entrypoint", "Cmd"):
         if place in requested:
             lines += _differences(place, requested[place], config.get(place))
-    # The values may be secret.
+    # Only names, because the values may be secrets.
     missing = [each.partition("=")[0] for each in requested["Env"] if each not in (config.get("Env") or ())]
     return lines + ([f"Env: asked {missing!r}, got none"] if missing else [])
 
@@ -293,7 +293,7 @@ def _gpus(gpus: str | int) -> dict[str, Any]:
 
 
 def _differences(place: str, requested: Any, actual: Any) -> list[str]:
-    """Return where `actual` lacks what was requested; it may have more."""
+    """Describe where `actual` lacks or differs from what was requested; it may have more."""
     if isinstance(requested, Mapping):
         if not isinstance(actual, Mapping):
             return [f"{place}: asked {dict(requested)!r}, got {actual!r}"] if requested else []

@@ -1,13 +1,13 @@
-"""Removes a program's containers when the program is gone, however it ended.
+"""Removes a program's containers when the program has ended, however it ended.
 
     python sweeper.py URL CERTIFICATES VERIFY OWNER RUN
 
-Its standard input is a pipe whose other end only the program holds. One byte on it says that the program is done
-and makes no more containers; "n", that it has none left that it knows of. The end of the pipe, or another parent,
-says that it died, perhaps with a request under way. Every container that is labelled with OWNER and RUN is removed,
-however often that takes to ask: the engine may be starting again. Where there should be none one look is enough.
+Its standard input is a pipe whose other end only the program holds. A byte on it says that the program is exiting and
+creates no more containers; the byte "n", that it also knows of none left. End of file, or a changed parent, means that
+the program died, possibly during a request. Then every container labelled with OWNER and RUN is removed, with retries,
+because the engine may be restarting; after "n" a single attempt is made.
 
-At its own start it removes what is left of owners that ended together with their companions.
+At its own start it removes the containers of owners that died together with their companions.
 """
 
 import os
@@ -31,25 +31,25 @@ else:
     import _wire
 
 LABEL = "ropewalk.owner"
-"""The label of every container that is ours: `<boot>-<process namespace>-<pid>-<start time>` of its owner."""
+"""Label of all our containers: `<boot>-<process namespace>-<pid>-<start time>` of the owner."""
 
 RUN = "ropewalk.run"
-"""Tells a program's containers from those of the program that was the same process before it."""
+"""Distinguishes a program's containers from those of an earlier program in the same process (before exec)."""
 
 UNKNOWN = "0"
 
 PARENT_CHECK_INTERVAL_S = 0.5
-"""A fork of the program may hold the pipe open after the program's death, so the parent is looked at too."""
+"""A fork of the program may hold the pipe open after the program's death, so the parent is polled too."""
 
 MIN_BACKOFF_S = 0.02
 MAX_BACKOFF_S = 0.25
-"""Pauses between two looks; they grow."""
+"""Range of the pauses between attempts, which grow."""
 
 QUIET_PERIOD_S = 5.0
-"""How long after a death there must have been none: the engine may still be at the dead program's last request."""
+"""How long no container must be found after a death: the engine may still process the program's last request."""
 
 SEARCH_TIMEOUT_S = 600.0
-"""When an engine that does not come back is given up. The next owner's companion finds what is left."""
+"""When to give up on an engine that does not come back. The next owner's companion removes the rest."""
 
 NOTHING_LEFT = b"n"
 
@@ -57,11 +57,11 @@ CALL_TIMEOUT_S = 30.0
 MAX_CONCURRENT_REMOVALS = 8
 
 STALE_CONTAINER_AGE_S = 600.0
-"""How old a stopped container must be to be removed when its owner's fate cannot be told."""
+"""Minimum age of a stopped container to be removed if it is unknown whether its owner is alive."""
 
 
 class OwnerProcess(NamedTuple):
-    """A process. Its number alone says little: another boot or namespace has the same numbers."""
+    """Identifies a process. The pid alone is not unique across boots and namespaces."""
 
     boot: str
     namespace: str
@@ -73,13 +73,13 @@ class OwnerProcess(NamedTuple):
 
 
 def owner(pid: int | None = None) -> OwnerProcess:
-    """Return a process of this machine as an owner, by default this one."""
+    """Return the identity of a process on this machine, by default this one."""
     pid = os.getpid() if pid is None else pid
     return OwnerProcess(_boot(), _namespace(), pid, _start(pid) or UNKNOWN)
 
 
 def parse(text: str) -> OwnerProcess | None:
-    """Return the owner that a label names, None for a label that is not ours."""
+    """Parse a label's value; return None if it is not ours."""
     parts = text.rsplit("-", 3)
     if len(parts) != 4 or not parts[2].isdigit():
         return None
@@ -87,7 +87,7 @@ def parse(text: str) -> OwnerProcess | None:
 
 
 def is_gone(other: OwnerProcess) -> bool | None:
-    """Whether the process has ended; None where that cannot be told from here."""
+    """Whether the process has ended; None if that cannot be determined from here."""
     if other.boot != _boot() or other.namespace != _namespace():
         return None
     try:
@@ -97,16 +97,16 @@ def is_gone(other: OwnerProcess) -> bool | None:
     except OverflowError:
         return None
     except PermissionError:
-        pass  # another user's: it is there
+        pass  # exists, but belongs to another user
     start = _start(other.pid)
     return start == "" if start is None or start == "" else UNKNOWN != other.start != start
 
 
 def _start(pid: int) -> str | None:
-    """Return when a process started; "" for one that has ended but was not waited for, None if unknown."""
+    """Return a process's start time; "" for a zombie, None if unknown."""
     with suppress(OSError, IndexError):
         with open(f"/proc/{pid}/stat", "rb") as file:
-            # The name, in parentheses, may hold anything.
+            # The program's name, in parentheses, may contain anything.
             fields = file.read().rpartition(b")")[2].split()
         return "" if fields[0] in (b"Z", b"X") else fields[19].decode()
     if os.path.exists("/proc/self/stat"):
@@ -136,7 +136,7 @@ def main(arguments: list[str]) -> int:
     address = _wire.EngineAddress(url, certificates or None, verify == "1")
     owner = parse(label)
     assert owner is not None
-    # Its work begins when others are told to stop.
+    # This process must outlive signals to the terminal's processes.
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, signal.SIG_IGN)
     threading.Thread(target=sweep, args=(address, owner), daemon=True).start()
@@ -151,10 +151,10 @@ def main(arguments: list[str]) -> int:
 
 
 def read_last_message(owner: int) -> bytes:
-    """Return what the owner says when it is done; nothing where it died."""
+    """Wait for the owner's last message; return b"" if it died."""
     while True:
         alive = os.getppid() == owner
-        # What was said is there after an owner's end too, which does not wait for a companion that still starts.
+        # Read a message even after the owner's end, which does not wait for a companion that is still starting.
         if select.select([0], [], [], PARENT_CHECK_INTERVAL_S if alive else 0)[0]:
             return os.read(0, 1)
         if not alive:
@@ -164,7 +164,7 @@ def read_last_message(owner: int) -> bytes:
 def clean(
     address: _wire.EngineAddress, labels: Sequence[str], quiet_s: float, search_timeout_s: float
 ) -> int:
-    """Remove an owner's containers until none has been there for a while."""
+    """Remove an owner's containers until none was found for `quiet_s`; return 0 then, or 1 at the timeout."""
     begin = last = time.monotonic()
     pause = MIN_BACKOFF_S
     while True:
@@ -185,7 +185,7 @@ def clean(
 
 
 def sweep(address: _wire.EngineAddress, own: OwnerProcess) -> None:
-    """Remove the containers of owners that are gone. An engine that is away has nothing to be swept."""
+    """Remove the containers of dead owners. Does nothing if the engine is unavailable."""
     with suppress(*_wire.CONNECTION_ERRORS):
         remove(
             address,
@@ -194,15 +194,15 @@ def sweep(address: _wire.EngineAddress, own: OwnerProcess) -> None:
 
 
 def is_orphaned(container: dict[str, Any], own: OwnerProcess, address: _wire.EngineAddress) -> bool:
-    """Whether nobody will remove this container but us."""
+    """Whether a container's owner is gone, so that this process must remove it."""
     owner = parse(str(container["Labels"][LABEL]))
     if owner is None or owner == own:
         return False
     gone = is_gone(owner)
     if gone is not None:
         return gone
-    # It began before this machine did, or in another namespace or on another machine. After a new start of the
-    # engine's machine its containers do not run.
+    # The owner is from an earlier boot, another namespace or another machine. After a reboot of the engine's machine
+    # its containers are stopped.
     stopped = container.get("State") not in ("running", "paused", "restarting")
     return (
         stopped
@@ -213,7 +213,7 @@ def is_orphaned(container: dict[str, Any], own: OwnerProcess, address: _wire.Eng
 
 
 def list_labelled(address: _wire.EngineAddress, *labels: str) -> list[dict[str, Any]]:
-    """Return the containers that have these labels, stopped ones too."""
+    """Return the containers with these labels, including stopped ones."""
     query = {"all": True, "filters": {"label": list(labels)}}
     answer = _wire.call(address, "GET", "/containers/json", query=query, timeout_s=CALL_TIMEOUT_S)
     if answer.status != 200:
@@ -223,7 +223,7 @@ def list_labelled(address: _wire.EngineAddress, *labels: str) -> list[dict[str, 
 
 
 def remove(address: _wire.EngineAddress, containers: Iterable[str]) -> None:
-    """Remove containers, several at a time. Whoever asked looks again."""
+    """Remove containers, several at a time. Errors are ignored, because callers check again."""
 
     def remove_one(container: str) -> None:
         with suppress(*_wire.CONNECTION_ERRORS):
