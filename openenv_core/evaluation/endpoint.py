@@ -78,7 +78,7 @@ class EndpointClient:
             )
         except (ImportError, OSError, ValueError, httpx.InvalidURL) as error:
             raise ConfigurationError(
-                f"expected to be able to ask {self.url}, got {type(error).__name__}: {self._plain(str(error))}; "
+                f"expected a client for {self.url}, got {type(error).__name__}: {self._plain(str(error))}; "
                 "see the variables HTTP_PROXY, HTTPS_PROXY, ALL_PROXY, NO_PROXY and SSL_CERT_FILE"
             ) from error
 
@@ -119,7 +119,7 @@ class EndpointClient:
             self._log_waiting()
             await asyncio.sleep(wait_s)
             pause_s = min(2 * pause_s, MAX_BACKOFF_S)
-        raise AssertionError("it is asked again without end")
+        raise AssertionError("unreachable: the loop has no end")
 
     async def close(self) -> None:
         """Close the connections."""
@@ -142,7 +142,7 @@ class EndpointClient:
         now = time.monotonic()
         if self._last_warning_s is None or now - self._last_warning_s >= WARNING_INTERVAL_S:
             self._last_warning_s = now
-            _log.warning("%s is asked again, since there was %s", self.url, self.trouble)
+            _log.warning("retrying %s, which gave %s", self.url, self.trouble)
 
     def _require_tls(self, error: BaseException) -> None:
         """Raise a ConfigurationError for a TLS fault that a retry cannot mend."""
@@ -155,7 +155,7 @@ class EndpointClient:
         if fault is not None and fault.reason in NO_TLS:
             raise ConfigurationError(
                 f"expected TLS at {self.url}, got {self.trouble}; "
-                f"where it has none {self.url_name} begins with http:"
+                f"if it has none, {self.url_name} must begin with http:"
             ) from error
 
     def _refusal(self, status: int, text: str) -> ConfigurationError:

@@ -107,7 +107,7 @@ async def count_tasks(settings: EvaluationSettings, url: str, token: str | None)
         raise
     except (httpx.HTTPError, ValueError, TypeError, KeyError) as error:
         raise ConfigurationError(
-            f"expected a server that tells how many tasks --split {split} has, got {error!r}; leave --split out to "
+            f"expected a server that counts the tasks of --split {split}, got {error!r}; leave --split out to "
             "play seeds"
         ) from error
 

@@ -114,7 +114,7 @@ def _make_wheel(source: str, folder: Path) -> Path:
         output = (process.stderr or process.stdout).strip()[-2000:]
         raise ConfigurationError(
             f"pip could not make a wheel of Ropewalk from {source}, which the image installs:\n{output}\n"
-            "install Ropewalk again from a source that is there; pip itself comes by `python -m ensurepip`"
+            "reinstall Ropewalk from a source that exists; `python -m ensurepip` installs pip itself"
         )
     return wheels[0]
 

@@ -95,7 +95,7 @@ def plan(
     dockerfile = Dockerfile.read(folder / path)
     notes: list[str] = []
     if not (folder / MANIFEST).is_file():
-        notes.append(f"{folder} has no {MANIFEST}: what reads it of an environment will not know this one")
+        notes.append(f"{folder} has no {MANIFEST}: commands that read it will not recognise this environment")
     name = name_of(folder)
     arguments = dict(build_args or {})
     if base_image is not None:
@@ -216,7 +216,7 @@ def _dockerfile_of(folder: Path, file: str | None) -> str:
         )
     raise ConfigurationError(
         f"expected a Dockerfile at {' or '.join(PLACES)} of {folder}, got none; `ropewalk init` writes one that "
-        "can be copied"
+        "you can copy"
     )
 
 
@@ -254,6 +254,6 @@ def refuse_same_tags(plans: Sequence[tuple[str, BuildPlan | None]]) -> None:
         for tag in planned.request.tags if planned is not None else ():
             if owners.setdefault(tag, target) != target:
                 raise ConfigurationError(
-                    f"expected environments with names of their own, got {owners[tag]} and {target}, which both "
+                    f"expected environments with different names, got {owners[tag]} and {target}, which both "
                     f"become {tag}; build them one by one with --tag"
                 )

@@ -152,7 +152,7 @@ def run_docker(*arguments: str, timeout_s: float | None = None) -> tuple[int, li
     command = shutil.which("docker")
     if command is None:
         raise ConfigurationError(
-            "there is no command `docker` on the path; install docker-cli (docker.com/get-docker), it builds images"
+            "there is no command `docker` on the path, which builds images; install docker-cli (docker.com/get-docker)"
         )
     address = find_engine()
     environ = {**os.environ, "DOCKER_HOST": address.url, "BUILDKIT_PROGRESS": "plain"}
@@ -182,7 +182,7 @@ def run_docker(*arguments: str, timeout_s: float | None = None) -> tuple[int, li
             last.append(line.rstrip())
         status = process.wait()
         if timeout_s is not None and not expired.is_alive() and status != 0:
-            last.append(f"an error: it took longer than {timeout_s:g} s")
+            last.append(f"an error: docker took longer than {timeout_s:g} s")
         return status, list(last)
     finally:
         expired.cancel()

@@ -80,7 +80,7 @@ def stage(folder: Path, into: Path, *, base_image: str | None = None) -> StagedS
         )
     (into / path).unlink(missing_ok=True)
     text = (
-        f"{text.rstrip()}\n\n# Callers name the Space in Host; whoever looks at it finds the page to play on.\n"
+        f"{text.rstrip()}\n\n# Clients send the Space's name in Host; its visitors see the page to play on.\n"
         f"ENV ROPEWALK_ALLOWED_HOSTS={HOSTS} ENABLE_WEB_INTERFACE=true\n"
     )
     (into / "Dockerfile").write_text(text, encoding="utf-8")
@@ -130,7 +130,7 @@ def _with_base(text: str, variant: base.Variant, into: Path) -> str:
     """Return the base's Dockerfile followed by an environment's, and put the base's files into the folder."""
     parts = into / PARTS
     if parts.exists():
-        raise ConfigurationError(f"expected a folder without {PARTS}, which a Space's base is made from")
+        raise ConfigurationError(f"expected a folder without {PARTS}, from which a Space builds its base")
     with base.context() as request:
         shutil.copytree(request.context, parts)
         requirement = request.build_args["ROPEWALK"]
@@ -145,7 +145,7 @@ def _with_base(text: str, variant: base.Variant, into: Path) -> str:
     if not any((parts / "ropewalk").iterdir()):
         (parts / "ropewalk" / "from-the-index").write_text(f"{requirement}\n", encoding="utf-8")
     with (into / ".dockerignore").open("a", encoding="utf-8") as ignore:
-        ignore.write(f"\n# What the base is made from.\n!{PARTS}\n!{PARTS}/**\n")
+        ignore.write(f"\n# The files of the base.\n!{PARTS}\n!{PARTS}/**\n")
     used = re.sub(rf"\$(\{{{BASE_ARG}(:-[^}}]*)?\}}|{BASE_ARG}\b)", variant.value, text)
     used = re.sub(rf"(?im)^\s*ARG\s+{BASE_ARG}(=\S*)?[ \t]*\n", "", used)
     # Comments before the first instruction may be directives, which apply to the whole file.

@@ -12,8 +12,8 @@ from openenv_core.play.reporters import Terminal, sanitize
 COMMANDS: Final[Mapping[str, str]] = {
     ":reset [SEED|JSON]": "begin another episode, with this seed, or with these options of reset",
     ":state": "show the environment's state",
-    ":schema": "show what an action is made of",
-    ":tools": "list the tools, where the environment has some",
+    ":schema": "show the fields of an action",
+    ":tools": "list the environment's tools, if any",
     ":help": "show this",
     ":quit": "leave (Ctrl-D does too)",
 }

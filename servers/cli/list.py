@@ -27,8 +27,8 @@ def configure(parser: argparse.ArgumentParser) -> None:
         "where",
         nargs="?",
         metavar="FOLDER|URL",
-        help="look into this folder only, or ask this server; by default whatever can be served from here: "
-        "environments of the working directory, and installed ones",
+        help="list the environments of this folder or server only; by default all that can be served from here: "
+        "those of the working directory, and installed ones",
     )
     parser.add_argument("--json", action="store_true", help="print a JSON list")
     parser.add_argument("--token", help="bearer token of the server; prefer ROPEWALK_TOKEN")
@@ -139,7 +139,7 @@ def _short(where: str) -> str:
 
 COMMAND = Command(
     name="list",
-    help="list the environments that there are, or those of a server",
+    help="list the available environments, or those of a server",
     configure=configure,
     run=run,
     examples=(

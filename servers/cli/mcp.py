@@ -33,16 +33,21 @@ def configure(parser: argparse.ArgumentParser) -> None:
         "--option",
         action="append",
         metavar="NAME=VALUE",
-        help="reset with this option too; JSON, or else text; several times for several",
+        help="reset with this option, parsed as JSON or else text; may be given several times",
     )
     add(
         "--step-timeout",
         type=partial(seconds_or_none, "--step-timeout"),
         default=argparse.SUPPRESS,
         metavar="SECONDS",
-        help="for a call; 0 for no bound (300, or ROPEWALK_STEP_TIMEOUT)",
+        help="limit of a call; 0 for none (300, or ROPEWALK_STEP_TIMEOUT)",
     )
-    add("--log-level", default="warning", choices=LEVELS, help="of what goes to standard error (%(default)s)")
+    add(
+        "--log-level",
+        default="warning",
+        choices=LEVELS,
+        help="level of messages on standard error (%(default)s)",
+    )
 
 
 def run(arguments: argparse.Namespace) -> int:

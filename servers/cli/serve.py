@@ -34,16 +34,16 @@ _RELOAD_DRAIN_S: Final = 1.0
 """Drain of sessions before a reload, unless --drain is given: short, since the author waits for it."""
 
 
-_STEP_TIMEOUT_HELP: Final = "for a reset, step, state or constructor; 0 for no bound (300)"
+_STEP_TIMEOUT_HELP: Final = "limit of a reset, step, state or constructor; 0 for none (300)"
 _LIMITS: Final = (
-    ("--max-sessions", "max_sessions", count, "N", "sessions at once, over all workers"),
-    ("--max-sessions-per-token", "max_sessions_per_token", count, "N", "of one token"),
-    ("--max-waiting", "max_waiting", count, "N", "newcomers that wait for a session (4096)"),
-    ("--max-wait", "max_wait_s", seconds, "SECONDS", "that one waits; 0: refused at once (3600)"),
+    ("--max-sessions", "max_sessions", count, "N", "concurrent sessions over all workers"),
+    ("--max-sessions-per-token", "max_sessions_per_token", count, "N", "concurrent sessions per token"),
+    ("--max-waiting", "max_waiting", count, "N", "clients that may wait for a session (4096)"),
+    ("--max-wait", "max_wait_s", seconds, "SECONDS", "longest wait of a client; 0: refuse at once (3600)"),
     ("--step-timeout", "step_timeout_s", seconds_or_none, "SECONDS", _STEP_TIMEOUT_HELP),
     ("--idle-timeout", "idle_timeout_s", seconds, "SECONDS", "until a session without a socket ends (900)"),
-    ("--max-body", "max_body_bytes", count, "BYTES", "of an HTTP request (16777216)"),
-    ("--drain", "drain_s", seconds, "SECONDS", "that sessions get when told to stop (8)"),
+    ("--max-body", "max_body_bytes", count, "BYTES", "size of an HTTP request (16777216)"),
+    ("--drain", "drain_s", seconds, "SECONDS", "for sessions to end when the server stops (8)"),
 )
 """Each option with its setting, its parser, its metavar and its help."""
 
@@ -68,7 +68,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "argument",
         nargs="?",
-        help="what the environment is of: a folder of Harbor tasks, an id of Gymnasium's; it sets the first of the "
+        help="the environment's argument, such as a folder of Harbor tasks or a Gymnasium id; sets the first of the "
         "variables that its openenv.yaml lists",
     )
     _add_options(parser)
@@ -197,30 +197,28 @@ def _add_options(parser: argparse.ArgumentParser) -> None:
     add("--host", default="127.0.0.1", help="address to listen on (%(default)s)")
     add("--port", type=int, default=8000, help="port to listen on; 0 for any (%(default)s)")
     add("--fd", type=int, help="listen on this inherited socket instead")
-    add(
-        "--workers", type=partial(count, "--workers"), default=1, help="processes to serve from (%(default)s)"
-    )
+    add("--workers", type=partial(count, "--workers"), default=1, help="number of processes (%(default)s)")
     add(
         "--reload",
         action="store_true",
-        help="start anew whenever the environment's source changes; for its author, with one worker",
+        help="restart when the environment's source changes; for development, with one worker",
     )
     add(
         "--reload-dir",
         action="append",
         metavar="PATH",
-        help="watch this folder too, with --reload; several times for several",
+        help="watch this folder too, with --reload; may be given several times",
     )
 
-    access = parser.add_argument_group("who may come in")
+    access = parser.add_argument_group("access")
     access.add_argument(
         "--token",
         action="append",
         metavar="TOKEN",
-        help="bearer token that callers must have; several times for several. Other users of this machine can "
+        help="bearer token that clients must send; may be given several times. Other users of this machine can "
         "read it in the list of processes: prefer --token-file or ROPEWALK_TOKENS",
     )
-    access.add_argument("--token-file", metavar="PATH", help="file of tokens, one a line, # for comments")
+    access.add_argument("--token-file", metavar="PATH", help="file of tokens, one per line, # for comments")
     access.add_argument(
         "--insecure", action="store_true", help="listen beyond loopback without a token (ROPEWALK_INSECURE=1)"
     )
@@ -228,13 +226,13 @@ def _add_options(parser: argparse.ArgumentParser) -> None:
         "--allowed-host",
         action="append",
         metavar="NAME",
-        help="name that callers may use in Host, beside addresses and localhost; *.NAME, or * for any",
+        help="name that clients may use in Host, besides addresses and localhost; *.NAME, or * for any",
     )
     access.add_argument(
         "--allowed-origin",
         action="append",
         metavar="ORIGIN",
-        help="origin of pages that may use this server, as in https://example.org; * for any",
+        help="origin of pages that may use this server, such as https://example.org; * for any",
     )
 
     limits = parser.add_argument_group("limits")
@@ -252,9 +250,9 @@ def _add_options(parser: argparse.ArgumentParser) -> None:
         action="store_const",
         const=True,
         default=_NOT_GIVEN,
-        help="a page to play on, at /web (OPENENV_WEB=1)",
+        help="serve a page to play on, at /web (OPENENV_WEB=1)",
     )
-    add("--log-level", default="info", choices=LEVELS, help="(%(default)s)")
+    add("--log-level", default="info", choices=LEVELS, help="level of log messages (%(default)s)")
 
 
 def _is_given(arguments: argparse.Namespace, name: str) -> bool:

@@ -30,11 +30,11 @@ Row = dict[str, str]
 
 def configure(parser: argparse.ArgumentParser) -> None:
     """Add the arguments of `top`."""
-    text = f"servers ({DEFAULT_URL}), any worker of which answers for all, and training runs, by where they listen"
+    text = f"URLs of servers, any worker of which answers for all, and of training runs ({DEFAULT_URL})"
     parser.add_argument("urls", nargs="*", default=[DEFAULT_URL], metavar="URL", help=text)
-    text = "between two looks (%(default)g)"
+    text = "interval of updates (%(default)g)"
     parser.add_argument("--interval", type=float, default=DEFAULT_INTERVAL_S, metavar="SECONDS", help=text)
-    text = "look twice, print what went on between, and end; status 1 where somebody does not answer"
+    text = "print one interval and exit, with status 1 if a server or run does not answer"
     parser.add_argument("--once", action="store_true", help=text)
     parser.add_argument("--token", help="bearer token of the servers; prefer ROPEWALK_TOKEN")
 
@@ -60,7 +60,7 @@ def run(arguments: argparse.Namespace) -> int:
             with installed_with("author", "rich for a table", "rich"):
                 from rich.console import Group
                 from rich.live import Live
-            live = stack.enter_context(Live("looking ...", screen=True, auto_refresh=False))
+            live = stack.enter_context(Live("waiting ...", screen=True, auto_refresh=False))
         scrapes = list(pool.map(scrape, clients, urls))
         while True:
             time.sleep(arguments.interval)

@@ -109,7 +109,7 @@ class SlotTable:
             if (now := time.monotonic()) - began > LOCK_TIMEOUT_S or now < self._patient_from:
                 if now >= self._patient_from:
                     logger.warning(
-                        "the lock of the slots is held by a process that does not run; going on without it"
+                        "the lock of the slots is held by a process that is not running; continuing without it"
                     )
                     self._patient_from = now + LOCK_BACKOFF_S
                 return False

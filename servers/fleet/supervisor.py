@@ -140,7 +140,7 @@ class Supervisor:
             except OSError as error:  # no process or file descriptor is available at the moment
                 if worker.process is None:  # not even the first start succeeded
                     raise
-                logger.error("worker %d was not started: %s; it is tried again", worker.plan.index, error)
+                logger.error("worker %d could not be started: %s; retrying", worker.plan.index, error)
             else:
                 healthy = worker.output == READY
                 table.clear(worker.plan.index)
@@ -156,7 +156,7 @@ class Supervisor:
                 if failed_starts == MAX_FAILED_STARTS:
                     self._status = 1
                     logger.error(
-                        "worker %d ended with status %s before it was healthy, %d times; its output above tells why",
+                        "worker %d ended with status %s before it was healthy, %d times; its output above says why",
                         worker.plan.index,
                         status,
                         failed_starts,
@@ -164,9 +164,7 @@ class Supervisor:
                     return
                 if healthy and loop.time() - started > STEADY_UPTIME_S:
                     pause_s = MIN_BACKOFF_S
-                logger.warning(
-                    "worker %d ended with status %s; another is started", worker.plan.index, status
-                )
+                logger.warning("worker %d ended with status %s; it is restarted", worker.plan.index, status)
             with suppress(TimeoutError):
                 await asyncio.wait_for(self._stopping.wait(), pause_s)
             pause_s = min(2 * pause_s, MAX_BACKOFF_S)

@@ -99,12 +99,12 @@ class _AnswerRounds:
         self._answered: list[dict[str, Any]] = saved.get("answered", [])
         self._partly: dict[str, Any] = saved.get("partly", {})
         self._responses = responses if isinstance(responses, Mapping) else {}
-        self._send_question = 0
+        self._next_round = 0
         self.open: dict[str, Request] = {}
 
     def answers(self, questions: Mapping[str, Request]) -> dict[str, Any] | None:
         """Return the answers to a tool's questions; None if the client must be asked first."""
-        number, self._send_question = self._send_question, self._send_question + 1
+        number, self._next_round = self._next_round, self._next_round + 1
         if number < len(self._answered):
             answered = self._answered[number]
         else:

@@ -243,7 +243,7 @@ class McpEngine:
             # ever. On 404 a client would assume that its session has ended.
             text = (
                 "expected the Last-Event-ID of an event that is still kept, got "
-                f"{short(request.last_event)!r}; what came after it is not told again"
+                f"{short(request.last_event)!r}; the events after it are lost"
             )
             raise McpRequestRefusedError.invalid(text)
         with _hold_session(connection.session):

@@ -88,8 +88,8 @@ def _translate(ctx: Ctx, error: BaseException) -> MCPError:
 def _no_handle() -> MCPError:
     """Return the error for a request of the stateless wire that names no session."""
     text = (
-        f"expected a session for this request, got none, and nobody else's is taken for it; {HANDLES}; a client that "
-        "begins with initialize has one of its own"
+        f"expected a session for this request, got none, and no other client's session is used; {HANDLES}; a client "
+        "that begins with initialize has its own session"
     )
     return MCPError(types.INVALID_PARAMS, text)
 

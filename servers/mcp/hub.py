@@ -66,7 +66,7 @@ class Outbox:
     def _on_wake(self) -> None:
         self._woken = False  # first, so that a message put from now on wakes the event loop again
         if self._waiting and (self._task is None or self._task.done()):
-            self._task = asyncio.create_task(self._send(), name="what an MCP client is told")
+            self._task = asyncio.create_task(self._send(), name="messages to an MCP client")
 
     async def _send(self) -> None:
         while self._waiting:
@@ -74,7 +74,7 @@ class Outbox:
             try:
                 await message()
             except Exception as error:
-                logger.warning("an MCP client could not be told something: %s", error)
+                logger.warning("a message to an MCP client could not be sent: %s", error)
 
 
 class Peer:

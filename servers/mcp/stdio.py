@@ -83,7 +83,7 @@ class _Lines:
                 elif line.strip():
                     self._put(line.decode("utf-8", "replace"))
         except OSError as error:
-            logger.error("what the host sends cannot be read any more: %s", error)
+            logger.error("cannot read from the host: %s", error)
         self._put(None)
 
     def _put(self, line: str | None) -> None:
@@ -102,7 +102,7 @@ class _Pipe:
     async def write(self, text: str) -> None:
         succeeded, value = await self._pool.submit(partial(self._write, text.encode())).waiter
         if not succeeded:
-            logger.info("the host does not listen any more: %s", value)
+            logger.info("cannot write to the host: %s", value)
             raise anyio.ClosedResourceError
 
     async def flush(self) -> None:

@@ -81,7 +81,7 @@ class SandboxApp(Starlette):
     def __init__(self, settings: ServerSettings, limits: SandboxLimits, *, domain: str | None = None) -> None:
         if not settings.tokens:
             raise ConfigurationError(
-                "expected a token, got none: whoever reaches a service of sandboxes runs what they like; give "
+                "expected a token, got none: clients of a sandbox service can run any code; give "
                 f"--token-file or ROPEWALK_TOKENS (make one with: {MAKE_TOKEN})"
             )
         self.table = SandboxTable(limits)
@@ -199,7 +199,7 @@ class SandboxApp(Starlette):
                 )
         if body.auto_pause_memory is False:
             raise ApiError(
-                400, "expected pauses that keep the memory, got mode='filesystem', which there is not here"
+                400, "expected pauses that keep the memory, got mode='filesystem', which this service lacks"
             )
         record = await self.table.create(
             owner,
@@ -252,7 +252,7 @@ class SandboxApp(Starlette):
         return Response(status_code=204)
 
     async def _connect(self, request: Request) -> Response:
-        record, body = await self._change(request, "a way to go on")
+        record, body = await self._change(request, "a resume")
         timeout_s = DEFAULT_TIMEOUT_S if body.timeout is None else body.timeout
         self.table.set_timeout(record, timeout_s, only_longer=True)
         await self.table.freeze(record, frozen=False)

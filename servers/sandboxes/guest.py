@@ -93,7 +93,7 @@ class Subscription:
         self._bytes += size + _FRAME_BYTES
         if self._bytes > MAX_BUFFERED and "end" not in header:
             self.close()
-            header, blob = {"end": -1, "lost": True, "status": "what it printed was not read in time"}, b""
+            header, blob = {"end": -1, "lost": True, "status": "its output was not read in time"}, b""
         self._held.put_nowait((header, blob, size))
 
     async def take(self, timeout_s: float | None = None) -> tuple[dict[str, Any], bytes] | None:
@@ -158,7 +158,7 @@ class Guest:
         if self.gone.done():
             return
         if self._writer.transport.get_write_buffer_size() > MAX_UNREAD:
-            self._on_closed("its agent does not read what it is told")
+            self._on_closed("its agent does not read its requests")
             return
         self._writer.write(pack({"id": 0, "op": op, **fields}))
 
@@ -221,12 +221,12 @@ class Guest:
                     raise ValueError(f"a frame of {head} and {size} bytes")
                 header = json.loads(await self._reader.readexactly(head))
                 if type(header) is not dict:
-                    raise ValueError("a header that is no object")
+                    raise ValueError("a header that is not an object")
                 self._on_frame(header, await self._reader.readexactly(size) if size else b"", head + size)
         except (EOFError, OSError):
             pass
         except Exception as error:  # a forged frame may raise anything
-            reason = f"its agent sent what is no frame ({type(error).__name__}: {error})"
+            reason = f"its agent sent an invalid frame ({type(error).__name__}: {error})"
         self._on_closed(reason)
 
     def _on_frame(self, header: dict[str, Any], blob: bytes, size: int) -> None:

@@ -85,7 +85,7 @@ class ProcessMachine:
         if self._session.related:
             raise GuestError(
                 "failed_precondition",
-                "expected a sandbox of which no fork or snapshot lives, got one that has some; end them first",
+                "expected a sandbox without forks or snapshots, got one with some; end them first",
             )
         self._session.freeze(frozen=frozen)
 
@@ -199,7 +199,7 @@ class ContainerMachine:
         """Raise a GuestError: containers cannot be forked."""
         raise GuestError(
             "unimplemented",
-            "expected a process sandbox, got a container: an engine copies files, and no memory",
+            "expected a process sandbox, got a container: an engine copies files, but no memory",
         )
 
     async def close(self) -> None:

@@ -158,7 +158,7 @@ class SandboxTable:
             if not limits.images:
                 raise
             self._why = str(error)
-            logger.warning("sandboxes are made of images alone: %s", error)
+            logger.warning("only images can be used as templates: %s", error)
         else:
             self._sandbox = sandbox
 
@@ -224,7 +224,7 @@ class SandboxTable:
         ):
             if cap is not None and count >= cap:
                 raise ApiError(
-                    429, f"expected at most {cap} sandboxes{whose}, got one more; kill one, or come back"
+                    429, f"expected at most {cap} sandboxes{whose}, got one more; kill one, or retry later"
                 )
         return Record(
             token_hex(10), owner, template, token_urlsafe(24), self._deadline_after(timeout_s), **fields
@@ -292,7 +292,9 @@ class SandboxTable:
         if endings:
             await asyncio.wait(endings, timeout=deadline_s)
         if self._records:
-            logger.error("sandboxes left to whatever guards them: %s", ", ".join(sorted(self._records)))
+            logger.error(
+                "sandboxes still running, left to their guards: %s", ", ".join(sorted(self._records))
+            )
         for task in list(self._tasks):
             task.cancel()
         if self._tasks:
@@ -329,7 +331,7 @@ class SandboxTable:
             return partial(self._warm.take, limits.image(record.template), options)
         if self._sandbox is None:
             raise ApiError(
-                501, f"expected a machine that can have process sandboxes, got one that cannot: {self._why}"
+                501, f"expected a machine that supports process sandboxes, got one that does not: {self._why}"
             )
         of_session = Limits(
             memory_bytes=limits.memory_bytes,
@@ -371,7 +373,7 @@ class SandboxTable:
                 await record.machine.close()
                 break
             except OpenEnvError as error:
-                logger.warning("sandbox %s could not be removed, and will be: %s", record.id, error)
+                logger.warning("sandbox %s could not be removed; retrying: %s", record.id, error)
                 await asyncio.sleep(RETRY_INTERVAL_S)
         self._records.pop(record.id, None)
 

@@ -86,7 +86,7 @@ async def test_what_is_no_frame_ends_the_sandbox(frame: bytes) -> None:
         with pytest.raises(GuestError, match="was not found") as told:
             await asyncio.wait_for(asked, PATIENCE_S)
         assert told.value.code == "unavailable"
-        assert "no frame" in await guest.gone
+        assert "invalid frame" in await guest.gone
         came = await output.take(PATIENCE_S)
         assert came is not None
         assert came[0]["lost"]
