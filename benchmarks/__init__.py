@@ -1,1 +1,1 @@
-"""Measurements that are run by hand; each is one command."""
+"""Benchmarks, each a command that is run by hand."""

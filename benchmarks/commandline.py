@@ -14,12 +14,12 @@ from benchmarks.wire.bars import Bar
 from benchmarks.wire.measurements import Measurements
 
 INTERRUPTED = 130
-"""As a shell has it of a program that Ctrl-C ended."""
+"""Exit status after Ctrl-C, as shells report it."""
 FAILED = 2
 
 
 def create_parser(name: str, description: str, examples: str) -> argparse.ArgumentParser:
-    """Return the parser of `python -m benchmarks.NAME`, with the options that all of them have."""
+    """Return the parser of `python -m benchmarks.NAME`, with the options common to all benchmarks."""
     argument_parser = argparse.ArgumentParser(
         prog=f"python -m benchmarks.{name}",
         description=description,
@@ -27,10 +27,10 @@ def create_parser(name: str, description: str, examples: str) -> argparse.Argume
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     argument_parser.add_argument(
-        "--quick", action="store_true", help="tiny numbers: shows that it runs, no more"
+        "--quick", action="store_true", help="tiny numbers, which only show that it runs"
     )
     argument_parser.add_argument(
-        "--json", type=Path, metavar="FILE", help="write every round's figures there"
+        "--json", type=Path, metavar="FILE", help="write the measurements of every round to this file"
     )
     return argument_parser
 
@@ -40,7 +40,7 @@ def run_measurement(
     *failures: type[Exception],
     interrupted: str = "every process that was started is stopped",
 ) -> tuple[Measurements, int]:
-    """Run a benchmark, and keep its measurements where it fails or is interrupted.
+    """Run a benchmark and keep its measurements even if it fails or is interrupted.
 
     Args:
         measure: Adds to the measurements.
@@ -48,7 +48,7 @@ def run_measurement(
         interrupted: Noted after Ctrl-C.
 
     Returns:
-        The measurements, with a note where they are incomplete, and the exit status.
+        The measurements, with a note if they are incomplete, and the exit status.
     """
     measurements = Measurements()
     signal.signal(signal.SIGTERM, interrupt)
@@ -66,7 +66,7 @@ def run_measurement(
 
 
 def heading(about: str) -> str:
-    """Return the line above the tables: when, with which Python, and what about."""
+    """Return the line above the tables: the time, the Python version, and `about`."""
     return f"{datetime.now(UTC):%Y-%m-%d %H:%M} UTC, Python {platform.python_version()}, {about}\n"
 
 
@@ -95,7 +95,7 @@ def interrupt(_signal: int, _frame: FrameType | None) -> None:
 
 
 def progress(text: str) -> None:
-    """Show what is being measured: on a terminal in one line, elsewhere in a line each."""
+    """Report what is being measured: a terminal's line is overwritten, elsewhere each report is a new line."""
     if sys.stderr.isatty():
         print(f"\r\x1b[K{text}", end="", file=sys.stderr, flush=True)
     elif text:
@@ -103,7 +103,7 @@ def progress(text: str) -> None:
 
 
 def write(path: Path | None, measurements: Measurements, all_bars: Iterable[Bar] = ()) -> None:
-    """Write the measurements of every round into a file, where one is given."""
+    """Write the measurements of every round to `path`, if given."""
     if path is not None:
         document = {
             **measurements.as_json(),

@@ -1,4 +1,4 @@
-"""The command `python -m benchmarks.forks`: what it costs to fork a session."""
+"""The command `python -m benchmarks.forks`: the cost of forking a session."""
 
 import asyncio
 import sys
@@ -22,8 +22,8 @@ FORK: Final = f"{CHILDREN} children, ms"
 CPU: Final = "server's CPU, ms"
 
 _DESCRIPTION = f"""\
-The time from a request for {CHILDREN} forks of a session that has made {STEPS} steps to its answer; beside the time
-that it takes to bring as many sessions there by playing the steps again. In alternating rounds, over one connection."""
+The time to fork a session {CHILDREN} times after {STEPS} steps, compared with opening as many sessions and
+playing the steps again. In alternating rounds, over one connection."""
 _EXAMPLES = """\
 examples:
   python -m benchmarks.forks             about a minute

@@ -1,4 +1,4 @@
-"""`python -m benchmarks.loss`: the memory of the last layer and its gradient, which grows with the chunk alone."""
+"""`python -m benchmarks.loss`: peak memory of the last layer and its gradient, which must depend on the chunk only."""
 
 import multiprocessing
 import sys
@@ -14,20 +14,20 @@ from rl_bridge.algorithms.logprobs import token_logprobs
 VOCABULARY, WIDTH, CHUNK = 151_936, 64, 1024
 TOKENS = (1024, 4096, 16_384)
 MOST = 1.15
-"""What a pass may have at once, over what the arithmetic says."""
+"""Bound on the peak memory of a pass, as a multiple of the value computed by `arithmetic`."""
 
 
 def arithmetic(*, vocabulary: int, chunk: int, width: int = WIDTH, dtype: torch.dtype = torch.float32) -> int:
-    """Bytes: two float32 tensors as large as a chunk's logits, and the gradient of the output layer.
+    """Return the expected bytes: two float32 tensors the size of a chunk's logits, and the output layer's gradient.
 
-    That is float32 while it is summed, and where the layer is narrower there is another in its type.
+    The gradient is summed in float32; if the layer has a narrower dtype, a copy in that dtype exists as well.
     """
     narrow = 0 if dtype == torch.float32 else dtype.itemsize
     return 2 * chunk * vocabulary * 4 + vocabulary * width * (4 + narrow)
 
 
 def peak(tokens: int, *, vocabulary: int, chunk: int) -> int:
-    """Bytes that a pass forward and backward has at most, beyond what it begins with; in a process of its own."""
+    """Return the peak bytes that a forward and backward pass adds, measured in a separate process."""
     context = multiprocessing.get_context("spawn")
     ours, theirs = context.Pipe()
     process = context.Process(target=_measure, args=(tokens, vocabulary, chunk, theirs))
@@ -43,7 +43,7 @@ def _measure(
 ) -> None:
     torch.set_num_threads(1)
     run_pass = one_pass(tokens, vocabulary=vocabulary, chunk=chunk)
-    Path("/proc/self/clear_refs").write_text("5")  # the peak is from here on
+    Path("/proc/self/clear_refs").write_text("5")  # resets the peak
     before = _status("VmRSS")
     run_pass()
     end.send(_status("VmHWM") - before)
@@ -52,7 +52,7 @@ def _measure(
 def peak_on_gpu(
     tokens: int, *, vocabulary: int, chunk: int, width: int, dtype: torch.dtype
 ) -> tuple[int, float]:
-    """The same of this process's GPU, and the seconds that the pass takes."""
+    """Return the peak bytes that a pass adds on this process's GPU, and its duration in seconds."""
     run_pass = one_pass(tokens, vocabulary=vocabulary, chunk=chunk, width=width, dtype=dtype, device="cuda")
     torch.cuda.synchronize()
     torch.cuda.reset_peak_memory_stats()
@@ -71,7 +71,7 @@ def one_pass(
     dtype: torch.dtype = torch.float32,
     device: str = "cpu",
 ) -> Callable[[], None]:
-    """What makes a pass, after a small one that has loaded all that it needs."""
+    """Return a function that runs a pass. A small pass has run before, so that everything is loaded."""
     options: dict[str, Any] = {"dtype": dtype, "device": device}
     hidden = torch.randn(tokens, width, **options).requires_grad_()
     weight = torch.randn(vocabulary, width, **options).requires_grad_()
@@ -93,7 +93,7 @@ def _status(name: str) -> int:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Print a table; returns 1 where a pass has more than it may."""
+    """Print a table; returns 1 if a pass exceeds the bound."""
     quick = "--quick" in (sys.argv[1:] if argv is None else argv)
     vocabulary, chunk = VOCABULARY, CHUNK // 4 if quick else CHUNK
     expected, met = arithmetic(vocabulary=vocabulary, chunk=chunk), True

@@ -1,4 +1,4 @@
-"""Benchmarks of hours, in parts: each part's results are saved at once, so that an interrupted run can be resumed."""
+"""Benchmarks that take hours, in parts: each part's results are saved at once, so a run can be resumed."""
 
 import argparse
 import contextlib
@@ -19,7 +19,7 @@ from rl_bridge.loops.folder_lock import LOCK_FILE, folder_of_ones_own
 
 PLAN: Final = "plan.json"
 FILES: Final = "files"
-"""In the plan's file, beside the plan: the digests of the files that say what is measured. Older ones have none."""
+"""Key in the plan's file of the digests of the measured configuration files. Older plans lack it."""
 
 
 class Parts:
@@ -29,7 +29,7 @@ class Parts:
         folder: Holds the result files.
         seconds: The estimated duration of each part by its name, in order.
         measurements: Each part's results are added to it.
-        progress: Called with a line about the part that is measured.
+        progress: Called with a line about the part being measured.
     """
 
     def __init__(
@@ -45,12 +45,12 @@ class Parts:
         self._progress = progress
 
     def measure(self, name: str, measure: Callable[[Path, Measurements], None]) -> bool:
-        """Measure a part, unless its result file exists. A failed part is noted, and the others go on.
+        """Measure a part, unless its result file exists. A failed part is noted; the next parts still run.
 
         Args:
-            name: The part's.
-            measure: Called with the part's folder, which does not exist yet, and the measurements to add to. What it
-                prints goes to a log beside the folder.
+            name: Name of the part.
+            measure: Called with the part's folder, which does not exist yet, and the measurements to add to. Its
+                output goes to a log next to the folder.
 
         Returns:
             Whether the part has results.
@@ -84,7 +84,7 @@ class Parts:
             f"{name}: part {index + 1} of {len(names)}, {datetime.now(UTC):%H:%M:%S} UTC, "
             f"about {_format_duration(remaining_s)} left for all; {log}"
         )
-        shutil.rmtree(self.folder / name, ignore_errors=True)  # of an attempt that was interrupted
+        shutil.rmtree(self.folder / name, ignore_errors=True)  # left by an interrupted attempt
         measurements = Measurements()
         with log.open("w", encoding="utf-8", buffering=1) as file, contextlib.redirect_stdout(file):
             measure(self.folder / name, measurements)
@@ -105,13 +105,13 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     where.add_argument(
         "--folder",
         type=Path,
-        help="a new folder for what each part finds and leaves; by default runs/NAME-<date>-<time>, with --quick none",
+        help="a new folder for the results of each part; by default runs/NAME-<date>-<time>, with --quick none",
     )
     where.add_argument(
         "--resume",
         type=Path,
         metavar="FOLDER",
-        help="go on where that folder ends, with the plan that it has",
+        help="continue the benchmark in that folder, with its plan",
     )
 
 
@@ -125,20 +125,20 @@ def open_folder(
     options: Sequence[str],
     files: Iterable[str],
 ) -> Iterator[tuple[Path, Mapping[str, Any]]]:
-    """Open the folder of a benchmark's parts, for this process alone.
+    """Open and lock the folder of a benchmark's parts.
 
-    A folder that cannot be opened ends the command with a usage error.
+    If the folder cannot be opened, the command exits with a usage error.
 
     Args:
-        parser: The command's.
+        parser: The command's parser.
         arguments: The parsed command line.
         plan: The plan as JSON values.
-        name: The benchmark's.
-        options: The command's options that change the plan; they cannot be combined with --resume.
-        files: Configuration files that are measured. A folder is resumed only while they are unchanged.
+        name: Name of the benchmark.
+        options: Options of the command that change the plan; they cannot be combined with --resume.
+        files: Measured configuration files. A folder can be resumed only if they are unchanged.
 
     Yields:
-        The folder, and the plan: of a resumed folder, the plan that it was started with.
+        The folder, and the plan. A resumed folder keeps the plan that it was started with.
     """
     with contextlib.ExitStack() as stack:
         if arguments.resume is not None:
@@ -167,7 +167,7 @@ def _new_folder(parser: argparse.ArgumentParser, arguments: argparse.Namespace, 
         return
     folder = arguments.folder or Path("runs") / f"{name}-{datetime.now(UTC):%Y%m%d-%H%M%S}"
     if folder.exists() and any(folder.iterdir()):
-        parser.error(f"expected a new folder, {str(folder)!r} has something in it; --resume goes on in it")
+        parser.error(f"{str(folder)!r} is not empty; name a new folder, or continue that one with --resume")
     folder.mkdir(parents=True, exist_ok=True)
     print(f"{folder}: {resume_hint(name, folder)}", file=sys.stderr)
     yield folder
@@ -180,20 +180,20 @@ def _read(
     try:
         plan = {**json.loads((folder / PLAN).read_text(encoding="utf-8"))}
     except (OSError, ValueError, TypeError) as error:
-        parser.error(f"expected a folder that python -m benchmarks.{name} has begun, got another: {error}")
+        parser.error(f"{str(folder)!r} is no folder of python -m benchmarks.{name}: {error}")
     return plan, plan.pop(FILES, None)
 
 
 @contextlib.contextmanager
 def _lock_folder(parser: argparse.ArgumentParser, folder: Path) -> Iterator[None]:
-    """Lock the folder: another process would take a part in progress for an interrupted one, and remove it."""
+    """Lock the folder: another process would mistake a part in progress for an interrupted one and remove it."""
     with contextlib.ExitStack() as stack:
         try:
             stack.enter_context(folder_of_ones_own(folder))
         except RunInUseError:
             parser.error(
-                f"expected the folder {str(folder)!r} to be free, another process measures in it, which "
-                f"{str(folder / LOCK_FILE)!r} names; wait for its end, or end it, and resume then"
+                f"another process, named in {str(folder / LOCK_FILE)!r}, is measuring in {str(folder)!r}; "
+                "wait until it ends, or end it, then resume"
             )
         except OSError as error:
             parser.error(f"expected a folder that can be written to, got {str(folder)!r}: {error}")
@@ -205,15 +205,15 @@ def _require_unchanged(
 ) -> None:
     if digests is None:
         print(
-            f"{folder / PLAN} has no digests of the files that say what is measured: they could not be compared with "
-            "those that it was begun with",
+            f"{folder / PLAN} has no digests of the configuration files: whether they have changed since it was "
+            "written could not be checked",
             file=sys.stderr,
         )
         return
     if changed := [path for path, digest in digests.items() if _digest(parser, path) != digest]:
         parser.error(
-            f"expected {', '.join(changed)} as when {str(folder)!r} was begun, got something else: parts of both would "
-            "be told as one; put back what was there, or begin a new folder"
+            f"{', '.join(changed)} changed after {str(folder)!r} was created, so its parts would not be comparable; "
+            "restore the files, or start in a new folder"
         )
 
 
@@ -221,12 +221,12 @@ def _digest(parser: argparse.ArgumentParser, path: str) -> str:
     try:
         return hashlib.sha256(Path(path).read_bytes()).hexdigest()
     except OSError as error:
-        parser.error(f"expected {path!r}, which says what is measured, below the working directory: {error}")
+        parser.error(f"cannot read the configuration {path!r} in the working directory: {error}")
 
 
 def resume_hint(name: str, folder: Path) -> str:
     """Return the line that says how to resume a folder."""
-    return f"parts are kept as they end; go on by: python -m benchmarks.{name} --resume {folder}"
+    return f"finished parts are kept; resume with: python -m benchmarks.{name} --resume {folder}"
 
 
 def _format_duration(seconds: float) -> str:

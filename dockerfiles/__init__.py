@@ -1,1 +1,1 @@
-"""The images that ours build on, as data: what `ropewalk build` reads."""
+"""Dockerfiles as package data, for `ropewalk build`."""

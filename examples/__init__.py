@@ -1,1 +1,1 @@
-"""Examples, each read from top to bottom."""
+"""Examples, each to be read from top to bottom."""

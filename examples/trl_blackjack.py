@@ -1,4 +1,4 @@
-"""TRL's GRPOTrainer teaches a tiny random model BlackJack, on a CPU: `python -m examples.trl_blackjack [STEPS]`."""
+"""TRL's GRPOTrainer trains a tiny random model on BlackJack, on a CPU: `python -m examples.trl_blackjack [STEPS]`."""
 
 import sys
 from pathlib import Path
@@ -17,7 +17,7 @@ OPTIONS = {"max_completion_length": 128, "max_tool_calling_iterations": 4, "lear
 HERE = {"use_cpu": True, "bf16": False, "report_to": [], "save_strategy": "no", "logging_steps": 1}
 
 with TemporaryDirectory() as folder, TRLEnvironments("blackjack", unfinished_reward=-1) as environments:
-    # It reads the words of a hand, and says one of two calls, or nothing.
+    # The model reads the words of a hand and answers with one of two calls, or nothing.
     path = str(make_tiny_policy(Path(folder, "policy"), [*HANDS, *ANSWERS], seed=0, max_length=1024))
     model, tokenizer = AutoModelForCausalLM.from_pretrained(path), AutoTokenizer.from_pretrained(path)
     known = {tokenizer.eos_token_id, *tokenizer.convert_tokens_to_ids(ANSWERS)}

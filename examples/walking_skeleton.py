@@ -1,7 +1,7 @@
-"""The whole way once, in the fewest steps: run it with `python -m examples.walking_skeleton`.
+"""The smallest complete training loop: `python -m examples.walking_skeleton`.
 
-An environment behind a WebSocket, one token from vLLM, one step of the optimizer, the new weights back into
-vLLM, and one more episode under them. Everything larger is this, more often and with more care.
+An environment behind a WebSocket, one token from vLLM, one optimizer step, the new weights back into vLLM, and another
+episode with them.
 """
 
 import asyncio
@@ -28,7 +28,7 @@ CONFIG = Config(rollout=RolloutConfig(max_length=32, max_num_seqs=8, kv_cache_mb
 
 
 async def main() -> None:
-    """Walk the way once."""
+    """Play an episode, train one step, synchronise the weights, play another episode."""
     with tempfile.TemporaryDirectory() as folder:
         policy = make_tiny_policy(Path(folder) / "policy", chat.render_prompts(), seed=0)
         tokenizer = ChatTokenizer(policy)
@@ -40,7 +40,7 @@ async def main() -> None:
             )
 
             async def episode(seed: int) -> Trajectory:
-                """Deal a hand, ask for one token, play what it says (stand where it is no action)."""
+                """Deal a hand, generate one token, and play it as the action (stand if it is none)."""
                 table = (await env.reset(seed=seed)).observation
                 prompt = tokenizer.prompt(
                     chat.prompt(table.player_total, table.usable_ace, table.dealer_card)

@@ -1,4 +1,4 @@
-"""`python -m rl_bridge.bench throughput`: what `ropewalk bench` does, without the command being installed."""
+"""`python -m rl_bridge.bench throughput`: `ropewalk bench` without the installed command."""
 
 import sys
 

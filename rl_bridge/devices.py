@@ -1,4 +1,4 @@
-"""Where a process computes."""
+"""The device that a process computes on."""
 
 import os
 
@@ -7,31 +7,30 @@ import torch
 from rl_bridge.errors import ModelError
 
 GPU_VARIABLE = "ROPEWALK_GPU"
-"""Which GPU of its host a process has been given, in those on other hosts (services/hosts.py); the shell that starts
-them (services/processes.py) makes CUDA_VISIBLE_DEVICES of it."""
+"""The index of the GPU assigned to a process on another host (services/hosts.py). The shell that starts the process
+(services/processes.py) sets CUDA_VISIBLE_DEVICES from it."""
 
 GPUS_VARIABLE = "ROPEWALK_GPUS"
-"""What that was before, as the worker was told it."""
+"""CUDA_VISIBLE_DEVICES as the worker had it before that."""
 
 ALLOCATOR_VARIABLE = "ROPEWALK_ALLOC_CONF"
-"""What PyTorch's allocator of GPU memory is told where nobody has told it anything, in the words of PYTORCH_ALLOC_CONF;
-the same shell makes that of it."""
+"""Default of PYTORCH_ALLOC_CONF, the settings of PyTorch's GPU allocator; the same shell sets that if it is unset."""
 
 
 def allocator_environment(*, on_gpu: bool) -> dict[str, str]:
-    """Variables of a process that trains, whose passes differ in size from step to step.
+    """Return the allocator's environment variables for a training process, whose passes differ in size.
 
-    Segments that grow leave no gaps between them. vLLM's processes do without: connectors that pin the key-value cache
-    refuse such segments, its sleep turns them off, and memory that is shared between processes is opened more slowly.
+    Expandable segments avoid fragmentation. vLLM's processes do not use them: connectors that pin the key-value cache
+    refuse such segments, vLLM's sleep turns them off, and memory shared between processes is opened more slowly.
     """
     return {ALLOCATOR_VARIABLE: "expandable_segments:True"} if on_gpu else {}
 
 
 def own_device() -> torch.device:
-    """Where this process computes: its first GPU, or the CPU where it has been given none.
+    """Return the device of this process: its first GPU, or the CPU if none was assigned.
 
     Raises:
-        ModelError: It has been given a GPU that is not there. On the CPU it would be waited for in vain.
+        ModelError: The assigned GPU does not exist. Falling back to the CPU would keep the run waiting in vain.
     """
     if torch.cuda.is_available():
         return torch.device("cuda")

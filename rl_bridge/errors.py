@@ -1,14 +1,14 @@
-"""Every error that the bridge raises, as one tree."""
+"""The tree of errors that the bridge raises."""
 
 from openenv_core.errors import former_names
 
 
 class BridgeError(Exception):
-    """The root: catch this to catch everything that the bridge raises on purpose."""
+    """The base class of every error that the bridge raises on purpose."""
 
 
 class ConfigError(BridgeError):
-    """The configuration is wrong. The message names the key, what was expected and what came."""
+    """The configuration is wrong. The message names the key, the expected value and the value it got."""
 
 
 class MissingDependencyError(BridgeError):
@@ -24,7 +24,7 @@ class MissingDependencyError(BridgeError):
         super().__init__(f"expected the package {package!r} to be installed, it is not; {remedy}")
 
     def __reduce__(self) -> tuple[type["MissingDependencyError"], tuple[str, str]]:
-        return type(self), (self.package, self.remedy)  # it travels between processes
+        return type(self), (self.package, self.remedy)  # pickled between processes
 
 
 class ModelError(BridgeError):
@@ -36,11 +36,11 @@ class GeneratorError(BridgeError):
 
 
 class EngineFailedError(GeneratorError):
-    """The inference engine has ended by itself; the message says why."""
+    """The inference engine ended unexpectedly; the message says why."""
 
 
 class PromptRefusedError(GeneratorError):
-    """The inference engine does not take one of the prompts it was given; it has begun with none of them."""
+    """The inference engine refused one of the prompts of a call and started none of them."""
 
     def __init__(self, prompt: int, reason: str) -> None:
         self.prompt = prompt
@@ -48,11 +48,11 @@ class PromptRefusedError(GeneratorError):
         super().__init__(f"the engine refused a prompt: {reason}")
 
     def __reduce__(self) -> tuple[type["PromptRefusedError"], tuple[int, str]]:
-        return type(self), (self.prompt, self.reason)  # it travels between processes
+        return type(self), (self.prompt, self.reason)  # pickled between processes
 
 
 class StateUnavailableError(BridgeError):
-    """The state that a fan-out refers to is unavailable. The replica is not at fault and unchanged."""
+    """The state that a fan-out refers to is unavailable. The replica is unchanged and not at fault."""
 
 
 class WeightsError(StateUnavailableError):
@@ -60,7 +60,7 @@ class WeightsError(StateUnavailableError):
 
 
 class SnapshotOverwrittenError(WeightsError):
-    """The snapshot's segment has been reused for a newer version while it was being read."""
+    """The snapshot's segment was reused for a newer version while being read."""
 
 
 class RolloutError(BridgeError):
@@ -68,11 +68,11 @@ class RolloutError(BridgeError):
 
 
 class EpisodeLostError(RolloutError):
-    """An environment reported a failure that is not the policy's. The episode is played again, or dropped."""
+    """An environment failed through no fault of the policy's. The episode is retried, or dropped."""
 
 
 class SessionUnavailableError(EpisodeLostError):
-    """No environment server had a session within the deadline. The episode has not begun."""
+    """No environment server had a free session within the deadline. The episode has not begun."""
 
 
 class EpisodeUnscoredError(RolloutError):
@@ -84,7 +84,7 @@ class TrainingError(BridgeError):
 
 
 class NonFiniteLossError(TrainingError):
-    """The loss or the gradient norm is NaN or infinite. The weights were not changed by that step."""
+    """The loss or the gradient norm is NaN or infinite. The step left the weights unchanged."""
 
 
 class RoleError(BridgeError):
@@ -96,39 +96,39 @@ class ReplicaLostError(RoleError):
 
 
 class RankLostError(ReplicaLostError):
-    """A rank of the trainer is gone, or did not come to a collective in time; the others cannot go on without it."""
+    """A rank of the trainer is gone, or missed a collective's deadline; the others cannot go on without it."""
 
 
 class NoReplicaError(RoleError):
-    """No replica of a service was there to serve within the deadline."""
+    """No replica of a service was available within the deadline."""
 
 
 class RemoteError(RoleError):
-    """An actor raised something that is no `BridgeError`; the message has its type and its traceback."""
+    """An actor raised an exception other than a `BridgeError`; the message has its type and traceback."""
 
 
 class TrainerWentBackError(TrainingError):
-    """The trainer is at another version than it is asked for: it has been started again from a checkpoint."""
+    """The trainer is at another version than the call expects: it was restarted from a checkpoint."""
 
 
 class CheckpointError(TrainingError):
-    """A checkpoint could not be written. Those before it are as they were."""
+    """A checkpoint could not be written. Earlier ones are unchanged."""
 
 
 class RewardError(BridgeError):
-    """A reward function raised, or returned something else than a number or None."""
+    """A reward function raised, or returned neither a number nor None."""
 
 
 class RunInUseError(BridgeError):
-    """Another process writes to the run's folder. The message says which, and what to do."""
+    """Another process is writing to the run's folder. The message says which, and what to do."""
 
 
 class NoRecordsError(BridgeError):
-    """Of a run no rollouts are there to be read."""
+    """A run has no recorded rollouts."""
 
 
 class StatusError(BridgeError):
-    """A run cannot be asked how it stands, or does not answer as a run does."""
+    """A run's status cannot be read, or the response is not that of a run."""
 
 
 __getattr__ = former_names(

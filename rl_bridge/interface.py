@@ -1,4 +1,4 @@
-"""By which network interface this host reaches another one, and whether an address is its own. Linux."""
+"""The network interface by which this host reaches another one, and whether an address is local. Linux only."""
 
 import contextlib
 import fcntl
@@ -13,18 +13,21 @@ _GET_ADDRESS = 0x8915
 _ANY_PORT = 9
 _NAME_BYTES, _REQUEST_BYTES, _ADDRESS_AT = 15, 256, 20
 _IPV6_ADDRESSES = Path("/proc/net/if_inet6")
-"""A line each: the address in hexadecimal first, the interface last."""
+"""One address per line: in hexadecimal first, the interface's name last."""
 
 
 NAMED_BY = ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME")
-"""Where torch.distributed looks for the interface to use."""
+"""Environment variables by which torch.distributed is told the interface."""
 
 
 def name_interface(environment: MutableMapping[str, str], host: str) -> None:
-    """Have ranks that get this environment meet where a host is reached, unless it says where already.
+    """Set the interface of torch.distributed in `environment` to the one that reaches `host`, unless it is set.
 
-    Left alone they look up the host's own name, which often resolves to loopback, where nobody else comes. The host is
-    another one, by name or address, or this one by what others reach it by.
+    By default ranks resolve their own host name, which often gives loopback, unreachable for the others.
+
+    Args:
+        environment: The ranks' environment variables; changed in place.
+        host: Name or address of another host, or the address by which others reach this one.
     """
     if (name := interface_towards(host)) is not None:
         for variable in NAMED_BY:
@@ -32,10 +35,7 @@ def name_interface(environment: MutableMapping[str, str], host: str) -> None:
 
 
 def interface_towards(host: str) -> str | None:
-    """The name of the interface whose address a packet to a host would carry; None where none is known.
-
-    Nothing is sent.
-    """
+    """Return the name of the interface that packets to `host` leave by, or None if unknown. Sends nothing."""
     with contextlib.suppress(OSError):
         family, kind, _, _, remote = socket.getaddrinfo(host, _ANY_PORT, type=socket.SOCK_DGRAM)[0]
         with socket.socket(family, kind) as asking:
@@ -46,7 +46,7 @@ def interface_towards(host: str) -> str | None:
 
 
 def is_own(host: str) -> bool:
-    """Whether an address, or the first that a name has, is one of this host."""
+    """Whether an address, or the first address of a name, belongs to this host."""
     try:
         family, kind, _, _, address = socket.getaddrinfo(host, 0, type=socket.SOCK_STREAM)[0]
         with socket.socket(family, kind) as bound:
@@ -71,6 +71,6 @@ def _address(asking: socket.socket, name: str) -> str | None:
     request = struct.pack(f"{_REQUEST_BYTES}s", name.encode()[:_NAME_BYTES])
     try:
         answer = fcntl.ioctl(asking.fileno(), _GET_ADDRESS, request)
-    except OSError:  # it has none
+    except OSError:  # the interface has no IPv4 address
         return None
     return socket.inet_ntoa(answer[_ADDRESS_AT : _ADDRESS_AT + 4])

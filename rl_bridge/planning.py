@@ -1,4 +1,4 @@
-"""What a run will need and cost, worked out before anything is rented. Plain arithmetic: nothing heavy is loaded."""
+"""Estimates of a run's memory, broadcast time and cost, before anything is rented. Imports nothing heavy."""
 
 import json
 import math
@@ -30,17 +30,14 @@ OTHERWISE: Final = "or say how large the model is by --parameters"
 
 @dataclass(kw_only=True, slots=True, frozen=True)
 class ModelSize:
-    """How large a model is; a tied output layer is counted once.
-
-    Of some models only the number of parameters is known.
-    """
+    """The size of a model; a tied output layer is counted once. The architecture may be unknown."""
 
     parameters: int
     architecture: Architecture | None = None
 
     @property
     def critic_parameters(self) -> int:
-        """Of a critic with this body: one number a token in place of logits. All of them where only those are known."""
+        """Parameters of a critic with this body and a scalar head; `parameters` if the architecture is unknown."""
         architecture = self.architecture
         if architecture is None:
             return self.parameters
@@ -49,7 +46,7 @@ class ModelSize:
         )
 
     def adapter_parameters(self, lora: LoraConfig) -> int:
-        """Of a model's adapters, rank x (inputs + outputs) each; 0 where only the number of parameters is known."""
+        """Parameters of the LoRA adapters, rank x (inputs + outputs) each; 0 if the architecture is unknown."""
         architecture = self.architecture
         if architecture is None:
             return 0
@@ -63,9 +60,10 @@ class ModelSize:
 
     @classmethod
     def of_folder(cls, folder: Path) -> Self:
-        """Read it off a checkpoint's config.json, or else the headers of its weights.
+        """Read the size from a checkpoint's config.json, or else from the headers of its weights.
 
-        ModelError where neither says it.
+        Raises:
+            ModelError: Neither gives it.
         """
         try:
             config = read_hf_config(folder)
@@ -73,7 +71,7 @@ class ModelSize:
             raise ModelError(f"{error}; {OTHERWISE}") from error
         try:
             architecture = architecture_of(config, where=str(folder))
-        except ModelError as error:  # a reward model may be of another kind
+        except ModelError as error:  # a reward model may have an unsupported architecture
             files = sorted(folder.glob("*.safetensors"))
             if not files:
                 raise ModelError(f"{error}, or the weights themselves; {OTHERWISE}") from error
@@ -82,7 +80,7 @@ class ModelSize:
 
 
 def parse_count(text: str) -> int:
-    """A number of parameters as people write it: 8030261248, 8e9, 8B, 1.7b, 350M. ValueError where it is none."""
+    """Parse a number of parameters such as 8030261248, 8e9, 8B, 1.7b or 350M; ValueError if it is not one."""
     factor = {"k": 1e3, "m": 1e6, "b": 1e9, "t": 1e12}.get(text[-1:].lower())
     number = float(text if factor is None else text[:-1]) * (factor or 1.0)
     if not (math.isfinite(number) and number >= 1):
@@ -91,7 +89,7 @@ def parse_count(text: str) -> int:
 
 
 def _count_stored(folder: Path, files: list[Path]) -> int:
-    """Numbers in the files of weights, none of which may be missing."""
+    """Count the parameters in the safetensors files of a checkpoint; ModelError if a file is missing."""
     reading = folder / INDEX
     try:
         names = (
@@ -102,7 +100,7 @@ def _count_stored(folder: Path, files: list[Path]) -> int:
         missing = sorted({*names} - {file.name for file in files})
         count = 0
         for reading in () if missing else files:
-            with reading.open("rb") as opened:  # a length of 8 bytes, then JSON
+            with reading.open("rb") as opened:  # the header's length in 8 bytes, then the header in JSON
                 header = json.loads(opened.read(int.from_bytes(opened.read(8), "little")))
             count += sum(
                 math.prod(tensor["shape"]) for name, tensor in header.items() if name != "__metadata__"
@@ -120,33 +118,33 @@ def _count_stored(folder: Path, files: list[Path]) -> int:
 
 
 TRAINER_BYTES: Final = 16
-"""A parameter that is trained: master weight and gradient of 4 bytes each, Adam's two moments of 4 each."""
+"""Bytes per trained parameter: master weight, gradient and Adam's two moments, 4 bytes each."""
 WHY_NOT_14: Final = (
     "16 bytes a parameter (weights, gradients, two moments, float32 each; in bf16 beside float32 masters "
     "2 + 2 + 4 + 8); the guide's 14 leaves the 2 of the gradients out"
 )
 FROZEN_BYTES: Final = 4
-"""A parameter of a model that only answers: reference and reward model keep float32. So are weights beside adapters."""
+"""Bytes per frozen parameter: reference model, reward model and the weights beside adapters are float32."""
 KEPT_VERSIONS: Final = 2
-"""Versions of the weights that their publisher keeps in memory; where readers are slow, up to four."""
+"""Versions of the weights that the publisher keeps in memory; up to four if readers are slow."""
 ON_THEIR_WAY: Final = f"{KEPT_VERSIONS} versions of the weights on their way"
 ASLEEP: Final = "weights, in the trainer's turn, with what page-locking rounds up"
-"""vLLM backs each piece of them up by PyTorch's page-locked memory, whose pieces are powers of two: twice as much at
-most, which stays there in its own turn too."""
+"""vLLM backs up a sleeping generator's weights in PyTorch's page-locked memory, whose blocks are powers of two: at most
+twice the weights, which stay allocated while it is awake."""
 WIDTHS: Final[Mapping[str, int]] = MappingProxyType({"float32": 4, "bfloat16": 2})
 
 
 @dataclass(kw_only=True, slots=True, frozen=True)
 class RoleMemory:
-    """What one replica of a role keeps, in bytes by what they are for.
+    """The memory of one replica of a role, in bytes by purpose.
 
     Attributes:
-        processes: Over which a replica is spread, evenly.
-        parts: Of the whole replica.
-        per_process: That every process has of its own.
-        at_best: That it can do without, and would use if they were there.
-        host: In the memory of a replica's hosts, where it computes on GPUs; else beside the others.
-        gpu_share: How much of a GPU's memory it may have.
+        processes: Processes that a replica is spread over evenly.
+        parts: Memory of the whole replica, shared by its processes.
+        per_process: Memory that each process needs in addition.
+        at_best: Memory that it would use if available, and can do without.
+        host: Memory of the replica's hosts; without GPUs it comes on top of the others.
+        gpu_share: The share of a GPU's memory that it may use.
     """
 
     role: str
@@ -159,21 +157,21 @@ class RoleMemory:
     gpu_share: float = 1.0
 
     def fits(self, gpu_bytes: float) -> bool:
-        """Whether a process finds room on a GPU of so many bytes."""
+        """Whether a process fits on a GPU with so many bytes of memory."""
         return self.room(gpu_bytes) >= 0
 
     def room(self, gpu_bytes: float) -> float:
-        """What its share of such a GPU has beyond what each process needs."""
+        """Bytes that its share of such a GPU has left beside a process; negative if the process does not fit."""
         return gpu_bytes * self.gpu_share - self.process_bytes
 
     @property
     def process_bytes(self) -> int:
-        """What each process needs at least, and so each GPU."""
+        """Bytes that each process, and so each GPU, needs at least."""
         return -(-sum(self.parts.values()) // self.processes) + sum(self.per_process.values())
 
 
 def sent_bytes(size: ModelSize, config: Config | None) -> int:
-    """A version of the weights, or of adapters, as generators are sent it, in the type that the model computes in."""
+    """Return the bytes of a version of the weights, or adapters, as sent to generators, in the model's dtype."""
     if config is None:
         return 2 * size.parameters
     lora = config.pushed_adapter
@@ -183,7 +181,7 @@ def sent_bytes(size: ModelSize, config: Config | None) -> int:
 def memory_of_roles(
     config: Config, size: ModelSize, reward_model: ModelSize | None = None
 ) -> list[RoleMemory]:
-    """What the roles of a run keep, given the size of the policy, and of `reward.model`, where there is one."""
+    """Return the memory of a run's roles, given the sizes of the policy and of `reward.model`, if any."""
     roles, width, architecture = config.monarch.roles, WIDTHS[config.model.dtype], size.architecture
     roles_memory = [
         _trainer(config, size),
@@ -192,7 +190,7 @@ def memory_of_roles(
             replicas=roles.policy.replicas,
             processes=config.generator.tensor_parallel,
             parts={"weights": width * size.parameters, **_cache_memory(config, size, width)},
-            # The largest one, beside that which it replaces.
+            # The largest tensor, held beside the one that it replaces.
             per_process=(
                 {"a tensor of new weights": width * architecture.output_parameters} if architecture else {}
             )
@@ -259,8 +257,8 @@ def _trainer(config: Config, size: ModelSize) -> RoleMemory:
 
 
 USABLE_SHARE: Final = 0.75
-"""Of a GPU's memory, for what is worked out here. The rest is for fragments, for what CUDA and NCCL keep, and for what
-a generator that sleeps on the same card leaves there."""
+"""The share of a GPU's memory for what is estimated here. The rest is for fragmentation, CUDA, NCCL, and what a
+generator that sleeps on the same GPU leaves there."""
 
 
 def bytes_by_checkpointing(config: Config, size: ModelSize) -> dict[Checkpointing, int]:
@@ -277,7 +275,7 @@ def bytes_by_checkpointing(config: Config, size: ModelSize) -> dict[Checkpointin
 def bytes_of_one_rank(
     trainer: TrainerConfig, model_path: Path, dtype: Dtype, max_length: int
 ) -> dict[Checkpointing, int]:
-    """`bytes_by_checkpointing` of a trainer that has one GPU and no generators."""
+    """Return `bytes_by_checkpointing` of a trainer with one GPU and no generators."""
     config = Config(
         model=ModelConfig(dtype=dtype),
         rollout=RolloutConfig(max_length=max(2, max_length), max_new_tokens=1),
@@ -293,13 +291,13 @@ def choose_checkpointing(needed: Mapping[Checkpointing, int], gpu_bytes: float) 
 
 
 def with_checkpointing(config: Config, kind: Checkpointing) -> Config:
-    """The configuration with another kind of activation checkpointing."""
+    """Return the configuration with another kind of activation checkpointing."""
     trainer = config.trainer.model_copy(update={"activation_checkpointing": kind})
     return config.model_copy(update={"trainer": trainer})
 
 
 def _held_on_gpu(config: Config, sent: int) -> dict[str, int]:
-    """What a rank of the trainer leaves on its card for readers there, in everybody's turn."""
+    """Return what a trainer rank keeps on its GPU for readers there, whoever's turn the GPU is (`cuda_ipc` only)."""
     if config.monarch.transport != "cuda_ipc":
         return {}
     role = config.monarch.roles.trainer
@@ -314,14 +312,14 @@ def _make_frozen_role(
 
 
 def _pass_memory(config: Config, size: ModelSize, *, trains: bool) -> dict[str, int]:
-    """What a pass takes of each process for as long as it lasts; tensor-parallel ranks share it.
+    """Return the bytes that each process needs during a pass, by purpose; tensor-parallel ranks share them.
 
-    A block keeps, of each token, what TorchTitan's Qwen3 saves for its backward pass. On a GPU, whose norm is one
-    kernel, that is in the model's type 4 x hidden_dim + 4 x dim + 3 x (queries and keys): 28 layers of 0.6B took
-    35.6 GB of an H200, of which this says 36.6. On a CPU 4 x hidden_dim + 3 x dim + 2 x (queries and keys), and in
-    float32 4 x dim + 2 x (queries and keys). With activation checkpointing it keeps its input alone, and one block at a
-    time is computed anew, with its gradients (Chen et al., arXiv 1604.06174); selectively also what attention and every
-    second product of matrices gave.
+    A block keeps, per token, what TorchTitan's Qwen3 saves for its backward pass. On a GPU, where the norm is one
+    kernel, these are 4 x hidden_dim + 4 x dim + 3 x (queries and keys) values of the model's dtype: for the 28 layers
+    of 0.6B this gives 36.6 GB, measured 35.6 GB on an H200. On a CPU they are 4 x hidden_dim + 3 x dim + 2 x (queries
+    and keys), and in float32 4 x dim + 2 x (queries and keys). With full activation checkpointing a block keeps only
+    its input, and one block at a time is recomputed, with its gradients (Chen et al., arXiv 1604.06174); with selective
+    it also keeps the outputs of attention and of every second matrix product.
     """
     architecture = size.architecture
     if architecture is None:
@@ -339,9 +337,9 @@ def _pass_memory(config: Config, size: ModelSize, *, trains: bool) -> dict[str, 
     else:
         block = width * (4 * architecture.hidden_dim + 3 * architecture.dim + 2 * heads_width)
         block += 4 * (4 * architecture.dim + 2 * heads_width)
-    ends = (8 + width) * architecture.dim  # the embedding, the last norm, what the output layer is given
+    ends = (8 + width) * architecture.dim  # the embedding, the last norm, the output layer's input
     memory = {"logits of a chunk": 2 * trainer.tokens_per_chunk * vocabulary * 4}
-    # FSDP gathers the layers that are at work; of the output layer the gradient is summed up in float32.
+    # FSDP gathers the layers in use; the output layer's gradient is accumulated in float32.
     narrow = 0 if width == 4 else width
     output, layer = vocabulary * architecture.dim, architecture.layer_parameters
     share = trainer.tensor_parallel if trains else 1
@@ -354,7 +352,7 @@ def _pass_memory(config: Config, size: ModelSize, *, trains: bool) -> dict[str, 
     queries, keys = architecture.heads * architecture.head_dim, architecture.kv_heads * architecture.head_dim
     products = queries + 2 * keys + 2 * architecture.hidden_dim + 2 * architecture.dim
     kept_per_token = {"full": architecture.dim, "selective": architecture.dim + queries + products // 2}
-    kept_per_token["auto"] = kept_per_token["full"]  # more is kept only where there is room
+    kept_per_token["auto"] = kept_per_token["full"]  # keeps more only if there is room
     if (kind := trainer.activation_checkpointing) in kept_per_token:
         saved = architecture.layers * kept_per_token[kind] * width + 2 * block
     else:
@@ -363,7 +361,7 @@ def _pass_memory(config: Config, size: ModelSize, *, trains: bool) -> dict[str, 
 
 
 def _receive_bytes(config: Config, sent: int) -> dict[str, int]:
-    """Where a generator does not read the publisher's own memory, and where its engine has a process of its own."""
+    """Return host memory for received weights, if they are copied to the generator or on to its engine's process."""
     monarch, memory = config.monarch, dict[str, int]()
     if monarch.transport in ("rdma", "torchstore") or (monarch.transport == "auto" and not monarch.is_local):
         memory["a version that was received"] = sent
@@ -377,7 +375,7 @@ def _cache_bytes_per_token(architecture: Architecture, width: int) -> int:
 
 
 def _cache_memory(config: Config, size: ModelSize, width: int) -> dict[str, int]:
-    """As large as the configuration says. On a GPU it is what is left, but room for the longest row has to be."""
+    """Return the least key-value cache: the configured size on a CPU, room for the longest row on a GPU."""
     if not config.monarch.roles.policy.gpus:
         return {"key-value cache": config.rollout.kv_cache_mb << 20}
     if size.architecture is None:
@@ -387,7 +385,7 @@ def _cache_memory(config: Config, size: ModelSize, width: int) -> dict[str, int]
 
 
 def _full_cache_memory(config: Config, size: ModelSize, width: int) -> dict[str, int]:
-    """So many prompts at once, all as long as they may be: with less the engine takes fewer at a time."""
+    """Return the key-value cache of `max_num_seqs` prompts of full length; with less the engine runs fewer at once."""
     if size.architecture is None:
         return {}
     tokens = config.rollout.max_num_seqs * config.rollout.max_length
@@ -396,17 +394,17 @@ def _full_cache_memory(config: Config, size: ModelSize, width: int) -> dict[str,
 
 @dataclass(kw_only=True, slots=True)
 class RentedFleet:
-    """GPUs and their prices, in whatever currency, each an hour.
+    """Rented GPUs and their cost, in any currency; prices are per GPU and hour.
 
     Attributes:
-        spot_gpus: Those that may be taken away: generators, whose work others take over.
-        on_demand_gpus: The others: the trainer, whose loss would stop the run.
-        spot_kind_on_demand_price: What a GPU of the spot kind costs on demand, which is what a saving is against; the
-            same as `on_demand_price` where all are of one kind.
+        spot_gpus: GPUs that may be preempted: the generators', whose work others take over.
+        on_demand_gpus: The others: the trainer's, whose loss would stop the run.
+        spot_kind_on_demand_price: The on-demand price of the spot kind of GPU, which savings are relative to; equal to
+            `on_demand_price` if all GPUs are of one kind.
         hours: How long all are rented.
-        cost: Of all; `spot_cost` and `on_demand_cost` are its parts.
-        all_on_demand: What the same GPUs would cost if none could be taken away.
-        saved_share: How much less that is than all on demand, from 0 to 1; 0 where nothing costs anything.
+        cost: The total; `spot_cost` and `on_demand_cost` are its parts.
+        all_on_demand: The cost of the same GPUs if all were on demand.
+        saved_share: The share of `all_on_demand` that is saved, from 0 to 1; 0 if that is 0.
     """
 
     spot_gpus: int
@@ -432,12 +430,13 @@ class RentedFleet:
 
 @dataclass(kw_only=True, slots=True, frozen=True)
 class BroadcastPlan:
-    """How long new weights take at one bandwidth.
+    """How long sending new weights takes at one bandwidth.
 
     Attributes:
-        seconds: Until one generator has them, if it is the only one.
-        all_seconds: Until all have them; None without a configuration.
-        idle: The generators' idle share in a synchronous loop; None where nobody said how long they work.
+        gbps: The bandwidth in 10^9 bits per second.
+        seconds: Time until a single generator has them.
+        all_seconds: Time until all generators have them; None without a configuration.
+        idle: The generators' idle share in a synchronous loop, from 0 to 1; None without a rollout time.
     """
 
     gbps: float
@@ -448,14 +447,15 @@ class BroadcastPlan:
 
 @dataclass(kw_only=True, slots=True, frozen=True)
 class RunPlan:
-    """The plan of a run before it starts; parts without configuration or prices are left out.
+    """The plan of a run before it starts; parts that lack a configuration or prices are omitted.
 
     Attributes:
-        adapters: Parameters of the policy's adapters; None where all parameters are trained.
+        parameters: Parameters of the policy.
+        adapters: Parameters of the policy's adapters; None if all parameters are trained.
         trainer_bytes: What the trainer keeps for them between steps, over all its ranks.
-        sent_bytes: What a version of the weights takes on the network, for each generator.
-        broadcasts: One a bandwidth.
-        decided: Keys that GPUs decide unless somebody sets them, and what they are.
+        sent_bytes: Bytes of one version of the weights, sent to each generator.
+        broadcasts: One per bandwidth.
+        decided: Keys whose defaults depend on the GPUs, with their values.
     """
 
     parameters: int | None = None
@@ -471,9 +471,10 @@ class RunPlan:
     def with_memory(
         self, size: ModelSize, config: Config | None, *, gpu_bytes: float | None = None
     ) -> "RunPlan":
-        """Add what each role keeps; without a configuration the trainer alone.
+        """Add the memory of each role, or of the trainer alone without a configuration.
 
-        With the memory of one GPU `trainer.activation_checkpointing=auto` is what it comes to there; else the least.
+        `trainer.activation_checkpointing=auto` is resolved for a GPU with `gpu_bytes`; without that it is planned with
+        the least memory.
         """
         roles: tuple[RoleMemory, ...] = ()
         if config is not None:
@@ -500,10 +501,10 @@ class RunPlan:
     def with_broadcasts(
         self, size_bytes: float, gbps: Sequence[float], rollout_s: float | None, config: Config | None
     ) -> "RunPlan":
-        """Add how long so many bytes take at each bandwidth, and the idle share beside so long a rollout.
+        """Add the time to send `size_bytes` at each bandwidth, and the idle share beside a rollout of `rollout_s`.
 
-        Each generator fetches a version from the trainer's hosts, each of which has its share of it; with TorchStore
-        from the controller's. A host takes as many copies as it has generators.
+        Each generator fetches a version from the trainer's hosts, each of which has a share of it; with TorchStore
+        from the controller's host. A host receives one copy for each of its generators.
         """
         receivers, copies = None, 1.0
         if config is not None:
@@ -522,7 +523,7 @@ class RunPlan:
         return replace(self, sent_bytes=size_bytes, generators=receivers, broadcasts=tuple(broadcasts))
 
     def as_json(self, *, gpu_gb: float | None = None) -> dict[str, Any]:
-        """This as what JSON can hold; with the memory of one GPU, in GB, what does not fit too."""
+        """Return the plan as JSON values; with the memory of one GPU, in GB, also whether each role fits."""
         document = asdict(self)
         for row, role in zip(document["roles"], self.roles, strict=True):
             row["process_bytes"] = role.process_bytes
@@ -532,10 +533,10 @@ class RunPlan:
 
 
 def split_spot_gpus(config: Config) -> tuple[int, int]:
-    """GPUs of a run that may be taken away, and those that may not.
+    """Return how many GPUs of a run may be spot, and how many may not.
 
-    With `rollout.spot_eligible` the generators' may, and none otherwise: trainer, reference and reward model are what
-    a run cannot go on without.
+    With `rollout.spot_eligible` the generators' may, unless colocated. A run cannot go on without its trainer,
+    reference or reward model.
     """
     total, policy = config.monarch.gpus, config.monarch.roles.policy
     is_spot = config.rollout.spot_eligible and not config.monarch.colocate
@@ -544,9 +545,9 @@ def split_spot_gpus(config: Config) -> tuple[int, int]:
 
 
 def _max_generators_per_host(monarch: MonarchConfig) -> int:
-    """Of the generators, as the run itself would place them, beside a trainer that has its place first."""
+    """Return the most generators on one host when the run places them and the trainer."""
     if not (monarch.gpus_per_node and monarch.roles.policy.gpus):
-        # Any host will do, or the file does not say yet what there is.
+        # Generators run on CPUs, or the hosts' GPUs are not configured yet: assume an even spread.
         return math.ceil(monarch.roles.policy.replicas / monarch.num_nodes)
     placement, generators_by_host = Placement(monarch.num_nodes, monarch.gpus_per_node), Counter[int]()
     roles = {

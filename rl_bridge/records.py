@@ -1,4 +1,4 @@
-"""Rollouts kept to be read: a bounded, sampled part of what a run was trained on, in its folder."""
+"""Records of rollouts: a bounded sample of what a run was trained on, written to its folder."""
 
 import logging
 import random
@@ -20,13 +20,18 @@ TrainedRuns: TypeAlias = tuple[tuple[bool, int], ...]
 
 
 class RecordPart(BaseModel):
-    """A part of a record. What a newer version of this package has written beside it is passed over."""
+    """A part of a record. Unknown keys, written by a newer version of this package, are ignored."""
 
     model_config = ConfigDict(frozen=True)
 
 
 class LeftOut(RecordPart):
-    """The middle of a text that was too long: so many characters, after so many others."""
+    """The omitted middle of a text that was too long.
+
+    Attributes:
+        at: Number of characters before it.
+        characters: Number of characters omitted.
+    """
 
     at: int
     characters: int
@@ -36,17 +41,17 @@ class TurnRecord(RecordPart):
     """One exchange.
 
     Attributes:
-        fresh: The prompt does not continue the tokens before it, so that a training sample begins here.
-        context: What the policy was shown and had not seen in this sample, with special tokens.
-        context_tokens: How many tokens that is.
-        left_out: What is missing in the middle of `context`; None where nothing is.
-        pieces: The text of each token that the policy answered with, shape [T]; joined they are the answer. A token
-            that ends within a character has "", and the one that completes it has the character.
+        fresh: The prompt does not continue the previous turn's tokens, so a training sample begins here.
+        context: The new part of the prompt, which the sample did not contain yet, with special tokens.
+        context_tokens: Its number of tokens.
+        left_out: The omitted middle of `context`; None if it is complete.
+        pieces: The text of each token of the policy's answer, shape [T]; joined they are the answer. A token that
+            ends within a character has "", and the one that completes it has the character.
         tokens: Their ids, shape [T].
         logprobs: Natural-log probability of each under the distribution that it was sampled from, shape [T].
-        versions: The weights that sampled them: (version, number of tokens) one after the other.
-        trained: Whether the loss saw them: (trained or masked, number of tokens) one after the other.
-        stopped: True where a stop token ended the answer, False where the length limit did.
+        versions: The weights that sampled them, run-length encoded as (version, number of tokens).
+        trained: Whether the loss saw them, run-length encoded as (trained, number of tokens).
+        stopped: True if a stop token ended the answer, False if the length limit did.
     """
 
     fresh: bool
@@ -65,17 +70,17 @@ class TrajectoryRecord(RecordPart):
     """One trajectory.
 
     Attributes:
-        iteration: Which training iteration took it; the first is 1.
+        iteration: The training iteration that used it; the first is 1.
         group: Its group's number in the run.
-        sibling: Its place in the group.
-        seed: The environment's.
-        environment: Its name; empty in a run on one.
+        sibling: Its index in the group.
+        seed: The environment's seed.
+        environment: The environment's name; empty in a run with a single environment.
         ending: Why it ended; a value of `rl_bridge.types.Ending`.
-        reward: What the episode earned. Where length costs something, the advantage has it.
-        advantage: Of its tokens; None where none of them was trained.
+        reward: The episode's reward, without any length penalty, which only the advantage includes.
+        advantage: The advantage of its tokens; None if none of them was trained.
         version: The oldest weights that any of its tokens came from.
-        tool_calls: How many tools it called.
-        scores: What the parts of the environment's rubric gave, by path, summed over the steps.
+        tool_calls: Number of tool calls.
+        scores: Scores of the parts of the environment's rubric, by path, summed over the steps.
         turns: The exchanges.
     """
 
@@ -94,14 +99,14 @@ class TrajectoryRecord(RecordPart):
 
 
 INCOMPLETE_CHARACTER = "\N{REPLACEMENT CHARACTER}"
-"""What a tokenizer makes of bytes that are not yet, or never, a character."""
+"""What a tokenizer decodes incomplete or invalid UTF-8 to."""
 TOKEN_CACHE_SIZE = 65_536
 TEXT_CACHE_SIZE = 64
-"""Siblings are shown the same first prompt."""
+"""Texts, cached because siblings share their first prompt."""
 
 
 class TokenDecoder:
-    """Decodes whole stretches of tokens, and answers token by token."""
+    """Decodes token sequences, whole or token by token."""
 
     def __init__(self, decode: Callable[[Sequence[int]], str]) -> None:
         self._decode = decode
@@ -109,24 +114,24 @@ class TokenDecoder:
         self._decode_cached = lru_cache(TEXT_CACHE_SIZE)(decode)
 
     def decode(self, tokens: Sequence[int]) -> str:
-        """The text of a stretch of tokens."""
+        """Return the text of a token sequence."""
         return self._decode_cached(tuple(tokens)) if tokens else ""
 
     def split(self, tokens: Sequence[int]) -> list[str]:
-        """One text a token, shape [T]. A token that completes no character has an empty one."""
+        """Return the text of each token, shape [T]; "" for a token that completes no character."""
         if not tokens:
             return []
-        # What a token is on its own says it for nearly all answers, and is remembered.
+        # For nearly all answers, tokens decoded one by one, which is cached, give the same text.
         token_texts = [self._decode_token(token) for token in tokens]
         if "".join(token_texts) == self._decode(tokens):
             return token_texts
         return self._split_in_context(tokens)
 
     def _split_in_context(self, tokens: Sequence[int]) -> list[str]:
-        """What each token adds to the text of those before it.
+        """Return what each token adds to the text of those before it.
 
-        Only the tokens since the last whole character but one are decoded again: enough for tokenizers that set words
-        apart by what stands before them, and linear in the number of tokens.
+        Only the tokens since the last complete character but one are decoded again: enough for tokenizers that
+        separate words by what precedes them, and linear in the number of tokens.
         """
         pieces: list[str] = []
         begin = read = 0
@@ -143,9 +148,9 @@ class TokenDecoder:
 
 
 MAX_CONTEXT_CHARS = 60_000
-"""Characters of a turn's context that are kept; of a longer one the middle is left out."""
+"""Characters kept of a turn's context; the middle of a longer one is omitted."""
 LOGPROB_DIGITS = 4
-"""Of a log-probability: a probability to a hundredth of a percent of itself."""
+"""Decimals kept of a log-probability, which give the probability to 0.01 % of itself."""
 
 _T = TypeVar("_T")
 
@@ -153,7 +158,7 @@ _T = TypeVar("_T")
 def make_group_records(
     group: Group, rows: Sequence[Sequence[TrainSample]], *, iteration: int, text: TokenDecoder
 ) -> Iterator[TrajectoryRecord]:
-    """The records of a group's trajectories, with the samples that were made of each; none of one that was left out."""
+    """Yield a record of each of a group's trajectories, given the samples made of each (none if it was dropped)."""
     for sibling, (trajectory, trajectory_rows) in enumerate(zip(group.trajectories, rows, strict=True)):
         yield TrajectoryRecord(
             iteration=iteration,
@@ -197,15 +202,15 @@ def _make_turn_records(
 
 
 def find_trained_tokens(turns: Sequence[Turn], rows: Sequence[TrainSample]) -> Iterator[list[bool]]:
-    """For each turn, which tokens of its answer the loss sees, shape [T].
+    """Yield for each turn which tokens of its answer the loss sees, shape [T].
 
-    It is read off the rows that the trainer gets: whatever masks or drops them is seen here.
+    This is read from the rows that the trainer gets, so whatever masks or drops them is accounted for.
     """
     at = read = 0
     for turn in turns:
         begin, end = len(turn.prompt), len(turn.prompt) + len(turn.completion.tokens)
         turn_tokens = [*turn.prompt, *turn.completion.tokens]
-        # Behind what has been read of a row there may be more turns; one that begins before that has a row of its own.
+        # The same row may continue with this turn; a turn that begins before `read` is in a later row.
         candidates = range(at if begin >= read else at + 1, len(rows))
         index = next((place for place in candidates if list(rows[place].tokens[:end]) == turn_tokens), None)
         if index is None:
@@ -216,7 +221,7 @@ def find_trained_tokens(turns: Sequence[Turn], rows: Sequence[TrainSample]) -> I
 
 
 def shorten_text(text: str, limit: int = MAX_CONTEXT_CHARS) -> tuple[str, LeftOut | None]:
-    """A text without its middle where it is longer than the limit, and what was left out."""
+    """Return a text without its middle if it is longer than `limit`, and what was omitted."""
     if len(text) <= limit:
         return text, None
     head, tail = limit // 2, limit - limit // 2
@@ -224,32 +229,32 @@ def shorten_text(text: str, limit: int = MAX_CONTEXT_CHARS) -> tuple[str, LeftOu
 
 
 def encode_runs(values: Iterable[_T]) -> tuple[tuple[_T, int], ...]:
-    """Equal neighbours as (value, how many)."""
+    """Run-length encode values as (value, count)."""
     return tuple((value, sum(1 for _ in same)) for value, same in groupby(values))
 
 
 FOLDER = "rollouts"
-"""In a run's folder."""
+"""The records' folder in a run's folder."""
 SEGMENTS = 8
-"""Files at most."""
+"""The most files of records."""
 
 
 def list_segment_files(run: Path) -> list[Path]:
-    """The files in a run's folder, oldest first."""
+    """Return the files of records in a run's folder, oldest first."""
     numbered = (path for path in (run / FOLDER).glob("*.jsonl") if path.stem.isdecimal())
     return sorted(numbered, key=lambda path: int(path.stem))
 
 
 class Segments:
-    """Appends lines to the files of a run's folder, and keeps them all together within a bound."""
+    """Appends lines to the files of records in a run's folder, and keeps their total size within a bound."""
 
     def __init__(self, run: Path, *, max_bytes: int) -> None:
         self._run = run
         self.segment_bytes = max_bytes // SEGMENTS
-        """What one file holds at most."""
+        """The most bytes of one file."""
 
     def append(self, lines: Sequence[bytes]) -> None:
-        """Append lines, each with its end, that belong together and are within `segment_bytes`."""
+        """Append newline-terminated lines to one file; together they must be within `segment_bytes`."""
         size = sum(map(len, lines))
         files = list_segment_files(self._run)
         if not files or files[-1].stat().st_size + size > self.segment_bytes:
@@ -262,7 +267,7 @@ class Segments:
             old.unlink(missing_ok=True)
 
     def rewind(self, iteration: int) -> None:
-        """Take out what came after an iteration, and a last line that was cut off."""
+        """Remove what came after an iteration, and a truncated last line."""
         for path in reversed(list_segment_files(self._run)):
             if rewind(path, iteration):
                 return
@@ -270,14 +275,14 @@ class Segments:
 
 
 def read_lines(run: Path) -> Iterator[bytes]:
-    """The lines of all records, oldest first, without the one that is just being written.
+    """Yield the lines of all records, oldest first, except one that is still being written.
 
-    A file that is deleted meanwhile has no lines left.
+    A file that is deleted meanwhile is skipped.
     """
     for path in list_segment_files(run):
         try:
             with path.open("rb") as file:
-                # Not on behind a line without an end: its rest, once it is there, would pass for a line.
+                # Stop at a line without its newline: the rest of it, once written, would be taken for a line.
                 yield from takewhile(lambda line: line.endswith(b"\n"), file)
         except FileNotFoundError:
             continue
@@ -287,7 +292,7 @@ logger = logging.getLogger(__name__)
 
 
 class RolloutRecords:
-    """What a run leaves to be read of its rollouts: whole groups, drawn at random, within a bound."""
+    """Writes randomly sampled whole groups of a run's rollouts to its folder, within a size bound."""
 
     def __init__(self, folder: Path, decode: Callable[[Sequence[int]], str], records: RecordsConfig) -> None:
         self._text = TokenDecoder(decode)
@@ -298,7 +303,7 @@ class RolloutRecords:
     def write(
         self, iteration: PolicyVersion, groups: Sequence[Group], samples: Sequence[TrainSample]
     ) -> None:
-        """Keep some of the groups of an iteration, with what was made of them. Which ones, its number decides."""
+        """Record some groups of an iteration with their training samples; its number seeds the choice."""
         rows: defaultdict[int, list[TrainSample]] = defaultdict(list)
         for sample in samples:
             rows[sample.trajectory].append(sample)
@@ -318,7 +323,7 @@ class RolloutRecords:
         for record in make_group_records(group, rows, iteration=iteration, text=self._text):
             lines.append(record.model_dump_json().encode() + b"\n")
             size += len(lines[-1])
-            if size > self._segments.segment_bytes:  # the run waits, and no more of it is of use
+            if size > self._segments.segment_bytes:  # the run waits, and the group cannot fit
                 self._warn(group, trajectories=len(lines))
                 return
         self._segments.append(lines)
@@ -337,5 +342,5 @@ class RolloutRecords:
         )
 
     def rewind(self, iteration: PolicyVersion) -> None:
-        """Forget what came after an iteration: it is trained again."""
+        """Remove the records after an iteration, which is trained again."""
         self._segments.rewind(iteration)

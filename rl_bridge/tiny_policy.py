@@ -1,6 +1,6 @@
-"""A policy small enough for two CPU cores: Qwen3's architecture, random weights, one token a word.
+"""A policy small enough for two CPU cores: Qwen3's architecture, random weights, one token per word.
 
-It is written in the Hugging Face layout, so everything downstream treats it as it treats a real checkpoint.
+It is written in the Hugging Face layout, so everything downstream treats it like a real checkpoint.
 """
 
 from collections.abc import Iterable
@@ -11,7 +11,7 @@ START: Final = "<|im_start|>"
 END: Final = "<|im_end|>"
 UNKNOWN: Final = "<|unknown|>"
 
-# Words are split at white space, so the line breaks of the usual template would vanish; spaces say the same.
+# The tokenizer splits at white space and drops the line breaks of the usual template; spaces do the same.
 CHAT_TEMPLATE: Final = (
     "{% for message in messages %}<|im_start|> {{ message.role }} {{ message.content }} <|im_end|> {% endfor %}"
     "{% if add_generation_prompt %}<|im_start|> assistant{% endif %}"
@@ -19,14 +19,17 @@ CHAT_TEMPLATE: Final = (
 
 
 def make_tiny_policy(folder: Path, texts: Iterable[str], *, seed: int, max_length: int = 64) -> Path:
-    """Write a random checkpoint and its tokenizer, for `Task.make_policy`; returns the folder.
+    """Write a random checkpoint and its tokenizer, for `Task.make_policy`.
 
     Args:
-        folder: Where. One that is there is left as it is: a resumed run keeps the policy that it began with.
-        texts: All that it is to read and write: whatever stands between white space in them is a word to it, and words
-            that are not in them are one and the same to it.
-        seed: Decides the weights.
-        max_length: The longest context, in words; the chat's own four included.
+        folder: Where to write. An existing folder is kept: a resumed run keeps the policy that it began with.
+        texts: Everything the policy reads and writes. Its vocabulary is their words, split at white space; all other
+            words map to one unknown token.
+        seed: Determines the weights.
+        max_length: The longest context in words, the chat template's own four included.
+
+    Returns:
+        The folder.
     """
     if folder.exists():
         return folder
@@ -61,7 +64,7 @@ def make_tiny_policy(folder: Path, texts: Iterable[str], *, seed: int, max_lengt
 
 
 def _write_tokenizer(folder: Path, texts: Iterable[str]) -> list[str]:
-    """Write a tokenizer of words, and return the vocabulary."""
+    """Write a word-level tokenizer and return its vocabulary."""
     from tokenizers import Tokenizer, models, pre_tokenizers
     from transformers import PreTrainedTokenizerFast
 

@@ -1,4 +1,4 @@
-"""`python -m rl_bridge.train --config FILE`: what `ropewalk train` does, without the command being installed."""
+"""`python -m rl_bridge.train --config FILE`: `ropewalk train` without the installed command."""
 
 import sys
 

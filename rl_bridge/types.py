@@ -1,18 +1,18 @@
-"""What flows through the bridge: completions, turns, trajectories, groups, training samples."""
+"""The bridge's data types: completions, turns, trajectories, groups, training samples."""
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 
 PolicyVersion = int
-"""How many training iterations the weights have seen: 0 is the checkpoint the run began with."""
+"""The number of training iterations behind the weights; 0 is the checkpoint the run began with."""
 
 NO_VERSION: PolicyVersion = -1
-"""Stands for the weights of a token that no policy generated."""
+"""The version of tokens that no policy generated."""
 
 
 def _oldest(versions: Iterable[PolicyVersion]) -> PolicyVersion:
-    """Where there is no token 0: what cannot be shown to be recent counts as old."""
+    """Return the smallest version; 0 if there is none, as unknown weights count as old."""
     return min(versions, default=0)
 
 
@@ -20,12 +20,12 @@ def _oldest(versions: Iterable[PolicyVersion]) -> PolicyVersion:
 class SamplingSettings:
     """How a completion is sampled.
 
-    Truncated sampling (top-p, top-k) is left out on purpose: the trainer could not reproduce its log-probabilities, and
+    Truncated sampling (top-p, top-k) is omitted on purpose: the trainer could not reproduce its log-probabilities, and
     the importance ratios would be wrong.
 
     Attributes:
-        temperature: Divides the logits; 0 takes the most likely token.
-        stop_token_ids: A completion ends after any of these; the token is part of it.
+        temperature: Divides the logits; 0 is greedy.
+        stop_token_ids: A completion ends after any of these, which is its last token.
     """
 
     temperature: float
@@ -35,15 +35,15 @@ class SamplingSettings:
 
 @dataclass(kw_only=True, slots=True, frozen=True)
 class Completion:
-    """What the policy answered to one prompt.
+    """The policy's answer to one prompt.
 
     Attributes:
         tokens: The generated token ids, shape [T].
         logprobs: Natural-log probability of each token under the distribution that it was sampled from
             (temperature included), shape [T].
-        versions: The weights that each token was sampled from, shape [T]: they differ where an engine took new
-            ones in the middle.
-        stopped: True where a stop token ended it, False where the length limit did.
+        versions: The version of the weights that each token was sampled from, shape [T]; mixed if the engine was
+            updated midway.
+        stopped: True if a stop token ended it, False if the length limit did.
     """
 
     tokens: Sequence[int]
@@ -60,7 +60,7 @@ class Completion:
 
     @property
     def version(self) -> PolicyVersion:
-        """The oldest weights that any of its tokens came from; 0 where it has none."""
+        """The oldest version among its tokens; 0 if it has none."""
         return _oldest(self.versions)
 
 
@@ -75,52 +75,52 @@ class Turn:
 class Ending(StrEnum):
     """Why an episode ended.
 
-    Completed, ill-formed and truncated episodes are trajectories and are trained on, with what they earned until then;
-    truncated ones as the algorithm's settings say. Failed ones tell nothing of the policy: they have no reward, take no
-    part in their group's baseline, and are counted.
+    Completed, ill-formed and truncated episodes are trained on with the reward earned until then, truncated ones as
+    the algorithm's settings say. Failed ones say nothing about the policy: they have no reward, take no part in their
+    group's baseline, and are counted.
     """
 
     COMPLETED = "completed"
     """The environment said done."""
     ILLEGAL = "illegal_answer"
-    """The policy's answer was no legal action. It is penalised."""
+    """The policy's answer was not a legal action. Penalised."""
     UNPARSABLE_CALL = "unparsable_call"
-    """The policy's answer began a call of a tool that cannot be read. It is penalised likewise."""
+    """The policy's answer began a tool call that cannot be parsed. Penalised likewise."""
     REFUSED_ACTION = "refused_action"
-    """The environment does not take the action that the policy's answer meant. It is penalised likewise."""
+    """The environment refused the action in the policy's answer. Penalised likewise."""
     TRUNCATED_TURNS = "truncated_turns"
-    """The limit of turns, or of steps, was reached."""
+    """The limit on turns, or on steps, was reached."""
     TRUNCATED_ENVIRONMENT = "truncated_environment"
-    """The environment cut the episode off by a limit of its own."""
+    """The environment ended the episode by a limit of its own."""
     TRUNCATED_LENGTH = "truncated_length"
-    """The next prompt would not fit the context, or an answer that calls tools was cut off."""
+    """The next prompt would not fit the context, or an answer with tool calls was cut off."""
     TRUNCATED_TIME = "truncated_time"
-    """The limit of time was reached."""
+    """The time limit was reached."""
     FAILED_POLICY = "failed_policy"
-    """No engine answered, however often it was tried."""
+    """No engine answered in any attempt."""
     FAILED_ENVIRONMENT = "failed_environment"
-    """The environment failed, or did not answer within its deadline, however often it was tried."""
+    """The environment failed, or missed its deadline, in every attempt."""
     FAILED_REWARD = "failed_reward"
-    """Nobody could say how well it was played."""
+    """The episode could not be scored."""
 
     def is_truncated(self) -> bool:
-        """True where a limit ended the episode, ours or the environment's, and not the game or the policy."""
+        """Whether a limit, ours or the environment's, ended the episode."""
         return self.name.startswith("TRUNCATED_")
 
     def is_failure(self) -> bool:
-        """True where something beside the policy ended it, so that there is nothing to train on."""
+        """Whether something other than the policy ended the episode, so that it cannot be trained on."""
         return self in (Ending.FAILED_POLICY, Ending.FAILED_ENVIRONMENT, Ending.FAILED_REWARD)
 
 
 @dataclass(kw_only=True, slots=True)
 class Trajectory:
-    """One episode as the policy lived it.
+    """One episode from the policy's side.
 
     Attributes:
         reward: Sum of the environment's rewards and of any penalty.
-        tool_calls: Calls of tools that the environment was asked for.
-        refusal: Why the environment did not take the last action, in words; None where it did.
-        scores: What the parts of the environment's rubric gave, by path, summed over the steps.
+        tool_calls: Number of tool calls sent to the environment.
+        refusal: Why the environment refused the last action; None if it did not.
+        scores: Scores of the parts of the environment's rubric, by path, summed over the steps.
     """
 
     seed: int
@@ -133,17 +133,17 @@ class Trajectory:
 
     @property
     def version(self) -> PolicyVersion:
-        """The oldest weights that any of its tokens came from; 0 where it has none."""
+        """The oldest version among its tokens; 0 if it has none."""
         return _oldest(version for turn in self.turns for version in turn.completion.versions)
 
 
 @dataclass(kw_only=True, slots=True)
 class Group:
-    """Siblings: trajectories that began from one seed, so that their rewards can be compared.
+    """Siblings: trajectories from one seed, whose rewards can be compared.
 
     Attributes:
         id: Its number in the run, counted from 0.
-        environment: Which it was played in, by its name in the run's configuration.
+        environment: The name of its environment in the run's configuration.
     """
 
     id: int = 0
@@ -153,7 +153,7 @@ class Group:
 
     @property
     def version(self) -> PolicyVersion:
-        """The oldest weights that any token of the group came from; 0 where it has none."""
+        """The oldest version among the group's tokens; 0 if it has none."""
         return _oldest(
             version
             for trajectory in self.trajectories
@@ -172,9 +172,9 @@ class TrainSample:
         logprobs: Behaviour log-probabilities at those tokens, 0 elsewhere, shape [L].
         versions: The weights that those tokens were sampled from, `NO_VERSION` elsewhere, shape [L].
         advantage: The trajectory's advantage, shared by its tokens.
-        trajectory: Which trajectory of the batch the row belongs to; a trajectory can make several rows.
-        group: Which group of the batch the trajectory belongs to.
-        reward: The trajectory's reward, which its last token earns.
+        trajectory: Index of the row's trajectory in the batch; a trajectory can have several rows.
+        group: Index of the trajectory's group in the batch.
+        reward: The trajectory's reward, credited to its last token.
     """
 
     tokens: Sequence[int]
@@ -188,5 +188,5 @@ class TrainSample:
 
     @property
     def version(self) -> PolicyVersion:
-        """The oldest weights that any of its tokens came from; 0 where no policy generated any."""
+        """The oldest version among its tokens; 0 if no policy generated any."""
         return _oldest(version for version in self.versions if version != NO_VERSION)

@@ -1,9 +1,9 @@
-"""Makes the virtual environment that a command needs, then becomes the command.
+"""Creates the virtual environment that a command needs, then runs the command in it.
 
     python3.11 scripts/bootstrap.py PROFILE -- COMMAND [ARGUMENT ...]
 
-Standard library only: this runs on a machine with nothing but Python and its pip. A second call finds the
-environment as the first one left it and starts the command at once.
+Uses only the standard library, so it runs on a machine with only Python and pip. If the environment is up to date, the
+command starts at once.
 """
 
 import argparse
@@ -24,22 +24,22 @@ ROOT = Path(__file__).resolve().parent.parent
 OLDEST = (3, 11)
 PYTORCH_CPU_INDEX = "https://download.pytorch.org/whl/cpu"
 TORCH = "torch==2.13.0"
-# Text-only models need none of these. Where an index has them for CUDA alone they fail on import, and
-# take transformers down with them.
+# Text-only models do not need these. If an index only has CUDA builds, they fail on import, which breaks
+# transformers.
 OPTIONAL_SIBLINGS = ("torchvision", "torchaudio", "torchcodec")
 KEPT_LINES = 40
 
 
 @dataclass(frozen=True)
 class Profile:
-    """What an environment holds.
+    """The content of a virtual environment.
 
     Attributes:
-        folder: Below .venvs; profiles may share one.
-        extras: Of the project; None: the project is not in it, and the file of pins names all that is.
+        folder: Folder below .venvs; profiles may share one.
+        extras: Extras of the project; None installs the pinned packages only, without the project.
         constraints: The file of pins.
-        cpu_torch: Whether PyTorch is to be a CPU build.
-        alone: Packages that work with ours, and pin others that do not: installed without what they ask for.
+        cpu_torch: Whether to install a CPU build of PyTorch.
+        alone: Packages to install without their dependencies, whose pins conflict with ours although they work.
     """
 
     folder: str
@@ -49,8 +49,8 @@ class Profile:
     alone: tuple[str, ...] = ()
 
 
-# The released packages that ours have to get along with. Each brings an openenv_core of its own, so none can be
-# where the project is.
+# The released packages that ours must be compatible with. Each has its own openenv_core, so none can be installed next
+# to the project.
 RELEASED = ("0.10.0", "0.3.1", "0.2.3", "0.1.1")
 
 TRACKIO = ("trackio==0.43.0", "gradio-client==2.7.2", "brotli==1.2.1")
@@ -66,7 +66,7 @@ TRAINERS = (
     "renderers==0.1.12",
     "prime-pydantic-config==0.4.3",
 )
-# E2B's clients, which play on `ropewalk sandboxes`.
+# E2B's clients, which are tested with `ropewalk sandboxes`.
 E2B = (
     "e2b==2.63.0",
     "e2b-code-interpreter==2.11.5",
@@ -94,25 +94,25 @@ PROFILES = {
         "rl-cpu", "rl-cpu,server,gymnasium,dev", "rl-cpu.txt", True, (*TORCHSTORE, *TRAINERS, *TRACKIO, *E2B)
     ),
     "core": Profile("core", "server,gymnasium,dev", "test.txt", False),
-    # A kernel gateway, for the tests of kernels that it hosts; an installation of its own, as its users' are.
+    # A kernel gateway, for tests of kernels that it hosts; separate from the project, as its users install it.
     "jupyter": Profile("jupyter", None, "jupyter.txt", False),
-    # An MCP client that others use; likewise.
+    # A third-party MCP client; likewise.
     "fastmcp": Profile("fastmcp", None, "fastmcp.txt", False),
-    # A trainer that pins another SDK of MCP than ours; it plays with the core from this tree.
+    # A trainer that pins another version of MCP's SDK; it uses the core from this tree.
     "verifiers": Profile("verifiers", None, "verifiers.txt", False),
-    # Harbor, whose own trials are played over our tasks; it needs Python 3.12.
+    # Harbor, whose own trials run on our tasks; it needs Python 3.12.
     "harbor": Profile("harbor", None, "harbor.txt", False),
-    # The clients of hosted sandboxes, whose signatures the tests' fakes are held against.
+    # The clients of hosted sandboxes, whose signatures the tests' fakes are compared with.
     "clouds": Profile("clouds", None, "clouds.txt", False),
-    # MkDocs, for the site of the docs; it reads our sources and imports none.
+    # MkDocs, for the documentation site; it reads our sources without importing them.
     "docs": Profile("docs", None, "docs.txt", False),
-    # Public MCP servers, which are played unchanged; likewise.
+    # Public MCP servers, used unchanged by tests.
     "mcp-servers": Profile("mcp-servers", None, "mcp-servers.txt", False),
 }
 
 
 def main() -> None:
-    """Make the environment, then replace this process with the command."""
+    """Create the environment, then replace this process with the command."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("profile", choices=sorted(PROFILES))
     parser.add_argument("command", nargs=argparse.REMAINDER)
@@ -129,7 +129,7 @@ def main() -> None:
 
 
 def prepare(name: str, profile: Profile) -> Path:
-    """Bring an environment up to what a profile asks for, and return its folder."""
+    """Create or update a profile's environment, and return its folder."""
     version = ".".join(map(str, sys.version_info[:2]))
     suffix = "" if sys.version_info[:2] == OLDEST else f"-{version}"
     environment = ROOT / ".venvs" / f"{profile.folder}{suffix}"
@@ -141,7 +141,7 @@ def prepare(name: str, profile: Profile) -> Path:
             return environment
         start_time = time.monotonic()
         if environment.exists() and not is_in_place(environment):
-            print_message(f"making {environment.relative_to(ROOT)} anew: it was made for another folder")
+            print_message(f"recreating {environment.relative_to(ROOT)}: it was made for another folder")
             shutil.rmtree(environment)
         if not (environment / "bin" / "python").is_file():
             print_message(f"making {environment.relative_to(ROOT)}")
@@ -153,7 +153,7 @@ def prepare(name: str, profile: Profile) -> Path:
 
 
 def is_in_place(environment: Path) -> bool:
-    """Whether an environment was made where it stands: one that was copied or moved runs the old place's code."""
+    """Return whether an environment was created at its path: if copied or moved, it would run the old path's code."""
     try:
         return f"-m venv {environment}\n" in (environment / "pyvenv.cfg").read_text(encoding="utf-8")
     except OSError:
@@ -161,7 +161,7 @@ def is_in_place(environment: Path) -> bool:
 
 
 def compute_fingerprint(name: str) -> str:
-    """Changes when anything does that an installation depends on."""
+    """Return a digest of everything that an installation depends on."""
     digest = hashlib.sha256(f"{name} {sys.version} {ROOT}".encode())
     profile = PROFILES[name]
     depends = [Path(__file__), ROOT / "constraints" / profile.constraints]
@@ -173,15 +173,15 @@ def compute_fingerprint(name: str) -> str:
 
 
 def install(python: Path, profile: Profile) -> None:
-    """Install the project, editable, with a profile's extras and pins; or what the pins alone name."""
+    """Install the project, editable, with a profile's extras and pins; or only the pinned packages."""
     constraints = ROOT / "constraints" / profile.constraints
     pip = [str(python), "-m", "pip", "--disable-pip-version-check", "install", "--progress-bar", "off"]
     if profile.extras is None:
         print_message(f"installing {profile.folder}")
-        # Tests import little of it: that is compiled when it is imported, where pip would compile all.
+        # Tests import few of these modules, so compile on import instead of all at once.
         run_pip([*pip, "--no-compile", "-r", str(constraints)], profile.folder)
         return
-    if constraints.is_file() and sys.version_info[:2] == OLDEST:  # pins were taken on this version
+    if constraints.is_file() and sys.version_info[:2] == OLDEST:  # the pins are for this version
         pip += ["-c", str(constraints)]
     target = f"{ROOT}[{profile.extras}]"
     if profile.cpu_torch and sys.platform == "linux":
@@ -205,7 +205,7 @@ def install(python: Path, profile: Profile) -> None:
 
 
 def cpu_index(python: Path, build: str) -> list[str]:
-    """The options that make a CPU build of PyTorch available: none where pip's own index has one."""
+    """Return pip's options for a CPU build of PyTorch: none if pip's own index has one."""
     process = subprocess.run(
         [
             str(python),
@@ -225,13 +225,13 @@ def cpu_index(python: Path, build: str) -> list[str]:
 
 
 def is_missing(python: Path, package: str) -> bool:
-    """Whether a package is not installed, importable or not."""
+    """Return whether a package is not installed; an installed one may still fail to import."""
     code = f"import importlib.util, sys; sys.exit(importlib.util.find_spec({package!r}) is not None)"
     return subprocess.run([str(python), "-c", code], check=False).returncode == 0
 
 
 def can_import(python: Path, package: str) -> bool:
-    """Whether a package imports."""
+    """Return whether a package can be imported."""
     return (
         subprocess.run([str(python), "-c", f"import {package}"], capture_output=True, check=False).returncode
         == 0
@@ -239,7 +239,7 @@ def can_import(python: Path, package: str) -> bool:
 
 
 def run_pip(command: Sequence[str], environment: str) -> None:
-    """Run pip, showing how far it is in an environment; on failure, what it said last."""
+    """Run pip and show its progress; on failure print its last lines and exit."""
     last_lines: deque[str] = deque(maxlen=KEPT_LINES)
     start_time = reported_at = time.monotonic()
     packages = 0
@@ -268,7 +268,7 @@ def run_pip(command: Sequence[str], environment: str) -> None:
 
 @contextlib.contextmanager
 def terminate_on_error(process: "subprocess.Popen[str]") -> Iterator[None]:
-    """End a process with the block that fails: pip must not write on while the next command mends its work."""
+    """Terminate a process if the block fails: pip must not keep writing while the next command repairs its work."""
     try:
         yield
     except BaseException:
@@ -278,7 +278,7 @@ def terminate_on_error(process: "subprocess.Popen[str]") -> Iterator[None]:
 
 
 def show_progress(text: str) -> None:
-    """Replace the line on a terminal; elsewhere print lines that say something."""
+    """Replace the line on a terminal; elsewhere print the line unless it is empty."""
     if sys.stdout.isatty():
         print(f"\r\033[K{text}", end="", flush=True)
     elif text:
@@ -286,13 +286,13 @@ def show_progress(text: str) -> None:
 
 
 def print_message(text: str) -> None:
-    """Print a line."""
+    """Print a line with the project's prefix."""
     print(f"[ropewalk] {text}", flush=True)
 
 
 @contextlib.contextmanager
 def hold_lock(path: Path) -> Iterator[None]:
-    """Hold a file's lock: two commands started together must not install into one environment at once."""
+    """Hold a file's lock, so that two commands do not install into one environment at once."""
     with path.open("w") as file:
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)

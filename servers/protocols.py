@@ -35,7 +35,7 @@ from websockets.protocol import State
 from websockets.server import ServerProtocol
 from websockets.streams import StreamReader
 
-from servers.routes.websocket import LANE
+from servers.routes.websocket import FAST_PATH_EXTENSION
 
 try:
     from websockets.speedups import apply_mask
@@ -485,7 +485,7 @@ class SocketProtocol(_UnreadTimeoutProtocol, WebSocketsSansIOProtocol):
             self._fast_path = FAST_PATH and not self.conn.extensions
             # The application's task has been created but has not run yet, so it finds this in its scope.
             extensions: Any = self.scope["extensions"]
-            extensions[LANE] = self
+            extensions[FAST_PATH_EXTENSION] = self
 
     def handle_cont(self, event: Frame) -> None:
         """Append a fragment to the message, so that many small ones take no more memory than one large one."""

@@ -1,4 +1,4 @@
-"""What all tests share: what is importable, who runs without the heavy stack, what its libraries may warn of."""
+"""Hooks for all tests: import paths, tiers, hiding of the heavy stack, tolerated warnings, isolation of workers."""
 
 import gc
 import importlib
@@ -16,10 +16,10 @@ import pytest
 
 _HERE = Path(__file__).parent
 
-gc.disable()  # until all is collected: modules and tests are no garbage
+gc.disable()  # until all tests are collected: modules and tests are no garbage
 
-# `tests/servers` and its neighbours must not be taken for the packages whose names they mirror, so the
-# repository comes first; `support` holds the environments that tests serve.
+# `tests/servers` and its neighbours must not shadow the packages whose names they mirror, so the repository comes
+# first; `support` has the environments and servers that tests share.
 sys.path[:0] = [str(_HERE.parent), str(_HERE / "support")]
 
 fuzzing = importlib.import_module("fuzzing")
@@ -28,12 +28,12 @@ side_by_side = importlib.import_module("side_by_side")
 
 _SCRATCH = side_by_side.own_scratch()
 
-# A shell starts background jobs with Ctrl-C ignored, nohup with the hang-up ignored, and every descendant inherits
-# that; tests that signal what they start, or themselves, must not depend on how they were started.
+# Shells start background jobs with SIGINT ignored, nohup with SIGHUP ignored, and descendants inherit that. Tests that
+# send signals must not depend on how pytest was started.
 signal.signal(signal.SIGINT, signal.default_int_handler)
 signal.signal(signal.SIGHUP, signal.SIG_DFL)
 
-# How long an example takes is a matter of what else the machine does; pytest's own time-out is for what hangs.
+# No deadline per example, as its duration depends on the machine's load; pytest's timeout catches hangs.
 if importlib.util.find_spec("hypothesis") is not None:
     from hypothesis import settings
 
@@ -45,8 +45,8 @@ COMPANION_S = 30.0
 
 HEAVY_STACK = ("monarch", "tokenizers", "torchtitan", "transformers", "vllm")
 
-# The heavy libraries warn of each other's and of their own age, on every import. Our code is not exempt:
-# what it raises or warns of itself is neither of these categories.
+# The heavy libraries warn about each other and themselves on every import. Our code is not exempt by this: its own
+# warnings have none of these categories.
 TOLERATED_OF_HEAVY = (
     "default::DeprecationWarning",
     "default::FutureWarning",
@@ -59,11 +59,11 @@ TOLERATED_OF_HEAVY = (
 
 
 OTHER_TIER = re.compile(r"^pytestmark = [^\n]*\bmark\.(slow|heavy|docker|interop|soak)\b", re.MULTILINE)
-"""A file's own marks, where they are on one line; a file that is missed so is imported in vain, and no more."""
+"""Marks of a whole file, on one line. A file whose marks are not recognised is imported needlessly, nothing else."""
 
 
 class LightPathFinder(PathFinder):
-    """Finds what the profile `test` holds: where the heavy stack is, the first tier does without it all the same."""
+    """Hides the heavy stack where it is installed, so that the first tier never depends on it."""
 
     @classmethod
     def find_spec(cls, fullname: str, *args: Any) -> ModuleSpec | None:
@@ -82,7 +82,7 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
-    """Whether a file is not even imported, which each worker would do: as a whole it is marked for another tier."""
+    """Skip the import of files that are marked as a whole for another tier; each worker would import them."""
     if not is_first_tier(config) or collection_path.suffix != ".py":
         return None
     return True if OTHER_TIER.search(collection_path.read_text(encoding="utf-8")) else None
@@ -118,7 +118,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 
 def pytest_collection_finish() -> None:
-    gc.freeze()  # or each search for garbage, in every process, goes through all modules and tests again
+    gc.freeze()  # so that collections in every process do not scan all modules and tests
     gc.enable()
 
 
@@ -145,7 +145,7 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
 
 @pytest.fixture(scope="module", autouse=True)
 def no_companion_stays() -> Iterator[None]:
-    """End what watches over containers, which lasts as long as its owner: later tests look at all children."""
+    """End the companion of containers, which lives as long as its owner: later tests inspect all child processes."""
     yield
     if (module := sys.modules.get("openenv_core.providers.docker.companion")) is None:
         return

@@ -1,1 +1,1 @@
-"""What asynchrony gains: the same job, synchronous and with bounds on staleness."""
+"""The gain of asynchronous training: the same job with max_staleness 0 (synchronous), 1 and 4."""

@@ -11,9 +11,9 @@ from benchmarks.commandline import count, heading, progress, run_measurement, wr
 from rl_bridge.errors import BridgeError
 
 _DESCRIPTION = """\
-What asynchrony gains: one job with max_staleness 0, 1 and 4, the same batch, sessions and workers. Environments
-sleep for log-normal times (sigma 1) in two worker processes, a trainer computes in a third; admission, ledger, buffer,
-dispatcher, workers and services are those of training. Prints medians of alternating rounds."""
+The gain of asynchronous training: one job with max_staleness 0, 1 and 4 and the same batch, sessions and workers.
+Environments sleep for log-normal times (sigma 1) in two worker processes, a trainer computes in a third; admission,
+ledger, buffer, dispatcher, workers and services are those of training. Prints medians of alternating rounds."""
 
 _EXAMPLES = """\
 examples:

@@ -1,4 +1,4 @@
-"""One synthetic job for each bound on staleness, in turns."""
+"""Runs one synthetic job for each bound on staleness, in alternating rounds."""
 
 import asyncio
 import statistics
@@ -27,9 +27,9 @@ class Plan:
     """How much is measured.
 
     Attributes:
-        rounds: How often every bound has its turn.
-        job: What the jobs have in common: batch, sessions, sleeps, the trainer's time.
-        bounds: `max_staleness` of each.
+        rounds: Jobs of each bound.
+        job: Settings common to all jobs: batch, sessions, sleeps, the trainer's time.
+        bounds: `max_staleness` of each job.
     """
 
     rounds: int = 3
@@ -43,7 +43,7 @@ class Plan:
 
 
 def job_name(bound: int) -> str:
-    """What a job is called in tables."""
+    """Return the name of a job in tables."""
     return "synchronous" if bound == SYNCHRONOUS else f"max_staleness {bound}"
 
 
@@ -58,13 +58,13 @@ def measure(plan: Plan, measurements: Measurements, progress: Callable[[str], No
     for number in range(1, plan.rounds + 1):
         for bound in plan.bounds:
             progress(f"round {number} of {plan.rounds}: {job_name(bound)}")
-            # Every round has sleeps of its own, which its jobs share.
+            # The jobs of a round share its sleeps; another round draws others.
             job = replace(plan.job, max_staleness=bound, seed=number)
             _add(measurements, job_name(bound), asyncio.run(run_synthetic(job)))
 
 
 def _add(measurements: Measurements, name: str, run: "SyntheticRun") -> None:
-    # The first step, for which nothing was begun in time, counts in full.
+    # The first step counts too, although nothing was prefetched for it.
     measurements.add(GROUPS, name, "", (run.throughput.groups or 0) / run.throughput.seconds)
     measurements.add(ROLL, name, "", statistics.mean(step.roll_s for step in run.steps))
     measurements.add(TRAIN, name, "", statistics.mean(step.train_s for step in run.steps))

@@ -19,12 +19,12 @@ from benchmarks.wire.measurements import Measurements
 from benchmarks.wire.report import table, verdicts
 
 GAIN = 1.6
-"""Groups a second over the synchronous loop's, at least."""
+"""Minimum of groups/s relative to the synchronous loop."""
 ACCOUNTED_FOR = 0.02
 
 
 def bound(measurements: Measurements) -> float | None:
-    """(roll + train + sync) / max(roll, train) of the synchronous loop: what hiding one behind the other can gain."""
+    """Return (roll + train + sync) / max(roll, train) of the synchronous loop: the most that overlap can gain."""
     roll, train, sync = (measurements.median(metric, job_name(SYNCHRONOUS)) for metric in (ROLL, TRAIN, SYNC))
     if roll is None or train is None or sync is None:
         return None

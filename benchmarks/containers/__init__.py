@@ -1,1 +1,1 @@
-"""What a container costs until it can be used: started cold, and out of a warm pool."""
+"""The time until a container can be used: started cold, and leased from a warm pool."""

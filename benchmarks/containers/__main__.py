@@ -15,14 +15,14 @@ from openenv_core.errors import OpenEnvError
 from openenv_core.providers.docker import DockerEngine
 
 _DESCRIPTION = """\
-What a container costs until its server is healthy: by `docker run` and a look at /health, and by ours, in alternating
-rounds; and how long a warm pool takes to hand one out. Needs a Docker engine. Prints medians and the bars."""
+The time until a container's server is healthy, with `docker run` and polls of /health and with our provider, in
+alternating rounds; and the time to lease one from a warm pool. Needs a Docker engine. Prints medians and the bars."""
 
 _EXAMPLES = """\
 examples:
   python -m benchmarks.containers                                about two minutes
   python -m benchmarks.containers --quick                        does it run?
-  python -m benchmarks.containers --image my-env:latest          another image beside the plain one
+  python -m benchmarks.containers --image my-env:latest          also another image
   python -m benchmarks.containers --json out.json                every round's figures into a file"""
 
 
@@ -60,11 +60,11 @@ def _subjects(arguments: argparse.Namespace, measurements: Measurements) -> list
 def _parser() -> argparse.ArgumentParser:
     parser = commandline.create_parser("containers", _DESCRIPTION, _EXAMPLES)
     add = parser.add_argument
-    add("--image", action="append", default=[], metavar="NAME", help=f"an image to measure beside {PLAIN}")
-    add("--port", type=count, default=PORT, metavar="N", help="where those listen inside (%(default)s)")
+    add("--image", action="append", default=[], metavar="NAME", help=f"image to measure besides {PLAIN}")
+    add("--port", type=count, default=PORT, metavar="N", help="port of those images (%(default)s)")
     add("--rounds", type=count, default=15, metavar="N", help="cold starts of each kind (%(default)s)")
     add("--leases", type=count, default=20, metavar="N", help="containers taken from the pool (%(default)s)")
-    add("--size", type=count, default=4, metavar="N", help="of the pool (%(default)s)")
+    add("--size", type=count, default=4, metavar="N", help="size of the pool (%(default)s)")
     return parser
 
 

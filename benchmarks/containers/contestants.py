@@ -1,4 +1,4 @@
-"""Two ways from an image to a healthy server: `docker run` with a look at /health, and ours."""
+"""Two ways from an image to a healthy server: `docker run` with polls of /health, and our provider."""
 
 import subprocess
 import time
@@ -13,14 +13,14 @@ DEADLINE_S: Final = 60.0
 
 
 class BenchError(Exception):
-    """Something that is measured did not work."""
+    """A measured operation failed."""
 
 
 def docker(*arguments: str) -> str:
-    """Run the engine's command line and return what it printed.
+    """Run a `docker` command and return its output.
 
     Raises:
-        BenchError: It failed.
+        BenchError: The command failed.
     """
     process = subprocess.run(
         ["docker", *arguments], capture_output=True, text=True, timeout=DEADLINE_S, check=False
@@ -33,12 +33,12 @@ def docker(*arguments: str) -> str:
 
 
 def options_of(subject: Subject) -> ContainerOptions:
-    """Return what our containers get: everything as by default."""
+    """Return the options of our containers: the defaults."""
     return ContainerOptions(port=subject.port, command=subject.command, stop_timeout_s=0.0)
 
 
 def start_plain(subject: Subject) -> float:
-    """Return the seconds from `docker run` to healthy; the container is gone afterwards."""
+    """Return the seconds from `docker run` to healthy; the container is removed afterwards."""
     name = f"ropewalk-bench-{token_hex(4)}"
     publish = f"127.0.0.1::{subject.port}"
     start = time.perf_counter()
@@ -54,7 +54,7 @@ def start_plain(subject: Subject) -> float:
 
 
 def start_ours(subject: Subject) -> float:
-    """Return the seconds that LocalDockerProvider.start() takes; the container is gone afterwards."""
+    """Return the seconds that LocalDockerProvider.start() takes; the container is removed afterwards."""
     provider = LocalDockerProvider(subject.image, options=options_of(subject))
     start = time.perf_counter()
     provider.start()

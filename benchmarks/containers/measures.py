@@ -1,4 +1,4 @@
-"""The measurements of cold starts and of the pool."""
+"""Measurements of cold starts and of the pool."""
 
 import math
 import time
@@ -18,9 +18,9 @@ Progress = Callable[[str], None]
 def measure_cold_starts(
     subject: Subject, rounds: int, measurements: Measurements, progress: Progress
 ) -> None:
-    """Start the image both ways, one after the other, with the order changed from round to round."""
+    """Start the image both ways, one after the other; the order alternates between rounds."""
     for start in (start_plain, start_ours):
-        start(subject)  # the first one pays for cold caches, and ours for its companion
+        start(subject)  # the first start fills caches, and ours starts its companion
     for round_ in range(rounds):
         progress(f"cold start of {subject.image}: round {round_ + 1} of {rounds}")
         ways = [("docker run", start_plain), ("ours", start_ours)]
@@ -31,7 +31,7 @@ def measure_cold_starts(
 def measure_pool(
     subject: Subject, leases: int, size: int, measurements: Measurements, progress: Progress
 ) -> None:
-    """Take containers out of a pool one after another: while it is full, and while others start beside that."""
+    """Lease containers from a pool one after another: while it is full, and while it starts others."""
     with DockerPool(subject.image, size, options=options_of(subject)) as pool:
         for metric, ready in (("hand-out", size), ("while others start", 1)):
             durations_ms: list[float] = []
@@ -49,6 +49,6 @@ def measure_pool(
 
 
 def percentile(values: Sequence[float], percent: float) -> float:
-    """Return the smallest value that so many percent of them do not exceed."""
+    """Return the smallest value that `percent` percent of the values do not exceed."""
     ordered = sorted(values)
     return ordered[max(0, math.ceil(len(ordered) * percent / 100) - 1)]

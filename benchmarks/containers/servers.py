@@ -1,4 +1,4 @@
-"""The server that is measured unless another image is named: /health on the standard library, in the plain image."""
+"""The server that is measured by default: /health on the standard library, in the plain image."""
 
 from dataclasses import dataclass
 from typing import Final
@@ -22,12 +22,12 @@ http.server.ThreadingHTTPServer(("", %d), Health).serve_forever()
 
 @dataclass(frozen=True, slots=True)
 class Subject:
-    """An image, and what runs in it.
+    """An image and the command that runs in it.
 
     Attributes:
         image: The image.
-        command: What runs instead of its own command; None for that.
-        port: Where it listens.
+        command: Command to run; None runs the image's own.
+        port: Port that the server listens on.
     """
 
     image: str
@@ -36,7 +36,7 @@ class Subject:
 
     @property
     def name(self) -> str:
-        """What it is called in tables."""
+        """The name in tables."""
         return self.image if self.command is None else f"{self.image}, /health alone"
 
 

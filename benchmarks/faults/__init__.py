@@ -1,1 +1,1 @@
-"""What a run survives: processes killed at drawn times, and what each loss costs."""
+"""Fault tolerance of a training run: processes are killed at random times, and the cost of each loss is measured."""

@@ -18,10 +18,10 @@ GROUPS_AN_ITERATION = 64
 END_TIMEOUT_S = 1800.0
 
 _DESCRIPTION = """\
-What a run survives: a real training run of the BlackJack example, two generators, two rollout workers, a reward pool
-and an environment's server, whose processes get SIGKILL at times drawn from a seed, each when the last one is back.
-Prints when each loss was noticed, when the replica served again, and what must show: the run ends by itself with every
-group trained, none twice, and no process left."""
+Fault tolerance of a training run of the BlackJack example with two generators, two rollout workers, a reward pool and
+an environment server. Processes get SIGKILL at times drawn from a seed, each once the previous one has recovered.
+Prints when each loss was noticed, when the replica served again, and the bars: the run ends by itself with every group
+trained, none twice, and no process left."""
 
 _EXAMPLES = """\
 examples:
@@ -31,7 +31,7 @@ examples:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run, kill, print; returns 0 where every bar is met, 1 where one is not, 130 on Ctrl-C."""
+    """Run, kill, print; returns 0 if every bar is met, 1 if one is not, 130 on Ctrl-C."""
     parser = argparse.ArgumentParser(
         prog="python -m benchmarks.faults",
         description=_DESCRIPTION,
@@ -43,10 +43,10 @@ def main(argv: Sequence[str] | None = None) -> int:
         "--iterations", type=count, default=600, metavar="N", help="of the run; 600 by default"
     )
     parser.add_argument(
-        "--seed", type=int, default=1, metavar="N", help="draws times and victims; 1 by default"
+        "--seed", type=int, default=1, metavar="N", help="seed of times and victims; 1 by default"
     )
     parser.add_argument("--max-staleness", type=int, default=1, metavar="N", help="of the run; 1 by default")
-    parser.add_argument("--keep", type=Path, metavar="FOLDER", help="keep the run there")
+    parser.add_argument("--keep", type=Path, metavar="FOLDER", help="keep the run in this folder")
     arguments = parser.parse_args(argv)
     signal.signal(signal.SIGTERM, interrupt)
     with tempfile.TemporaryDirectory(prefix="ropewalk-faults-") as scratch:

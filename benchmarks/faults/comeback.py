@@ -1,4 +1,4 @@
-"""Two runs of one seed: one undisturbed, one whose trainer is killed, and which is then killed whole and resumed."""
+"""Two runs of one seed: one undisturbed; in the other the trainer is killed, then the whole run, which is resumed."""
 
 import json
 import os
@@ -25,12 +25,12 @@ class EndState:
     """The end state of a run.
 
     Attributes:
-        metrics: The `COMPARED_METRICS` metrics of each iteration.
-        weights: The trained policy's file.
+        metrics: The `COMPARED_METRICS` of each iteration.
+        weights: Content of the trained policy's file.
         trained: Groups of the history that led to the final weights, in order.
         dropped: Groups of that history that were dropped.
-        pending: Groups that were under way, or finished and not trained, when the checkpoint was written that it came
-            back to.
+        pending: Groups in progress, or finished but not trained, when the checkpoint was written that the run resumed
+            from.
     """
 
     metrics: Sequence[tuple[float, ...]]
@@ -44,7 +44,7 @@ def run_undisturbed(root: Path, folder: Path, iterations: int, *overrides: str) 
     """Run to the end.
 
     Raises:
-        RuntimeError: It failed.
+        RuntimeError: The run failed.
     """
     job = Job(root, folder, f"trainer.iterations={iterations}", *overrides)
     try:
@@ -55,14 +55,14 @@ def run_undisturbed(root: Path, folder: Path, iterations: int, *overrides: str) 
 
 
 def run_killed(root: Path, folder: Path, iterations: int, seed: int, *overrides: str) -> EndState:
-    """Kill the trainer, then the run; resume it, to the end.
+    """Kill the trainer, then the run; resume the run to its end.
 
     Args:
         root: A checkout.
         folder: Where the run writes.
-        iterations: Of the run; enough that it lasts longer than the kills.
-        seed: Draws the iterations of the kills, and which rank of the trainer.
-        overrides: Overrides.
+        iterations: Iterations of the run; enough that it outlasts the kills.
+        seed: Seed of the iterations of the kills, and of the trainer's rank.
+        overrides: Configuration overrides.
 
     Raises:
         RuntimeError: A step of the run did not go as expected.
@@ -103,10 +103,10 @@ def _trainers(status: StatusSnapshot) -> Sequence[Any]:
 
 
 def wait_for_iteration(job: Job, version: int) -> StatusSnapshot:
-    """Wait until so many iterations are trained, and the trainer serves.
+    """Wait until `version` iterations are trained and the trainer serves.
 
     Raises:
-        RuntimeError: The run ended before, or it took too long.
+        RuntimeError: The run ended first, or the wait timed out.
     """
 
     def has_caught_up(status: StatusSnapshot) -> bool:

@@ -1,4 +1,4 @@
-"""A real run of the example, small, in processes of its own, with its status asked for as it goes."""
+"""A small training run of the example in its own processes, whose status can be polled."""
 
 import asyncio
 import json
@@ -32,7 +32,7 @@ SMALL = (
     "evaluation.episodes=256",
     "trainer.checkpoint_interval=5",
 )
-"""Two of what can be lost, and a budget for what will be."""
+"""Two replicas of each service that can lose one, and a restart budget for the kills."""
 
 LOST = (
     "rollout/leases_lost",
@@ -49,7 +49,7 @@ class Job:
     Args:
         root: A checkout.
         folder: Where the run writes.
-        overrides: Configuration overrides beside `SMALL`.
+        overrides: Configuration overrides in addition to `SMALL`.
         resume: Resume the run in the folder; without overrides.
     """
 
@@ -71,7 +71,7 @@ class Job:
         )
 
     def output(self) -> str:
-        """Return what the command has printed."""
+        """Return the command's output so far."""
         return Path(self._log.name).read_text(errors="replace")
 
     def status(self) -> StatusSnapshot | None:
@@ -83,7 +83,7 @@ class Job:
             return None
 
     def wait(self, timeout_s: float) -> int | None:
-        """Wait for the run; returns its exit status, or None where it still runs."""
+        """Wait for the run; returns its exit status, or None if it is still running."""
         try:
             return self.process.wait(timeout_s)
         except subprocess.TimeoutExpired:
@@ -111,15 +111,15 @@ class Job:
         return leftovers
 
     def rows(self, file: str) -> list[dict[str, Any]]:
-        """A file of JSON lines in the run's folder."""
+        """Return the rows of a file of JSON lines in the run's folder."""
         return [json.loads(line) for line in (self.folder / file).read_text().splitlines()]
 
     def trained(self) -> list[int]:
-        """The groups that were trained, in order, in the history that led to the weights."""
+        """Return the groups trained in the history that led to the weights, in order."""
         return [group for row in self.rows(HISTORY_FILE) for group in row["trained"]]
 
     def account(self) -> dict[str, float]:
-        """What was lost on the way, by the names that the log uses."""
+        """Return what was lost during the run, by metric name."""
         (*_, last) = self.rows("metrics.jsonl")
         return {name: last[name] for name in LOST}
 

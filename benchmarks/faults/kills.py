@@ -1,4 +1,4 @@
-"""Kills processes of a run at drawn times, and watches how it goes on."""
+"""Kills processes of a run at random times and watches it recover."""
 
 import os
 import random
@@ -14,7 +14,7 @@ from benchmarks.faults.job import Job
 from rl_bridge.metrics.status import SERVING, ReplicaRow, StatusSnapshot
 
 KINDS = ("policy", "rollout", "reward", "environment")
-"""Services of a run that are killed: a generator of two, a rollout worker of two, the reward pool, the server."""
+"""Services of which a replica is killed: two generators, two rollout workers, the reward pool, the server."""
 POLL_INTERVAL_S = 0.2
 START_TIMEOUT_S = 300.0
 RECOVERY_TIMEOUT_S = 180.0
@@ -26,10 +26,10 @@ class Kill:
 
     Attributes:
         kind: The service.
-        replica: Which of it.
-        version: How far the run was.
-        noticed_s: Until the run said that the replica is lost.
-        serving_s: Until it served again, with whatever it needs for that.
+        replica: Number of the replica.
+        version: Iterations trained at the time.
+        noticed_s: Seconds until the run reported the replica as lost.
+        serving_s: Seconds until the replica served again.
     """
 
     kind: str
@@ -41,13 +41,13 @@ class Kill:
 
 @dataclass(slots=True)
 class Killer:
-    """Kills one process after the other, each when the last one's replica serves again.
+    """Kills one process after another, each once the previous one's replica serves again.
 
     Args:
         job: The run.
-        seed: Draws the times between a recovery and the next kill, and which replica.
-        pause_s: Shortest and longest of these times.
-        progress: Told what happens.
+        seed: Seed of the pauses between a recovery and the next kill, and of the replicas.
+        pause_s: Shortest and longest pause.
+        progress: Called with a line about each kill.
     """
 
     job: Job
@@ -58,7 +58,7 @@ class Killer:
     cold_start_s: float | None = None
 
     def all(self, kinds: Sequence[str]) -> list[Kill]:
-        """Kill one of each of `kinds`, in an order that the seed draws; less where the run ends before."""
+        """Kill one replica for each entry of `kinds`, in random order; fewer if the run ends first."""
         rng = random.Random(self.seed)
         order = list(kinds)
         rng.shuffle(order)
@@ -119,7 +119,7 @@ def _replicas(status: StatusSnapshot, kind: str) -> Sequence[ReplicaRow]:
 
 
 def _event(status: StatusSnapshot, kill: Kill, kind: str, began: float) -> float | None:
-    """Seconds from the kill to the first event of a kind, as the run dates it."""
+    """Return the seconds from the kill to the first event of a kind, by the run's timestamps."""
     for event in status.events:
         is_of_kill = (event.service, event.replica, event.what.partition(":")[0]) == (
             kill.kind,
@@ -132,7 +132,7 @@ def _event(status: StatusSnapshot, kill: Kill, kind: str, began: float) -> float
 
 
 def _cold_start(status: StatusSnapshot) -> float | None:
-    """Seconds from a generator's process to its serving, at the run's beginning; the longest."""
+    """Return the longest time in seconds from starting a generator's process to serving, at the run's start."""
     starts = {
         e.replica: e.at for e in reversed(status.events) if e.service == "policy" and e.what == "starting"
     }
@@ -144,7 +144,7 @@ def _cold_start(status: StatusSnapshot) -> float | None:
 
 
 def _kill(pid: int, kind: str) -> None:
-    if kind == "environment":  # what is told is the guard; the server is its child
+    if kind == "environment":  # the status has the guard's pid; the server is its child
         children = psutil.Process(pid).children()
         pid = children[0].pid if children else pid
     os.kill(pid, signal.SIGKILL)

@@ -1,4 +1,4 @@
-"""The report of a run that lost processes, and the bounds that it is checked against."""
+"""The report of a run that lost processes, and the bounds it is checked against."""
 
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
@@ -11,7 +11,7 @@ from benchmarks.wire.report import table, verdicts
 NOTICED_S = 10.0
 START_FACTOR = 2.0
 ALONE = ("reward", "environment")
-"""Of these there is one in the run: work waits for its restart."""
+"""Services with one replica: work waits for its restart."""
 
 
 def bars(
@@ -20,12 +20,12 @@ def bars(
     """Yield every bar.
 
     Args:
-        killer: With its kills.
-        wanted: Kills that were asked for.
+        killer: The killer, after its kills.
+        wanted: Number of kills requested.
         trained: The groups of the history that led to the final weights.
-        groups: How many the run was to train.
-        left: Processes that were there after the end.
-        status: The exit status with which the run was to end.
+        groups: Number of groups that the run should train.
+        left: Number of processes left after the run's end.
+        status: Expected exit status of the run.
     """
     job, kills = killer.job, killer.kills
     yield Bar("exit status of the run", job.process.returncode, status, "at most")

@@ -1,8 +1,8 @@
-"""A reward function that changes nothing: it keeps the reward pool in the way of every episode."""
+"""A reward function that adds nothing: with it, every episode depends on the reward pool."""
 
 from typing import Any
 
 
 def compute_reward(prompt: Any, response: str, target: Any) -> float:
-    """Nothing on top of what the table pays."""
+    """Return 0: the game's own reward stands."""
     return 0.0

@@ -1,1 +1,1 @@
-"""What somebody with a fresh GPU machine runs first: `scripts/gpu-check` (docs/gpus.md)."""
+"""`scripts/gpu-check`: checks to run first on a new GPU machine (docs/gpus.md)."""

@@ -1,4 +1,4 @@
-"""`scripts/gpu-check`: each check in a process of its own, so that one that crashes or hangs does not stop the rest."""
+"""`scripts/gpu-check`: runs each check in a separate process, so that a crash or hang does not stop the others."""
 
 import argparse
 import contextlib
@@ -20,25 +20,25 @@ MISUSED, INTERRUPTED = 2, 130
 TAIL_LINES = 12
 CHECKS = {
     "versions": (90, "torch, its CUDA, the driver, the card; matrix products and copies a second"),
-    "step": (150, "loss and gradients of a tiny model, beside a CPU's; the same in bfloat16"),
-    "attention": (120, "attention by document, beside one document at a time on a CPU"),
-    "loss": (120, "peak memory of the last layer and its gradient, beside the chunk's arithmetic"),
+    "step": (150, "loss and gradients of a tiny model, compared with a CPU's; the same in bfloat16"),
+    "attention": (120, "attention by document, compared with one document at a time on a CPU"),
+    "loss": (120, "peak memory of the last layer and its gradient, compared with the expected bytes"),
     "train-0.6B": (150, "tokens/s, MFU and memory of a training step at the shapes of Qwen3-0.6B"),
     "reload": (
         300,
-        "vLLM takes new weights after it has captured its graphs, awake and asleep, and is as a fresh engine",
+        "vLLM loads new weights after capturing its graphs, awake and asleep, and then equals a fresh engine",
     ),
     "decode-0.6B": (200, "vLLM's tokens/s at the shapes of Qwen3-0.6B"),
     "blackjack": (420, "a run of a few iterations with one card"),
     "weights-0.6B": (
         90,
-        "weights from trainer to generator, by host and by card: seconds, GB/s, host memory",
+        "weights from trainer to generator, through host and GPU memory: seconds, GB/s, host memory",
     ),
-    "train-8B": (240, "the same step at the shapes of Qwen3-8B, with as many layers as have room"),
+    "train-8B": (240, "the same step at the shapes of Qwen3-8B, with as many layers as fit"),
     "weights-8B": (240, "the same weights at the shapes of Qwen3-8B"),
     "decode-8B": (360, "vLLM's tokens/s at the shapes of Qwen3-8B"),
 }
-"""The checks in order: time limit in seconds, and what each measures."""
+"""The checks in order, each with its time limit in seconds and a description."""
 
 
 @dataclass(kw_only=True, slots=True)
@@ -46,11 +46,11 @@ class Outcome:
     """The result of a check.
 
     Attributes:
-        check: Its name.
-        status: passed; failed: a figure is out of its bounds, or an error was raised; skipped; crashed; timed out.
-        seconds: How long it took.
-        why: Of what did not pass.
-        figures: What was measured: what, value, unit, and where there is a bound `bar` and `met`.
+        check: Name of the check.
+        status: passed; failed: a value is out of its bounds, or an error was raised; skipped; crashed; timed out.
+        seconds: Duration.
+        why: Reason why the check did not pass.
+        figures: Measured values: `what`, `value`, `unit`, and for values with a bound `bar` and `met`.
     """
 
     check: str
@@ -61,7 +61,7 @@ class Outcome:
 
 
 def run_check(name: str, *, dry: bool, seconds: float, logs: Path | None = None) -> Outcome:
-    """Run a check, and end whatever it has started; all that it printed is kept in `logs`."""
+    """Run a check, then kill all processes it has started. Its output is kept in `logs`."""
     outcome = Outcome(check=name)
     began = time.monotonic()
     with tempfile.TemporaryDirectory(prefix="gpu-check-") as folder:
@@ -97,7 +97,7 @@ def run_check(name: str, *, dry: bool, seconds: float, logs: Path | None = None)
 
 
 def _run(command: Sequence[str], environment: dict[str, str], output: IO[str], seconds: float) -> int | None:
-    """Run a command and return its exit status; None where it timed out."""
+    """Run a command and return its exit status; None if it timed out."""
     process = subprocess.Popen(
         command,
         cwd=ROOT,
@@ -105,14 +105,14 @@ def _run(command: Sequence[str], environment: dict[str, str], output: IO[str], s
         stdin=subprocess.DEVNULL,
         stdout=output,
         stderr=output,
-        start_new_session=True,  # so that all that it has started can be ended with it
+        start_new_session=True,  # so that its descendants can be killed with it
     )
     try:
         return process.wait(seconds)
     except subprocess.TimeoutExpired:
         return None
     finally:
-        with contextlib.suppress(ProcessLookupError):  # nobody is left in its group
+        with contextlib.suppress(ProcessLookupError):  # the group is empty
             os.killpg(process.pid, signal.SIGKILL)
         process.wait()
 
@@ -138,7 +138,7 @@ def table(outcomes: Sequence[Outcome]) -> str:
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="./scripts/gpu-check",
-        description="Looks at a machine with a GPU: is the stack's CUDA side right here, and how fast is it.",
+        description="Checks a machine with a GPU: whether the CUDA stack computes correctly, and how fast.",
         epilog="""examples:
   ./scripts/gpu-check --json gpu.json
   ./scripts/gpu-check --only versions,step,attention
@@ -146,8 +146,8 @@ def _parser() -> argparse.ArgumentParser:
   PYTHON=/opt/env/bin/python ./scripts/gpu-check --minutes 10""",
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    parser.add_argument("--only", metavar="NAME,NAME", help="these checks alone")
-    parser.add_argument("--list", action="store_true", help="name the checks")
+    parser.add_argument("--only", metavar="NAME,NAME", help="run only these checks")
+    parser.add_argument("--list", action="store_true", help="list the checks")
     parser.add_argument(
         "--dry", action="store_true", help="on the CPU, with tiny shapes: shows that it runs, no more"
     )
@@ -155,9 +155,9 @@ def _parser() -> argparse.ArgumentParser:
         "--minutes", type=float, default=25.0, metavar="M", help="for all of them (%(default)g)"
     )
     parser.add_argument(
-        "--json", type=Path, metavar="FILE", help="write all that was found there, after each check"
+        "--json", type=Path, metavar="FILE", help="write all results to this file, after each check"
     )
-    parser.add_argument("--logs", type=Path, metavar="FOLDER", help="keep there all that each check printed")
+    parser.add_argument("--logs", type=Path, metavar="FOLDER", help="keep each check's output in this folder")
     return parser
 
 
@@ -166,7 +166,7 @@ def _interrupt(_signal: int, _frame: FrameType | None) -> None:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run the checks; returns 0, 1 where one failed, crashed or timed out, 2 for a bad command line."""
+    """Run the checks; returns 0, 1 if one failed, crashed or timed out, 2 for a bad command line."""
     parser = _parser()
     arguments = parser.parse_args(argv)
     if arguments.list:
@@ -176,7 +176,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             )
         )
         return 0
-    # On a CPU no size is what it is called, and twice the same.
+    # A dry run uses the same tiny shapes for every size; one of them is enough.
     names = [name for name in CHECKS if not (arguments.dry and name.endswith("8B"))]
     if arguments.only is not None:
         names = arguments.only.split(",")

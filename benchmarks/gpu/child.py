@@ -1,4 +1,4 @@
-"""`python -m benchmarks.gpu.child NAME FILE [--dry]`: one check, which writes its results to the file at once."""
+"""`python -m benchmarks.gpu.child NAME FILE [--dry]`: runs one check, which writes each result to FILE at once."""
 
 import ctypes
 import json
@@ -21,11 +21,11 @@ MODULES = {
     "train": "training",
 }
 MODULES |= {"weights": "training", "reload": "engines", "decode": "engines", "blackjack": "engines"}
-"""The module of each check: a check imports only the packages that it needs."""
+"""The module of each check; separate modules, so that a check imports only the packages it needs."""
 
 
 class SkipError(Exception):
-    """This check cannot be made here."""
+    """The check cannot run on this machine."""
 
 
 @dataclass(slots=True)
@@ -33,10 +33,10 @@ class Reporter:
     """Writes the results of a check to a file.
 
     Attributes:
-        file: Lines of JSON.
-        dry: On the CPU, with tiny shapes.
-        size: The model, of a check that has one in its name.
-        met: Whether every bound was kept so far.
+        file: A file of JSON lines.
+        dry: Run on the CPU with tiny shapes.
+        size: Model size, for checks that have one in their name.
+        met: Whether every value so far is within its bound.
     """
 
     file: Path
@@ -49,7 +49,7 @@ class Reporter:
         row: dict[str, object] = {"what": label, "value": value, "unit": unit}
         if at_most is not None:
             assert not isinstance(value, str)
-            met = value <= at_most  # of what is no number False
+            met = value <= at_most  # False for NaN
             row |= {"bar": f"at most {at_most:g}", "met": met}
             self.met = self.met and met
         self._write(row)
@@ -78,7 +78,7 @@ class Reporter:
 
 
 def missing_package(error: BaseException) -> str | None:
-    """Return the third-party package whose absence an error reports; None where it is a module of ours."""
+    """Return the third-party package whose absence caused an error; None if it is one of our modules."""
     while error.__cause__ is not None:
         error = error.__cause__
     name = error.name if isinstance(error, ModuleNotFoundError) and error.name is not None else "benchmarks"
@@ -90,7 +90,7 @@ def main(name: str, file: str, *, dry: bool) -> int:
     ctypes.CDLL(None).prctl(SET_DEATH_SIGNAL, int(signal.SIGKILL), 0, 0, 0)
     check, _, size = name.partition("-")
     reporter = Reporter(Path(file), dry, "tiny" if dry else size)
-    if check in ("train", "weights"):  # as the trainer's processes are told, before torch is there
+    if check in ("train", "weights"):  # as in the trainer's processes; before torch is imported
         os.environ.setdefault("PYTORCH_ALLOC_CONF", "expandable_segments:True")
     try:
         getattr(import_module(f"benchmarks.gpu.{MODULES[check]}"), check)(reporter)
@@ -110,6 +110,6 @@ def main(name: str, file: str, *, dry: bool) -> int:
 
 
 if __name__ == "__main__":
-    from benchmarks.gpu import child  # as the checks know it: its errors here would be others
+    from benchmarks.gpu import child  # the module that the checks import: `__main__` has another SkipError
 
     sys.exit(child.main(sys.argv[1], sys.argv[2], dry="--dry" in sys.argv[3:]))

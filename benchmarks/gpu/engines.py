@@ -1,4 +1,4 @@
-"""Checks of the generator's side, and of a whole run."""
+"""Checks of the generator, and of a whole run."""
 
 import contextlib
 import json
@@ -25,13 +25,13 @@ KEPT_LINES = 10
 LOG_POLL_INTERVAL_S = 1.0
 ITERATIONS = 3
 STARTED = "everything has started"
-"""How the line of a run begins that tells that all its roles serve."""
+"""Start of the line that a run prints once all its roles serve."""
 
 
 def _start_engine(
     path: Path, reporter: Reporter, *, share: float, max_length: int, at_once: int, sleeps: bool = False
 ) -> Any:
-    """A generator's engine as a run has it, on a GPU in a process of its own; ready to answer."""
+    """Start a generator's engine as a run does (on a GPU, in its own process) and return it once it is ready."""
     from rl_bridge.config import Config
     from rl_bridge.generator.replica import make_engine
     from rl_bridge.generator.vllm_api import engine_environment
@@ -67,7 +67,7 @@ def _draw_prompts(count: int, length: int, vocabulary: int) -> list[list[int]]:
 
 
 def reload(reporter: Reporter) -> None:
-    """The engine of one model is given another's weights, awake and asleep; then it answers as that one's own."""
+    """Load another model's weights into an engine, awake and asleep; its answers must equal a fresh engine's."""
     reporter.device()
     dtype = torch.float32 if reporter.dry else torch.bfloat16
     prompts = _draw_prompts(4, 8, SHAPES["tiny"]["vocab_size"])
@@ -81,10 +81,10 @@ def reload(reporter: Reporter) -> None:
         engine = _start_engine(paths[0], reporter, share=0.25, max_length=64, at_once=8, sleeps=True)
         reporter.record("start", time.perf_counter() - start_time, "s")
         before = _generate(engine, prompts, temperature=0, tokens=16)
-        for version in (1, 2, 3):  # over again, as in a run
+        for version in (1, 2, 3):  # repeatedly, as in a run
             load = engine.load(version, state).result(ANSWER_TIMEOUT_S)
         reporter.record("load", 1000 * load.load_s, "ms")
-        for version in (4, 5):  # and as in one whose trainer shares the GPU
+        for version in (4, 5):  # as in a run whose trainer shares the GPU
             start_time, awake = time.perf_counter(), _free_gb(reporter)
             engine.sleep().result(ANSWER_TIMEOUT_S)
             reporter.record(
@@ -116,14 +116,14 @@ def _free_gb(reporter: Reporter) -> float:
 
 
 def decode(reporter: Reporter) -> None:
-    """All answers at once, as long as each may be: what a generator does at most."""
+    """Measure the maximum throughput of a generator: a full batch of answers of maximum length."""
     device, size, architecture = reporter.device(), reporter.size, shape_of(reporter.size)
     count, before, tokens = (8, 8, 16) if reporter.dry else (256, 128, 512)
     if device == "cuda" and 2.4 * architecture.parameters > torch.cuda.mem_get_info()[0]:
         raise SkipError(f"{2.4 * architecture.parameters / 1e9:.0f} GB have no room on this card")
     with tempfile.TemporaryDirectory() as folder:
         path = write_checkpoint(Path(folder) / "policy", size, device=device, dtype=torch.bfloat16)
-        torch.cuda.empty_cache()  # of which the engine counts what is free
+        torch.cuda.empty_cache()  # the engine sizes its cache by the free memory
         start_time = time.perf_counter()
         engine = _start_engine(path, reporter, share=0.85, max_length=before + tokens, at_once=count)
         reporter.record("start", time.perf_counter() - start_time, "s")
@@ -140,7 +140,7 @@ def decode(reporter: Reporter) -> None:
 
 
 def blackjack(reporter: Reporter) -> None:
-    """`ropewalk train` on BlackJack for three iterations, with what one card is enough for."""
+    """Run `ropewalk train` on BlackJack for three iterations, placed on the GPUs that are available."""
     device = reporter.device()
     from rl_bridge.config import MonarchConfig
 
@@ -177,7 +177,7 @@ def blackjack(reporter: Reporter) -> None:
         ):
             assert training.stdout is not None
             last_lines = deque[str](maxlen=KEPT_LINES)
-            for line in training.stdout:  # passed on at once: a check that is ended tells how far it came
+            for line in training.stdout:  # printed at once, for checks that time out
                 after = time.perf_counter() - start_time
                 print(f"{after:6.1f} s  {line}", end="", flush=True)
                 last_lines.append(line)
@@ -203,7 +203,7 @@ def blackjack(reporter: Reporter) -> None:
         reporter.record(f"{name}, the last iteration", last[name])
     for phase in ("push_s", "transport_s", "pause_s", "load_s"):
         reporter.record(f"sync/{phase}, the last iteration", last[f"sync/{phase}"], "s")
-    # What turns cost stands in the log as shares of the time since the iteration before was logged.
+    # The log has the cost of sharing the GPU as shares of the time since the previous iteration was logged.
     wall_s = last["time/elapsed_s"] - rows[-2]["time/elapsed_s"]
     for role, phase in (("policy", "sleep"), ("trainer", "onload"), ("trainer", "offload")):
         if (share := last.get(f"span/{role}/work/{phase}")) is not None:
@@ -212,7 +212,7 @@ def blackjack(reporter: Reporter) -> None:
 
 @contextlib.contextmanager
 def _print_logs(logs: Path) -> Iterator[None]:
-    """Print what the processes of a run write to their logs, while they do: how far one came that hangs."""
+    """Print the logs of a run's processes as they are written, to show how far a hanging process got."""
     over = threading.Event()
     read_bytes: dict[Path, int] = {}
 

@@ -53,17 +53,17 @@ SHAPES: Final[dict[str, dict[str, Any]]] = {
         "vocab_size": 512,
     },
 }
-"""By the sizes that people call them: what their config.json says; `tiny` is nobody's."""
+"""The config.json of Qwen3's models by size; `tiny` is not a published model."""
 
 
 def shape_of(size: str, layers: int | None = None) -> Architecture:
-    """A size, with fewer layers where a number is given."""
+    """Return the architecture of a size, with `layers` layers if given."""
     architecture = architecture_of(SHAPES[size], where=size)
     return replace(architecture, layers=layers or architecture.layers)
 
 
 def tensors(architecture: Architecture) -> Iterator[tuple[str, tuple[int, ...]]]:
-    """The names and shapes of a checkpoint."""
+    """Yield the names and shapes of a checkpoint's tensors."""
     queries, keys = architecture.heads * architecture.head_dim, architecture.kv_heads * architecture.head_dim
     yield "model.embed_tokens.weight", (architecture.vocabulary, architecture.dim)
     for layer in range(architecture.layers):
@@ -89,7 +89,7 @@ def tensors(architecture: Architecture) -> Iterator[tuple[str, tuple[int, ...]]]
 def random_weights(
     architecture: Architecture, *, device: str, dtype: torch.dtype, seed: int = 0
 ) -> dict[str, Tensor]:
-    """Return random weights as small as at initialization; norms are 1."""
+    """Return random weights at the scale of an initialization; norms are 1."""
     draw = torch.Generator(device).manual_seed(seed)
     weights: dict[str, Tensor] = {}
     for name, shape in tensors(architecture):
@@ -102,7 +102,7 @@ def random_weights(
 def write_checkpoint(
     folder: Path, size: str, *, device: str, dtype: torch.dtype, layers: int | None = None, seed: int = 0
 ) -> Path:
-    """Write a model of random weights in the Hugging Face layout; without a tokenizer."""
+    """Write a model with random weights in the Hugging Face layout, without a tokenizer."""
     from safetensors.torch import save_file
 
     architecture = shape_of(size, layers)
@@ -118,7 +118,7 @@ def write_checkpoint(
 
 
 def documents(lengths: list[int], *, vocabulary: int) -> Any:
-    """A batch of documents of random tokens, the second half of each in the loss."""
+    """Return a batch of documents of random tokens; the second half of each is in the loss."""
     from rl_bridge.buffer.batch import TrainBatch
     from rl_bridge.types import NO_VERSION, TrainSample
 

@@ -1,4 +1,4 @@
-"""Checks for which torch is enough: the stack and the card, the last layer."""
+"""Checks that need torch only: the software stack, the card, and the last layer."""
 
 import contextlib
 import subprocess
@@ -27,7 +27,7 @@ def seconds(work: Callable[[], object], *, times: int = 5) -> float:
 
 
 def versions(reporter: Reporter) -> None:
-    """The stack, the card, and whether it multiplies and copies as it should."""
+    """Record the versions of the stack, the card, its accuracy, and the speed of matrix products and copies."""
     reporter.record("python", sys.version.split()[0])
     reporter.record("torch", torch.__version__)
     reporter.record("torch's CUDA", str(torch.version.cuda))
@@ -61,7 +61,7 @@ def versions(reporter: Reporter) -> None:
     flops = 2 * size**3 / seconds(lambda: a @ b)
     reporter.record("bf16 products", flops / 1e12, "TFLOP/s")
     if device == "cuda":
-        with contextlib.suppress(ModuleNotFoundError):  # which has the table
+        with contextlib.suppress(ModuleNotFoundError):  # the table of peaks is TorchTitan's
             from rl_bridge.trainer.metrics import peak_flops
 
             if (peak := peak_flops(torch.cuda.get_device_name())) is not None:
@@ -74,7 +74,7 @@ def versions(reporter: Reporter) -> None:
 
 
 def loss(reporter: Reporter) -> None:
-    """The last layer's memory at Qwen3's vocabulary, which must not grow with the tokens."""
+    """Measure the last layer's memory at Qwen3's vocabulary size; it must not grow with the number of tokens."""
     from benchmarks.loss import CHUNK, MOST, VOCABULARY, arithmetic, peak, peak_on_gpu
 
     if reporter.device() == "cpu":

@@ -1,4 +1,4 @@
-"""Checks of the trainer's side: a step, kernels, its speed and memory, weights through the store."""
+"""Checks of the trainer: a step, attention kernels, speed and memory, weights through the store."""
 
 import asyncio
 import multiprocessing
@@ -27,7 +27,7 @@ from rl_bridge.weights.directory import WeightDirectory
 from rl_bridge.weights.store import Transport
 
 ROOM = 0.92
-"""Of a card's free memory, what a plan may fill: libraries and fragments have the rest."""
+"""Share of the card's free memory that a plan may use; the rest is for libraries and fragmentation."""
 DIGEST_CHUNK = 1 << 24
 
 
@@ -35,7 +35,7 @@ STEP_FILE = "GPU_CHECK_STEP"
 
 
 def step(reporter: Reporter) -> None:
-    """Loss and gradients of a tiny model, here and in a process that sees no GPU."""
+    """Compare loss and gradients of a tiny model with those of a process that sees no GPU."""
     reporter.device()
     if file := os.environ.get(STEP_FILE):
         torch.save(_step_values(), file)
@@ -52,7 +52,7 @@ def step(reporter: Reporter) -> None:
 
 
 def compare(reporter: Reporter, ours: dict[str, Any], reference: dict[str, Any]) -> None:
-    """Record how far the values of two machines differ."""
+    """Record the differences between values computed on two devices."""
     reporter.record("parameters", len(ours["gradients"]))
     for name in ("loss", "the trainer's loss", "its gradient's norm"):
         apart = abs(ours[name] - reference[name]) / max(1e-3, abs(reference[name]))
@@ -102,7 +102,7 @@ def _whole(tensor: Any) -> Tensor:
 
 
 def _trainer(policy: Path, *, dtype: str, max_length: int, checkpointing: Checkpointing = "full") -> Any:
-    """Return a trainer of one rank, which keeps no checkpoints."""
+    """Return a trainer with one rank that writes no checkpoints."""
     from rl_bridge.config import AlgorithmConfig, TrainerConfig
     from rl_bridge.trainer.settings import TrainerSettings
     from rl_bridge.trainer.trainer import Trainer
@@ -123,10 +123,10 @@ def _trainer(policy: Path, *, dtype: str, max_length: int, checkpointing: Checkp
 
 
 def attention(reporter: Reporter) -> None:
-    """Each kernel over documents that share a row, beside one document at a time."""
+    """Compare each kernel over documents packed into a row with plain attention, one document at a time."""
     from rl_bridge.titan.layers import DocumentAttention, RowAttention, document_mask
 
-    # After layers, which tells TorchTitan about machines without an accelerator.
+    # Imported after layers, which configures TorchTitan for machines without an accelerator.
     from torch.nn.attention import current_flash_attention_impl  # isort: skip
     from torchtitan.models.common.attention import create_varlen_metadata_for_document  # isort: skip
 
@@ -189,7 +189,7 @@ def _with_gradients(kernel: Callable[..., Tensor], inputs: list[Tensor]) -> list
 
 
 def _apart(inputs: list[Tensor], lengths: list[int], shared: int) -> list[Tensor]:
-    """Plain causal attention in float32, one document after the other."""
+    """Return plain causal attention in float32, one document after another, with gradients."""
 
     def kernel(*qkv: Tensor) -> Tensor:
         outputs = []
@@ -204,7 +204,7 @@ def _apart(inputs: list[Tensor], lengths: list[int], shared: int) -> list[Tensor
 
 
 def train(reporter: Reporter) -> None:
-    """A step of the trainer in bfloat16, with as many layers as the card has room for."""
+    """Measure a step of the trainer in bfloat16, with as many layers as fit on the card."""
     device, size = reporter.device(), reporter.size
     lengths = [32, 20, 32, 7] if reporter.dry else [2048] * 16
     card = torch.cuda.get_device_properties(0).total_memory if device == "cuda" else float("inf")
@@ -233,7 +233,7 @@ def train(reporter: Reporter) -> None:
 
 
 def _planned(architecture: Architecture, max_length: int) -> dict[Checkpointing, int]:
-    """Bytes that `ropewalk plan` says of a trainer of one rank on a GPU, by its activation checkpointing."""
+    """Return the bytes that `ropewalk plan` estimates for a one-rank trainer on a GPU, by activation checkpointing."""
     from rl_bridge.config import Config
 
     keys = {"model": {"dtype": "bfloat16"}, "rollout": {"max_length": max_length}, "trainer": {"num_gpus": 1}}
@@ -242,10 +242,10 @@ def _planned(architecture: Architecture, max_length: int) -> dict[Checkpointing,
 
 
 def weights(reporter: Reporter) -> None:
-    """Master weights in float32 on the card, by each transport in bfloat16, onto the card in another process."""
+    """Send float32 master weights from the card in bfloat16 to the card in another process, by each transport."""
     device = reporter.device()
     architecture = full = shape_of(reporter.size)
-    # Beside the masters three versions that are kept, and a tensor that is taken.
+    # Room for the master weights, three retained versions, and a tensor being copied.
     while device == "cuda" and 11.5 * architecture.parameters > torch.cuda.mem_get_info()[0]:
         architecture = replace(architecture, layers=architecture.layers - 1)
     reporter.record("layers", f"{architecture.layers} of {full.layers}")
@@ -296,7 +296,7 @@ async def _through_the_store(
                 reporter.record(f"{transport}: first push", pushed, "s")
                 _, digests = await ask((await directory.find(0, 0), True))
                 tell_difference("tensors that came otherwise", digests)
-            if version in (0, 2):  # what comes while the reader holds the first is told apart from it
+            if version in (0, 2):  # so that later versions differ from the first, which the reader holds
                 for tensor in state.values():
                     tensor.neg_()
             if version == 2:
@@ -307,19 +307,19 @@ async def _through_the_store(
         for label, took in (("push", pushed), ("take, onto the device", loaded_s)):
             reporter.record(f"{transport}: {label}", took, "s")
             reporter.record(f"{transport}: {label}", sent / 1e9 / took, "GB/s")
-        # Two versions, and a third because one of them was held.
+        # The store keeps two versions, and a third because the reader held one.
         shared_ratio, bound = (_shared_memory() - before) / sent, 3.1 if transport == "shared_memory" else 0.1
         reporter.record(
             f"{transport}: host memory of the publisher, over what is sent", shared_ratio, at_most=bound
         )
     finally:
-        connection.close()  # which ends the reader
+        connection.close()  # ends the reader
         await asyncio.to_thread(reader.join, 10.0)
         await store.close()
 
 
 def _read(pipe: Connection, transport: Transport, device: str) -> None:
-    """Run the reader in a process of its own: it loads each snapshot that it is sent, until the pipe is closed."""
+    """Run the reader process: load each snapshot received, until the pipe is closed."""
     try:
         asyncio.run(_take(pipe, transport, device))
     except EOFError:
@@ -340,7 +340,7 @@ async def _take(pipe: Connection, transport: Transport, device: str) -> None:
         async with store.open(snapshot.key, device=device) as tensors:
             if compare:
                 pipe.send((0.0, {name: _digest(tensor) for name, tensor in tensors.items()}))
-                pipe.recv()  # the publisher has gone on meanwhile
+                pipe.recv()  # the publisher has published further versions meanwhile
                 digests = {name: _digest(tensor) for name, tensor in tensors.items()}
             else:
                 digests = {}
@@ -353,7 +353,7 @@ async def _take(pipe: Connection, transport: Transport, device: str) -> None:
 
 
 def _digest(tensor: Tensor) -> int:
-    """Return a checksum of the bits and of where they stand; on the tensor's device, where gigabytes take no time."""
+    """Return a checksum of the bits and their positions, computed on the tensor's device for speed."""
     halves, total = tensor.flatten().view(torch.int16), 0
     for begin in range(0, len(halves), DIGEST_CHUNK):
         chunk = halves[begin : begin + DIGEST_CHUNK].long()
@@ -363,6 +363,6 @@ def _digest(tensor: Tensor) -> int:
 
 
 def _shared_memory() -> int:
-    """Return the shared memory that this process has mapped, in bytes."""
+    """Return the resident shared memory of this process, in bytes."""
     line = next(x for x in Path("/proc/self/status").read_text().splitlines() if x.startswith("RssShmem:"))
     return int(line.split()[1]) * 1024

@@ -1,1 +1,1 @@
-"""What a call of a tool costs: through a step, by JSON-RPC, over MCP; beside the SDK's own in-process call."""
+"""The cost of a tool call as a step, by JSON-RPC and over MCP, compared with the SDK's in-process call."""

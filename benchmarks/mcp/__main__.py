@@ -11,9 +11,9 @@ from benchmarks.mcp.report import report
 from benchmarks.wire.processes import StartError
 
 _DESCRIPTION = """\
-What a call of a trivial tool costs: as a step, by JSON-RPC as released clients call, over MCP with a handshake and
-without; beside the same tool on the SDK's own server, and the SDK's call in one process with nothing between. Prints
-medians of alternating rounds."""
+The cost of a call of a trivial tool: as a step, by JSON-RPC as released clients call, and over MCP with and without a
+handshake; compared with the same tool on the SDK's own server, and with the SDK's in-process call. Prints medians of
+alternating rounds."""
 
 _EXAMPLES = """\
 examples:

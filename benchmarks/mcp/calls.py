@@ -1,8 +1,8 @@
-"""Calls of one tool, one after the other or from many clients, and what they cost the process of the client.
+"""Calls a tool from one or many clients and measures the cost to the client's process.
 
     python -m benchmarks.mcp.calls KIND PORT CLIENTS SECONDS WARM_UP_S
 
-Prints one JSON object: calls, warm_up (calls before those), seconds, cpu_us (a call, of this process), p50_us.
+Prints one JSON object: calls, warm_up (calls before them), seconds, cpu_us (this process, per call), p50_us.
 """
 
 import asyncio
@@ -24,7 +24,7 @@ SUM: Final = 42
 
 @asynccontextmanager
 async def in_process(_: str) -> AsyncIterator[Call]:
-    """Call the SDK's server through the SDK's client, with nothing between them."""
+    """Call the SDK's server through the SDK's client, in one process."""
     from mcp import Client
 
     from benchmarks.mcp.apps.sdk import server
@@ -35,7 +35,7 @@ async def in_process(_: str) -> AsyncIterator[Call]:
 
 @asynccontextmanager
 async def handshake(url: str) -> AsyncIterator[Call]:
-    """Call over streamable HTTP, with a session that `initialize` has made."""
+    """Call over streamable HTTP in a session created by `initialize`."""
     async with _standard(f"{url}/mcp", "legacy") as call:
         yield call
 
@@ -52,14 +52,14 @@ async def stateless(url: str) -> AsyncIterator[Call]:
 
 @asynccontextmanager
 async def stateless_sdk(url: str) -> AsyncIterator[Call]:
-    """The same on the SDK's own server, which has no sessions there."""
+    """Call the SDK's own server without a handshake; it has no sessions in this mode."""
     async with _standard(f"{url}/mcp", STATELESS) as call:
         yield call
 
 
 @asynccontextmanager
 async def json_rpc(url: str) -> AsyncIterator[Call]:
-    """Call as the released clients do: JSON-RPC over POST /mcp, in a session of its own."""
+    """Call as the released clients do: JSON-RPC over POST /mcp, in a new session."""
     async with httpx.AsyncClient(trust_env=False) as http:
         created = (await http.post(f"{url}/mcp", json=_rpc("openenv/session/create"))).json()
         body = _rpc("tools/call", name="add", arguments=ARGUMENTS, **created["result"])
@@ -120,7 +120,7 @@ def _rpc(method: str, **params: Any) -> dict[str, Any]:
 
 
 async def measure(kind: str, url: str, clients: int, seconds: float, warm_up_s: float) -> dict[str, float]:
-    """Call for some time from some clients at once, each one call after the other."""
+    """Call from `clients` clients at once, each one call after another, for `seconds` after the warm-up."""
     async with AsyncExitStack() as stack:
         calls = [await stack.enter_async_context(KINDS[kind](url)) for _ in range(clients)]
         took: list[float] = []

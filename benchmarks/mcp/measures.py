@@ -23,9 +23,9 @@ class CallMethod:
     """One way to call.
 
     Attributes:
-        name: In the report.
-        kind: Of the client; see `calls`.
-        server: The command that serves; None where there is nothing to serve.
+        name: Name in the report.
+        kind: Kind of client; see `calls`.
+        server: Command that starts the server; None for calls without one.
         health: Whether the server has a /health.
     """
 
@@ -51,10 +51,10 @@ class Plan:
     """How much to measure.
 
     Attributes:
-        rounds: Of every way.
-        clients: At once.
-        seconds: Of one measurement.
-        warm_up_s: Before it.
+        rounds: Measurements of each way to call.
+        clients: Numbers of concurrent clients.
+        seconds: Duration of one measurement.
+        warm_up_s: Duration of its warm-up.
     """
 
     rounds: int = 5
@@ -63,7 +63,7 @@ class Plan:
     warm_up_s: float = 1.0
 
     def quick(self) -> "Plan":
-        """Return the plan that shows that it runs, and no more."""
+        """Return the plan with tiny numbers, which only shows that it runs."""
         return replace(self, rounds=1, clients=(1,), seconds=0.3, warm_up_s=0.1)
 
 
@@ -91,7 +91,7 @@ def _measure(method: CallMethod, clients: int, plan: Plan, measurements: Measure
             )
         client_command = [sys.executable, "-m", "benchmarks.mcp.calls", method.kind, str(port), str(clients)]
         if server is not None:
-            # What is loaded at the first request, as the SDK is by ours, is no part of a call.
+            # Our server imports the SDK on the first request; that must not count as part of a call.
             run([*client_command, "0", "0.1"], {}, CLIENT_CORE)
         before = 0 if server is None else server.cpu_ns()
         result = json.loads(run([*client_command, str(plan.seconds), str(plan.warm_up_s)], {}, CLIENT_CORE))
@@ -100,7 +100,7 @@ def _measure(method: CallMethod, clients: int, plan: Plan, measurements: Measure
         measurements.add("calls/s", method.name, load, result["calls"] / result["seconds"])
         measurements.add("client µs a call", method.name, load, result["cpu_us"])
         if server is not None:
-            # Of the whole run, the opening of sessions included.
+            # Over the whole run, opening of sessions included.
             calls = result["calls"] + result["warm_up"]
             measurements.add("server µs a call", method.name, load, (server.cpu_ns() - before) / 1e3 / calls)
 

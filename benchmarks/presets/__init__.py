@@ -1,1 +1,1 @@
-"""What each preset of `algorithm` makes of the BlackJack example."""
+"""Trains the BlackJack example with each preset of `algorithm`."""

@@ -14,13 +14,13 @@ from rl_bridge.config import PRESETS
 from rl_bridge.errors import BridgeError
 
 _DESCRIPTION = """\
-What each preset of `algorithm` makes of the BlackJack example, whose learning rate, entropy bonus and batch it takes:
-the exact return of the greedy policy after ten minutes at most, beside ratios that move and clips that hold."""
+Trains the BlackJack example with each preset of `algorithm`, with the example's learning rate, entropy bonus and batch:
+the exact return of the greedy policy after at most ten minutes; and whether ratios move and clipping takes effect."""
 
 _EXAMPLES = """\
 examples:
   python -m benchmarks.presets                   about an hour on two cores
-  python -m benchmarks.presets --resume FOLDER   what is left of that
+  python -m benchmarks.presets --resume FOLDER   the remaining parts
   python -m benchmarks.presets --quick           does it run?
   python -m benchmarks.presets --presets dapo,ppo --seeds 3 --json out.json"""
 

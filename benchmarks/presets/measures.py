@@ -1,4 +1,4 @@
-"""Train with each preset, and read what the runs have logged."""
+"""Trains with each preset, and reads the logged metrics."""
 
 import asyncio
 from functools import partial
@@ -18,10 +18,10 @@ EXACT: Final = "probe/exact_return"
 RATIO: Final = "loss/ratio_mean"
 LOW, HIGH = "loss/clip_fraction_low", "loss/clip_fraction_high"
 CLIPPED: Final = "clipped"
-"""The share of both, of one iteration."""
+"""Sum of both shares in an iteration."""
 SECONDS: Final = "time/elapsed_s"
 HANDS: Final = "hands"
-"""Played, those of dropped groups included."""
+"""Hands played, those of dropped groups included."""
 _METRICS: Final = "metrics.jsonl"
 
 
@@ -48,7 +48,7 @@ def _train_and_record(plan: Plan, name: str, seed: int, folder: Path, measuremen
     load = f"seed {seed}"
     add_run(folder, measurements, name, load)
     if measurements.values.get((ITERATION, name, load), [0.0])[-1] != iterations:
-        # It was told to go: the last look that is logged was some iterations before.
+        # The run was preempted: the last logged probe is some iterations old.
         measurements.add(EXACT, name, load, exact)
         measurements.add(ITERATION, name, load, iterations)
 

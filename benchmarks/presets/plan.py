@@ -1,4 +1,4 @@
-"""Which presets are measured, and for how long."""
+"""Settings of the benchmark: which presets are measured, and for how long."""
 
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
@@ -8,7 +8,7 @@ from typing import Any, Final, Self
 from rl_bridge.config import PRESETS
 
 CONFIG: Final = "examples/grpo_blackjack/config.yaml"
-"""Supplies learning rate, entropy bonus and batch."""
+"""The configuration that supplies learning rate, entropy bonus and batch."""
 
 OWN: Final[Mapping[str, tuple[str, ...]]] = MappingProxyType(
     {
@@ -16,11 +16,11 @@ OWN: Final[Mapping[str, tuple[str, ...]]] = MappingProxyType(
         "gspo": ("trainer.iterations=200", "trainer.updates_per_iteration=2"),
     }
 )
-"""Overrides of the example where a preset wants others. DAPO plays twice as many groups as it trains, so it has time
-for fewer iterations, and for less in each. GSPO's clip is so narrow that the first update on a batch takes most tokens
-beyond it: what further ones cost is better spent on other batches."""
+"""Overrides of the example for presets that need others. DAPO plays twice as many groups as it trains, so there is time
+for fewer iterations with fewer updates. GSPO's clip range is so narrow that the first update on a batch moves most
+tokens beyond it; the time of further updates is better spent on new batches."""
 STARTING_S: Final = 60.0
-"""About how long a run takes before and after its training."""
+"""Estimate: seconds of a run before and after its training."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -28,12 +28,12 @@ class Plan:
     """How much is measured.
 
     Attributes:
-        presets: Which.
-        seeds: Of the runs.
-        seconds: After which a run is told to go, whether it has come to its end or not. The iteration that it is in is
-            its last, and has to end within ten minutes.
+        presets: Names of the presets.
+        seeds: Seeds of the runs.
+        seconds: Seconds after which a run is preempted: it finishes its iteration and stops, which has to happen
+            within ten minutes of its start.
         own: Overrides of the example, by preset.
-        words: Overrides of the example for all of them.
+        words: Overrides of the example for all presets.
     """
 
     presets: tuple[str, ...] = tuple(PRESETS)
@@ -68,7 +68,7 @@ class Plan:
         )
 
     def parts(self) -> dict[str, float]:
-        """Return the parts by name, with about how long each takes, in seconds."""
+        """Return the estimated seconds of each part, by name."""
         return {
             part_name(name, seed): self.seconds + STARTING_S for name in self.presets for seed in self.seeds
         }

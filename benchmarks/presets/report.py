@@ -9,10 +9,10 @@ from benchmarks.wire.measurements import Measurements
 from benchmarks.wire.report import table, verdicts
 
 BLIND: Final = -0.064
-"""The exact return of the best rule that never looks at the dealer's card."""
+"""The exact return of the best policy that ignores the dealer's card."""
 SECONDS_OF_A_RUN: Final = 600.0
 MOVES: Final = 1e-4
-"""What a ratio that is only rounding does not reach."""
+"""Threshold above the deviation that rounding alone causes in a ratio."""
 
 
 def bars(measurements: Measurements) -> Iterator[Bar]:

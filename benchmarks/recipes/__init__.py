@@ -1,1 +1,1 @@
-"""What reinforcement learning adds to a policy that was taught by a few traces, beside more of the same traces."""
+"""The gain of reinforcement learning over a policy fine-tuned on a few traces, compared with longer fine-tuning."""

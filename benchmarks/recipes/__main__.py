@@ -14,14 +14,14 @@ from benchmarks.recipes.report import bars, report
 from rl_bridge.errors import BridgeError
 
 _DESCRIPTION = """\
-What GRPO adds to a tiny policy that was taught by a few traces until its validation loss stopped falling, beside the
-same time of further teaching: the share of held-out tasks solved greedily, for examples/grpo_tools and grpo_code. With
---sampling instead: how many groups of GRPO have no gradient where tasks are drawn by signal, beside uniformly."""
+Compares GRPO with longer fine-tuning for the same time, starting from a tiny policy that was fine-tuned on a few traces
+until its validation loss stopped falling: the share of held-out tasks solved greedily, for examples/grpo_tools and
+grpo_code. With --sampling instead: the share of GRPO's groups without gradient with env.sampling signal and uniform."""
 
 _EXAMPLES = """\
 examples:
   python -m benchmarks.recipes                   about four hours on two cores
-  python -m benchmarks.recipes --resume FOLDER   what is left of that
+  python -m benchmarks.recipes --resume FOLDER   the remaining parts
   python -m benchmarks.recipes --quick           does it run?
   python -m benchmarks.recipes --sampling        about two hours on two cores
   python -m benchmarks.recipes --recipes tools --seeds 1 --minutes 15 --json out.json"""
@@ -34,8 +34,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         "--recipes", type=choices(RECIPES), help=f"some of {', '.join(RECIPES)}; by default all"
     )
     parser.add_argument("--seeds", type=count, metavar="N", help="3 by default")
-    parser.add_argument("--minutes", type=count, metavar="N", help="of each way to go on; 15 by default")
-    parser.add_argument("--sampling", action="store_true", help="compare tasks by signal with uniform ones")
+    parser.add_argument("--minutes", type=count, metavar="N", help="duration of each run; 15 by default")
+    parser.add_argument("--sampling", action="store_true", help="compare values of env.sampling instead")
     add_options(parser)
     arguments = parser.parse_args(argv)
     plan = Plan(sampling=arguments.sampling)

@@ -1,4 +1,4 @@
-"""Teach, evaluate, go on in two ways for the same time, evaluate again."""
+"""Fine-tunes and evaluates a policy, then continues in two ways for the same time and evaluates both."""
 
 import asyncio
 import json
@@ -29,15 +29,15 @@ from rl_bridge.rollout import EvaluationResult
 SOLVED: Final = "solved"
 TASKS: Final = "tasks"
 STEPS: Final = "steps"
-"""Updates of teaching, up to the weights that were kept; iterations of reinforcement learning."""
+"""Updates of fine-tuning, up to the weights that were kept; iterations of reinforcement learning."""
 SECONDS: Final = "seconds"
-"""That went into it."""
+"""Training time."""
 SEED: Final = "seed"
 SETTLED: Final = "settled"
-"""Whether teaching ended since the validation loss had stopped falling (1), or at a limit (0). Of the taught policy."""
+"""For the taught policy: 1 if fine-tuning ended because the validation loss stopped falling, 0 if at a limit."""
 GROUPS: Final = "groups"
 WITHOUT_GRADIENT: Final = "without gradient"
-"""Of those groups, how many had rewards without variance. Both of a way to draw tasks."""
+"""How many of the `GROUPS` had rewards without variance. Both are recorded for each kind of sampling."""
 TAUGHT, REINFORCED = "taught", "reinforced"
 IMITATED, IMITATED_TO_THE_END = "taught for longer, best validation", "taught for longer, last validation"
 
@@ -46,12 +46,12 @@ _LAST: Final = "last"
 
 
 def measure(plan: Plan, parts: Parts) -> None:
-    """Measure every recipe of a plan. What is solved is added for each seed."""
+    """Measure every recipe of a plan. Results are added for each seed."""
     for name in plan.recipes:
         recipe = load_section(recipe_file(name), plan.teaching, RecipeConfig)
         folder = parts.folder / teaching_part(name)
         if not parts.measure(teaching_part(name), partial(_teach, plan, recipe, name)):
-            continue  # there is nothing to go on from
+            continue  # no policy to continue from
         for seed in plan.seeds:
             for sampling in SAMPLINGS if plan.sampling else ():
                 draw = partial(_train_with_sampling, plan, recipe, name, seed, sampling, folder)
@@ -199,7 +199,7 @@ def _evaluate_policy(config: Config, folder: Path) -> EvaluationResult:
 
 
 async def _evaluate_in_run(config: Config, folder: Path) -> EvaluationResult:
-    """Play the held-out tasks with a policy, without training it."""
+    """Play the held-out tasks with a policy, without training."""
     from rl_bridge.loops.assembly import open_run
     from rl_bridge.loops.evaluation import evaluate, result_of
 
@@ -220,7 +220,7 @@ async def _train_and_evaluate(
     config = config.model_copy(update={"trainer": trainer})
     async with open_run(config, folder, console=_console()) as (run, fleet):
         ending = asyncio.create_task(until)
-        # As for a run whose machine is taken away: the iteration that it is in is its last.
+        # As when a run is preempted: it finishes the current iteration and stops.
         ending.add_done_callback(lambda _: run.preempt())
         try:
             await fleet.guard(train_to_the_end(run))

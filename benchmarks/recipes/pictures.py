@@ -1,4 +1,4 @@
-"""The curves of a benchmark's runs, a picture for each recipe."""
+"""Learning curves of the benchmark's runs, one picture for each recipe."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -8,14 +8,14 @@ from benchmarks.recipes.plan import Plan, reinforcement_part
 
 
 def draw(plan: Plan, folder: Path) -> Iterator[Path]:
-    """Draw how often the tasks of training were solved as reinforcement learning went on.
+    """Draw the share of training tasks solved over the iterations of reinforcement learning.
 
     Args:
         plan: What was measured.
-        folder: Where its parts are.
+        folder: Folder of its parts.
 
     Yields:
-        Each picture that was drawn: none of a recipe that has not learned yet. A run that was interrupted is in none.
+        The path of each picture. Interrupted runs are left out, and so are recipes without a complete run.
     """
     from examples.sft.pictures import draw_success_curves
 

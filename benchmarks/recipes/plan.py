@@ -1,20 +1,20 @@
-"""Which recipes are measured, and at what size."""
+"""Settings of the benchmark: which recipes are measured, and at what size."""
 
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass
 from typing import Any, Final, Self
 
 RECIPES: Final = ("tools", "code")
-"""`examples/sft/NAME.yaml`, and `examples/grpo_NAME` after it."""
+"""A recipe NAME is `examples/sft/NAME.yaml`, followed by `examples/grpo_NAME`."""
 SAMPLINGS: Final = ("uniform", "signal")
-"""Of `env.sampling`, compared."""
+"""The values of `env.sampling` that are compared."""
 SAMPLED_TASKS: Final = 200
 """Held-out tasks of that comparison."""
 TEACHING_S: Final = 600.0
 PLAYING_S: Final = 120.0
-"""About how long it takes to teach, and to start what plays the held-out tasks and play them."""
+"""Estimates: seconds of fine-tuning, and of an evaluation on the held-out tasks, start-up included."""
 GROUP_S: Final = 0.5
-"""About how long a group takes to be played and trained."""
+"""Estimate: seconds to play and train a group."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -22,15 +22,16 @@ class Plan:
     """How much is measured.
 
     Attributes:
-        recipes: Which.
-        seeds: Of reinforcement learning, and of the order of traces beside it. The taught policy is one.
-        seconds: How long each of the two goes on from it.
-        sampling: Whether ways to draw tasks are compared, instead of ways to go on.
-        groups: Where they are, so many are begun from `train_tasks` tasks.
-        train_tasks: Few enough that each comes back.
-        tasks: Held-out ones, played greedily.
-        teaching: Overrides of the recipe's file.
-        learning: Overrides of the world's file.
+        recipes: Names of the recipes.
+        seeds: Seeds of reinforcement learning, and of the order of traces in longer fine-tuning. All continue from the
+            same taught policy.
+        seconds: Duration of each continuation.
+        sampling: Compare values of `env.sampling`, instead of the two continuations.
+        groups: Groups to play with each sampling, on `train_tasks` tasks.
+        train_tasks: Training tasks in a comparison of samplings; few enough that each recurs.
+        tasks: Held-out tasks, played greedily.
+        teaching: Overrides of the recipe's configuration.
+        learning: Overrides of the world's configuration.
     """
 
     recipes: tuple[str, ...] = RECIPES
@@ -85,7 +86,7 @@ class Plan:
             yield f"examples/grpo_{name}/config.yaml"
 
     def parts(self) -> dict[str, float]:
-        """Return the parts by name, with about how long each takes, in seconds."""
+        """Return the estimated seconds of each part, by name."""
         return dict(self._parts())
 
     def _parts(self) -> Iterator[tuple[str, float]]:
@@ -101,7 +102,7 @@ class Plan:
 
 
 def recipe_file(name: str) -> str:
-    """Return the file of a recipe."""
+    """Return the configuration file of a recipe."""
     return f"examples/sft/{name}.yaml"
 
 
@@ -111,7 +112,7 @@ def teaching_part(name: str) -> str:
 
 
 def reinforcement_part(name: str, seed: int) -> str:
-    """Return the name of the part that continues from it by reinforcement learning."""
+    """Return the name of the part that continues by reinforcement learning."""
     return f"{name}-{seed}-reinforced"
 
 
@@ -121,5 +122,5 @@ def sampling_part(name: str, seed: int, sampling: str) -> str:
 
 
 def imitation_part(name: str, seed: int) -> str:
-    """Return the name of the part that continues from it with more of the same traces."""
+    """Return the name of the part that continues with the same traces."""
     return f"{name}-{seed}-longer"

@@ -23,11 +23,11 @@ from benchmarks.wire.report import table, verdicts
 from openenv_core.evaluation.statistics import wilson_interval
 
 GAIN = 0.10
-"""Share of tasks that reinforcement learning adds, at least, with each seed."""
+"""Minimum gain of reinforcement learning with each seed, in share of tasks solved."""
 ENOUGH_TASKS = 500
 FALL_WITHOUT_GRADIENT = 1 / 3
-"""By which the share of groups without gradient falls, at least, with each seed."""
-ENDS = "What is under way when the time is over, an iteration or an update, is finished: seconds may be a bit above it."
+"""Minimum relative decrease of the share of groups without gradient, with each seed."""
+ENDS = "The iteration or update in progress at the time limit is finished, so seconds may slightly exceed the limit."
 
 
 def bars(measurements: Measurements) -> Iterator[Bar]:
@@ -82,7 +82,7 @@ def report(measurements: Measurements) -> str:
     parts = ["### Held-out tasks\n\n" + table(heading, rows), ENDS]
     if drawn := [row for name in RECIPES for row in _drawn(measurements, name)]:
         parts.append(
-            "### Ways to draw tasks\n\n" + table(("recipe", "tasks", "seed", GROUPS, WITHOUT_GRADIENT), drawn)
+            "### Sampling of tasks\n\n" + table(("recipe", "tasks", "seed", GROUPS, WITHOUT_GRADIENT), drawn)
         )
     return "\n\n".join([*parts, *verdicts(measurements, bars(measurements), ".3g")])
 
@@ -90,7 +90,7 @@ def report(measurements: Measurements) -> str:
 def _without_gradient_shares(
     measurements: Measurements, name: str, sampling: str
 ) -> list[tuple[float, float, float]]:
-    """Seed, groups, and the share of them without gradient, of each run."""
+    """Return seed, groups and the share of groups without gradient of each run."""
     columns = (
         measurements.values.get((metric, sampling, name), []) for metric in (SEED, GROUPS, WITHOUT_GRADIENT)
     )
@@ -107,7 +107,7 @@ def _drawn(measurements: Measurements, name: str) -> Iterator[tuple[str, ...]]:
 
 
 def _falls(measurements: Measurements, name: str) -> Iterator[tuple[float, float]]:
-    """Yield each seed that has both samplings, and by which share its groups without gradient fall."""
+    """Yield each seed that has both samplings, and the relative decrease of its groups without gradient."""
     uniform, signal = (
         {seed: share for seed, _, share in _without_gradient_shares(measurements, name, sampling)}
         for sampling in SAMPLINGS
@@ -117,7 +117,7 @@ def _falls(measurements: Measurements, name: str) -> Iterator[tuple[float, float
 
 
 def _runs(measurements: Measurements, subject: str, name: str) -> list[tuple[float, ...]]:
-    """Seed, solved, played, steps and seconds of each run."""
+    """Return seed, tasks solved, tasks played, steps and seconds of each run."""
     metrics = (SEED, SOLVED, TASKS, STEPS, SECONDS)
     return list(
         zip(*(measurements.values.get((metric, subject, name), []) for metric in metrics), strict=True)
@@ -127,7 +127,7 @@ def _runs(measurements: Measurements, subject: str, name: str) -> list[tuple[flo
 def _ending(measurements: Measurements, name: str) -> str:
     """Return how the validation loss ended; "" for measurements that do not record it."""
     settled = measurements.values.get((SETTLED, TAUGHT, name))
-    return "" if settled is None else "stopped falling" if settled[-1] else "was falling still"
+    return "" if settled is None else "stopped falling" if settled[-1] else "was still falling"
 
 
 def _share(solved: float, tasks: float) -> float:

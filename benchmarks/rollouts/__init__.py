@@ -1,1 +1,1 @@
-"""How many episodes rollout workers keep in flight against one environment server, and how fast they play."""
+"""Episodes in flight and episodes/s of a rollout worker against one environment server."""

@@ -12,9 +12,9 @@ from openenv_core.errors import ProviderError
 from rl_bridge.errors import BridgeError
 
 _DESCRIPTION = """\
-How many episodes a rollout worker plays with 1 to 256 sessions against one environment server, with a policy that
-answers at once: of an environment that waits, where a session more is as good as another server, and of BlackJack,
-where the two processes have all to do. Prints medians of alternating rounds."""
+Episodes/s of a rollout worker with 1 to 256 sessions against one environment server, with a policy that answers at
+once: for an environment that waits, where throughput should grow with the sessions, and for BlackJack, where the CPU
+time of the two processes is the limit. Prints medians of alternating rounds."""
 
 _EXAMPLES = """\
 examples:

@@ -1,4 +1,4 @@
-"""An environment whose steps wait, as those do that call a model or a sandbox."""
+"""An environment whose steps wait, like steps that call a model or a sandbox."""
 
 import asyncio
 
@@ -17,13 +17,13 @@ class Go(Action):
 
 
 class Waited(Observation):
-    """How many steps have been taken."""
+    """The number of steps taken."""
 
     steps: int
 
 
 class Waiting(Environment[Go, Waited, State]):
-    """An episode is a few steps that wait."""
+    """An environment whose episode is a few steps that wait."""
 
     SUPPORTS_CONCURRENT_SESSIONS = True
 
@@ -31,7 +31,7 @@ class Waiting(Environment[Go, Waited, State]):
         self._steps = 0
 
     async def reset(self, *, seed: int | None = None, episode_id: str | None = None) -> Waited:
-        """Begin an episode."""
+        """Start an episode."""
         self._steps = 0
         return Waited(steps=0)
 
@@ -43,12 +43,12 @@ class Waiting(Environment[Go, Waited, State]):
 
     @property
     def state(self) -> State:
-        """Where it stands."""
+        """The number of steps taken."""
         return State(step_count=self._steps)
 
 
 class WaitingClient(EnvClient[Go, Waited, State]):
-    """Plays it."""
+    """A client of `Waiting`."""
 
     action_type = Go
     observation_type = Waited

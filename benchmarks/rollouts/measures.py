@@ -1,4 +1,4 @@
-"""Episodes in flight against one server, for a number of sessions and two environments."""
+"""Measures episodes against one server, for several numbers of sessions and two environments."""
 
 import asyncio
 import time
@@ -26,22 +26,22 @@ LEFT_OUT: Final = "episodes without a trajectory"
 IN_FLIGHT: Final = "in flight"
 MESSAGE_TIMEOUT_S: Final = 60.0
 GROUP: Final = 8
-"""Episodes that a worker is asked for at once, as in training."""
+"""Episodes of an assignment, as in training."""
 LONGEST: Final = 64
-"""Turns that no episode of these needs."""
+"""Limit of turns, more than any of these episodes has."""
 
 
 @dataclass(frozen=True, slots=True)
 class Game:
-    """One environment.
+    """An environment that is played.
 
     Attributes:
-        name: In the report.
-        app: What is served.
-        client: Plays it.
-        act: Makes an action of a number.
-        episodes: How many are played for each session.
-        least: How many are played at least.
+        name: Name in the report.
+        app: The application that is served.
+        client: Its client class.
+        act: Returns an action for a number.
+        episodes: Episodes for each session.
+        least: Minimum of episodes.
     """
 
     name: str
@@ -71,9 +71,9 @@ class Plan:
     """How much is measured.
 
     Attributes:
-        rounds: How often everything has its turn.
+        rounds: Measurements of each combination.
         sessions: Numbers of sessions.
-        games: What is played.
+        games: The environments.
     """
 
     rounds: int = 3
@@ -91,12 +91,12 @@ class Plan:
 
 
 def load(sessions: int) -> str:
-    """What a number of sessions is called in tables."""
+    """Return the name of a number of sessions in tables."""
     return f"{sessions} session{'s' if sessions > 1 else ''}"
 
 
 def measure(plan: Plan, measurements: Measurements, progress: Callable[[str], None]) -> None:
-    """Play everything of a plan, and add its measurements.
+    """Play every combination of a plan, and add its measurements.
 
     Raises:
         openenv_core.ProviderError: A server could not be started.
@@ -118,7 +118,7 @@ async def _measure(game: Game, sessions: int, url: str, measurements: Measuremen
     )
     worker = RolloutWorker(leases, task=_Numbers(game), policy=_Instant(), max_attempts=3)
     try:
-        # Sessions are opened before the clock runs: a run opens them once.
+        # Open the sessions before timing: a run opens them once.
         await _play(worker, sessions)
         async with _most_in_flight(leases) as most:
             start_time = time.perf_counter()
@@ -128,7 +128,7 @@ async def _measure(game: Game, sessions: int, url: str, measurements: Measuremen
         await leases.close()
     outcomes = [outcome for result in results for outcome in result.outcomes]
     left_out = [outcome for outcome in outcomes if isinstance(outcome, NoTrajectory)]
-    # A hand of 21 is over when it is dealt: the policy has no turn, and nothing went wrong.
+    # A hand of 21 ends when it is dealt, without a turn of the policy; that is not a failure.
     lost = [outcome for outcome in left_out if outcome.absence is not Absence.NO_TURN]
     measurements.add(RATE, game.name, load(sessions), len(outcomes) / seconds)
     measurements.add(IN_FLIGHT, game.name, load(sessions), max(most))
@@ -171,7 +171,7 @@ async def _most_in_flight(leases: SessionLeases) -> AsyncIterator[list[int]]:
 
 
 class _Numbers(Task):
-    """Shows nothing, and takes every answer for a number."""
+    """A task with empty prompts whose answers are numbers."""
 
     def __init__(self, game: Game) -> None:
         self.folder = Path()
@@ -184,11 +184,11 @@ class _Numbers(Task):
         return self._game.act(int(text))
 
     async def report(self, policy: Policy, result: EvaluationResult) -> None:
-        """There is nothing to say."""
+        """Report nothing."""
 
 
 class _Instant(ChatPolicy):
-    """Answers at once, with the seed that it is to sample by."""
+    """A policy that answers at once with its sampling seed."""
 
     def __init__(self) -> None:
         pass

@@ -11,7 +11,7 @@ MANY = 256
 
 
 def bars(measurements: Measurements) -> Iterator[Bar]:
-    """Yield every bar that this run has measurements for: many at once against one server, and no failure."""
+    """Yield every bar that this run has measurements for: enough episodes in flight, and no failures."""
     for game in measurements.subjects(load(MANY)):
         for metric, bound in ((FAILED, 0.0), (LEFT_OUT, 0.0)):
             worst = max(measurements.values[metric, game, load(MANY)])

@@ -1,1 +1,1 @@
-"""What least-loaded routing gains over round robin, and what a routed call costs."""
+"""The gain of least-loaded routing over round robin, and the cost of a routed call."""

@@ -11,9 +11,9 @@ from benchmarks.routing.report import bars, report
 from rl_bridge.errors import BridgeError
 
 _DESCRIPTION = """\
-What least-loaded routing gains: the same heavy-tailed jobs over the replicas of a real service, least loaded and in
-turns, with all replicas alike and with one slowed three times. And what a routed call costs beside a bare one of
-Monarch. Prints medians over seeds."""
+The gain of least-loaded routing: the same heavy-tailed jobs over the replicas of a service, least loaded and round
+robin, with all replicas alike and with one slowed three times. And the cost of a routed call, compared with a bare
+call of Monarch. Prints medians over seeds."""
 
 _EXAMPLES = """\
 examples:

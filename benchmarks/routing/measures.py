@@ -1,4 +1,4 @@
-"""The same jobs through both ways of routing, seed by seed; and a routed call beside a bare one."""
+"""Sends the same jobs through both kinds of routing, and compares a routed call with a bare one."""
 
 import asyncio
 import random
@@ -36,15 +36,15 @@ class Plan:
     """How much is measured.
 
     Attributes:
-        seeds: How many lists of jobs; each goes through both ways, under both loads.
-        jobs: In a list.
-        callers: Each sends its next job when its last is done.
-        replicas: Each works on one job at a time.
-        job_s: The median job, in seconds.
-        sigma: Of the logarithm of the jobs' lengths, which are log-normal: at 1.5 a job in a hundred is 33 times
-            as long as the median.
-        calls: Empty calls in a row, a round.
-        rounds: Of empty calls, each way in turns.
+        seeds: Number of lists of jobs; each list is sent with both kinds of routing, under both loads.
+        jobs: Jobs in a list.
+        callers: Concurrent callers; each sends its next job when its last is done.
+        replicas: Replicas; each works on one job at a time.
+        job_s: Median duration of a job in seconds.
+        sigma: Standard deviation of the logarithm of the durations, which are log-normal: at 1.5 one job in a hundred
+            is 33 times as long as the median.
+        calls: Consecutive empty calls in a round.
+        rounds: Rounds of empty calls, routed and bare in turn.
     """
 
     seeds: int = 10
@@ -112,7 +112,7 @@ def _in_turns(workers: "Service") -> Send:
 
 
 async def _spread(lengths: list[float], callers: int, send: Send) -> tuple[float, list[float]]:
-    """Send all jobs; the seconds that took, and those that each job took."""
+    """Send all jobs; returns the total seconds and the seconds of each job."""
     waiting = iter(lengths)
     durations: list[float] = []
 

@@ -1,1 +1,1 @@
-"""What an interpreter for code that nobody has read costs: its start, an execution, its memory, and its end."""
+"""The cost of an interpreter for untrusted code: start, execution, memory, and cleanup."""

@@ -21,9 +21,8 @@ FAILED = 2
 MISSED = 1
 
 _DESCRIPTION = """\
-What an interpreter for code that nobody has read costs, at every level of isolation that holds here, and beside it
-what a Jupyter kernel and a container engine take for the same. Prints medians of alternating rounds, and the bars
-that they are held against."""
+The cost of an interpreter for untrusted code, at every level of isolation available on this machine, compared with a
+Jupyter kernel and a container engine. Prints medians of alternating rounds and the bars."""
 
 _EXAMPLES = """\
 examples:
@@ -36,19 +35,19 @@ examples:
   python -m benchmarks.sandbox --json out.json                 every round's figures into a file
 
 sections:
-  start       of a session, a Jupyter kernel, a container
-  burst       100 sessions at once, each to its first result, beside docker run, bubblewrap and nsjail
-  execute     in a session that is there: directly, through the WebSocket, in a kernel, in a container
-  throughput  of many sessions of one server at once
-  memory      of many sessions at once
-  loops       in pure Python, inside and outside
+  start       start of a session, a Jupyter kernel, a container
+  burst       100 sessions at once, each to its first result; also docker run, bubblewrap and nsjail
+  execute     execution in a running session: directly, through the WebSocket, in a kernel, in a container
+  throughput  executions of many sessions of one server at once
+  memory      memory of many sessions at once
+  loops       pure Python, inside and outside the sandbox
   abandon     sessions whose client is killed: is everything reclaimed?
 
-A level that does not hold here is left out and said to be. Containers need an engine: scripts/docker-engine start."""
+Levels that are not available are noted and left out. Containers need an engine: scripts/docker-engine start."""
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Measure, print what there is, and return the exit status: 0, 2 where something did not work, 1 as asked for."""
+    """Measure, print the report, and return the exit status: 0, 2 on failure, 1 if `--check` finds an unmet bar."""
     arguments = _parser().parse_args(argv)
     measurements = Measurements()
     signal.signal(signal.SIGTERM, interrupt)
@@ -77,7 +76,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _plan(arguments: argparse.Namespace, measurements: Measurements) -> Plan:
-    """Return what to measure here, and note what cannot be."""
+    """Return the plan for this machine, and note what cannot be measured."""
     plan = Plan(sections=arguments.only or SECTIONS)
     if arguments.quick:
         plan = plan.quick()
@@ -113,13 +112,13 @@ def _parser() -> argparse.ArgumentParser:
         dest="preloads",
         type=_module_names,
         metavar="MODULE+...,...",
-        help=f"sets of modules that interpreters have imported ({','.join(PRELOADS)})",
+        help=f"sets of modules that interpreters import in advance ({','.join(PRELOADS)})",
     )
     add("--rounds", type=count, metavar="N", help="5 by default")
     add("--live", type=count, metavar="N", help="sessions whose memory is measured; 500 by default")
-    add("--abandoned", type=count, metavar="N", help="sessions that are abandoned; 1000 by default")
+    add("--abandoned", type=count, metavar="N", help="sessions to abandon; 1000 by default")
     add("--quick", action="store_true", help="tiny numbers: shows that it runs, no more")
-    add("--no-peers", action="store_true", help="go without the Jupyter kernel and the container engine")
+    add("--no-peers", action="store_true", help="leave out the Jupyter kernel and the container engine")
     add(
         "--jupyter-python",
         type=Path,
@@ -127,8 +126,8 @@ def _parser() -> argparse.ArgumentParser:
         help="interpreter of an installation with ipykernel and jupyter_client "
         f"({peers.JUPYTER_VARIABLE}, or .venvs/jupyter/bin/python)",
     )
-    add("--image", default=peers.IMAGE, metavar="NAME", help="what containers are made of (%(default)s)")
-    add("--check", action="store_true", help=f"exit with {MISSED} where a bar is not met")
+    add("--image", default=peers.IMAGE, metavar="NAME", help="image of the containers (%(default)s)")
+    add("--check", action="store_true", help=f"exit with {MISSED} if a bar is not met")
     add("--json", type=Path, metavar="FILE", help="write every round's figures there")
     return parser
 

@@ -1,4 +1,4 @@
-"""Sessions that are opened, used, and left behind by clients that are killed: what is left of them, and how long."""
+"""Sessions abandoned by clients that are killed: what is left of them, and how long cleanup takes."""
 
 import os
 import signal
@@ -20,15 +20,15 @@ POLL_INTERVAL_S: Final = 0.02
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Leftovers:
-    """What became of abandoned sessions.
+    """What abandoned sessions have left behind.
 
     Attributes:
-        sessions: How many there were.
-        opened_s: Seconds that opening and using them took, all waves together.
-        reclaimed_s: Seconds from the last client's end until nothing was left; None: something was.
-        processes: Processes that are left beside those that were there before.
-        files: Entries that are left in the server's temporary folder.
-        descriptors: Files that the server has open beside those from before.
+        sessions: Number of abandoned sessions.
+        opened_s: Seconds to open and use them, all waves together.
+        reclaimed_s: Seconds from the last client's end until nothing was left; None if something was.
+        processes: Additional processes.
+        files: Additional entries in the server's temporary folder.
+        descriptors: Additional open files of the server.
     """
 
     sessions: int
@@ -42,16 +42,16 @@ class Leftovers:
 def abandon(level: str, count: int, wave: int, progress: Callable[[str], None]) -> Leftovers:
     """Abandon sessions of a real server, wave after wave.
 
-    The server takes little more than one wave at once, so a slot that does not come back fails the next one.
+    The server has few more slots than a wave has sessions, so leaked slots fail the next wave.
 
     Args:
-        level: Where code runs.
-        count: How many.
-        wave: How many at once.
-        progress: Told how far it is.
+        level: Isolation level.
+        count: Number of sessions.
+        wave: Sessions at once.
+        progress: Called with a line about each wave.
 
     Raises:
-        StartError: The server did not come up, or refused a session.
+        StartError: The server did not start, or refused a session.
     """
     with server(level, max_sessions=wave + 8) as (running, temporary):
         _wave(running.port, 2)
@@ -88,7 +88,7 @@ def abandon(level: str, count: int, wave: int, progress: Callable[[str], None]) 
 
 
 def _wave(port: int, count: int) -> None:
-    """Have a client open and use sessions, and kill it."""
+    """Start a client that opens and uses sessions, and kill it."""
     client = subprocess.Popen(
         [sys.executable, "-m", "benchmarks.sandbox.abandoning_client", str(port), str(count)],
         cwd=ROOT,
@@ -107,7 +107,7 @@ def _wave(port: int, count: int) -> None:
 
 
 def _settle(pid: int) -> None:
-    """Wait until a server has had the same processes for a while."""
+    """Wait until a server's number of processes has been stable for 0.5 s."""
     count, since = -1, time.perf_counter()
     while time.perf_counter() - since < 0.5:
         if (now := len(tree(pid))) != count:
@@ -116,5 +116,5 @@ def _settle(pid: int) -> None:
 
 
 def _entries(folder: str) -> int:
-    # Folders vanish while it looks, which this takes for empty ones.
+    # os.walk takes folders that are removed meanwhile for empty ones.
     return sum(len(folders) + len(files) for _, folders, files in os.walk(folder))

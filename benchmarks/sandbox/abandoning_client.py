@@ -1,4 +1,4 @@
-"""Opens sessions, uses them, waits to be killed: `python -m benchmarks.sandbox.abandoning_client PORT COUNT`."""
+"""Opens and uses sessions, then waits to be killed: `python -m benchmarks.sandbox.abandoning_client PORT COUNT`."""
 
 import asyncio
 import sys
@@ -22,7 +22,7 @@ PAUSE_S: Final = 0.05
 
 
 async def use(port: int, number: int, slots: asyncio.Semaphore) -> "asyncio.Task[object] | None":
-    """Open a session and use it; every twentieth is left in the middle of an execution."""
+    """Open a session and use it; every twentieth is abandoned during an execution."""
     async with slots:
         env = CodeInterpreterEnv(base_url=f"http://127.0.0.1:{port}")
         for attempt in range(ATTEMPTS):
@@ -30,7 +30,7 @@ async def use(port: int, number: int, slots: asyncio.Semaphore) -> "asyncio.Task
                 await env.connect()
                 await env.reset()
                 break
-            except OpenEnvError:  # the slots of those before are not all back yet
+            except OpenEnvError:  # some slots of the previous wave are not released yet
                 if attempt + 1 == ATTEMPTS:
                     raise
                 await env.close()
@@ -42,7 +42,7 @@ async def use(port: int, number: int, slots: asyncio.Semaphore) -> "asyncio.Task
 
 
 async def main() -> None:
-    """Open as many as asked for, say so, and wait for the end."""
+    """Open the sessions, print READY, and wait to be killed."""
     port, count = map(int, sys.argv[1:])
     slots = asyncio.Semaphore(AT_ONCE)
     clients = await asyncio.gather(*(use(port, number, slots) for number in range(count)))

@@ -1,6 +1,6 @@
-"""The sandbox without a server, in a process of its own: `python -m benchmarks.sandbox.engine KIND LEVEL PRELOAD N`.
+"""Measures the sandbox without a server: `python -m benchmarks.sandbox.engine KIND LEVEL PRELOAD N`.
 
-Prints one JSON object; {"refused": why} where the level does not hold here.
+Prints one JSON object; {"refused": why} if the level is not available on this machine.
 """
 
 import asyncio
@@ -18,10 +18,10 @@ from openenv_core.sandbox import Isolation, Sandbox, SandboxConfig, SandboxUnava
 WARM_UP: Final = 20
 
 CODE: Final = "1 + 1"
-"""What is executed wherever an execution is timed."""
+"""The code of every timed execution."""
 
 USE: Final = "import math\nnumbers = [math.sqrt(n) for n in range(1000)]\nsum(numbers)"
-"""What is executed once in every session whose memory is measured."""
+"""The code that is executed once in every session whose memory is measured."""
 
 LOOP: Final = """
 import time
@@ -46,11 +46,11 @@ began = time.process_time()
 turns = work(began + SECONDS)
 per_turn = (time.process_time() - began) / turns
 """
-"""Calls, attributes, numbers and a dictionary, for so many seconds of CPU time; `per_turn` is what one turn took."""
+"""A loop over calls, attributes, numbers and a dictionary, for SECONDS of CPU time; `per_turn` is the time per turn."""
 
 
 async def start(sandbox: Sandbox, count: int) -> dict[str, Any]:
-    """Start sessions one after the other: milliseconds of each, and the CPU time of starting and ending one."""
+    """Start sessions one after another; returns the ms of each, and the CPU ms to start and close one."""
     durations = []
     for _ in range(3):
         await (await sandbox.open()).close()
@@ -64,7 +64,7 @@ async def start(sandbox: Sandbox, count: int) -> dict[str, Any]:
 
 
 async def burst(sandbox: Sandbox, count: int) -> dict[str, Any]:
-    """Start sessions and execute in each, all at once: milliseconds from the beginning of all to each one's result."""
+    """Start sessions and execute in each, all at once; returns the ms from the common start to each result."""
     await (await sandbox.open()).close()
     before, start_time, sessions = _cpu(sandbox), time.perf_counter(), []
 
@@ -81,7 +81,7 @@ async def burst(sandbox: Sandbox, count: int) -> dict[str, Any]:
 
 
 async def execute(sandbox: Sandbox, count: int) -> dict[str, Any]:
-    """Execute in one session: milliseconds of each, and the CPU time of one."""
+    """Execute in one session; returns the ms of each execution, and the CPU µs of one."""
     session = await sandbox.open()
     for _ in range(WARM_UP):
         await session.execute(CODE)
@@ -95,7 +95,7 @@ async def execute(sandbox: Sandbox, count: int) -> dict[str, Any]:
 
 
 async def memory(sandbox: Sandbox, count: int) -> dict[str, Any]:
-    """Have so many sessions at once: what they take together over their number, and what this process grew by."""
+    """Open `count` sessions at once; returns their MB per session, and the kB per session that this process grew by."""
     await (await sandbox.open()).close()
     own = memory_mb([os.getpid()]) - memory_mb(_roots(sandbox))
     sessions = []
@@ -109,7 +109,7 @@ async def memory(sandbox: Sandbox, count: int) -> dict[str, Any]:
 
 
 async def loops(sandbox: Sandbox, milliseconds: int) -> dict[str, Any]:
-    """Run the loop in a session and in a plain interpreter, by turns: CPU time of a turn, the least of each."""
+    """Run the loop in a session and in a plain interpreter alternately; returns each one's minimum CPU µs of a turn."""
     code = LOOP.replace("SECONDS", str(milliseconds / 1e3))
     session = await sandbox.open()
     inside, plain = [], []
@@ -144,7 +144,7 @@ MEASURES: Final[dict[str, Callable[[Sandbox, int], Awaitable[dict[str, Any]]]]] 
 
 
 async def measure(kind: str, level: Isolation, preload: tuple[str, ...], count: int) -> dict[str, Any]:
-    """Start a sandbox at one level, and measure one thing."""
+    """Start a sandbox at one level, and run one of MEASURES."""
     config = SandboxConfig(preload=preload, strongest=level, minimum=level)
     try:
         async with Sandbox(config) as sandbox:

@@ -1,8 +1,9 @@
-"""A Jupyter kernel, measured by its own client. Runs in whichever installation has both, by its path.
+"""Measures a Jupyter kernel with its own client.
 
     python kernel.py STARTS EXECUTIONS
 
-Prints one JSON object; imports nothing of this package.
+Prints one JSON object. Imports nothing of this package, so that any installation with ipykernel and jupyter_client can
+run it by its path.
 """
 
 import asyncio
@@ -24,7 +25,7 @@ async def run(client: Any) -> None:
 
 
 async def measure(starts: int, executions: int) -> dict[str, Any]:
-    """Start kernels one after the other, and execute in the last."""
+    """Start kernels one after another, and execute in the last."""
     from jupyter_client.manager import start_new_async_kernel  # type: ignore[import-not-found]
 
     started: list[float] = []

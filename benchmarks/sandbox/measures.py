@@ -1,4 +1,4 @@
-"""The sections of a run; each adds its measurements."""
+"""The sections of a run; each function adds its measurements."""
 
 import asyncio
 import json
@@ -44,7 +44,7 @@ def start(plan: Plan, measurements: Measurements, progress: Progress) -> None:
 
 
 def burst(plan: Plan, measurements: Measurements, progress: Progress) -> None:
-    """Start many sessions at once and use each, beside as many containers and jails; those once, they take long."""
+    """Start many sessions at once and use each; then as many containers and jails, once only, as they take long."""
 
     def add(subject: str, load: str, durations: Sequence[float]) -> None:
         measurements.add("burst p50 ms", subject, load, statistics.median(durations))
@@ -71,10 +71,10 @@ def burst(plan: Plan, measurements: Measurements, progress: Progress) -> None:
 
 
 def execute(plan: Plan, measurements: Measurements, progress: Progress) -> None:
-    """Execute in a session that is there, directly and through a server, in a kernel, and in containers."""
+    """Execute in a running session, directly and through a server; in a kernel; and in containers."""
     for round_ in range(plan.rounds):
         round_label = f"round {round_ + 1} of {plan.rounds}"
-        preload = plan.preloads[-1]  # makes no difference to it
+        preload = plan.preloads[-1]  # makes no difference to an execution
         for level in plan.levels:
             progress(f"execute: {level}, directly, {round_label}")
             result = _engine("execute", level, preload, plan.executions)
@@ -114,7 +114,7 @@ def throughput(plan: Plan, measurements: Measurements, progress: Progress) -> No
 
 
 def memory(plan: Plan, measurements: Measurements, progress: Progress) -> None:
-    """Have many sessions at once."""
+    """Measure the memory of many sessions at once."""
     for level, preload in _contestants(plan):
         progress(f"memory: {plan.live} sessions, {level}, {preload}")
         result = _engine("memory", level, preload, plan.live)
@@ -124,7 +124,7 @@ def memory(plan: Plan, measurements: Measurements, progress: Progress) -> None:
 
 
 def loops(plan: Plan, measurements: Measurements, progress: Progress) -> None:
-    """Run pure Python inside and outside."""
+    """Run pure Python inside and outside the sandbox."""
     for round_ in range(plan.rounds):
         for level in plan.levels:
             progress(f"loops: {level}, round {round_ + 1} of {plan.rounds}")
@@ -135,7 +135,7 @@ def loops(plan: Plan, measurements: Measurements, progress: Progress) -> None:
 
 
 def abandon(plan: Plan, measurements: Measurements, progress: Progress) -> None:
-    """Open sessions and leave them."""
+    """Open sessions, kill their clients, and measure what is left."""
     for level in plan.levels:
         left = abandon_all(level, plan.abandoned, plan.wave, progress)
         load = f"{left.sessions} abandoned, {plan.wave} at once"
@@ -151,7 +151,7 @@ def abandon(plan: Plan, measurements: Measurements, progress: Progress) -> None:
 
 
 def with_available_levels(plan: Plan, measurements: Measurements, progress: Progress) -> Plan:
-    """Return the plan with the levels that hold here, and note why others do not."""
+    """Return the plan with the levels available on this machine, and note why others are not."""
     levels = []
     for level in plan.levels:
         progress(f"does {level} hold here?")

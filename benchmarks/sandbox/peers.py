@@ -1,4 +1,4 @@
-"""Others that run code, in the same run: a Jupyter kernel, and a container engine."""
+"""The peers that the sandbox is compared with: a Jupyter kernel, a container engine, bubblewrap and nsjail."""
 
 import json
 import os
@@ -27,12 +27,12 @@ _BURST_S: Final = 300.0
 
 
 def jupyter_python(named: Path | None) -> Path:
-    """Return the interpreter that is to have a kernel: the one named, by option or variable, or the usual one."""
+    """Return the interpreter to run kernels with: `named`, else that of the variable, else the default."""
     return named or Path(os.environ.get(JUPYTER_VARIABLE, "") or JUPYTER)
 
 
 def no_jupyter(python: Path) -> str | None:
-    """Return why an interpreter has no kernel, and how to get one; None where it has."""
+    """Return a message if an interpreter has no Jupyter kernel; None if it has one."""
     try:
         code = "import ipykernel, jupyter_client"
         process = subprocess.run(
@@ -49,7 +49,7 @@ def no_jupyter(python: Path) -> str | None:
 
 
 def no_engine(image: str) -> str | None:
-    """Return why nothing can run in a container, and what helps; None where it can."""
+    """Return a message if no container engine has the image; None if one has."""
     try:
         process = subprocess.run(
             ["docker", "image", "inspect", image], capture_output=True, timeout=_DEADLINE_S, check=False
@@ -67,7 +67,7 @@ def kernel(python: Path, starts: int, executions: int) -> dict[str, Any]:
     """Start Jupyter kernels, and execute in one.
 
     Raises:
-        StartError: It did not work.
+        StartError: The measuring process failed.
     """
     output = run([str(python), KERNEL, str(starts), str(executions)], {"PYTHONPATH": ""}, None, 180.0)
     result: dict[str, Any] = json.loads(output)
@@ -75,7 +75,7 @@ def kernel(python: Path, starts: int, executions: int) -> dict[str, Any]:
 
 
 def docker_run(image: str) -> float:
-    """Return the milliseconds of one execution in a container of its own."""
+    """Return the milliseconds of one execution in a new container."""
     start_time = time.perf_counter()
     _docker("run", "--rm", "--network", "none", image, "python", "-c", _PRINT)
     return (time.perf_counter() - start_time) * 1e3
@@ -83,7 +83,7 @@ def docker_run(image: str) -> float:
 
 @contextmanager
 def container(image: str) -> Iterator[str]:
-    """Have a container that waits; give its name."""
+    """Run an idle container; yields its name."""
     name = f"ropewalk-bench-{uuid4().hex[:8]}"
     try:
         _docker("run", "-d", "--name", name, "--network", "none", image, "sleep", "600")
@@ -93,7 +93,7 @@ def container(image: str) -> Iterator[str]:
 
 
 def jails() -> dict[str, list[str]]:
-    """Return the commands that run Python in another's jail of processes, as far as they are installed."""
+    """Return the commands that run Python in bubblewrap and in nsjail, as far as these are installed."""
     inner = [sys.executable, "-c", _PRINT]
     bubblewrap = [
         "bwrap",
@@ -113,10 +113,10 @@ def jails() -> dict[str, list[str]]:
 
 
 def burst(command: Sequence[str], count: int) -> list[float]:
-    """Run a command so many times at once: milliseconds from the beginning of all to each one's end.
+    """Run a command `count` times at once; returns the milliseconds from the common start to each one's end.
 
     Raises:
-        StartError: One of them did not succeed.
+        StartError: One of them failed, or they took too long.
     """
     start_time = time.perf_counter()
 
@@ -134,12 +134,12 @@ def burst(command: Sequence[str], count: int) -> list[float]:
 
 
 def docker_burst(image: str, count: int) -> list[float]:
-    """Run containers so many times at once, as `burst` does."""
+    """Run `count` containers at once, like `burst`."""
     return burst(["docker", "run", "--rm", "--network", "none", image, "python", "-c", _PRINT], count)
 
 
 def docker_exec(name: str) -> float:
-    """Return the milliseconds of one execution in a container that is there."""
+    """Return the milliseconds of one execution in a running container."""
     start_time = time.perf_counter()
     _docker("exec", name, "python", "-c", _PRINT)
     return (time.perf_counter() - start_time) * 1e3

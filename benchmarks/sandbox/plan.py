@@ -1,4 +1,4 @@
-"""How much is measured: the settings of a run."""
+"""The settings of a run."""
 
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -17,21 +17,21 @@ class Plan:
 
     Attributes:
         sections: Which of SECTIONS are measured.
-        levels: Which rungs of the ladder.
-        preloads: What interpreters have imported: names of modules joined by "+", or "none".
-        rounds: How often each figure is measured; each round goes through all contestants.
-        starts: Sessions started one after the other.
-        peer_starts: The same of a Jupyter kernel, and of `docker run`.
-        burst: Sessions that are started and used at once.
-        executions: Executions one after the other.
-        peer_executions: The same through an engine.
+        levels: Isolation levels.
+        preloads: Modules that interpreters have imported: names joined by "+", or "none".
+        rounds: Measurements of each value; each round goes through all contestants.
+        starts: Sessions started one after another.
+        peer_starts: Starts of a Jupyter kernel, and of `docker run`.
+        burst: Sessions started and used at once.
+        executions: Executions one after another.
+        peer_executions: Executions through a container engine.
         concurrent: Sessions that execute at once.
-        seconds: For how long.
+        seconds: Duration of the throughput section.
         live: Sessions alive at once, whose memory is measured.
         loop_s: Seconds of one pure-Python loop.
-        abandoned: Sessions that are opened, used and left behind.
+        abandoned: Sessions that are opened, used and abandoned.
         wave: How many of them at once.
-        jupyter: The interpreter of an installation with a Jupyter kernel; None without.
+        jupyter: The interpreter of an installation with a Jupyter kernel; None if there is none.
         image: The image of the engine's containers; None without an engine.
     """
 

@@ -1,4 +1,4 @@
-"""What processes have used, those that are gone included."""
+"""CPU time and memory of processes, exited descendants included."""
 
 import os
 import time
@@ -10,26 +10,26 @@ from benchmarks.wire.processes import memory_kb, tree
 
 _TICKS: Final = os.sysconf("SC_CLK_TCK")
 _CUTIME: Final = 13
-"""Where /proc/PID/stat has the time of children that were buried, counted from after the name."""
+"""Index of the CPU time of reaped children in /proc/PID/stat, counted after the name."""
 
 
 def cpu_s(roots: list[int]) -> float:
-    """Return the CPU time of processes, of what they have started, and of what of it is gone and buried."""
+    """Return the CPU time of processes and their descendants, reaped ones included."""
     return sum(_clock(pid) + _buried(pid) for root in roots for pid in tree(root))
 
 
 def memory_mb(roots: list[int]) -> float:
-    """Return the proportional memory of processes and of all that they have started."""
+    """Return the proportional memory of processes and their descendants."""
     return sum(memory_kb(pid) for root in roots for pid in tree(root)) / 1024
 
 
 def descriptors(pid: int) -> int:
-    """Return how many files a process has open."""
+    """Return the number of open files of a process."""
     return len(list(Path(f"/proc/{pid}/fd").iterdir()))
 
 
 def _clock(pid: int) -> float:
-    # Linux numbers the clock of a process from its id.
+    # Linux derives the number of a process's CPU clock from its id.
     with suppress(OSError):
         return time.clock_gettime((~pid << 3) | 2)
     return 0.0

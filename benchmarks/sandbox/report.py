@@ -11,7 +11,7 @@ from benchmarks.wire.report import table, verdicts
 START_MS: Final = {"namespaces": 30.0, "lsm": 15.0}
 BURST_MS: Final = 1000.0
 BURST_RATIO: Final = 1 / 20
-"""Of what as many `docker run` take."""
+"""Bound relative to as many `docker run` at once."""
 
 EXECUTE_MS: Final = 1.0
 MEMORY_MB: Final = 5.0
@@ -20,7 +20,7 @@ LOOPS: Final = 1.05
 TABLES: Sequence[tuple[str, Sequence[str]]] = (
     ("Start of a session", ("start p50 ms", "start p95 ms", "CPU ms")),
     (
-        "Sessions that begin at once, each to its first result",
+        "Sessions started at once, each to its first result",
         ("burst p50 ms", "burst p99 ms", "burst CPU ms", "machine's load"),
     ),
     ("Warm execute", ("execute p50 ms", "execute p95 ms", "CPU µs")),
@@ -71,7 +71,7 @@ def bars(measurements: Measurements) -> Iterator[Bar]:
 
 
 def ratios(measurements: Measurements) -> Iterator[tuple[str, str]]:
-    """Yield how many times longer others take than each of our levels."""
+    """Yield how many times longer the peers take than each of our levels."""
     for metric, peers in (("start p50 ms", (JUPYTER, RUN)), ("execute p50 ms", (JUPYTER, EXEC, RUN))):
         for _, subject, load in _of(measurements, metric):
             if subject in (JUPYTER, EXEC, RUN):
@@ -104,7 +104,7 @@ def report(measurements: Measurements, all_bars: Sequence[Bar]) -> str:
         if rows:
             parts.append(f"### {title}\n\n" + table(("of", "", *names), rows))
     if ratio_rows := list(ratios(measurements)):
-        parts.append("### How many times longer others take\n\n" + table(("what", "times"), ratio_rows))
+        parts.append("### Peers relative to ours\n\n" + table(("what", "times"), ratio_rows))
     parts += verdicts(measurements, all_bars)
     return "\n\n".join(parts)
 

@@ -1,4 +1,4 @@
-"""The code interpreter behind its real server, and our client in front of it."""
+"""Measures the code interpreter through its server, with our client."""
 
 import asyncio
 import sys
@@ -21,14 +21,14 @@ APP: Final = "envs.code_interpreter_env.server.app:app"
 def server(
     level: str, preload: str = "none", max_sessions: int | None = None
 ) -> Iterator[tuple[Server, str]]:
-    """Run a server at one level; give it, and the folder where it keeps what is temporary.
+    """Run a server at one level; yields it and its temporary folder.
 
     Raises:
-        StartError: It did not come up.
+        StartError: The server did not start.
     """
     port = free_port()
     with TemporaryDirectory(prefix="ropewalk-bench-") as temporary:
-        # Sessions with a user of their own have their folders in there.
+        # Sessions that run as another user have their folders in it.
         Path(temporary).chmod(0o711)
         modules = preload if preload == "none" else preload.replace("+", ",")
         env = {
@@ -46,7 +46,7 @@ def server(
 
 
 async def executions(running: Server, count: int) -> tuple[list[float], float]:
-    """Execute in one session: milliseconds of each, and the CPU µs that server and interpreter take for one."""
+    """Execute in one session; returns the ms of each execution, and the CPU µs of server and interpreter for one."""
     async with CodeInterpreterEnv(base_url=f"http://127.0.0.1:{running.port}") as env:
         await env.reset()
         for _ in range(WARM_UP):
@@ -61,7 +61,7 @@ async def executions(running: Server, count: int) -> tuple[list[float], float]:
 
 
 async def throughput(running: Server, sessions: int, seconds: float) -> tuple[float, float]:
-    """Execute in several sessions at once: how many a second, and the CPU µs of one on the server's side."""
+    """Execute in several sessions at once; returns executions/s, and the server-side CPU µs of one."""
     environments = [CodeInterpreterEnv(base_url=f"http://127.0.0.1:{running.port}") for _ in range(sessions)]
     end = 0.0
 

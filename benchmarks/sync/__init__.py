@@ -1,1 +1,1 @@
-"""What a synchronisation of weights costs, up to an engine that samples from them: `python -m benchmarks.sync`."""
+"""The cost of synchronising weights, from the trainer to a sampling engine: `python -m benchmarks.sync`."""

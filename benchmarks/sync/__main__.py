@@ -16,9 +16,9 @@ from rl_bridge.errors import BridgeError
 BOUND = 1.3
 
 _DESCRIPTION = """\
-What a synchronisation of weights costs as a whole, from the trainer's tensors to a vLLM engine in another process
-that samples from them; beside it, in every round, the engine's reload of the same weights from memory of its own.
-Needs vLLM and Monarch."""
+The cost of a synchronisation of weights, from the trainer's tensors to a vLLM engine in another process that samples
+from them; compared, in every round, with the engine's reload of the same weights from its own memory. Needs vLLM and
+Monarch."""
 
 _EXAMPLES = """\
 examples:
@@ -62,7 +62,7 @@ def _report(measurements: Measurements, all_bars: Sequence[Bar]) -> str:
 def _parser() -> argparse.ArgumentParser:
     parser = commandline.create_parser("sync", _DESCRIPTION, _EXAMPLES)
     add = parser.add_argument
-    add("--parameters", type=count, default=100_000_000, metavar="N", help="of the model (%(default)s)")
+    add("--parameters", type=count, default=100_000_000, metavar="N", help="model parameters (%(default)s)")
     add("--rounds", type=count, default=10, metavar="N", help="synchronisations of each kind (%(default)s)")
     return parser
 

@@ -1,4 +1,4 @@
-"""Synchronisations with a real engine, each beside a reload of the engine from memory of its own."""
+"""Synchronises weights with a real engine; each time also measures the engine's reload from its own memory."""
 
 import asyncio
 import tempfile
@@ -30,7 +30,7 @@ WORK = SamplingSettings(temperature=1.0, max_new_tokens=32)
 
 
 class MeasuredPolicy(PolicyActor):
-    """A policy that says what its engine's own reload takes."""
+    """A policy that also measures its engine's reload."""
 
     def __init__(self, config: Config, model_path: Path, store: WeightStore) -> None:
         super().__init__(config, model_path, store)
@@ -38,14 +38,14 @@ class MeasuredPolicy(PolicyActor):
 
     @concurrent_endpoint  # type: ignore[untyped-decorator]
     async def reload(self, version: int) -> float:
-        """Load a version from memory of this process alone; returns the seconds it took."""
+        """Load a version from memory of this process; returns the seconds it took."""
         state = await self._store.get(version)
         result = await asyncio.wrap_future(self._replica._engine.load(version, state))
         return float(result.load_s)
 
 
 def make_checkpoint(folder: Path, parameters: int) -> None:
-    """Write a checkpoint of Qwen3's architecture with about so many parameters."""
+    """Write a checkpoint of Qwen3's architecture with about `parameters` parameters."""
     from transformers import Qwen3Config, Qwen3ForCausalLM
 
     config = Qwen3Config(
@@ -68,9 +68,9 @@ def make_checkpoint(folder: Path, parameters: int) -> None:
 async def synchronisations(
     parameters: int, rounds: int, measurements: Measurements, progress: Callable[[str], None]
 ) -> None:
-    """Synchronise `rounds` times with an idle engine and as often with one at work, and add the measurements.
+    """Synchronise `rounds` times with an idle engine and `rounds` times with a busy one, and add the measurements.
 
-    The trainer's side is this process: what it publishes is the checkpoint, again and again.
+    This process acts as the trainer: it publishes the checkpoint's weights as every version.
     """
     torch.set_num_threads(1)
     with tempfile.TemporaryDirectory() as scratch:

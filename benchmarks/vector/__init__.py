@@ -1,1 +1,1 @@
-"""What a vector of served environments costs: `python -m benchmarks.vector`."""
+"""The cost of a vector of served environments: `python -m benchmarks.vector`."""

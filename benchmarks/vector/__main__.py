@@ -35,13 +35,13 @@ STEPS: Final = "steps/s"
 CPU: Final = "CPU µs a step"
 
 _DESCRIPTION = """\
-Steps a second of a vector of served environments, beside the released server with its own client and Gymnasium's
-vectors in process; and of pictures, beside a bare WebSocket that moves as many bytes. In alternating rounds."""
+Steps/s of a vector of served environments, compared with the released server and client and with Gymnasium's in-process
+vectors; and of pictures, compared with a bare WebSocket that moves as many bytes. In alternating rounds."""
 _EXAMPLES = """\
 examples:
   python -m benchmarks.vector                 about two minutes
   python -m benchmarks.vector --quick         does it run?
-  python -m benchmarks.vector --rounds 9      on a machine that does other things too"""
+  python -m benchmarks.vector --rounds 9      on a machine with other load"""
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -74,7 +74,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 Measure = Callable[[], tuple[float, float]]
-"""Returns steps a second, and the µs of CPU that a step costs all processes together."""
+"""Returns steps/s, and the CPU µs per step of all processes together."""
 
 
 def _measure(measurements: Measurements, released: Path, rounds: int, seconds: float, share: int) -> None:
@@ -130,7 +130,7 @@ def _bars(measurements: Measurements) -> Iterator[Bar]:
                 continue
             if name == STEPS:
                 yield Bar(f"{load}, steps/s: ours / {against}", mine[0] / theirs[0], bound, "at least")
-            elif against != "AsyncVectorEnv":  # whose processes are counted when they end
+            elif against != "AsyncVectorEnv":  # the CPU time of its processes is not measured
                 yield Bar(f"{load}, CPU a step: {against} / ours", theirs[0] / mine[0], bound, "at least")
 
 
@@ -147,7 +147,7 @@ def _rate(envs: Any, seconds: float, server: Server | None = None) -> tuple[floa
 
 
 class _Clock:
-    """Time and CPU time, of this process and a server, from when it is made."""
+    """Wall time, and CPU time of this process and a server, since its creation."""
 
     def __init__(self, server: Server | None) -> None:
         self._server = server
@@ -225,12 +225,12 @@ def _released(python: Path, members: int, seconds: float) -> tuple[float, float]
             str(seconds),
         ]
         rate, cpu_us = map(float, run(client_command, {"PYTHONPATH": ""}, None).splitlines()[-1].split())
-        # Its warm-up took a quarter of the time; connecting is counted too, and is little.
+        # The warm-up added a quarter of the steps. Connecting is counted too, but negligible.
         return rate, cpu_us + (server.cpu_ns() - before) / 1e3 / (1.25 * rate * seconds)
 
 
 def _bare(pictures: int, seconds: float) -> tuple[float, float]:
-    """Ask one by one for frames of as many bytes as the pictures have, and read each as an array."""
+    """Request frames as large as all pictures together, one by one, and read each as an array."""
     size = pictures * PICTURE_BYTES
     command = (sys.executable, "-m", "uvicorn", "benchmarks.vector.apps.bare:app", "--port", "{port}")
     settings = ("--ws", "websockets-sansio", "--ws-per-message-deflate", "false", "--log-level", "warning")
@@ -240,7 +240,7 @@ def _bare(pictures: int, seconds: float) -> tuple[float, float]:
 
 
 class _Inbox(asyncio.Queue[bytes | bytearray]):
-    """What a carrier brings."""
+    """A queue of the frames that a carrier receives."""
 
     def on_frame(self, frame: bytes | bytearray) -> None:
         self.put_nowait(frame)

@@ -1,8 +1,8 @@
-"""Many sessions through the released client, one socket each. Runs in the installation that has it.
+"""Steps many sessions through the released client, one socket each. Runs in the installation that has it.
 
     python released_client.py PORT SESSIONS SECONDS
 
-Prints steps a second, and the µs of CPU that a step costs this process.
+Prints steps/s, and the CPU µs per step of this process.
 """
 
 import asyncio
@@ -13,7 +13,7 @@ from openenv.core import GenericEnvClient
 
 
 async def main(port: int, sessions: int, seconds: float) -> tuple[float, float]:
-    """Step all sessions at once, as often as there is time."""
+    """Step all sessions at once, repeatedly for `seconds`; returns what is printed."""
     clients = [GenericEnvClient(base_url=f"http://127.0.0.1:{port}") for _ in range(sessions)]
     for client in clients:
         await client.connect()

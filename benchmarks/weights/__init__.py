@@ -1,1 +1,1 @@
-"""What it costs to move a policy's weights from its trainer to its generators: `python -m benchmarks.weights`."""
+"""The cost of moving a policy's weights from trainer to generator: `python -m benchmarks.weights`."""

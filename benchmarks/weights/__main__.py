@@ -15,15 +15,15 @@ from rl_bridge.errors import BridgeError
 TRANSPORTS = ("shared_memory", "rdma")
 
 _DESCRIPTION = """\
-What it costs to move a policy's weights from its trainer, of one rank and of two (FSDP2), to a generator in another
-process; beside it, one thread's memcpy of as many bytes into touched memory, measured after each transfer. Prints
-medians and the bars. Needs Monarch."""
+The cost of moving a policy's weights from a trainer of one and of two ranks (FSDP2) to a generator in another process;
+compared with one thread's memcpy of as many bytes into touched memory, measured after each transfer. Prints medians
+and the bars. Needs Monarch."""
 
 _EXAMPLES = """\
 examples:
   python -m benchmarks.weights                                   100 million parameters, about two minutes
   python -m benchmarks.weights --quick                           does it run?
-  python -m benchmarks.weights --ranks 2 --rounds 50             the sharded trainer alone
+  python -m benchmarks.weights --ranks 2 --rounds 50             the sharded trainer only
   python -m benchmarks.weights --json out.json                   every round's figures into a file"""
 
 
@@ -54,9 +54,9 @@ def _parser() -> argparse.ArgumentParser:
         type=choices(("1", "2")),
         default=("1", "2"),
         metavar="N",
-        help="of the trainer (%(default)s)",
+        help="ranks of the trainer (%(default)s)",
     )
-    add("--parameters", type=count, default=100_000_000, metavar="N", help="of the model (%(default)s)")
+    add("--parameters", type=count, default=100_000_000, metavar="N", help="model parameters (%(default)s)")
     add("--rounds", type=count, default=20, metavar="N", help="transfers beyond the first (%(default)s)")
     return parser
 

@@ -1,4 +1,4 @@
-"""Transfers from a trainer of one rank or two to a generator, each beside a memcpy of as many bytes."""
+"""Transfers weights from a trainer of one or two ranks to a generator, and compares with a memcpy of as many bytes."""
 
 import secrets
 import tempfile
@@ -17,7 +17,7 @@ MEMORY = "a rank's memory / the model"
 
 
 class BenchError(Exception):
-    """Something that was transferred did not arrive as it was."""
+    """Transferred weights differ from those sent."""
 
 
 async def transfers(
@@ -31,7 +31,7 @@ async def transfers(
     """Transfer a model `rounds` times beyond the first, and add the measurements.
 
     Raises:
-        BenchError: What arrived was not one version of the weights.
+        BenchError: The received weights are not of one version.
     """
     from monarch.actor import this_host
 
@@ -47,7 +47,7 @@ async def transfers(
             await generator.ready.call_one()
             for version in range(rounds + 3):
                 progress(f"{subject}: transfer {version} of {rounds + 2}")
-                # The ring's second segment is written for the first time by the second transfer.
+                # The second transfer writes the ring's second segment for the first time.
                 load = FIRST if version == 0 else "" if version < 3 else STEADY
                 await _transfer(trainer, generator, version, _adder(measurements, subject, load))
         finally:

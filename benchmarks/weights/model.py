@@ -1,4 +1,4 @@
-"""A model of the shapes of a small language model, with as many parameters as are asked for."""
+"""A model with the shapes of a small language model and a given number of parameters."""
 
 import torch
 from torch import nn
@@ -22,10 +22,10 @@ class Layer(nn.Module):
 
 
 class Model(nn.Module):
-    """An embedding and as many layers as it takes.
+    """An embedding and as many layers as the number of parameters allows.
 
     Args:
-        parameters: How many to have, about.
+        parameters: Approximate number of parameters.
     """
 
     def __init__(self, parameters: int) -> None:
@@ -36,6 +36,6 @@ class Model(nn.Module):
 
 
 def make_model(parameters: int) -> Model:
-    """The model, without memory: give it some with `to_empty`."""
+    """Return the model on the meta device; `to_empty` allocates its memory."""
     with torch.device("meta"):
         return Model(parameters).requires_grad_(False)

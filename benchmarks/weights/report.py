@@ -21,7 +21,7 @@ TABLES: Sequence[tuple[str, Sequence[str]]] = (
     ("A copy of the caller's own", ("get, into fresh memory ms",)),
 )
 BOUNDS: Final = {"shared_memory, 1 rank": 3.0, "shared_memory, 2 ranks": 5.0}
-# A rank of two publishes its half. One that gathered the model would need as much again, and more.
+# Each of two ranks publishes half. Gathering the model would take at least the model's size.
 MEMORY_BOUND: Final = 0.6
 
 

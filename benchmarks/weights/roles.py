@@ -23,9 +23,9 @@ class Put:
     """One rank's side of a transfer.
 
     Attributes:
-        began: When, in seconds of the machine's monotonic clock.
-        seconds: How long the rank was busy with it.
-        memory_mb: The peak of its memory meanwhile, private and shared, beyond what it had.
+        began: Start, in seconds of the machine's monotonic clock.
+        seconds: Duration.
+        memory_mb: Peak increase of the rank's memory, private and shared, in MiB.
     """
 
     began: float
@@ -38,10 +38,10 @@ class Taken:
     """The generator's side of a transfer.
 
     Attributes:
-        opened: When the tensors were there to be read, in seconds of the machine's monotonic clock.
-        copied: When they had been copied into memory of the generator's own, touched before.
-        memcpy_s: One thread's copy of as many bytes into touched memory, just after.
-        values: The different values in it; one, where the snapshot is whole.
+        opened: When the tensors could be read, in seconds of the machine's monotonic clock.
+        copied: When they had been copied into the generator's own memory, which was touched before.
+        memcpy_s: Seconds of one thread's memcpy of as many bytes into touched memory, just after.
+        values: Number of distinct values; 1 if the snapshot is consistent.
     """
 
     opened: float
@@ -51,7 +51,7 @@ class Taken:
 
 
 class TrainerRole(Actor):  # type: ignore[misc]
-    """A rank that has its shards of a model, and publishes them."""
+    """A trainer's rank, which publishes its shards of a model."""
 
     def __init__(self, store: WeightStore, parameters: int, ranks: int, rendezvous: str) -> None:
         torch.set_num_threads(1)
@@ -75,7 +75,7 @@ class TrainerRole(Actor):  # type: ignore[misc]
 
     @endpoint  # type: ignore[untyped-decorator]
     async def put(self, version: int) -> Put:
-        """Publish."""
+        """Publish the shards as a version."""
         before = _memory_mb("VmRSS")
         _forget_peak()
         began = time.monotonic()
@@ -85,7 +85,7 @@ class TrainerRole(Actor):  # type: ignore[misc]
 
 
 class GeneratorRole(Actor):  # type: ignore[misc]
-    """A reader with memory of its own for the weights, as an engine has it."""
+    """A generator that copies weights into its own memory, like an engine."""
 
     def __init__(self, store: WeightStore, parameters: int) -> None:
         torch.set_num_threads(1)
@@ -100,11 +100,11 @@ class GeneratorRole(Actor):  # type: ignore[misc]
 
     @endpoint  # type: ignore[untyped-decorator]
     async def ready(self) -> None:
-        """Answer once it is."""
+        """Return once the actor is ready."""
 
     @endpoint  # type: ignore[untyped-decorator]
     async def take(self, version: int) -> Taken:
-        """Take a version as an engine does: look at it, copy it into the model."""
+        """Take a version as an engine does: open it and copy it into the model."""
         async with self._store.open(version) as state:
             opened = time.monotonic()
             for name, tensor in state.items():
@@ -115,7 +115,7 @@ class GeneratorRole(Actor):  # type: ignore[misc]
 
     @endpoint  # type: ignore[untyped-decorator]
     async def get(self, version: int) -> float:
-        """Take a version as tensors of its own; returns when they were there."""
+        """Get a version as newly allocated tensors; returns when they were ready."""
         await self._store.get(version)
         return time.monotonic()
 
@@ -130,7 +130,7 @@ def _forget_peak() -> None:
 
 
 def _memory_mb(kind: str) -> float:
-    """A line of the process's status, in MiB."""
+    """Return a field of the process's status in MiB."""
     for line in Path("/proc/self/status").read_text().splitlines():
         name, _, value = line.partition(":")
         if name == kind:

@@ -21,23 +21,23 @@ from benchmarks.wire.processes import StartError
 from benchmarks.wire.report import report
 
 _DESCRIPTION = """\
-What a step over the wire costs: the released server, the floor of the stack, and ours, each in a process of
-its own, in alternating rounds under one driver. Prints medians, and the bars that they are held against."""
+The cost of a step over the wire: the released server, the floor of the stack, and ours, each in its own process,
+in alternating rounds under one driver. Prints medians and the bars."""
 
 _EXAMPLES = """\
 examples:
   python -m benchmarks.wire                                everything: about 15 minutes
   python -m benchmarks.wire --quick                        does it run? about half a minute
-  python -m benchmarks.wire --only step --rounds 3         servers alone
-  python -m benchmarks.wire --only metrics --rounds 9      what /metrics costs
-  python -m benchmarks.wire --only clients,imports         what callers pay
+  python -m benchmarks.wire --only step --rounds 3         servers only
+  python -m benchmarks.wire --only metrics --rounds 9      the cost of metrics
+  python -m benchmarks.wire --only clients,imports         the cost on the client's side
   python -m benchmarks.wire --only concurrency --no-released
   python -m benchmarks.wire --json out.json                every round's figures into a file
 
 sections:
-  step         steps/s, latency, server CPU a step, memory, start-up
-  metrics      server CPU a step with metrics, over the same without
-  clients      CPU a step of our client and the released one
+  step         steps/s, latency, server CPU per step, memory, start-up
+  metrics      server CPU per step with metrics, relative to without
+  clients      CPU per step of our client and the released one
   imports      seconds over a bare interpreter
   concurrency  thousands of sessions whose step waits for a second"""
 
@@ -91,12 +91,12 @@ def _parser() -> argparse.ArgumentParser:
         default=DEFAULT_RELEASED_PYTHON,
         help="interpreter of an installation of the released package (.venvs/released-0.10.0/bin/python)",
     )
-    parser.add_argument("--no-released", action="store_true", help="go without the released package")
+    parser.add_argument("--no-released", action="store_true", help="leave out the released package")
     return parser
 
 
 def _plan(arguments: argparse.Namespace, measurements: Measurements) -> Plan:
-    """Return what to measure here, and note what cannot be."""
+    """Return the plan for this machine, and note what cannot be measured."""
     released = arguments.released_python.absolute()
     echoes = find_spec("orjson") is not None
     if not echoes:
@@ -119,7 +119,7 @@ def _plan(arguments: argparse.Namespace, measurements: Measurements) -> Plan:
 
 
 def _raise_descriptor_limit() -> None:
-    """Allow as many sockets as the system does; servers inherit the limit."""
+    """Raise the limit of open files to the hard limit; servers inherit it."""
     _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
 

@@ -13,8 +13,8 @@ class Bar:
     """A measured value and the bound that it is compared with.
 
     Attributes:
-        label: What is compared with the bar.
-        value: What this run has measured.
+        label: Name of the value.
+        value: Measured value.
         bound: The limit.
         kind: Whether the value must be at most or at least the bound.
     """

@@ -1,8 +1,8 @@
-"""Steps through a real client, and what they cost its process. Runs in whichever installation has the client.
+"""Steps through a client and measures the cost to its process.
 
     python client_load.py {ours,ours-typed,released} PORT SOCKETS SECONDS WARM_UP_S [--sync]
 
-Prints one JSON object: steps, seconds, cpu_us (a step). Imports nothing of this package, so that the
+Prints one JSON object: steps, seconds, cpu_us (per step). Imports nothing of this package, so that the
 installation of the released client can run it by its path.
 """
 
@@ -16,7 +16,7 @@ MESSAGE = "hello from the driver"
 
 
 def make(kind: str, url: str) -> Any:
-    """Return a client of one kind, not connected yet, and its action."""
+    """Return an unconnected client of one kind, and its action."""
     if kind == "released":
         from openenv.core import GenericEnvClient as ReleasedClient
 
@@ -84,7 +84,7 @@ def measure_sync(kind: str, url: str, seconds: float, warm_up_s: float) -> dict[
 
 
 def figures_of(steps: int, seconds: float, cpu_s: float) -> dict[str, float]:
-    """Return what is printed."""
+    """Return the results as printed."""
     return {"steps": steps, "seconds": seconds, "cpu_us": 1e6 * cpu_s / steps}
 
 

@@ -1,4 +1,4 @@
-"""Who is measured: how each server is started, and each client run."""
+"""The measured servers, and how each is started."""
 
 import sys
 from dataclasses import dataclass
@@ -17,11 +17,11 @@ class Contestant:
     """One server with one kind of environment.
 
     Attributes:
-        name: What it is called in the figures.
-        command: What starts it; `{port}` stands for the port.
+        name: Name in the measurements.
+        command: Command that starts it; `{port}` is replaced by the port.
         ours: Whether it runs in this installation.
         health: Whether it has a /health.
-        metrics: Whether it counts what it does, where it can.
+        metrics: Whether its metrics are on, if it has any.
     """
 
     name: str
@@ -34,32 +34,32 @@ class Contestant:
         """Start it on a free port.
 
         Raises:
-            StartError: It did not come up.
+            StartError: The server did not start.
         """
         port = free_port()
-        # Without PYTHONPATH the released package cannot come to see ours; a fixed hash seed is one
-        # difference less between two rounds.
+        # Without PYTHONPATH the released package cannot import ours; a fixed hash seed removes a difference between
+        # rounds.
         env = {"PYTHONPATH": str(ROOT) if self.ours else "", "PYTHONHASHSEED": "0"}
         env["ROPEWALK_METRICS"] = str(int(self.metrics))
         return Server([word.format(port=port) for word in self.command], port, env, core, health=self.health)
 
 
 def ours(kind: str, *, metrics: bool = True) -> Contestant:
-    """Return our server, as `ropewalk serve` runs it; or without its metrics."""
+    """Return our server as `ropewalk serve` runs it, or the same without metrics."""
     command = (sys.executable, "-m", "openenv_core.cli", "serve", f"benchmarks.wire.apps.ours:{kind}")
     name = f"ours, {kind}" if metrics else f"ours, {kind}, no metrics"
     return Contestant(name, (*command, "--port", "{port}", "--log-level", "warning"), metrics=metrics)
 
 
 def floor(kind: str = "plain") -> Contestant:
-    """Return the floor of the stack that ours stands on."""
+    """Return the floor: an echo on the stack that our server is built on."""
     command = (sys.executable, "-m", "uvicorn", f"benchmarks.wire.apps.floor:{kind}", "--port", "{port}")
     settings = ("--ws", "websockets-sansio", "--ws-per-message-deflate", "false", "--log-level", "warning")
     return Contestant("floor" if kind == "plain" else f"floor, {kind}", (*command, *settings))
 
 
 def released(python: Path, kind: str) -> Contestant:
-    """Return the released server, as its documentation runs it."""
+    """Return the released server as its documentation runs it."""
     command = (str(python), "-m", "uvicorn", "--app-dir", _APPS, f"released:{kind}", "--port", "{port}")
     return Contestant(f"released, {kind}", (*command, "--log-level", "warning"), ours=False)
 

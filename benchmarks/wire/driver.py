@@ -1,8 +1,8 @@
 """The driver: many WebSocket sessions on one thread, at a few microseconds a step.
 
-It is no client: frames are masked once, replies are told by their first bytes, and there is no event loop
-but epoll. It opens as released clients do, which offer compression; a server that takes the offer gets
-compressed frames, and pays for them as it does with a real client.
+To be cheap, it masks frames once, recognises replies by their first bytes, and uses epoll directly. Like released
+clients, it offers compression in the handshake; a server that accepts the offer gets compressed frames, at the same
+cost as with a real client.
 """
 
 import os
@@ -23,24 +23,24 @@ STEP: Final = {False: masked(_STEP), True: deflated(_STEP)}
 V1_OPENING: Final = b"".join(
     masked(frame) for frame in (b'{"id":1,"op":"open","lease_s":60}', b'{"id":2,%b' % _RESET[1:])
 )
-"""What a session of `ropewalk.v1` begins with; its steps have the ids that follow."""
+"""The first frames of a session of `ropewalk.v1`; its steps have the ids that follow."""
 RESET: Final = {False: masked(_RESET), True: deflated(_RESET)}
-"""The frames, by whether the server took the offer to compress."""
+"""The frames, by whether the server accepted compression."""
 
 OFFER: Final = "Sec-WebSocket-Extensions: permessage-deflate; client_max_window_bits\r\n"
 
 V1: Final = "Sec-WebSocket-Protocol: ropewalk.v1\r\n"
 
 PENDING: Final = 100
-"""Connections that are being opened at once; the queue of a listening socket is short."""
+"""Limit of connections being opened at once: the backlog of a listening socket is short."""
 
 PER_ADDRESS: Final = 8_000
-"""Connections from one source address. It has some 28,000 ports, which linger after use, so that every load takes
-its addresses anew out of the sixteen million of the loopback."""
+"""Connections from one source address. It has some 28,000 ports, which linger after use, so every load picks new
+addresses among the loopback's sixteen million."""
 
 
 class DriverError(Exception):
-    """The server did not do what every server does: accept, upgrade, answer a reset."""
+    """The server did not accept, upgrade or answer a reset."""
 
 
 @dataclass(slots=True)
@@ -48,9 +48,9 @@ class Run:
     """The result of one run of a load.
 
     Attributes:
-        seconds: How long it took.
-        latencies: Seconds from sending a step to having its reply, in no order.
-        failed: Steps that were answered with anything but an observation, or not at all.
+        seconds: Duration.
+        latencies: Seconds from sending a step to receiving its reply, unordered.
+        failed: Steps without a reply, or with one other than an observation.
     """
 
     seconds: float = 0.0
@@ -69,7 +69,7 @@ class Run:
         return len(self.latencies)
 
     def quantile(self, q: float) -> float:
-        """Return the latency that a share `q` of the steps stayed within; 0 without steps."""
+        """Return the `q` quantile of the latencies; 0 without steps."""
         ordered = sorted(self.latencies)
         return ordered[min(len(ordered) - 1, int(q * len(ordered)))] if ordered else 0.0
 
@@ -105,14 +105,14 @@ class Load:
 
     Args:
         port: Where the server listens on 127.0.0.1.
-        sessions: How many to open.
+        sessions: Number of sessions to open.
         deadline_s: Seconds in which they must be open and reset.
-        partial: Do with those that could be opened, instead of raising.
+        partial: Continue with the sessions that could be opened, instead of raising.
         compress: Offer compression in the handshake.
-        v1: Ask in `ropewalk.v1`.
+        v1: Use the subprotocol `ropewalk.v1`.
 
     Raises:
-        DriverError: The server refused, or was too slow.
+        DriverError: The server refused a session, or was too slow.
     """
 
     def __init__(
@@ -157,12 +157,12 @@ class Load:
         self._poll.close()
 
     def steps_for(self, seconds: float) -> Run:
-        """Step in every session, one step after another, for a time; no step is left unanswered."""
+        """Step in every session, one step after another, for `seconds`; then wait for the last replies."""
         end = time.perf_counter() + seconds
         return self._run(lambda session, now: now < end, [0.0] * self.open, end + 60.0)
 
     def steps_each(self, count: int, spread_s: float, deadline_s: float) -> Run:
-        """Take `count` steps in every session, with their first steps spread evenly over a time."""
+        """Take `count` steps in every session; the first steps are spread evenly over `spread_s`."""
         for session in self._sessions.values():
             session.left = count - 1
 
@@ -211,7 +211,7 @@ class Load:
         return run
 
     def _receive(self, session: _Session) -> bool | None:
-        """Read a session; True for an observation, False for anything else, None while there is none."""
+        """Read from a session; True for an observation, False for anything else, None if a message is incomplete."""
         try:
             data = session.sock.recv(65536)
         except BlockingIOError:
@@ -228,7 +228,7 @@ class Load:
         return self._receive_slowly(session, data)
 
     def _receive_slowly(self, session: _Session, data: bytes) -> bool | None:
-        """Do the same for pings, closes, and frames in pieces."""
+        """Read control frames, partial frames and compressed frames; returns as `_receive` does."""
         frames, session.buffer = split(session.buffer + data)
         answer: bool | None = None
         for opcode, payload in frames:
@@ -249,7 +249,7 @@ class Load:
         session.sock.close()
 
     def _open(self, count: int, deadline: float, partial: bool) -> None:
-        """Connect, upgrade and reset, with a bounded number under way."""
+        """Connect, upgrade and reset; at most PENDING sessions at once."""
         started = 0
         ready: set[int] = set()
         upgraded: set[int] = set()
@@ -315,12 +315,12 @@ class Load:
 
 
 def _answer(payload: bytes) -> bool | None:
-    """Whether a message is an observation; None for what tells that a session is open."""
+    """Return whether a message is an observation; None for the reply that opens a session."""
     if b"observation" in payload[:48]:
         return True
     return None if b'"members"' in payload[:32] else False
 
 
 def pin(core: int | None) -> None:
-    """Keep this process to one core; None allows all that there are."""
+    """Pin this process to a core; None allows all cores."""
     os.sched_setaffinity(0, range(os.cpu_count() or 1) if core is None else {core})

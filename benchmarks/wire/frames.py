@@ -1,4 +1,4 @@
-"""As much of the WebSocket framing as the driver needs."""
+"""The part of WebSocket framing that the driver needs."""
 
 import zlib
 from typing import Final
@@ -7,10 +7,10 @@ TEXT: Final = 0x81
 PING: Final = 0x89
 PONG: Final = 0x8A
 DEFLATED: Final = 0xC1
-"""A whole text frame, compressed."""
+"""First byte of a final, compressed text frame."""
 
 _KEY: Final = b"\x37\xfa\x21\x3d"
-"""Clients must mask; with one key for ever a frame is masked once, and servers do the same work."""
+"""Clients must mask. With a constant key a frame is masked only once; servers do the same work."""
 
 
 def masked(payload: bytes, opcode: int = TEXT) -> bytes:
@@ -23,20 +23,20 @@ def masked(payload: bytes, opcode: int = TEXT) -> bytes:
     size = len(payload)
     length = bytes([0x80 | size]) if size < 126 else bytes([0xFE]) + size.to_bytes(2, "big")
     key = (_KEY * (size // len(_KEY) + 1))[:size]
-    # As one number: frames with ids are masked between two steps, and the driver is to be as quick with them.
+    # As one integer, for speed: frames with ids are masked between steps.
     body = (int.from_bytes(payload) ^ int.from_bytes(key)).to_bytes(size)
     return bytes([opcode]) + length + _KEY + body
 
 
 def deflated(payload: bytes) -> bytes:
-    """Return one whole compressed text frame, which refers to none before it and so can be sent for ever."""
+    """Return a compressed text frame that refers to no previous frame, so that it can be sent repeatedly."""
     compressor = zlib.compressobj(wbits=-15)
     body = compressor.compress(payload) + compressor.flush(zlib.Z_SYNC_FLUSH)
     return masked(body.removesuffix(b"\x00\x00\xff\xff"), DEFLATED)
 
 
 def split(data: bytes) -> tuple[list[tuple[int, bytes]], bytes]:
-    """Cut what a server sent into whole frames, each with its first byte, and a rest."""
+    """Split a server's bytes into complete frames, each with its first byte, and the rest."""
     frames = []
     at = 0
     while len(data) - at >= 2:

@@ -1,4 +1,4 @@
-"""Measurements: the value of every metric in every round, and medians."""
+"""Measurements: the value of every metric in every round, with medians."""
 
 import statistics
 from collections.abc import Iterator, Mapping
@@ -26,16 +26,16 @@ class Measurements:
         self.values.setdefault((metric, subject, load), []).append(value)
 
     def median(self, metric: str, subject: str, load: str = "") -> float | None:
-        """Return the median over the rounds; None where nothing was measured."""
+        """Return the median over the rounds; None if nothing was measured."""
         values = self.values.get((metric, subject, load))
         return None if values is None else statistics.median(values)
 
     def loads(self, metric: str) -> list[str]:
-        """Return the loads under which a metric was measured, in the order of measuring."""
+        """Return the loads under which a metric was measured, in order of measurement."""
         return list(dict.fromkeys(load for name, _, load in self.values if name == metric))
 
     def subjects(self, load: str) -> list[str]:
-        """Return the subjects measured under a load, in the order of measuring."""
+        """Return the subjects measured under a load, in order of measurement."""
         return list(dict.fromkeys(subject for _, subject, name in self.values if name == load))
 
     def as_json(self) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""The sections of a run: each goes round through all contestants and adds its measurements."""
+"""The sections of a run: each measures all contestants in rounds and adds its measurements."""
 
 import gc
 import json
@@ -32,9 +32,9 @@ _IMPORTS: Final = {
 
 
 def step(plan: Plan, measurements: Measurements, progress: Progress) -> None:
-    """Steps a second, latency, CPU a step and memory of each server, and how long it takes to start.
+    """Measure steps/s, latency, CPU per step, memory and start-up time of each server.
 
-    The floor is up beside each of them and is driven in turn with it: what else the machine does meets both alike.
+    The floor runs beside each server and is driven alternately with it, so that other load affects both alike.
     """
     for number in range(plan.rounds):
         for placement in plan.placements:
@@ -93,7 +93,7 @@ def _measure_steps(
 
 
 def metrics(plan: Plan, measurements: Measurements, progress: Progress) -> None:
-    """CPU a step with metrics and without: both servers are up at once, and are driven in turn."""
+    """Measure CPU per step with and without metrics; both servers run at once and are driven alternately."""
     for number in range(plan.rounds):
         for kind in ("inline", "blocking"):
             progress(f"metrics: round {number + 1} of {plan.rounds}, {kind}")
@@ -115,7 +115,7 @@ def metrics(plan: Plan, measurements: Measurements, progress: Progress) -> None:
 
 
 def _drive_in_turn(plan: Plan, driven: Sequence[tuple[Server, Load]], turns: int) -> list[tuple[float, Run]]:
-    """Return of each server its CPU a step in µs, the median of its turns, and what all of them have seen."""
+    """Return for each server the median over turns of its CPU µs per step, and its run over all turns."""
     cpu_us_by_turn: list[list[float]] = [[] for _ in driven]
     runs = [Run() for _ in driven]
     for _, load in driven:
@@ -132,7 +132,7 @@ def _drive_in_turn(plan: Plan, driven: Sequence[tuple[Server, Load]], turns: int
 
 
 def clients(plan: Plan, measurements: Measurements, progress: Progress) -> None:
-    """CPU a step of each client's process, all against our server."""
+    """Measure CPU per step of each client's process, all against our server."""
     kinds = ["ours", "ours-typed", *(["released"] if plan.released else [])]
     with serving(contestants.ours("inline").start(SERVER_CORE)) as server:
         for number in range(plan.rounds):
@@ -156,12 +156,12 @@ def _client_us(plan: Plan, port: int, kind: str, sockets: int, *more: str) -> fl
 
 
 def imports(plan: Plan, measurements: Measurements, progress: Progress) -> None:
-    """Seconds that importing a package and naming its client takes over a bare interpreter."""
+    """Measure the seconds to import a package and its client, less those of a bare interpreter."""
     packages: list[tuple[str, Path]] = [("ours", Path(sys.executable))]
     if plan.released:
         packages.append(("released", plan.released))
     for subject, python in packages:
-        _import_s(subject, python)  # once for the bytecode and the page cache
+        _import_s(subject, python)  # fills bytecode and page cache
     for number in range(plan.rounds):
         for subject, python in packages:
             progress(f"imports: round {number + 1} of {plan.rounds}, {subject}")
@@ -179,7 +179,7 @@ def _import_s(subject: str, python: Path) -> float:
 
 
 def concurrency(plan: Plan, measurements: Measurements, progress: Progress) -> None:
-    """Many sessions whose step waits for a second, on one server that shares its cores with the driver."""
+    """Measure many sessions whose step waits for a second, on one server that shares its cores with the driver."""
     plans: list[tuple[Contestant, tuple[int, ...]]] = [(contestants.ours("waiting"), plan.concurrency)]
     if plan.echoes:
         plans.insert(0, (contestants.floor("waiting"), plan.concurrency))
@@ -235,7 +235,7 @@ def _step_contestants(plan: Plan) -> Iterator[Contestant]:
 
 @contextmanager
 def _driving(placement: str) -> Iterator[None]:
-    """Put this process on its core, and keep the collector from stopping the driver in a measurement."""
+    """Pin this process to its core, and disable garbage collection, which would stop the driver in a measurement."""
     pin(DRIVER_CORE if placement == ONE_CORE else None)
     gc.disable()
     try:

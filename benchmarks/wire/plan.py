@@ -1,4 +1,4 @@
-"""How much is measured: the settings of a run."""
+"""The settings of a run."""
 
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -8,7 +8,7 @@ SECTIONS: Final = ("step", "metrics", "clients", "imports", "concurrency")
 
 ONE_CORE: Final = "one core"
 BOTH_CORES: Final = "free"
-"""Where a server may run: on a core that the driver keeps off, or wherever the system puts it, as most are run."""
+"""Where a server may run: pinned to a core that the driver does not use, or unpinned, as most servers run."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -18,22 +18,22 @@ class Plan:
     Attributes:
         sections: Which of SECTIONS are measured.
         placements: Where the servers of the step section run.
-        rounds: How often each figure is measured; each round goes through all contestants.
-        seconds: How long one measurement of steps lasts.
-        warm_up_s: How long the same goes on before, unmeasured.
+        rounds: Measurements of each value; each round goes through all contestants.
+        seconds: Duration of one measurement of steps.
+        warm_up_s: Duration of its warm-up.
         sessions: The loads of the step section.
-        turns: Into how many turns of each server a round of the step section is cut, so that what else the machine does
-            meets all alike.
-        slices: The same of the metrics section.
+        turns: Turns of each server in a round of the step section; servers alternate, so that other load of the
+            machine affects all alike.
+        slices: Turns of each server in a round of the metrics section.
         sockets: The loads of the clients section.
         idle: Idle sessions whose memory is measured.
         concurrency: Numbers of sessions whose step waits for a second.
-        concurrency_released: The same on the released server, which has a thread for each.
+        concurrency_released: The same for the released server, which has a thread for each.
         concurrency_rounds: Rounds of that section.
         waits: Steps that each of those sessions takes.
-        spread_s: Over which time their first steps are spread.
-        released: The interpreter of the installation that has the released package; None without.
-        echoes: Whether the floor can run, and the echo below ASGI.
+        spread_s: Seconds over which their first steps are spread.
+        released: The interpreter of the installation that has the released package; None if there is none.
+        echoes: Whether the floor and the echo below ASGI can run.
     """
 
     sections: tuple[str, ...] = SECTIONS

@@ -1,4 +1,4 @@
-"""Processes that are measured: started apart, pinned, read through /proc, and ended whatever happens."""
+"""Measured processes: started in their own session, pinned, read through /proc, and always killed at the end."""
 
 import os
 import random
@@ -18,22 +18,22 @@ _PORTS: Final = range(20_000, 32_000)
 
 
 class StartError(Exception):
-    """A server did not come up; the message ends with what it printed."""
+    """A server did not start; the message ends with its output."""
 
 
 class Server:
-    """A server process, and what it starts.
+    """A server process and its descendants.
 
     Args:
-        command: What starts it.
-        port: Where it will listen on 127.0.0.1.
-        env: Environment variables beside this process's own.
-        core: The core that it is kept to; None for any.
-        health: Whether it has a /health; else it is ready when it takes connections.
+        command: Command that starts it.
+        port: Port on 127.0.0.1 that it will listen on.
+        env: Environment variables in addition to this process's own.
+        core: Core to pin it to; None for any.
+        health: Whether it has a /health; if not, it is ready when it accepts connections.
 
     Attributes:
-        port: Where it listens on 127.0.0.1.
-        pid: Its process.
+        port: Port on 127.0.0.1 that it listens on.
+        pid: Its process id.
         started_s: Seconds from starting the process to a healthy answer.
     """
 
@@ -56,7 +56,7 @@ class Server:
             env={**os.environ, **env},
             stdin=subprocess.DEVNULL,
             stdout=subprocess.DEVNULL,
-            stderr=self._log,  # no pipe: a server that logs would stop once it is full
+            stderr=self._log,  # not a pipe: a server that logs would block once it is full
             start_new_session=True,
         )
         self.pid = self._process.pid
@@ -68,18 +68,18 @@ class Server:
         self.started_s = time.perf_counter() - began
 
     def stop(self) -> None:
-        """End it and whatever it has started, at once."""
+        """Kill it and its descendants."""
         with suppress(ProcessLookupError):
             os.killpg(self.pid, signal.SIGKILL)
         self._process.wait()
         self._log.close()
 
     def cpu_ns(self) -> int:
-        """Return the CPU time that it and its children have used so far, every thread included."""
+        """Return the CPU time that it and its descendants have used so far, all threads included."""
         return sum(_cpu_ns(pid) for pid in tree(self.pid))
 
     def memory_kb(self) -> float:
-        """Return its memory and its children's: proportional where that can be read, resident otherwise."""
+        """Return its memory and its descendants': proportional if readable, else resident."""
         return sum(memory_kb(pid) for pid in tree(self.pid))
 
     def _wait_until_healthy(self, deadline: float) -> None:
@@ -93,7 +93,7 @@ class Server:
 
 @contextmanager
 def serving(server: Server) -> Iterator[Server]:
-    """Stop a server in the end."""
+    """Yield a server and stop it at the end."""
     try:
         yield server
     finally:
@@ -101,10 +101,10 @@ def serving(server: Server) -> Iterator[Server]:
 
 
 def free_port() -> int:
-    """Return a port that nothing listens on, beneath those that the system gives to outgoing connections.
+    """Return a port that nothing listens on, below those that the system assigns to outgoing connections.
 
     Raises:
-        StartError: None was found.
+        StartError: No port was free.
     """
     for port in random.sample(_PORTS, 100):
         with socket.socket() as sock, suppress(OSError):
@@ -114,15 +114,15 @@ def free_port() -> int:
 
 
 def pinned(command: Sequence[str], core: int | None) -> list[str]:
-    """Return the command that runs on one core; as it is where that does not matter."""
+    """Return the command pinned to `core`; unchanged if it is None."""
     return list(command) if core is None else ["taskset", "-c", str(core), *command]
 
 
 def run(command: Sequence[str], env: Mapping[str, str], core: int | None, timeout_s: float = 120.0) -> str:
-    """Run a process to its end and return what it printed.
+    """Run a process to its end and return its output.
 
     Raises:
-        StartError: It failed, or took too long.
+        StartError: The process failed, or took too long.
     """
     process = subprocess.Popen(
         pinned(command, core),
@@ -175,7 +175,7 @@ def tree(pid: int) -> list[int]:
 
 
 def _cpu_ns(pid: int) -> int:
-    """Return the CPU time of a process: of its clock, which Linux numbers from its id."""
+    """Return the CPU time of a process; Linux derives the number of its clock from its id."""
     try:
         return time.clock_gettime_ns((~pid << 3) | 2)
     except OSError:
@@ -183,7 +183,7 @@ def _cpu_ns(pid: int) -> int:
 
 
 def memory_kb(pid: int) -> float:
-    """Return the memory of a process: proportional where that can be read, resident otherwise."""
+    """Return the memory of a process in kB: proportional if readable, else resident."""
     for name, key in (("smaps_rollup", "Pss:"), ("status", "VmRSS:")):
         with suppress(OSError):
             for line in Path(f"/proc/{pid}/{name}").read_text().splitlines():

@@ -1,4 +1,4 @@
-"""Reports as Markdown tables, readable in a terminal too."""
+"""Reports as Markdown tables that are readable in a terminal."""
 
 from collections.abc import Iterable, Sequence
 
@@ -7,12 +7,12 @@ from benchmarks.wire.measurements import Measurements
 
 _TABLES: Sequence[tuple[str, Sequence[str]]] = (
     ("Steps", ("steps/s", "p50 ms", "p99 ms", "server µs a step", "over the floor")),
-    ("What metrics cost: server CPU", ("metrics on / off",)),
+    ("Cost of metrics: server CPU", ("metrics on / off",)),
     ("Clients: CPU of the client's process, against our server", ("client µs a step",)),
     ("Memory of idle sessions", ("kB a session",)),
     ("Starting", ("start s", "memory MB", "import s")),
     (
-        "Sessions whose step waits for 1 s, four steps each: begun over 1 s, then all at once",
+        "Sessions whose step waits for 1 s, four steps each: started over 1 s, then all at once",
         (
             "% succeed",
             "p50 s",
@@ -35,18 +35,18 @@ def report(measurements: Measurements, all_bars: Sequence[Bar]) -> str:
 
 
 def verdicts(measurements: Measurements, all_bars: Iterable[Bar], form: str = ".2f") -> list[str]:
-    """Return the end of every report: the bars, where there are any, and what could not be measured.
+    """Return the last sections of a report: the bars, if any, and what could not be measured.
 
     Args:
-        measurements: With their notes.
+        measurements: Measurements, whose notes are listed.
         all_bars: The bars.
-        form: How measured values are written.
+        form: Format of measured values.
     """
     rows = [
         (bar.label, f"{bar.value:{form}}", f"{bar.kind} {bar.bound:g}", "met" if bar.met else "NOT met")
         for bar in all_bars
     ]
-    parts = ["### It must show\n\n" + table(("what", "measured", "bar", ""), rows)] if rows else []
+    parts = ["### Bars\n\n" + table(("what", "measured", "bar", ""), rows)] if rows else []
     if measurements.notes:
         parts.append("### Not measured\n\n" + "\n".join(f"- {note}" for note in measurements.notes))
     return parts

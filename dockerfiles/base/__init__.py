@@ -1,1 +1,1 @@
-"""The base image; `ropewalk build base` makes it."""
+"""The base image, built by `ropewalk build base`."""

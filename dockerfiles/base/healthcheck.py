@@ -1,7 +1,7 @@
 #!/opt/ropewalk/bin/python -IS
-"""Ask the server in this container whether it is healthy; the exit status is the answer.
+"""Check whether the server in this container is healthy; the exit status is 0 or 1.
 
-The standard library alone, and no more of it than has to be: the engine starts this again and again.
+Few imports, and only of the standard library: the engine runs this frequently.
 """
 
 import json
@@ -11,7 +11,7 @@ import sys
 
 
 def token() -> str:
-    """Return the first token that the server was given; empty where there is none."""
+    """Return the first of the server's tokens; "" if it has none."""
     tokens = os.environ.get("ROPEWALK_TOKENS", "").replace(",", " ").split()
     if path := os.environ.get("ROPEWALK_TOKEN_FILE", "").strip():
         with open(path, encoding="utf-8") as file:
@@ -21,7 +21,7 @@ def token() -> str:
 
 
 def main() -> int:
-    """Return 0 where `GET /health` says healthy."""
+    """Return 0 if `GET /health` reports healthy, else 1."""
     port = int(os.environ.get("PORT") or 8000)
     try:
         lines = ["GET /health HTTP/1.1", "Host: localhost", "Connection: close"]

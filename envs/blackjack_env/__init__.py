@@ -1,6 +1,6 @@
 """BlackJack as an environment: the models and the client. The server is in :mod:`.server`.
 
-Exact returns and the optimal policy are in :mod:`.oracle`, the policies to compare with in :mod:`.baselines`.
+Exact returns and the optimal policy are in :mod:`.oracle`, baseline policies in :mod:`.baselines`.
 """
 
 from openenv_core.tasks import InvalidResetOptionError

@@ -1,4 +1,4 @@
-"""The policies that a learned one is measured against, with their exact figures."""
+"""Baseline policies for BlackJack, with their exact returns."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from .oracle import (
 
 @dataclass(frozen=True)
 class Baseline:
-    """One policy to compare with."""
+    """A named policy and its exact evaluation."""
 
     title: str
     policy: Policy
@@ -31,44 +31,44 @@ class Baseline:
 
 @dataclass(frozen=True)
 class ThresholdRule:
-    """Hits below a total and stands from it on, whatever the dealer shows; a :data:`.oracle.Policy`.
+    """A :data:`.oracle.Policy` that hits below a threshold and ignores the dealer's upcard.
 
     Attributes:
-        hard: stand on hard totals from this one on.
-        soft: stand on soft totals from this one on.
+        hard: the lowest hard total to stand on.
+        soft: the lowest soft total to stand on.
     """
 
     hard: int
     soft: int
 
     def __call__(self, total: int, usable_ace: bool, dealer: int) -> Choice:
-        """Answers for a state."""
+        """Return the action for a state."""
         return "hit" if total < (self.soft if usable_ace else self.hard) else "stand"
 
 
 def always_stand(total: int, usable_ace: bool, dealer: int) -> Choice:
-    """Stands on everything."""
+    """Stand on every total."""
     return "stand"
 
 
 def always_hit(total: int, usable_ace: bool, dealer: int) -> Choice:
-    """Hits until the hand busts."""
+    """Hit until the hand busts."""
     return "hit"
 
 
 def random_policy(total: int, usable_ace: bool, dealer: int) -> Choice:
-    """Hits or stands with equal probability."""
+    """Hit or stand with equal probability."""
     return {"hit": 0.5, "stand": 0.5}
 
 
 def hit_below(total: int) -> ThresholdRule:
-    """The rule that hits any hand, hard or soft, below `total`."""
+    """Return the rule that hits every hand, hard or soft, below `total`."""
     return ThresholdRule(hard=total, soft=total)
 
 
 @lru_cache(maxsize=8)
 def best_threshold_rule(rules: Rules = DEFAULT_RULES) -> ThresholdRule:
-    """Finds the dealer-blind pair of thresholds with the highest exact return, trying every pair."""
+    """Try every pair of thresholds and return the rule with the highest exact return."""
     candidates = (
         ThresholdRule(hard, soft)
         for hard in range(HARD_TOTALS.start, HARD_TOTALS.stop + 1)
@@ -79,7 +79,7 @@ def best_threshold_rule(rules: Rules = DEFAULT_RULES) -> ThresholdRule:
 
 @lru_cache(maxsize=8)
 def baselines(rules: Rules = DEFAULT_RULES) -> Mapping[str, Baseline]:
-    """All baselines by key, from the weakest to the optimum."""
+    """Return all baselines by key, ordered from the weakest to the optimum."""
     blind = best_threshold_rule(rules)
     policies: dict[str, tuple[str, Policy]] = {
         "random": ("random", random_policy),

@@ -9,7 +9,7 @@ from openenv_core.errors import EnvironmentFailureError
 
 
 class StepBeforeResetError(EnvironmentFailureError):
-    """A step was asked for before the first reset, when no cards are on the table."""
+    """`step` was called before the first `reset`, so no hand has been dealt."""
 
 
 Move: TypeAlias = Literal["hit", "stand"]
@@ -19,7 +19,7 @@ Card: TypeAlias = Annotated[int, Field(ge=1, le=10)]
 
 
 def _name_of_number(value: Any) -> Any:
-    # bool is a subclass of int, and true is no move: only a plain 0 or 1 is a number here.
+    # bool is a subclass of int, but True and False are not moves: accept only a plain 0 or 1.
     if type(value) is int and value in (0, 1):
         return "hit" if value else "stand"
     return value
@@ -41,18 +41,18 @@ class BlackjackObservation(Observation):
     """The table as the player sees it.
 
     The reward is None after a reset, 0 after a hit that did not bust, and the hand's return at the end: -1, 0
-    or 1 bets (1.5 for a natural where reset asked for it). Neither the seed nor the dealer's hidden card
-    is in here, so the whole observation can be shown to a policy.
+    or 1 bets (1.5 for a natural if reset enabled it). The observation contains neither the seed nor the dealer's
+    hidden card, so all of it can be shown to a policy.
 
     Attributes:
-        player_total: the value of the player's hand, an ace counted as 11 where that does not bust.
+        player_total: the value of the player's hand, with an ace counted as 11 if that does not bust.
         dealer_card: the dealer's upcard, 1 (ace) to 10.
         usable_ace: whether an ace is counted as 11 in `player_total`.
-        legal_actions: the actions that can follow; empty at the end.
-        player_cards: the player's cards in the order they came.
-        dealer_cards: the upcard alone until the end, then the whole hand.
-        dealer_total: the value of the dealer's hand, once it is shown.
-        player_natural: whether the player was dealt an ace and a ten and has drawn nothing since.
+        legal_actions: the possible actions; empty at the end.
+        player_cards: the player's cards in the order in which they were dealt.
+        dealer_cards: only the upcard until the end, then the whole hand.
+        dealer_total: the value of the dealer's hand; None until the end.
+        player_natural: whether the player was dealt an ace and a ten and has drawn no card since.
         outcome: how the hand ended; None until then.
         text: all of the above in words, for people and language models.
     """
@@ -70,13 +70,13 @@ class BlackjackObservation(Observation):
 
 
 class BlackjackState(State):
-    """The bookkeeping of an episode, for the one who runs it rather than for the player.
+    """The state of an episode, for the trainer rather than for the player.
 
     Attributes:
-        seed: what the deal was made from, given or drawn; None before the first reset. Resetting with it
-            and the same options repeats the hand.
+        seed: the seed of the deal, given or drawn; None before the first reset. Resetting with it and the same
+            options repeats the hand.
         natural: whether a natural pays 1.5.
-        sab: whether Sutton and Barto's rule for naturals holds.
+        sab: whether Sutton and Barto's rule for naturals applies.
         done: whether the hand has ended.
     """
 

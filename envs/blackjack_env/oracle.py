@@ -1,4 +1,4 @@
-"""Exact odds and returns of any policy, and the exact optimum, of the BlackJack game that this environment serves."""
+"""Exact outcome probabilities and returns of any policy, and the optimal policy, for this environment's BlackJack."""
 
 from __future__ import annotations
 
@@ -29,10 +29,10 @@ __all__ = [
 
 
 class DecisionState(NamedTuple):
-    """All that a player has to decide on; a plain tuple of the same values is equal to it and hashes alike.
+    """Everything a player's decision depends on. Equal to, and hashes like, a plain tuple of the same values.
 
     Attributes:
-        total: the hand's value, an ace counted as 11 where that does not bust.
+        total: the hand's value, with an ace counted as 11 if that does not bust.
         usable_ace: whether an ace is counted as 11 ("soft").
         dealer: the dealer's upcard, 1 (ace) to 10.
     """
@@ -52,16 +52,16 @@ DECISION_STATES: tuple[DecisionState, ...] = tuple(
     for total in totals
     for dealer in DEALER_CARDS
 )
-"""Every state at which a decision can be due: 18 hard and 10 soft totals, each against 10 upcards."""
+"""Every state in which the player can decide: 18 hard and 10 soft totals, each against 10 upcards."""
 
 
 @dataclass(frozen=True)
 class Rules:
-    """The two payout variants of Gymnasium's game, both about a natural (an ace and a ten as dealt).
+    """The two options of Gymnasium's game. Both concern a natural: an ace and a ten in the first two cards.
 
     Attributes:
         natural: a natural that beats the dealer pays 1.5. It still only draws against any other 21.
-        sab: Sutton and Barto's rule: a natural beats everything but another natural, and pays 1.
+        sab: Sutton and Barto's rule: a natural beats everything except another natural, and pays 1.
             Takes precedence over `natural`.
     """
 
@@ -73,7 +73,7 @@ DEFAULT_RULES = Rules()
 
 
 class _Ending(NamedTuple):
-    """How a hand ends from some point on: probabilities, and the expected return, in bets, and square of it."""
+    """Outcome probabilities from some point in a hand, with the mean return and mean squared return, in bets."""
 
     win: float
     push: float
@@ -86,10 +86,10 @@ _BUST = _Ending(win=0.0, push=0.0, loss=1.0, mean=-1.0, square=1.0)
 
 
 def _add_card(total: int, usable_ace: bool, card: int) -> tuple[int, bool]:
-    """Returns (total, usable_ace) of a hand after one more card (1 to 10); a total above 21 is a bust."""
+    """Return (total, usable_ace) of a hand after one more card (1 to 10). A total above 21 is a bust."""
     low = total - 10 if usable_ace else total
     has_ace = usable_ace or card == 1
-    # An ace that has already been counted down to 1 stays there: low is then at least 12.
+    # Once an ace had to be counted as 1, `low` is at least 12, so it is never counted as 11 again.
     if has_ace and low + card <= 11:
         return low + card + 10, True
     return low + card, False
@@ -97,7 +97,7 @@ def _add_card(total: int, usable_ace: bool, card: int) -> tuple[int, bool]:
 
 @cache
 def dealer_distribution(upcard: int) -> Mapping[int, float]:
-    """Probabilities of the dealer's final totals 17 to 21, and of a bust as 22, from the upcard (1 to 10)."""
+    """Return the probability of each final total of the dealer (17 to 21, a bust as 22) given the upcard (1 to 10)."""
     final = dict.fromkeys(range(17, 23), 0.0)
 
     def draw(total: int, soft: bool, chance: float) -> None:
@@ -107,14 +107,14 @@ def dealer_distribution(upcard: int) -> Mapping[int, float]:
         for card, probability in CARDS.items():
             draw(*_add_card(total, soft, card), chance * probability)
 
-    # The hole card is one more draw, and no upcard reaches 17 by itself.
+    # The hole card is simply the next draw: no upcard reaches 17 by itself.
     draw(*_add_card(0, False, upcard), 1.0)
     return MappingProxyType(final)
 
 
 @cache
 def _settle_stand(total: int, dealer: int) -> _Ending:
-    """Return the outcome of standing on a total (4 to 21) against an upcard; no payout for naturals."""
+    """Return the outcome of standing on a total (4 to 21) against an upcard, without bonuses for naturals."""
     final = dealer_distribution(dealer)
     win = math.fsum(p for end, p in final.items() if end > 21 or end < total)
     push = final.get(total, 0.0)
@@ -124,7 +124,7 @@ def _settle_stand(total: int, dealer: int) -> _Ending:
 
 @cache
 def _standing_natural(dealer: int, rules: Rules) -> _Ending:
-    """Return the outcome of standing on a natural, as dealt, against an upcard."""
+    """Return the outcome of standing on a natural against an upcard."""
     plain = _settle_stand(21, dealer)
     if rules.sab:
         push = {1: CARDS[10], 10: CARDS[1]}.get(dealer, 0.0)
@@ -140,7 +140,7 @@ def _low(state: DecisionState) -> int:
 
 @cache
 def successors(state: DecisionState) -> tuple[tuple[tuple[DecisionState, float], ...], float]:
-    """What a hit leads to: the states that follow with their probabilities, and the probability of a bust."""
+    """Return the states that can follow a hit with their probabilities, and the probability of a bust."""
     reached: dict[DecisionState, float] = {}
     bust = 0.0
     for card, probability in CARDS.items():
@@ -155,7 +155,7 @@ def successors(state: DecisionState) -> tuple[tuple[tuple[DecisionState, float],
 
 @cache
 def deal_distribution() -> Mapping[DecisionState, float]:
-    """Probability of each state as dealt. A dealt soft 21 is a natural, and only a natural is one."""
+    """Return the probability of each initial state. An initial soft 21 is always a natural."""
     dealt: dict[DecisionState, float] = {}
     for dealer, upcard in CARDS.items():
         for first, first_chance in CARDS.items():
@@ -167,22 +167,22 @@ def deal_distribution() -> Mapping[DecisionState, float]:
 
 
 STATES_BY_LOW_SUM = tuple(sorted(DECISION_STATES, key=_low))
-"""The decision states in an order in which every hit leads to a later one."""
+"""The decision states, ordered so that a hit always leads to a later one."""
 
 
 Answer: TypeAlias = Literal["hit", "stand"] | None
-"""What a policy says at a state; None stands for an illegal or unreadable answer."""
+"""A policy's answer at a state. None stands for an illegal or unreadable answer."""
 
 
 Choice: TypeAlias = Answer | Mapping[Answer, float]
-"""An answer, or the probability of each answer."""
+"""A single answer, or the probability of each answer."""
 
 Policy: TypeAlias = (
     Callable[[int, bool, int], Choice]
     | Mapping[DecisionState, Choice]
     | Mapping[tuple[int, bool, int], Choice]
 )
-"""A function of (total, usable_ace, dealer), or a mapping from such triples."""
+"""A function of (total, usable_ace, dealer), or a mapping keyed by such triples."""
 
 
 @dataclass(frozen=True)
@@ -191,12 +191,12 @@ class Evaluation:
 
     Attributes:
         mean_return: the expected return.
-        variance: the variance of one hand's return; divide by n for that of a mean over n hands.
-        win: probability that the hand is won; with push, loss and illegal it sums to 1.
-        push: probability of a draw.
-        loss: probability that the hand is lost by play.
-        illegal: probability that the hand ends in an illegal answer.
-        visits: expected number of decisions at each state in a hand, for the states with a non-zero one.
+        variance: the variance of one hand's return. The mean over n hands has this variance divided by n.
+        win: the probability of a win. win, push, loss and illegal sum to 1.
+        push: the probability of a draw.
+        loss: the probability of losing by play.
+        illegal: the probability that the hand ends with an illegal answer.
+        visits: the expected number of decisions per hand in each state, for states where it is not zero.
     """
 
     mean_return: float
@@ -209,7 +209,7 @@ class Evaluation:
 
 
 class ActionValues(NamedTuple):
-    """Expected returns of the two actions at a state, optimal play following."""
+    """Expected returns of the two actions at a state if play is optimal afterwards."""
 
     stand: float
     hit: float
@@ -217,11 +217,11 @@ class ActionValues(NamedTuple):
 
 @dataclass(frozen=True)
 class Agreement:
-    """How often a policy answers as the optimum does; illegal answers never agree.
+    """How often a policy agrees with the optimal policy. Illegal answers never agree.
 
     Attributes:
-        unweighted: mean over all of :data:`DECISION_STATES`, each counted once.
-        weighted: mean over the decisions that the policy itself meets in play.
+        unweighted: mean over :data:`DECISION_STATES`, each counted once.
+        weighted: mean over states, weighted by how often the policy visits them in play.
     """
 
     unweighted: float
@@ -230,10 +230,10 @@ class Agreement:
 
 @cache
 def action_values() -> Mapping[DecisionState, ActionValues]:
-    """Optimal action values of all decision states, for hands that are not a natural as dealt.
+    """Return the optimal action values of all decision states, for hands that are not naturals.
 
-    The payout of a natural does not touch them: it only raises the value of standing on one, which is the
-    best action without it, since no hand beats 21.
+    The payout of a natural does not affect them: it only raises the value of standing on one, which is already
+    the best action because no hand beats 21.
     """
     values: dict[DecisionState, ActionValues] = {}
     for state in reversed(STATES_BY_LOW_SUM):
@@ -245,7 +245,7 @@ def action_values() -> Mapping[DecisionState, ActionValues]:
 
 @cache
 def optimal_policy() -> Mapping[DecisionState, Literal["hit", "stand"]]:
-    """The best action of every decision state: basic strategy without doubling, splitting or surrender.
+    """Return the best action in every decision state: basic strategy without doubling, splitting or surrender.
 
     It is the same under all :class:`Rules` (see :func:`action_values`).
     """
@@ -256,7 +256,7 @@ def optimal_policy() -> Mapping[DecisionState, Literal["hit", "stand"]]:
 
 
 def optimal_return(rules: Rules = DEFAULT_RULES) -> float:
-    """The expected return of optimal play, from the backward sweep."""
+    """Return the expected return of optimal play, computed by backward induction."""
     values = action_values()
     return math.fsum(
         chance * (_standing_natural(s.dealer, rules).mean if s[:2] == (21, True) else max(values[s]))
@@ -265,14 +265,11 @@ def optimal_return(rules: Rules = DEFAULT_RULES) -> float:
 
 
 def choice_at(policy: Policy, state: DecisionState) -> Mapping[Answer, float]:
-    """Asks a policy at one state.
-
-    Returns:
-        The probability of each answer it may give.
+    """Return the probability of each answer that a policy gives at one state.
 
     Raises:
-        ValueError: the policy has nothing for the state, gives another answer than "hit", "stand" or None,
-            or probabilities that are negative or do not sum to 1.
+        ValueError: the policy has no entry for the state, an answer is not "hit", "stand" or None, or the
+            probabilities are negative or do not sum to 1.
     """
     where = f"{'soft' if state.usable_ace else 'hard'} {state.total} against {state.dealer}"
     if isinstance(policy, Mapping):
@@ -294,12 +291,12 @@ def choice_at(policy: Policy, state: DecisionState) -> Mapping[Answer, float]:
 
 
 def evaluate(policy: Policy, *, rules: Rules = DEFAULT_RULES, illegal_return: float = -1.0) -> Evaluation:
-    """Computes a policy's exact statistics by one forward sweep over the decision states.
+    """Compute a policy's exact statistics in one forward pass over the decision states.
 
     Args:
-        policy: deterministic or stochastic. It is asked once for each state that it can reach.
+        policy: deterministic or stochastic. It is evaluated once in each state that it can reach.
         rules: the payout of naturals.
-        illegal_return: credited to a hand that an illegal answer (None) ends.
+        illegal_return: the return of a hand that ends with an illegal answer (None), in bets.
 
     Raises:
         ValueError: see :func:`choice_at`.
@@ -332,7 +329,11 @@ def evaluate(policy: Policy, *, rules: Rules = DEFAULT_RULES, illegal_return: fl
 
 
 def agreement(policy: Policy) -> Agreement:
-    """Compares a policy, asked at all decision states, with the optimum. ValueError: see :func:`choice_at`."""
+    """Compare a policy with the optimal one in every decision state.
+
+    Raises:
+        ValueError: see :func:`choice_at`.
+    """
     answers = {state: choice_at(policy, state) for state in DECISION_STATES}
     visits = evaluate(answers).visits
     agrees = {state: answers[state].get(best, 0.0) for state, best in optimal_policy().items()}

@@ -20,20 +20,21 @@ from .models import (
 
 
 class CodeInterpreterEnv(EnvClient[CodeInterpreterAction, CodeInterpreterObservation, CodeInterpreterState]):
-    """Runs code in an interpreter behind a server.
+    """A session on a code interpreter server.
 
-    `reset` takes, besides `seed` and `episode_id`, the options `packages`, `limits`, `files`, `snapshot` and `task`;
-    see :class:`.server.environment.CodeInterpreterEnvironment`. The methods below are steps, spelled shorter; the
+    Besides `seed` and `episode_id`, `reset` takes the options `packages`, `limits`, `files`, `snapshot` and `task`;
+    see :class:`.server.environment.CodeInterpreterEnvironment`. The methods below are shorthands for `step`; the
     client that `sync()` returns has them too.
 
-    Released coding servers are played as well: they know code alone, so the first that refuses an action for its type
-    is sent code alone from then on. What they do not say stays at its default.
+    The client also works with released coding servers, whose actions have only a `code` field: when the server rejects
+    an action because of its `type`, only the code is sent from then on. Fields that such a server does not send keep
+    their defaults.
     """
 
     action_type = CodeInterpreterAction
     observation_type = CodeInterpreterObservation
     state_type = CodeInterpreterState
-    # The folder goes by two names, envs.code_interpreter_env here and code_interpreter_env once installed by itself.
+    # The package is named envs.code_interpreter_env here and code_interpreter_env once installed by itself.
     default_app = f"{__package__}.server.app:app"
     _code_only = False
 
@@ -44,16 +45,16 @@ class CodeInterpreterEnv(EnvClient[CodeInterpreterAction, CodeInterpreterObserva
         return await self.step(Execute(code=code, timeout_s=timeout_s, stdin=stdin))
 
     async def put_file(self, path: str, data: str | bytes) -> StepResult[CodeInterpreterObservation]:
-        """Write a file of the workspace; text as UTF-8."""
+        """Write a file to the workspace; text is encoded as UTF-8."""
         if isinstance(data, str):
             return await self.step(PutFile(path=path, content=data))
         return await self.step(PutFile(path=path, content_base64=base64.b64encode(data).decode()))
 
     async def get_file(self, path: str) -> bytes:
-        """Return the content of a file of the workspace.
+        """Return the content of a file in the workspace.
 
         Raises:
-            FileNotFoundError: It cannot be had; the message says why.
+            FileNotFoundError: The file cannot be read; the message says why.
             ExecutionError: The infrastructure failed.
         """
         observation = (await self.step(GetFile(path=path))).observation
@@ -64,15 +65,15 @@ class CodeInterpreterEnv(EnvClient[CodeInterpreterAction, CodeInterpreterObserva
         raise ExecutionError(observation.reason or f"the server gave no content of {path}")
 
     async def restart(self) -> StepResult[CodeInterpreterObservation]:
-        """Restart the interpreter, with the files of the reset."""
+        """Restart the interpreter with only the files given at reset."""
         return await self.step(Restart())
 
     async def submit(self, code: str) -> StepResult[CodeInterpreterObservation]:
-        """Hand in a solution of the task."""
+        """Submit a solution of the task."""
         return await self.step(Submit(code=code))
 
     async def step(self, action: CodeInterpreterAction) -> StepResult[CodeInterpreterObservation]:
-        """Apply an action and return what follows; see `EnvClient.step`."""
+        """Apply an action and return its result; see `EnvClient.step`."""
         try:
             return await super().step(action)
         except ValidationFailedError as refusal:
@@ -84,9 +85,9 @@ class CodeInterpreterEnv(EnvClient[CodeInterpreterAction, CodeInterpreterObserva
     def _step_payload(self, action: CodeInterpreterAction) -> Any:
         payload = super()._step_payload(action)
         if self._code_only and isinstance(payload, Execute):
-            # A time-out or an input that it does not know is for the server to refuse, not to be dropped here.
+            # A timeout or stdin stays in the payload, so that a server that lacks them rejects the action.
             return payload.model_dump(exclude={"type"}, exclude_defaults=True)
-        # Code without a type would be answered in the released shape.
+        # Without a type, the server would reply in the released shape.
         if (
             not self._code_only
             and isinstance(payload, Mapping)

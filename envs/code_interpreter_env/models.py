@@ -1,4 +1,4 @@
-"""What crosses the wire of a code interpreter."""
+"""Actions, observations and states of the code interpreter."""
 
 import base64
 import binascii
@@ -19,7 +19,7 @@ MAX_STDIN_CHARS: Final = 8 << 20
 MAX_PATH_CHARS: Final = 1024
 
 EXECUTION: Final = "execution"
-"""The key of `metadata` that holds an execution, in observations of the released shape."""
+"""The key of `metadata` under which observations of the released shape carry the rest of an execution."""
 
 Path: TypeAlias = Annotated[
     str,
@@ -47,7 +47,7 @@ Base64: TypeAlias = Annotated[
 
 
 def _require_type_key(schema: dict[str, Any]) -> None:
-    """Say in a schema that the type has to be there: code alone is the only action that goes without."""
+    """Mark `type` as required in a JSON schema: only `Execute` may omit it."""
     schema["required"] = ["type", *schema.get("required", ())]
 
 
@@ -105,7 +105,7 @@ class PutFile(CodeInterpreterAction):
 
     @property
     def data(self) -> bytes:
-        """What the file gets."""
+        """The content to write, as bytes."""
         if self.content_base64 is not None:
             return base64.b64decode(self.content_base64)
         return (self.content or "").encode()
@@ -152,7 +152,7 @@ class ListTools(ListToolsAction):
 
 
 def _read_kind(value: Any) -> str | None:
-    """Return what says which action it is; code alone is to be executed, and a tool's name says that it is called."""
+    """Return the discriminator of an action: its `type`, or else "execute" for code and "call_tool" for a tool name."""
     if isinstance(value, Mapping):
         default_kind = "execute" if "code" in value else "call_tool" if "tool_name" in value else None
         kind = value.get("type", default_kind)
@@ -170,17 +170,17 @@ AnyAction: TypeAlias = Annotated[
     | Annotated[CallToolAction, Tag("call_tool")],
     Discriminator(_read_kind),
 ]
-"""Every action that the server takes, by its `type`; `{"code": ...}` alone is an `Execute`, and `{"tool_name": ...}` a
-call."""
+"""Every action that the server accepts, discriminated by `type`. Without a type, `{"code": ...}` is an `Execute` and
+`{"tool_name": ...}` is a tool call."""
 
 
 class FileContent(BaseModel):
-    """A file that was asked for.
+    """The content of a requested file.
 
     Attributes:
-        path: Relative to the workspace.
-        size: In bytes.
-        content_base64: What is in it.
+        path: The path relative to the workspace.
+        size: The size in bytes.
+        content_base64: The content, as base64.
     """
 
     model_config = ConfigDict(extra="forbid")
@@ -191,18 +191,18 @@ class FileContent(BaseModel):
 
     @property
     def data(self) -> bytes:
-        """What is in it, as bytes."""
+        """The file's content as bytes."""
         return base64.b64decode(self.content_base64)
 
 
 class CodeObservation(Observation):
-    """What an execution printed, as released clients of coding environments read it; they refuse any other key.
+    """The output of an execution, in the shape of released coding environments, whose clients reject any other key.
 
     Attributes:
-        stdout: What the code printed.
-        stderr: What it printed there; in the released shape also the traceback of an exception that it did not catch,
-            and why it did not end by itself.
-        exit_code: 0 where it came to its end.
+        stdout: The code's standard output.
+        stderr: The code's standard error; in the released shape also the traceback of an uncaught exception, and the
+            reason why the code was stopped.
+        exit_code: 0 if the code ran to its end.
     """
 
     stdout: str = ""
@@ -211,31 +211,31 @@ class CodeObservation(Observation):
 
 
 class CodeInterpreterObservation(CodeObservation):
-    """What an action did.
+    """The result of an action.
 
-    A reset without options of ours, and an action of code alone, are answered as `CodeObservation`, with everything
-    else below `metadata["execution"]`. Read as this model they have it in its fields.
+    A reset without options of ours, and an action with only code, are answered as `CodeObservation`, with all other
+    fields in `metadata["execution"]`. Parsing such a reply as this model moves them into its fields.
 
     Attributes:
-        status: How it ended. "sandbox_error" is the infrastructure's fault, and no policy's; all others the code's.
-        error: The exception that the code did not catch; for a file that cannot be had, why.
+        status: How the action ended. "sandbox_error" is the infrastructure's fault; all others are the code's.
+        error: The uncaught exception, or the error of a file action.
         result: `repr` of the last expression's value.
-        outputs: What was shown, in order, each in several mime types; figures as PNG in base64.
-        execution_count: Executions of this interpreter so far.
-        session_id: Of the interpreter.
-        state_lost: Variables and files are gone; said once.
-        cut: What was left out because it was too long.
+        outputs: The displayed outputs in order, each in several mime types; figures are PNG in base64.
+        execution_count: The number of executions of this interpreter so far.
+        session_id: The id of the interpreter.
+        state_lost: Whether variables and files have been lost; reported once.
+        cut: Which outputs were truncated.
         signal: The signal that ended the interpreter's process.
-        execution_time_s: From the request to its end.
-        max_rss_bytes: The greatest resident size so far, by the interpreter's own account.
-        files: Files that are new or different since the execution before.
-        isolation: What the code runs behind: "namespaces", "lsm", "seccomp", "process"; "remote" or "container" where
-            it is hosted.
-        reason: In words, why code did not end by itself, or what is wrong with the infrastructure.
-        file: What `get_file` read.
-        prompt: The task in words, after a reset that chose one.
-        task: All that may be seen of the task, likewise.
-        verdict: How a submission was judged; its reward is the observation's.
+        execution_time_s: Seconds from the request to the end of the execution.
+        max_rss_bytes: The maximum resident set size so far, as reported by the interpreter.
+        files: The files that are new or changed since the previous execution.
+        isolation: The isolation level: "namespaces", "lsm", "seccomp" or "process"; "remote" or "container" if the
+            interpreter is hosted.
+        reason: Why the code was stopped, or what failed in the infrastructure.
+        file: The file that `get_file` read.
+        prompt: The task's prompt, after a reset that chose a task.
+        task: The public part of the task, after a reset that chose a task.
+        verdict: The verdict on a submission; its reward is the observation's.
     """
 
     status: Status = "ok"
@@ -260,7 +260,7 @@ class CodeInterpreterObservation(CodeObservation):
     @model_validator(mode="before")
     @classmethod
     def _lift_released(cls, value: Any) -> Any:
-        """Read the released shape too."""
+        """Accept the released shape too, by moving `metadata["execution"]` to the top level."""
         if not isinstance(value, dict):
             return value
         if isinstance(metadata := value.get("metadata"), dict):
@@ -269,20 +269,20 @@ class CodeInterpreterObservation(CodeObservation):
                 rest = {name: entry for name, entry in metadata.items() if name != EXECUTION}
                 return {**value, **execution, "metadata": rest}
         if "status" not in value and value.get("exit_code"):
-            return {**value, "status": "error"}  # released servers say no more than that
+            return {**value, "status": "error"}  # released servers report only the exit code
         return value
 
 
 class CodeInterpreterState(State):
-    """The bookkeeping of an episode.
+    """The state of an episode.
 
     Attributes:
-        last_exit_code: Of the last execution.
-        execution_count: Executions of the interpreter so far.
-        isolation: What the code runs behind; empty before there is an interpreter.
-        session_id: Of the interpreter; empty before there is one.
-        task: The id of the task.
-        seed: As reset was given it. It decides nothing but what a task draws from it.
+        last_exit_code: The exit code of the last execution.
+        execution_count: The number of executions of the interpreter so far.
+        isolation: The isolation level; empty before the interpreter starts.
+        session_id: The id of the interpreter; empty before it starts.
+        task: The id of the task; None without a task.
+        seed: The seed given to reset, which only chooses the task.
         done: Whether the episode has ended.
     """
 

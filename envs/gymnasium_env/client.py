@@ -1,4 +1,4 @@
-"""The client of an environment of Gymnasium's, with values of its spaces as JSON."""
+"""The client of a Gymnasium environment; actions and observations are JSON values."""
 
 from openenv_core import EnvClient
 
@@ -6,7 +6,7 @@ from .models import GymnasiumAction, GymnasiumObservation, GymnasiumState
 
 
 class GymnasiumEnv(EnvClient[GymnasiumAction, GymnasiumObservation, GymnasiumState]):
-    """Plays what a server of `envs/gymnasium_env` serves; `ServedEnv` does so with numpy's values."""
+    """A session on a Gymnasium environment's server; `ServedEnv` does the same with numpy values."""
 
     action_type = GymnasiumAction
     observation_type = GymnasiumObservation

@@ -1,4 +1,4 @@
-"""What crosses the wire of an environment of Gymnasium's; its spaces stand in the JSON schemas of two fields."""
+"""Actions, observations and states of a Gymnasium environment; the JSON schemas of two fields describe its spaces."""
 
 from functools import partial
 from typing import Annotated, Any
@@ -17,11 +17,11 @@ class GymnasiumAction(Action):
 
 
 class GymnasiumObservation(Observation):
-    """What Gymnasium's environment answers. The reward is null after a reset.
+    """An observation of the Gymnasium environment. The reward is null after a reset.
 
     Attributes:
         observation: A value of the observation space.
-        info: What else Gymnasium's environment says, as far as JSON can say it.
+        info: The entries of Gymnasium's `info` that JSON can represent.
     """
 
     observation: Any = Field(description="a value of the observation space")
@@ -29,10 +29,10 @@ class GymnasiumObservation(Observation):
 
 
 class GymnasiumState(State):
-    """Where the episode stands.
+    """The state of an episode.
 
     Attributes:
-        frame: The picture of it as PNG, where the environment was made with a render mode of "rgb_array".
+        frame: The rendered frame as PNG, if the environment's render mode is "rgb_array".
     """
 
     frame: bytes | None = None
@@ -41,10 +41,12 @@ class GymnasiumState(State):
 def models_for(
     action_space: Space[Any], observation_space: Space[Any]
 ) -> tuple[type[GymnasiumAction], type[GymnasiumObservation]]:
-    """Return models whose JSON schemas say the spaces; the observation's holds a value as Gymnasium has it.
+    """Return the action and observation models whose JSON schemas describe the spaces.
+
+    The observation model holds Gymnasium's own value and encodes it only when serialized.
 
     Raises:
-        ConfigurationError: The spaces cannot cross the wire.
+        ConfigurationError: A space cannot be encoded as JSON.
     """
 
     def annotate(space: Space[Any]) -> Any:
@@ -52,10 +54,10 @@ def models_for(
 
     action_type = Annotated[
         Any, annotate(action_space)
-    ]  # read from JSON: to look once more whether it is, takes time
+    ]  # not JsonValue: the value was parsed from JSON, and validating that again costs time
     written = PlainSerializer(partial(write_value, observation_space))
     observation_type = Annotated[Any, annotate(observation_space), written]
-    build: Any = create_model  # its overloads do not know types made at run time
+    build: Any = create_model  # its overloads do not accept types made at run time
     return (
         build("GymnasiumAction", __base__=GymnasiumAction, action=(action_type, ...)),
         build("GymnasiumObservation", __base__=GymnasiumObservation, observation=(observation_type, ...)),

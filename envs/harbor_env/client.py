@@ -1,4 +1,4 @@
-"""The client of an environment of Harbor tasks."""
+"""The client of the Harbor environment."""
 
 from openenv_core import EnvClient, StepResult
 
@@ -15,24 +15,24 @@ from .models import (
 
 
 class HarborEnv(EnvClient[HarborAction, HarborObservation, HarborState]):
-    """Plays Harbor tasks behind a server.
+    """A session on a server of Harbor tasks.
 
-    `reset` takes, besides `seed` and `episode_id`, the options `split` and `index`, or `task`, an id. The methods below
-    are steps, spelled shorter; the client that `sync()` returns has them too.
+    Besides `seed` and `episode_id`, `reset` takes the options `split` and `index`, or `task`, which is an id. The
+    methods below are shorthands for `step`; the client that `sync()` returns has them too.
     """
 
     action_type = HarborAction
     observation_type = HarborObservation
     state_type = HarborState
-    # The folder goes by two names, envs.harbor_env here and harbor_env once installed by itself.
+    # The package is named envs.harbor_env in this repository and harbor_env once installed by itself.
     default_app = f"{__package__}.server.app:app"
 
     async def run(self, command: str, *, timeout_s: float | None = None) -> StepResult[HarborObservation]:
-        """Run a command."""
+        """Run a shell command."""
         return await self.step(Run(command=command, timeout_s=timeout_s))
 
     async def read_file(self, path: str) -> StepResult[HarborObservation]:
-        """Read a file of text."""
+        """Read a text file."""
         return await self.step(ReadFile(path=path))
 
     async def write_file(self, path: str, content: str) -> StepResult[HarborObservation]:
@@ -40,9 +40,9 @@ class HarborEnv(EnvClient[HarborAction, HarborObservation, HarborState]):
         return await self.step(WriteFile(path=path, content=content))
 
     async def edit_file(self, path: str, old: str, new: str) -> StepResult[HarborObservation]:
-        """Replace a text that stands in a file exactly once."""
+        """Replace a text that occurs exactly once in a file."""
         return await self.step(EditFile(path=path, old=old, new=new))
 
     async def submit(self) -> StepResult[HarborObservation]:
-        """End the episode, and have the tests judge it."""
+        """End the episode and run the task's tests."""
         return await self.step(Submit())

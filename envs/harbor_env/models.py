@@ -1,4 +1,4 @@
-"""What crosses the wire of an environment of Harbor tasks."""
+"""Actions, observations and states of the Harbor environment."""
 
 from typing import Annotated, Literal, TypeAlias
 
@@ -21,8 +21,8 @@ Text: TypeAlias = Annotated[str, Field(max_length=4 << 20, pattern=r"^[^\x00]*$"
 Seconds: TypeAlias = Annotated[float, Field(gt=0, le=86_400)]
 
 Status: TypeAlias = Literal["ok", "refused", "timeout", "output_limit", "killed", "sandbox_error"]
-"""`refused`: a file could not be read or written; `killed`: a command took down what it ran in; `sandbox_error`: the
-infrastructure failed, which is not the policy's fault."""
+"""`refused`: a file could not be read or written; `killed`: a command brought down its sandbox or container;
+`sandbox_error`: the infrastructure failed, through no fault of the policy."""
 
 
 class HarborAction(Action):
@@ -76,21 +76,21 @@ AnyAction: TypeAlias = Annotated[
     Run | ReadFile | WriteFile | EditFile | Submit | ListToolsAction | CallToolAction,
     Field(discriminator="type"),
 ]
-"""What a step takes."""
+"""Every action that `step` accepts, discriminated by `type`."""
 
 
 class HarborObservation(Observation):
-    """What an action has come to; a reset tells the task.
+    """The result of an action, or the task after a reset.
 
     Attributes:
-        task: All that the task says; after a reset.
-        status: What became of the action.
-        reason: Why, in words, where the status is not ok.
-        output: What a command has printed, both streams, or the content of a file that was read.
-        cut: There was more of it.
-        exit_code: A command's.
-        rewards: All that the verifier has written, by name; after the end.
-        verifier_output: The end of what the verifier has printed; after the end.
+        task: The task's prompt, after a reset.
+        status: How the action ended.
+        reason: The reason if the status is not "ok".
+        output: A command's standard output and standard error, or the content of a file.
+        cut: Whether the output was truncated.
+        exit_code: The command's exit code.
+        rewards: All rewards that the verifier wrote, by name, after the end.
+        verifier_output: The end of the verifier's output, after the end.
     """
 
     task: str | None = None
@@ -104,7 +104,7 @@ class HarborObservation(Observation):
 
 
 class HarborState(State):
-    """Where the episode stands."""
+    """The state of an episode."""
 
     task: str | None = Field(default=None, description="the id of the task; null before a reset")
     split: str | None = None

@@ -1,8 +1,8 @@
-"""Harbor's task format: what a folder of tasks says, as far as it can be honoured here.
+"""The supported part of Harbor's task format.
 
-A task is a folder with `task.toml`, `instruction.md`, `environment/`, `tests/` and perhaps `solution/`. What is not
-honoured is refused when the folder is read, by file and key: a task that is silently another one teaches the wrong
-thing.
+A task is a folder with `task.toml`, `instruction.md`, `environment/`, `tests/` and optionally `solution/`. Unsupported
+settings are rejected when the folder is read, with file and key: ignoring them would silently change the task and so
+train the wrong thing.
 """
 
 import hashlib
@@ -23,24 +23,24 @@ from openenv_core.tasks import SPLITS, IndexedTasks
 
 TASK: Final = "task.toml"
 WORKDIR: Final = "/app"
-"""The working folder of tasks without an image."""
+"""The working directory of tasks without an image."""
 
 ARTIFACTS: Final = "/logs/artifacts"
-"""A folder whose content the verifier always gets."""
+"""The folder whose content the verifier always gets."""
 
 _RESERVED: Final = ("/tests", "/logs/verifier", "/solution", "/proc", "/dev", "/sys")
-"""What the verifier has of its own."""
+"""Paths that belong to the verifier or the system, and cannot be taken over from the policy."""
 
 _TEMPLATE: Final = re.compile(r"\$\{(\w+)(?::-(.*))?\}")
 _CANARY: Final = re.compile(r"(<!--.*canary.*-->|#.*canary.*)\s*", re.IGNORECASE)
 
 
 class InvalidTaskError(ConfigurationError):
-    """A folder that holds no task, or one that asks for what cannot be had here; the message names the file."""
+    """A folder is not a valid task, or uses something unsupported; the message names the file."""
 
 
 class _Table(BaseModel):
-    # Other versions of the format have other keys; those that change what a task means are refused by name.
+    # Other versions of the format have further keys. Those that change a task's meaning are rejected by name below.
     model_config = ConfigDict(extra="ignore", frozen=True)
 
 
@@ -48,7 +48,7 @@ Network = Literal["public", "no-network"]
 
 
 class AgentTable(_Table):
-    """[agent]: the policy's phase."""
+    """[agent]: settings of the policy's phase."""
 
     timeout_sec: Annotated[float, Field(gt=0)] | None = None
     user: str | int | None = None
@@ -56,13 +56,13 @@ class AgentTable(_Table):
 
 
 def _parse_megabytes(value: Any) -> Any:
-    """Read the older `memory = "2G"`."""
+    """Convert the older form `memory = "2G"` to megabytes."""
     match = re.fullmatch(r"(\d+(?:\.\d+)?)([GMK])", value.strip().upper()) if isinstance(value, str) else None
     return value if match is None else int(float(match[1]) * {"G": 1024, "M": 1, "K": 1 / 1024}[match[2]])
 
 
 class EnvironmentTable(_Table):
-    """[environment], or [verifier.environment]: what a phase runs in."""
+    """[environment] or [verifier.environment]: the image and resources of a phase."""
 
     build_timeout_sec: Annotated[float, Field(gt=0)] = 600.0
     docker_image: str | None = None
@@ -93,7 +93,7 @@ class EnvironmentTable(_Table):
 
 
 class VerifierTable(_Table):
-    """[verifier]: the phase of the tests. Both of its modes run apart from the policy here."""
+    """[verifier]: settings of the test phase. Here, both of its modes run in a different machine than the policy."""
 
     timeout_sec: Annotated[float, Field(gt=0)] = 600.0
     env: dict[str, str] = {}
@@ -105,7 +105,7 @@ class VerifierTable(_Table):
 
 
 class Artifact(_Table):
-    """One of `artifacts`: what the verifier gets beside the working folder."""
+    """An entry of `artifacts`: a path that the verifier gets in addition to the working directory."""
 
     source: str
     service: Literal["main"] | None = None
@@ -121,7 +121,7 @@ class _Package(_Table):
 
 
 class TaskTable(_Table):
-    """All of task.toml that is heeded."""
+    """The supported keys of task.toml."""
 
     task: _Package | None = None
     agent: AgentTable = AgentTable()
@@ -134,14 +134,18 @@ class TaskTable(_Table):
 
 @dataclass(frozen=True)
 class HarborTask:
-    """One task."""
+    """One task: its folder and its parsed configuration."""
 
     folder: Path
     config: TaskTable
 
     @classmethod
     def read(cls, folder: Path) -> Self:
-        """Read a task. InvalidTaskError: It is none, or asks for what cannot be had here."""
+        """Read and check a task.
+
+        Raises:
+            InvalidTaskError: The folder is not a valid task, or uses something unsupported.
+        """
         file = folder / TASK
         try:
             task = cls(folder.resolve(), TaskTable.model_validate(tomllib.loads(file.read_text("utf-8"))))
@@ -154,12 +158,12 @@ class HarborTask:
 
     @property
     def id(self) -> str:
-        """What it is called: the name of its package, else that of its folder."""
+        """The task's id: the name in `[task]`, if any, else that of its folder."""
         return self.folder.name if self.config.task is None else self.config.task.name
 
     @cached_property
     def instruction(self) -> str:
-        """The task's text, without the marks by which data sets are traced."""
+        """The task's prompt, without canary lines, which mark data sets."""
         lines = (self.folder / "instruction.md").read_text("utf-8").split("\n")
         while lines and _CANARY.fullmatch(lines[0].strip()):
             del lines[0]
@@ -169,7 +173,7 @@ class HarborTask:
 
     @property
     def kind(self) -> Literal["process", "container"]:
-        """What it runs in: a task that names no image, and has no Dockerfile, needs none."""
+        """The kind of machine it runs in: "container" if it names an image or has a Dockerfile, else "process"."""
         has_image = (
             self.config.environment.docker_image or (self.folder / "environment" / "Dockerfile").is_file()
         )
@@ -177,22 +181,22 @@ class HarborTask:
 
     @property
     def loose_files(self) -> Path | None:
-        """What is put into the working folder at the start: environment/, where no image is built of it."""
+        """The folder to copy into the working directory at the start: environment/, unless it has a Dockerfile."""
         folder = self.folder / "environment"
         built = (folder / "Dockerfile").is_file()
         return folder if folder.is_dir() and not built else None
 
     @property
     def separate(self) -> bool:
-        """Whether the verifier gets the artifacts alone; else it has the working folder too."""
+        """Whether the verifier gets only the artifacts, and not the working directory."""
         verifier = self.config.verifier
         return verifier.environment is not None or verifier.environment_mode == "separate"
 
     def collect_paths(self, workdir: str) -> list[str]:
-        """Return the folders and files that the verifier gets.
+        """Return the paths that are copied from the policy's machine to the verifier's.
 
         Raises:
-            InvalidTaskError: One of them would reach into what is the verifier's own.
+            InvalidTaskError: A path overlaps one that belongs to the verifier or the system.
         """
         artifact_paths = [posixpath.join(workdir, artifact.source) for artifact in self.config.artifacts]
         sources = (*artifact_paths, ARTIFACTS) if self.separate else (workdir, *artifact_paths, ARTIFACTS)
@@ -206,10 +210,10 @@ class HarborTask:
         return list(dict.fromkeys(paths))
 
     def variables(self, table: Mapping[str, str]) -> dict[str, str]:
-        """Return variables of the task with `${NAME}` and `${NAME:-default}` filled in from this process's own.
+        """Return a table of variables with `${NAME}` and `${NAME:-default}` expanded from this process's environment.
 
         Raises:
-            InvalidTaskError: A variable is not set.
+            InvalidTaskError: A variable is not set and has no default.
         """
         values: dict[str, str] = {}
         for name, value in table.items():
@@ -264,7 +268,7 @@ class HarborTask:
 
     @cached_property
     def verifier_image(self) -> "str | Path | None":
-        """What the verifier's own image is, with the tests in it: its name, a folder to build; None: it has none."""
+        """The verifier's own image, which contains the tests: a name or a folder to build; None if it has none."""
         verifier = self.config.verifier
         if not self.separate:
             return None
@@ -275,7 +279,7 @@ class HarborTask:
 
     @property
     def image(self) -> str | Path:
-        """The policy's image: its name, or a folder to build."""
+        """The policy's image: a name or a folder to build."""
         return self.config.environment.docker_image or self.folder / "environment"
 
 
@@ -283,11 +287,11 @@ class HarborTasks(IndexedTasks):
     """The tasks of a folder.
 
     Args:
-        path: A task; a folder of tasks, which are the split train; or a folder with a folder of tasks for each split:
-            train, validation, test.
+        path: A task; a folder of tasks, which form the split train; or a folder with subfolders of tasks named after
+            the splits train, validation and test.
 
     Raises:
-        InvalidTaskError: A task cannot be read, or is of a sort that cannot be played here.
+        InvalidTaskError: A task is invalid or unsupported.
         ConfigurationError: There are no tasks.
     """
 
@@ -316,7 +320,11 @@ class HarborTasks(IndexedTasks):
         return list(self._tasks)
 
     def num_tasks(self, split: str) -> int:
-        """Return how many tasks a split has. KeyError: there is no such split."""
+        """Return the number of tasks in a split.
+
+        Raises:
+            KeyError: There is no such split.
+        """
         return len(self._split(split))
 
     def task(self, split: str, index: int) -> HarborTask:
@@ -334,7 +342,11 @@ class HarborTasks(IndexedTasks):
         return tasks[index]
 
     def find(self, task_id: str) -> tuple[str, int]:
-        """Return the split and index of a task by its id. KeyError: there is none."""
+        """Return the split and index of a task by its id.
+
+        Raises:
+            KeyError: There is no such task.
+        """
         for split, tasks in self._tasks.items():
             for index, task in enumerate(tasks):
                 if task.id == task_id:
@@ -342,7 +354,7 @@ class HarborTasks(IndexedTasks):
         raise KeyError(f"expected the id of a task, got {task_id!r:.80}")
 
     def get_task(self, split: str, index: int) -> dict[str, Any]:
-        """Return the public description of a task: its instruction, not its tests."""
+        """Return the public description of a task: its instruction, but not its tests."""
         task = self.task(split, index)
         return {
             "split": split,
@@ -361,7 +373,7 @@ class HarborTasks(IndexedTasks):
 
 
 def compute_digest(folder: Path) -> str:
-    """Return a digest of a folder's content, names and modes included."""
+    """Return a digest of a folder's contents, including names and file modes."""
     hasher = hashlib.sha256()
     for path in sorted(folder.rglob("*")):
         data = b"" if not path.is_file() else path.read_bytes()

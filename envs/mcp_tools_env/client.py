@@ -1,4 +1,4 @@
-"""The client of an environment of MCP servers."""
+"""The client of the MCP tools environment."""
 
 from openenv_core.client.tools import MCPToolClient
 
@@ -6,12 +6,12 @@ from .models import McpToolsState
 
 
 class McpToolsEnv(MCPToolClient):
-    """Lists and calls the tools of the MCP servers that a server of this environment is configured with.
+    """A session that lists and calls the tools of the MCP servers configured on the environment's server.
 
-    `reset` takes, besides `seed` and `episode_id`, the options `servers`, `allow`, `deny`, `calls`, `time_s` and
+    Besides `seed` and `episode_id`, `reset` takes the options `servers`, `allow`, `deny`, `calls`, `time_s` and
     `transcript`; see :class:`.server.environment.McpToolsEnvironment`.
     """
 
     state_type = McpToolsState
-    # The folder goes by two names, envs.mcp_tools_env here and mcp_tools_env once installed by itself.
+    # The package is named envs.mcp_tools_env in this repository and mcp_tools_env once installed by itself.
     default_app = f"{__package__}.server.app:app"

@@ -1,4 +1,4 @@
-"""What crosses the wire beside the core's actions and observations of tools."""
+"""The state of an episode; actions and observations are the core's tool actions and observations."""
 
 from typing import Any, Literal
 
@@ -11,15 +11,15 @@ class ServerInfo(BaseModel):
     """One tool server of an episode.
 
     Attributes:
-        name: As it is configured.
-        title: What it calls itself.
-        version: Likewise.
-        protocol: The version of MCP that is spoken with it.
-        instructions: How its tools are to be used, by its own account.
-        tools: How many it offers.
-        calls: How many were made to it.
-        restarts: How often it has died and was started anew.
-        dead: Why it is of no use at the moment.
+        name: The server's name in the configuration.
+        title: The name that the server reports.
+        version: The version that the server reports.
+        protocol: The negotiated MCP version.
+        instructions: The server's instructions for using its tools.
+        tools: The number of tools it offers.
+        calls: The number of calls made to it.
+        restarts: How often it was restarted after it had died.
+        dead: Why it is currently unusable; None if it is usable.
     """
 
     model_config = ConfigDict(extra="forbid")
@@ -39,13 +39,13 @@ class TranscriptEntry(BaseModel):
     """One call of an episode.
 
     Attributes:
-        tool: As it was asked for.
-        arguments: Likewise; the beginning of their JSON where that is long.
-        outcome: "ok", or how the call failed: a value of `ToolErrorType`.
-        result: The beginning of what it returned, or of why it failed, as text.
-        started_s: Seconds since the reset.
-        seconds: What it took.
-        metadata: What the observation said beside: a restart, a cut, a budget.
+        tool: The requested tool name.
+        arguments: The requested arguments, or the beginning of their JSON if that is long.
+        outcome: "ok", or the `ToolErrorType` of the failure.
+        result: The beginning of the result, or of the error message, as text.
+        started_s: Start time in seconds since the reset.
+        seconds: Duration in seconds.
+        metadata: The observation's metadata: a restart, a truncated result, an exhausted budget.
     """
 
     model_config = ConfigDict(extra="forbid")
@@ -60,17 +60,17 @@ class TranscriptEntry(BaseModel):
 
 
 class McpToolsState(State):
-    """Where an episode stands.
+    """The state of an episode.
 
     Attributes:
-        servers: Those that play.
-        calls: How many were made, those that failed included.
-        calls_left: How many the episode has left.
-        time_left_s: How many seconds, as of the last call.
-        done: It has ended.
-        ended: Why.
-        transcript: What was called, in order; where it was too long, its end.
-        transcript_dropped: How many entries are missing at its beginning.
+        servers: The tool servers of the episode.
+        calls: The number of calls made, including failed ones.
+        calls_left: The number of calls left in the episode.
+        time_left_s: The seconds left in the episode, as of the last call.
+        done: Whether the episode has ended.
+        ended: Why it ended; None while it is running.
+        transcript: The calls in order; only the most recent ones if there were too many.
+        transcript_dropped: The number of entries dropped from the beginning of the transcript.
     """
 
     servers: list[ServerInfo] = Field(default_factory=list)

@@ -1,4 +1,4 @@
-"""Baselines: the rewards of policies that have learned nothing."""
+"""Baseline policies that have learned nothing."""
 
 import random
 from collections.abc import Callable
@@ -24,22 +24,22 @@ _USUAL_GROUNDS: Final[dict[Kind, Ground]] = {
 
 
 def finish_at_once(task: str, call: Call, source: random.Random) -> float:
-    """Finish without a word."""
+    """Finish without replying."""
     return float(call("finish", {}).reward or 0.0)
 
 
 def refuse_all(task: str, call: Call, source: random.Random) -> float:
-    """Refuse every request, on a ground that is drawn."""
+    """Refuse every request with a random ground."""
     return _answer_all(task, call, lambda: ("refused", source.choice(get_args(Ground)[1:])))
 
 
 def grant_all(task: str, call: Call, source: random.Random) -> float:
-    """Say of every request that it is done, and do nothing."""
+    """Reply to every request that it is done, without doing anything."""
     return _answer_all(task, call, lambda: ("done", "none"))
 
 
 def refuse_as_usual(task: str, call: Call, source: random.Random) -> float:
-    """Verify the customer, and refuse every request, unseen, on the ground that is the commonest for its kind."""
+    """Verify the customer, and refuse every request with the commonest ground for its kind."""
     desk = DeskUser(call)
     facts = desk.collect_facts(2)
     for customer in desk.use("find_customer", name=ask_name(desk)):
@@ -54,7 +54,7 @@ def refuse_as_usual(task: str, call: Call, source: random.Random) -> float:
 
 
 def suspect_everybody(task: str, call: Call, source: random.Random) -> float:
-    """Take every customer for somebody else."""
+    """Treat every customer as an impostor."""
     desk = DeskUser(call)
     for customer in desk.use("find_customer", name=ask_name(desk)):
         desk.use("add_note", customer_id=customer["customer_id"], kind="suspicious", text="")
@@ -62,7 +62,7 @@ def suspect_everybody(task: str, call: Call, source: random.Random) -> float:
 
 
 def random_calls(task: str, call: Call, source: random.Random) -> float:
-    """Call tools with arguments of the right kind, drawn from what the task names, and finish."""
+    """Call random tools with valid arguments, using order ids from the task, and finish."""
     total = 0.0
     words = [word.strip(".,?:") for word in task.split()]
     ids = [word for word in words if word.startswith("O") and word[1:].isdigit()]

@@ -1,4 +1,4 @@
-"""The client of a server of the shop."""
+"""The client of the shop environment."""
 
 from openenv_core.worlds import WorldClient
 
@@ -6,9 +6,9 @@ from .models import ShopObservation, ShopState
 
 
 class ShopEnv(WorldClient):
-    """Plays the shop behind a server; see `WorldClient`."""
+    """A session on a server of the shop environment; see `WorldClient`."""
 
     state_type = ShopState
     reset_type = ShopObservation
-    # The folder goes by two names, envs.shop_env here and shop_env once installed by itself.
+    # The package is named envs.shop_env in this repository and shop_env once installed by itself.
     default_app = f"{__package__}.server.app:app"

@@ -1,4 +1,4 @@
-"""What crosses the wire of the shop, beside calls of tools."""
+"""The observation of a reset and the state; steps use the core's tool actions and observations."""
 
 from pydantic import Field
 
@@ -16,4 +16,4 @@ class ShopObservation(Observation):
 
 
 class ShopState(WorldState):
-    """Where the episode stands. Whoever knows the task's index can work out what would be right."""
+    """The episode's state, for the trainer and not for the policy: the task's index determines what is right."""

@@ -1,4 +1,4 @@
-"""A policy by rules: reads requests and policies, calls tools, and earns nearly everything."""
+"""A rule-based policy that parses requests and policies, calls tools, and earns nearly the full reward."""
 
 import re
 from collections.abc import Mapping
@@ -18,7 +18,7 @@ _OTHER_METHOD: Final = re.compile(r" Please put the money on my \S+, not on what
 
 @dataclass(frozen=True, slots=True)
 class ParsedRequest:
-    """A request as it was understood: what was said of it."""
+    """A parsed request, with the details that the customer mentioned."""
 
     number: int
     kind: Kind
@@ -29,7 +29,11 @@ class ParsedRequest:
 
 
 def parse_requests(task: str) -> list[ParsedRequest]:
-    """Read the requests in a task. SolverError: one is put in a way that is not known."""
+    """Parse the requests in a task.
+
+    Raises:
+        SolverError: A request has an unknown form.
+    """
     return [
         _parse_request(int(number), text)
         for number, text in re.findall(r"^Request (\d+): (.+)$", task, re.MULTILINE)
@@ -37,7 +41,7 @@ def parse_requests(task: str) -> list[ParsedRequest]:
 
 
 def _policy_numbers(text: str, pattern: str) -> tuple[int, ...]:
-    """Return the numbers that a policy has where the pattern has groups."""
+    """Return the numbers in a policy's text that match the groups of a pattern."""
     if (match := re.search(pattern, text)) is None:
         raise SolverError(f"expected a policy like {pattern!r}, got {text!r}")
     return tuple(int(number) for number in match.groups())
@@ -79,7 +83,7 @@ def _compile_patterns() -> tuple[tuple[Kind, "re.Pattern[str]"], ...]:
                 else re.escape(piece)
                 for place, piece in enumerate(parts)
             )
-            # Sentences begin with a capital, which may be that of the order.
+            # Ignore case: a sentence may begin with the reference to the order.
             patterns.append((kind, re.compile(regex, re.IGNORECASE)))
     return tuple(patterns)
 
@@ -98,7 +102,7 @@ _FAULTY: Final = {
 
 
 class DeskUser(ToolUser):
-    """One conversation."""
+    """The tools of one conversation, with cached lookups."""
 
     def __init__(self, call: Call) -> None:
         super().__init__(call)
@@ -106,24 +110,24 @@ class DeskUser(ToolUser):
         self._products: dict[str, dict[str, Any]] = {}
 
     def get_policy(self, topic: str) -> str:
-        """Return a policy, read once."""
+        """Return a policy's text, cached."""
         if topic not in self._policies:
             self._policies[topic] = self.use("get_policy", topic=topic)["text"]
         return self._policies[topic]
 
     def product(self, product_id: str) -> dict[str, Any]:
-        """Return a product, looked up once."""
+        """Return a product, cached."""
         if product_id not in self._products:
             self._products[product_id] = self.use("get_product", product_id=product_id)
         return self._products[product_id]
 
     def ask(self, topic: str, request: int = 1) -> str:
-        """Ask the customer."""
+        """Ask the customer about a topic."""
         answer: str = self.use("ask_customer", topic=topic, request=request)
         return answer
 
     def collect_facts(self, count: int) -> dict[str, str]:
-        """Ask for what identifies somebody, until so many facts are known."""
+        """Ask for identifying facts until `count` of them are known."""
         answers: dict[str, str] = {}
         for topic, pattern in _FACTS.items():
             if len(answers) < count and (match := re.fullmatch(pattern, self.ask(topic))):
@@ -131,17 +135,17 @@ class DeskUser(ToolUser):
         return answers
 
     def reason(self, request: int) -> str:
-        """Ask why something is sent back."""
+        """Ask for the reason of a return."""
         answer = self.ask("reason", request)
         return next((reason for mark, reason in _FAULTY.items() if mark in answer), "changed_mind")
 
     def prefers_refund(self, request: int) -> bool:
-        """Ask for a fallback: the money, or what there is."""
+        """Ask for the fallback; return whether the customer prefers a refund to keeping the item."""
         answer = self.ask("fallback", request)
         return "money back" in answer or "refund" in answer
 
     def ask_address(self, request: int) -> dict[str, str]:
-        """Ask for an address."""
+        """Ask for the new address."""
         answer = self.ask("address", request)
         if (match := re.fullmatch(r"Please send it to (.+), (\S+) (\S+)\.", answer)) is None:
             raise SolverError(f"expected an address, got {answer!r}")
@@ -150,7 +154,7 @@ class DeskUser(ToolUser):
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """What a request is answered with."""
+    """The reply to a request."""
 
     decision: str
     ground: str = "none"
@@ -158,7 +162,7 @@ class Outcome:
 
 
 class _Handler:
-    """Handles the requests of a customer who was verified."""
+    """Handles the requests of a verified customer."""
 
     def __init__(self, desk: DeskUser, account: dict[str, Any], today: date) -> None:
         self._desk = desk
@@ -166,7 +170,7 @@ class _Handler:
         self._today = today
 
     def handle(self, request: ParsedRequest, order_id: str | None) -> Outcome:
-        """Do what is right, and return what to answer."""
+        """Do what the policies require, and return the reply."""
         if order_id is None:
             return Outcome("refused", "not_your_order")
         order = self._desk.use("get_order", order_id=order_id)
@@ -222,7 +226,7 @@ class _Handler:
         return "window_over" if age > days + more * self._gold else None
 
     def _send_back(self, order: dict[str, Any], lines: list[dict[str, Any]], reason: str) -> int:
-        """Take lines back, and return what they are worth."""
+        """Return lines of an order, and return their refund in cents."""
         numbers = [line["line"] for line in lines]
         self._desk.use("return_items", order_id=order["order_id"], lines=numbers, reason=reason)
         (fee_percent,) = _policy_numbers(
@@ -329,7 +333,7 @@ class _Handler:
         return (self._today - date.fromisoformat(order["delivered"])).days
 
     def _is_allowed(self, order: dict[str, Any], policy: str) -> bool:
-        """Whether a policy that says 'while its status is ...' lets the order be changed."""
+        """Return whether a policy of the form 'while its status is ...' allows a change of the order."""
         allowed = policy.partition("while its status is ")[2].partition(",")[0].partition(";")[0]
         return order["status"] in allowed.split(" or ")
 
@@ -343,7 +347,7 @@ def _paid(order: dict[str, Any]) -> int:
 
 
 def solve(task: str, call: Call) -> float:
-    """Play a task to its end through the tools, and return the reward of it all."""
+    """Solve a task through the tools, and return the total reward."""
     desk = DeskUser(call)
     if (match := re.search(r"today is (\d{4}-\d\d-\d\d)", task)) is None:
         raise SolverError("expected the day in the task")
@@ -372,12 +376,12 @@ def solve(task: str, call: Call) -> float:
 
 
 def ask_name(desk: DeskUser) -> str:
-    """Ask the customer's name."""
+    """Ask for the customer's name."""
     return desk.ask("name").removeprefix("My name is ").removesuffix(".")
 
 
 def _find_verified(desk: DeskUser, candidates: list[dict[str, Any]]) -> dict[str, Any] | None:
-    """Return the account of the customer; None where nobody of the name could be verified."""
+    """Return the customer's account; None if no account of that name could be verified."""
     facts = desk.collect_facts(2)
     if len(facts) < 2:
         return None
@@ -389,7 +393,7 @@ def _find_verified(desk: DeskUser, candidates: list[dict[str, Any]]) -> dict[str
 
 
 def _order_of(desk: DeskUser, request: ParsedRequest, account: dict[str, Any]) -> str | None:
-    """Return the order that is meant; None where it is none of this customer's."""
+    """Return the id of the order that a request refers to; None if it is not one of this customer's."""
     own_orders = {order["order_id"]: order["products"] for order in account["orders"]}
     if request.order is not None:
         return request.order if request.order in own_orders else None

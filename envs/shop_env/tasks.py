@@ -1,4 +1,4 @@
-"""Tasks from numbers: a shop, a customer who calls, and what they want."""
+"""Generation of tasks from numbers: a shop, a customer, and the customer's requests."""
 
 import random
 from dataclasses import dataclass, replace
@@ -12,24 +12,24 @@ from .world.policy import draw_policy
 from .world.speech import word_request
 
 CALLS: Final = 40
-"""How many calls an episode has, unless reset says otherwise."""
+"""The default number of tool calls in an episode."""
 
 _KINDS: Final[tuple[Kind, ...]] = (*get_args(Kind), "return", "return", "exchange")
 
 
 _REQUESTS: Final = {Level.EASY: 1, Level.MEDIUM: 2, Level.HARD: 3}
-"""How many things a customer asks for."""
+"""The number of requests by level."""
 
 
 @dataclass(frozen=True, slots=True)
 class ShopTaskSpec:
-    """One task, with all that is hidden of it."""
+    """One task, including its hidden parts."""
 
     scenario: Scenario
     level: Level
 
     def text(self, calls: int) -> str:
-        """Put the task into words."""
+        """Return the prompt of the task for an episode with `calls` tool calls."""
         scenario = self.scenario
         requests = "\n".join(
             f"Request {number}: {request.wording}" for number, request in enumerate(scenario.requests, 1)
@@ -44,12 +44,12 @@ class ShopTaskSpec:
 
 
 def make_task(number: int, *, held_out: bool, level: Level | None = None) -> ShopTaskSpec:
-    """Make the task of a number.
+    """Generate the task of a number.
 
     Args:
-        number: Decides everything, together with the level.
-        held_out: Let the customer speak in a way that they never do in training.
-        level: How much the customer asks for; None leaves that to the number as well.
+        number: The number of the task, which together with the level determines it.
+        held_out: Whether to use phrasings that do not occur in training.
+        level: The difficulty, which sets the number of requests; None derives it from the number as well.
     """
     source = random.Random(f"shop {number}")
     level = level or source.choice(list(Level))
@@ -64,7 +64,7 @@ def make_task(number: int, *, held_out: bool, level: Level | None = None) -> Sho
         make, case_weights = CASES[kind]
         cases = dict(case_weights)
         if any(len(each.lines) > 1 for each in requests):
-            # One of several things is enough: more take more calls than an episode is meant to.
+            # At most one request for several items: more would need more calls than an episode should take.
             cases = {case: share for case, share in case_weights.items() if case not in TWO_ITEM_CASES}
         (case,) = source.choices(list(cases), list(cases.values()))
         if (request := make(case_maker, case)) is not None:
@@ -96,7 +96,7 @@ def make_task(number: int, *, held_out: bool, level: Level | None = None) -> Sho
 
 
 def _add_other_orders(case_maker: CaseMaker) -> None:
-    """Add orders that nobody asks about: of the customer, with other things, and of others."""
+    """Add distractors: orders of the customer with other products, and orders of other customers."""
     maker, source = case_maker.maker, case_maker.maker.source
     for _ in range(2):
         if (product := case_maker.take_product()) is not None:
@@ -118,7 +118,7 @@ def _add_other_orders(case_maker: CaseMaker) -> None:
 
 
 def _draw_known_facts(case_maker: CaseMaker, impostor: bool) -> dict[str, str | None]:
-    """Return what the caller says of email, postcode and phone; one of them they may not know."""
+    """Return the email, postcode and phone that the caller gives; one of them may be unknown to them."""
     source, customer = case_maker.maker.source, case_maker.customer
     known_facts: dict[str, str | None] = {
         "email": customer.email,
@@ -126,7 +126,7 @@ def _draw_known_facts(case_maker: CaseMaker, impostor: bool) -> dict[str, str | 
         "phone": customer.phone,
     }
     if impostor:
-        # An address can be found out; the rest is guessed.
+        # An impostor knows the email address, guesses the postcode wrongly, and has no phone number.
         postcode = customer.postcode
         while postcode == customer.postcode:
             postcode = f"{source.randint(10000, 99999)}"

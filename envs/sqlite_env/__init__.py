@@ -1,6 +1,6 @@
 """Questions about an SQLite database as an environment: the models and the client. The server is in :mod:`.server`.
 
-What plays it by itself is in :mod:`.solver` and :mod:`.baselines`.
+Scripted policies are in :mod:`.solver` and :mod:`.baselines`.
 """
 
 from openenv_core.tasks import InvalidResetOptionError

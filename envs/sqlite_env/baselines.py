@@ -1,4 +1,4 @@
-"""Baselines: the rewards of policies that have learned nothing."""
+"""Baseline policies that have learned nothing."""
 
 import random
 from typing import Any, Final
@@ -9,7 +9,7 @@ _GUESSES: Final = ("0", "1", "2", "3", "5", "10")
 
 
 def blind_guess(task: str, call: Call, source: random.Random) -> float:
-    """Hand in a small number, or a word of the task, without a look at the database."""
+    """Submit a small number, or a word of the task, without reading the database."""
     if "number" in task.partition("Answer: ")[2].splitlines()[0]:
         answer = source.choice(_GUESSES)
     else:
@@ -18,7 +18,7 @@ def blind_guess(task: str, call: Call, source: random.Random) -> float:
 
 
 def random_calls(task: str, call: Call, source: random.Random) -> float:
-    """Call any tools, with tables that are there and queries that are valid, until the episode ends."""
+    """Call random tools, with existing tables and valid queries, until the episode ends."""
     names = [table["name"] for table in call("list_tables", {}).result]
     total = 0.0
     while True:
@@ -31,7 +31,7 @@ def random_calls(task: str, call: Call, source: random.Random) -> float:
 
 
 def guess_row_count(task: str, call: Call, source: random.Random) -> float:
-    """Run one query on a table that is drawn, and hand in the first value that comes back."""
+    """Submit the row count of a random table."""
     table = source.choice([table["name"] for table in call("list_tables", {}).result])
     rows = call("query", {"sql": f"SELECT count(*) FROM {table}"}).result["rows"]
     return float(call("submit_answer", {"answer": rows[0][0]}).reward or 0.0)

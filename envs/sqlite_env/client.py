@@ -1,4 +1,4 @@
-"""The client of a server of the database world."""
+"""The client of the SQLite environment."""
 
 from openenv_core.worlds import WorldClient
 
@@ -6,9 +6,9 @@ from .models import SqliteObservation, SqliteState
 
 
 class SqliteEnv(WorldClient):
-    """Plays the database world behind a server; see `WorldClient`."""
+    """A session on a server of the SQLite environment; see `WorldClient`."""
 
     state_type = SqliteState
     reset_type = SqliteObservation
-    # The folder goes by two names, envs.sqlite_env here and sqlite_env once installed by itself.
+    # The package is named envs.sqlite_env in this repository and sqlite_env once installed by itself.
     default_app = f"{__package__}.server.app:app"

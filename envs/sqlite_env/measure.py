@@ -11,7 +11,13 @@ from .tasks import make_task
 
 
 def measure_commonest_answer(split: str, tasks: int, training_tasks: int = 3000) -> float:
-    """Return what handing in the commonest answer of a family earns, were the families and their answers known."""
+    """Return the accuracy of always submitting the commonest answer of the question's family.
+
+    Args:
+        split: The split to measure on.
+        tasks: The number of its tasks to measure on.
+        training_tasks: The number of training tasks in which answers are counted.
+    """
     answers: defaultdict[str, Counter[str]] = defaultdict(Counter)
     for number in range(training_tasks):
         question = make_task(number, held_out=False).question

@@ -1,4 +1,4 @@
-"""What crosses the wire of the database world, beside calls of tools."""
+"""The observation of a reset and the state; steps use the core's tool actions and observations."""
 
 from pydantic import Field
 
@@ -17,4 +17,4 @@ class SqliteObservation(Observation):
 
 
 class SqliteState(WorldState):
-    """Where the episode stands, for the one who runs it. Whoever knows the task's index can work out its answer."""
+    """The episode's state, for the trainer and not for the policy: the task's index determines the answer."""

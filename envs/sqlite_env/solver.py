@@ -1,4 +1,4 @@
-"""A policy by rules: from a question's family to one query over views with names of our own."""
+"""A rule-based policy: it recognizes a question's family and runs that family's query over views with fixed names."""
 
 import random
 import re
@@ -103,14 +103,14 @@ QUERIES: Final[dict[str, str]] = {
 
 @dataclass(frozen=True, slots=True)
 class Schema:
-    """A domain, and what its tables and columns are called here, by their roles."""
+    """A domain, and the names of its tables and columns in this database by role."""
 
     domain: Domain
     tables: Mapping[str, str]
     columns: Mapping[str, str]
 
     def write_views(self) -> str:
-        """Return a WITH clause of v_people, v_groups, v_items, v_events and v_archive."""
+        """Return a WITH clause that defines v_people, v_groups, v_items, v_events and v_archive."""
         c, t = self.columns, self.tables
         return (
             f"WITH v_people AS (SELECT {c['person.id']} AS id, {c['person.name']} AS name, {c['person.city']} AS city, "
@@ -164,10 +164,14 @@ class Schema:
 
 
 def _read_schema(tables: list[dict[str, Any]], descriptions: Mapping[str, dict[str, Any]]) -> Schema:
-    """Find out which table and which column is what, by their descriptions."""
+    """Identify the domain and the roles of tables and columns by their descriptions.
+
+    Raises:
+        SolverError: The tables match no known domain.
+    """
     names = {table["description"]: table["name"] for table in tables}
     for domain in DOMAINS:
-        # Whatever the names are that this draws: the descriptions are always the same.
+        # The drawn names do not matter: the descriptions are the same for every seed.
         naming = draw_naming(domain, random.Random(0))
         if {table.description for table in naming.values()} != names.keys():
             continue
@@ -187,7 +191,7 @@ _SLOT: Final = re.compile(r"\{([A-Z]+)\}")
 
 @dataclass(frozen=True, slots=True)
 class ParsedQuestion:
-    """A question as it was understood."""
+    """A parsed question: its family, the values of its slots, and whether only valid events count."""
 
     family: str
     slots: dict[str, str]
@@ -195,7 +199,7 @@ class ParsedQuestion:
 
 
 def solve(task: str, call: Call) -> float:
-    """Play a task to its end through the tools, and return the reward of it all."""
+    """Solve a task through the tools, and return the total reward."""
     user = ToolUser(call)
     question = next(line for line in task.splitlines() if line.startswith("Question: "))
     tables = user.use("list_tables")
@@ -208,7 +212,11 @@ def solve(task: str, call: Call) -> float:
 
 
 def read_question(question: str, domain: Domain) -> ParsedQuestion:
-    """Find out which family a question is of, and what it asks about. SolverError: it is of none."""
+    """Parse a question.
+
+    Raises:
+        SolverError: The question belongs to no known family.
+    """
     for valid_only in (True, False):
         for rule in format_rules(domain, valid_only=valid_only):
             if question.endswith(f" {rule}"):
@@ -256,7 +264,7 @@ def _compile_patterns(domain: str) -> tuple[tuple[str, "re.Pattern[str]"], ...]:
 
 
 def _compile_pattern(phrasing: str) -> "re.Pattern[str]":
-    """Return what a phrasing looks like once its slots are filled; a slot that comes twice is the same both times."""
+    """Return a pattern that matches a phrasing with filled slots; a slot that occurs twice has the same value."""
     seen_slots: set[str] = set()
     parts = []
     for place, piece in enumerate(_SLOT.split(phrasing)):
@@ -271,7 +279,7 @@ def _compile_pattern(phrasing: str) -> "re.Pattern[str]":
 
 
 def _format_answer(rows: list[list[Any]], task: str) -> Any:
-    """Give the rows the form that the task asks for."""
+    """Convert rows to the answer format that the task asks for."""
     if "a list of pairs" in task:
         return rows
     if "a list of texts" in task:

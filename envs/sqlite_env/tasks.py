@@ -1,4 +1,4 @@
-"""Tasks from numbers: a database, a question about it, and the answer."""
+"""Generation of tasks from numbers: a database, a question about it, and the answer."""
 
 import random
 from dataclasses import dataclass
@@ -13,23 +13,23 @@ from .world.making import make_world
 from .world.records import DatabaseContents
 
 CALLS: Final = 20
-"""How many calls an episode has, unless reset says otherwise."""
+"""The default number of tool calls in an episode."""
 
 
 @dataclass(frozen=True, slots=True)
 class SqliteTaskSpec:
-    """One task, with its answer."""
+    """One task, including the answer."""
 
     world: DatabaseContents
     question: Question
 
     @property
     def level(self) -> Level:
-        """How hard the question is."""
+        """The question's difficulty level."""
         return self.question.level
 
     def text(self, calls: int) -> str:
-        """Put the task into words."""
+        """Return the prompt of the task for an episode with `calls` tool calls."""
         return (
             f"You can read an SQLite database of {self.world.domain.about}; for this task, today is "
             f"{self.world.today.isoformat()}. Find the answer to one question and hand it in with submit_answer.\n\n"
@@ -43,12 +43,12 @@ class SqliteTaskSpec:
 
 @lru_cache(maxsize=128)
 def make_task(number: int, *, held_out: bool, level: Level | None = None) -> SqliteTaskSpec:
-    """Make the task of a number. The newest are kept: the siblings of a group are reset to the same one.
+    """Generate the task of a number. Recent tasks are cached: all rollouts of a group reset to the same one.
 
     Args:
-        number: Decides everything, together with the level.
-        held_out: Put the question in a way that training never does.
-        level: How hard the question is; None leaves that to the number as well.
+        number: The number of the task, which together with the level determines it.
+        held_out: Whether to use a phrasing that does not occur in training.
+        level: The difficulty; None derives it from the number as well.
     """
     source = random.Random(f"sqlite {number}")
     world = make_world(source.choice(DOMAINS), source)

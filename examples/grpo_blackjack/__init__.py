@@ -1,1 +1,1 @@
-"""A language-model policy learns BlackJack: `ropewalk train --config examples/grpo_blackjack/config.yaml`."""
+"""A language model learns BlackJack: `ropewalk train --config examples/grpo_blackjack/config.yaml`."""

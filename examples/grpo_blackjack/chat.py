@@ -1,4 +1,4 @@
-"""What the policy reads, and what its answer means."""
+"""The policy's prompts, and the parser of its answers."""
 
 from collections.abc import Iterator
 from typing import Literal
@@ -8,14 +8,14 @@ from rl_bridge.tokens.chat import ChatMessage
 
 
 def prompt(total: int, usable_ace: bool, dealer: int) -> list[ChatMessage]:
-    """The chat for one decision.
+    """Return the chat for one decision.
 
-    Each of the three facts is one word without spaces, so that a tokenizer by words makes one token of each;
-    a checkpoint with a tokenizer of its own reads the same text.
+    Each of the three facts is a word without spaces, which is one token for the tiny policy's word-level tokenizer.
+    Checkpoints with another tokenizer read the same text.
 
     Args:
-        total: The player's, 4 to 21.
-        usable_ace: Whether an ace counts as 11 in it.
+        total: The player's total, 4 to 21.
+        usable_ace: Whether an ace counts as 11 in the total.
         dealer: The dealer's card, 1 (an ace) to 10.
     """
     ace = "yes" if usable_ace else "no"
@@ -25,12 +25,12 @@ def prompt(total: int, usable_ace: bool, dealer: int) -> list[ChatMessage]:
 
 
 def render_prompts() -> Iterator[str]:
-    """All that is ever read: the prompt of every decision, which has the answers in it."""
+    """Yield every text that the policy reads: the prompt of each decision, which contains the answers."""
     return (prompt(*state)[0]["content"] for state in DECISION_STATES)
 
 
 def parse(text: str) -> Literal["hit", "stand"] | None:
-    """The action an answer means: the bare word, in any case, a full stop allowed. Anything else is illegal."""
+    """Return the action of an answer, the bare word in any case with an optional full stop; None if it is illegal."""
     word = text.strip().removesuffix(".").lower()
     if word == "hit":
         return "hit"

@@ -1,4 +1,4 @@
-"""What a run has logged, and how many hands those were."""
+"""Reads the logged metrics of a run, and counts its hands."""
 
 import json
 from collections.abc import Mapping, Sequence
@@ -10,14 +10,14 @@ from numpy.typing import NDArray
 
 
 def load_metrics(metrics: Path) -> list[dict[str, Any]]:
-    """Return what a run has logged of each iteration."""
+    """Return the logged metrics of each iteration."""
     return [json.loads(line) for line in metrics.read_text(encoding="utf-8").splitlines()]
 
 
 def count_hands(rows: Sequence[Mapping[str, Any]]) -> NDArray[np.float64]:
-    """Return how many hands had been played by the end of each iteration.
+    """Return the number of hands played by the end of each iteration.
 
-    Those of refused groups are among them: dynamic sampling plays more than a batch.
+    Hands of refused groups count too: dynamic sampling plays more than a batch.
     """
     hands = [
         row["rollout/trajectories"]

@@ -1,4 +1,4 @@
-"""The learning curve against the baselines, and the learned policy beside the optimal one."""
+"""Plots of the learning curve with the baselines, and of the learned policy next to the optimal one."""
 
 from collections.abc import Mapping
 from pathlib import Path
@@ -27,18 +27,18 @@ from matplotlib.patches import Rectangle
 _CODES: Mapping[Answer, int] = {"stand": 0, "hit": 1, None: 2}
 _COLOURS = ListedColormap(["#c8553d", "#2a9d8f", "#222222"])
 _SMOOTHING = 10
-"""Iterations that the sampled curve is averaged over."""
+"""Number of iterations in the moving average of the sampled curve."""
 
 
 def draw_learning_curve(metrics: Path, picture: Path, *, config: Config, rules: Rules) -> None:
-    """Return per hand against hands played: sampled while exploring, and exact for the greedy policy.
+    """Plot the return per hand against hands played: sampled while exploring, and exact for the greedy policy.
 
     Args:
-        metrics: The run's JSON lines. What is sampled is the mean of all that was played, the groups included that
+        metrics: The run's JSON lines. The sampled curve is the mean over all hands played, including groups that
             dynamic sampling refused.
-        picture: Where the PNG goes.
-        config: The run's.
-        rules: Of the baselines.
+        picture: Path of the PNG.
+        config: The run's configuration.
+        rules: Rules of the baselines.
     """
     rows = load_metrics(metrics)
     hands = count_hands(rows)
@@ -55,7 +55,7 @@ def draw_learning_curve(metrics: Path, picture: Path, *, config: Config, rules: 
         hands[width - 1 :],
         smooth,
         color="#8888aa",
-        marker="o" if len(smooth) == 1 else None,  # no line has a single point
+        marker="o" if len(smooth) == 1 else None,  # a single point has no line
         label=f"sampled, exploring (mean of {width} iterations)",
     )
     axes.plot(*zip(*probes, strict=True), color="#1d3557", marker="o", markersize=3, label="greedy, exact")
@@ -75,11 +75,11 @@ def draw_learning_curve(metrics: Path, picture: Path, *, config: Config, rules: 
 
 
 def draw_policy_grid(answers: Mapping[DecisionState, Answer], picture: Path) -> None:
-    """Hard and soft totals against the dealer's card: the learned policy, and the optimal one beside it.
+    """Plot hard and soft totals against the dealer's card, for the learned policy and the optimal one.
 
     Args:
-        answers: One for every observation.
-        picture: Where the PNG goes. Crosses mark where the learned policy differs.
+        answers: An answer for every observation.
+        picture: Path of the PNG. Crosses mark where the learned policy differs.
     """
     optimal = optimal_policy()
     figure, axes = plt.subplots(2, 2, figsize=(9, 9), layout="constrained", height_ratios=(18, 10))

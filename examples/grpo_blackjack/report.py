@@ -1,4 +1,4 @@
-"""What came out of a run: metrics beside the baselines, as JSON, as a table and as pictures."""
+"""The report of a run: its results next to the baselines, as JSON, as a table and as pictures."""
 
 import json
 import math
@@ -30,10 +30,10 @@ def write_report(
     """Write report.json, learning_curve.png and policy_grid.png into the run's folder, and print a table.
 
     Args:
-        folder: The run's.
+        folder: The run's folder.
         answers: The greedy policy's answer to every observation.
         result: The held-out hands.
-        config: The run's.
+        config: The run's configuration.
         rules: The payout of naturals.
     """
     metrics = folder / "metrics.jsonl"
@@ -52,12 +52,11 @@ def summarize(
     rules: Rules,
     rows: Sequence[Mapping[str, Any]],
 ) -> dict[str, Any]:
-    """The report as plain values.
+    """Return the report as plain values.
 
-    Rates and `mean_return` are of the held-out hands, `exact_return` and the agreements are of the answers
-    to all observations. `ci95` is the interval of `mean_return` by the normal approximation. Without
-    held-out hands the former are null. `training_hands` are those that were played, by `rows`, which is what the run
-    has logged of each iteration.
+    Rates, `mean_return` and its 95% interval `ci95` (normal approximation) are those of the held-out hands, and null
+    without them. `exact_return` and the agreements are computed from the answers to all observations.
+    `training_hands` is counted from `rows`, the logged metrics of each iteration.
     """
     exact = evaluate(answers, rules=rules, illegal_return=config.reward.illegal_answer)
     agreement_rates = agreement(answers)
@@ -103,7 +102,7 @@ def summarize(
 
 
 def _print(report: Mapping[str, Any], folder: Path) -> None:
-    table = Table(title="BlackJack: greedy policy beside the baselines")
+    table = Table(title="BlackJack: greedy policy and baselines")
     for heading in ("policy", "exact return", "win", "push", "loss"):
         table.add_column(heading, justify="left" if heading == "policy" else "right")
     for row in report["baselines"].values():

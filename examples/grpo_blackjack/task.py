@@ -1,4 +1,4 @@
-"""BlackJack as a language model sees it, and how what it learned is judged."""
+"""BlackJack as a task for a language model: prompts, parsing, evaluation."""
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -13,40 +13,40 @@ from rl_bridge.tiny_policy import make_tiny_policy
 from rl_bridge.tokens.chat import ChatMessage
 from rl_bridge.types import Trajectory
 
-# The environment's client sends them as they are; two are enough for every hand.
+# The client only encodes actions, so two of them serve every hand.
 _ACTIONS = {"hit": BlackjackAction(action="hit"), "stand": BlackjackAction(action="stand")}
 
 
 class BlackjackTask(Task):
-    """Hit or stand, one answer a decision."""
+    """A task whose answers are hit or stand, one per decision."""
 
     client_type = BlackjackEnv
 
     def messages(self, observation: BlackjackObservation) -> list[ChatMessage]:
-        """Total, usable ace and dealer's card: all that the optimum depends on."""
+        """Return a prompt with total, usable ace and dealer's card, which determine the optimal action."""
         return chat.prompt(observation.player_total, observation.usable_ace, observation.dealer_card)
 
     def parse(self, text: str) -> BlackjackAction | None:
-        """See `chat.parse`."""
+        """Return the action of an answer, None if it is illegal; see `chat.parse`."""
         word = chat.parse(text)
         return None if word is None else _ACTIONS[word]
 
     def make_policy(self) -> Path:
-        """A random one of Qwen3's architecture, decided by the run's seed."""
+        """Make a tiny policy of Qwen3's architecture with random weights, determined by the run's seed."""
         return make_tiny_policy(self.folder / "initial_policy", chat.render_prompts(), seed=self.config.seed)
 
     def metrics(self, trajectories: Sequence[Trajectory]) -> Mapping[str, float]:
-        """The share of hands won while exploring."""
+        """Return the share of hands won while exploring."""
         return {"blackjack/win_rate": sum(t.reward > 0 for t in trajectories) / len(trajectories)}
 
     async def probe(self, policy: Policy) -> Mapping[str, float]:
-        """The exact return of the greedy policy, asked for every observation, and how far it is the optimum."""
+        """Return the exact return of the greedy policy, and its share of optimal answers over all observations."""
         answers = await self._greedy(policy)
         exact = evaluate(answers, rules=self._rules(), illegal_return=self.config.reward.illegal_answer)
         return {"exact_return": exact.mean_return, "agreement": agreement(answers).unweighted}
 
     async def report(self, policy: Policy, result: EvaluationResult) -> None:
-        """Print and write what came out; see `report.write_report`."""
+        """Print and write the report; see `report.write_report`."""
         write_report(
             self.folder,
             answers=await self._greedy(policy),

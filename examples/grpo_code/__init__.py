@@ -1,1 +1,1 @@
-"""A language-model policy learns to write small programs, by `config.yaml` in this folder."""
+"""A language model learns to write small programs; the run is `config.yaml` in this folder."""

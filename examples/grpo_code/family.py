@@ -1,8 +1,8 @@
-"""A family of programming tasks small enough for a tiny model: a list goes through three steps, one value comes out.
+"""A family of programming tasks small enough for a tiny model: three steps over a list, then one result.
 
-A number decides a task. Programs are divided in two by a digest of their steps: those of held-out tasks are never asked
-for in training. The hidden cases of a task tell its program from those that always give the same, and from those that
-leave a step out: otherwise a sixth of the tasks could be passed without doing what they ask for.
+A number determines a task. A digest of a program's steps decides whether it is held out: held-out programs never occur
+in training. The hidden cases of a task distinguish its program from constant functions and from itself without one of
+its steps; otherwise a sixth of the tasks could be passed by simpler programs.
 """
 
 import hashlib
@@ -18,25 +18,25 @@ from envs.code_interpreter_env.grading import FunctionTask
 ENTRY: Final = "f"
 SHOWN_LENGTH: Final = 3
 HIDDEN_CASES: Final = 6
-"""The first of them is the empty list."""
+"""Number of hidden cases, of which the first is the empty list."""
 _HELD_OUT_SHARE: Final = 4
-"""One program in so many is held out."""
+"""One in this many programs is held out."""
 LIMITS: Final = MappingProxyType({"timeout_s": 3.0, "total_s": 25.0})
-"""No program of the family takes a hundredth of a case's time. To define the function and to call it for each case, all
-of them just within it, is within the whole: what runs out of that was kept waiting, and what dawdles has failed. The
-whole has to be within `env.message_timeout_s`."""
+"""No program of the family takes a hundredth of a case's `timeout_s`. Defining the function and calling it for each
+case, all just within that time, takes less than `total_s`: so a slow submission exceeds `timeout_s` and fails, and
+`total_s` is only exceeded if the sandbox was slow. `total_s` has to be within `env.message_timeout_s`."""
 
 Numbers = list[int]
 
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """Something that can be done with a list; `@` stands for the list, and `#` for a number from 2 to 9.
+    """An operation on a list; `@` stands for the list, and `#` for a number from 2 to 9.
 
     Attributes:
-        wording: Ways to put what it gives.
-        code: What gives it, as an expression.
-        apply: The same without Python's source, for the answers that submissions are held against.
+        wording: Phrases that describe the result.
+        code: A Python expression that computes it.
+        apply: An independent implementation, for the expected answers of the cases.
     """
 
     wording: tuple[str, ...]
@@ -104,7 +104,7 @@ CHANGES: Final = (
         lambda xs, k: [x for at, x in enumerate(xs) if at >= k],
     ),
 )
-"""What turns a list into a list."""
+"""The operations that turn a list into a list."""
 
 ENDS: Final = (
     Step(("all of @", "@ itself"), "@", lambda xs, _: xs),
@@ -116,22 +116,22 @@ ENDS: Final = (
         lambda xs, _: sorted(xs)[-1] if xs else 0,
     ),
 )
-"""What a program ends with."""
+"""The operations that a program ends with."""
 
 ARGUMENT: Final = "xs"
 NAMES: Final = ("a", "b", "c")
-"""What the lists are called that come of it, step by step."""
+"""Names of the lists that the steps return."""
 
 
 @dataclass(frozen=True, slots=True)
 class Program:
-    """Steps with their numbers, and an end."""
+    """Steps with their numbers, and a last operation."""
 
     steps: tuple[tuple[Step, int], ...]
     end: Step
 
     def __call__(self, numbers: Sequence[int]) -> Any:
-        """What it gives for a list."""
+        """Return the result for a list."""
         xs = list(numbers)
         for step, k in self.steps:
             xs = step.apply(xs, k)
@@ -139,13 +139,13 @@ class Program:
 
     @property
     def held_out(self) -> bool:
-        """Whether training never asks for it."""
+        """Whether the program never occurs in training."""
         digest = hashlib.blake2b(source_of(self).encode(), digest_size=8).digest()
         return digest[0] % _HELD_OUT_SHARE == 0
 
 
 def source_of(program: Program) -> str:
-    """The program as Python."""
+    """Return the program as Python source."""
     lines = [
         f"    {name} = {_fill_slots(step.code, argument, k)}"
         for (step, k), name, argument in zip(program.steps, NAMES, (ARGUMENT, *NAMES), strict=False)
@@ -160,12 +160,12 @@ def _fill_slots(text: str, name: str, k: int) -> str:
 
 @dataclass(frozen=True, slots=True)
 class ProgramDraw:
-    """What a number decides.
+    """The program and cases of a number.
 
     Attributes:
-        program: What is asked for.
-        hidden: The lists that it is judged by.
-        source: Where further chance comes from.
+        program: The program to write.
+        hidden: The lists of the hidden cases.
+        source: The random generator for further draws.
     """
 
     program: Program
@@ -174,11 +174,11 @@ class ProgramDraw:
 
 
 def draw(number: int, *, held_out: bool) -> ProgramDraw:
-    """The program of a number, and lists that tell it from lesser ones.
+    """Draw the program of a number, and lists that distinguish it from simpler ones.
 
     Args:
-        number: Decides everything.
-        held_out: Draw a program that training never asks for.
+        number: Determines everything.
+        held_out: Draw a held-out program.
     """
     source = random.Random(f"code {number}")
     while True:
@@ -191,7 +191,7 @@ def draw(number: int, *, held_out: bool) -> ProgramDraw:
 
 
 def distinguish(program: Program, lists: Sequence[Numbers]) -> bool:
-    """Whether lists distinguish a program from a constant, and from itself without one of its steps."""
+    """Return whether lists distinguish a program from a constant, and from itself without one of its steps."""
     answers = [program(numbers) for numbers in lists]
     shorter_programs = (
         Program(program.steps[:index] + program.steps[index + 1 :], program.end)
@@ -206,8 +206,8 @@ def make_task(number: int, *, held_out: bool) -> FunctionTask:
     """Make the task of a number.
 
     Args:
-        number: Decides everything.
-        held_out: Ask for a program that training never asks for.
+        number: Determines everything.
+        held_out: Ask for a held-out program.
     """
     drawn = draw(number, held_out=held_out)
     program, source = drawn.program, drawn.source
@@ -245,10 +245,10 @@ _PATTERNS: Final = tuple(
 
 
 def solution(prompt: str) -> str:
-    """What the scripted solver hands in: it reads the prompt, and nothing else.
+    """Return the scripted solver's program, derived from the prompt alone.
 
     Raises:
-        ValueError: It is no prompt of the family.
+        ValueError: The prompt is not of the family.
     """
     _, _, request = _EXAMPLE.sub("", prompt).partition(". ")
     if not request:
@@ -258,10 +258,10 @@ def solution(prompt: str) -> str:
 
 
 def example(prompt: str) -> str:
-    """The call that a prompt shows.
+    """Return the example call in a prompt.
 
     Raises:
-        ValueError: It shows none.
+        ValueError: The prompt has no example.
     """
     if (match := _EXAMPLE.search(prompt)) is None:
         raise ValueError(f"expected a prompt with an example, got {prompt!r:.200}")

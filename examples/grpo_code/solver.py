@@ -1,4 +1,4 @@
-"""The scripted solver: tries its function on the example, and hands it in."""
+"""The scripted solver: runs its function on the example, then submits it."""
 
 from envs.code_interpreter_env.models import CodeInterpreterObservation
 from examples.grpo_code.family import example, solution
@@ -6,10 +6,10 @@ from rl_bridge.data.traces import Call
 
 
 async def solve(observation: CodeInterpreterObservation, call: Call) -> None:
-    """Play a task to its end; reads the prompt, and nothing else of the observation.
+    """Play a task to its end; of the observation only the prompt is used.
 
     Raises:
-        ValueError: It is no task of the family.
+        ValueError: The task is not of the family.
     """
     assert observation.prompt is not None
     code = solution(observation.prompt)

@@ -1,4 +1,4 @@
-"""The code interpreter as a small language model sees it."""
+"""The code interpreter as a task for a small language model."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -12,21 +12,21 @@ from rl_bridge.rollout.task import Session
 from rl_bridge.tokens.chat import ChatMessage
 
 TOOLS = ("run_python", "submit")
-"""What the policy is told of. The world has tools for files beside them, which these tasks have no use for."""
+"""The tools shown to the policy. The world also has tools for files, which these tasks do not need."""
 
 
 class CodeTask(ToolTask):
-    """One function, to be tried on the example and handed in."""
+    """A task of writing one function, which is run on the example and submitted."""
 
     client_type = CodeFamilyEnv
 
     def messages(self, observation: CodeInterpreterObservation) -> list[ChatMessage]:
-        """The task's prompt."""
+        """Return the task's prompt."""
         assert observation.prompt is not None
         return [{"role": "user", "content": observation.prompt}]
 
     async def functions(self, session: Session, observation: Any) -> Sequence[Mapping[str, Any]]:
-        """Those of `TOOLS`."""
+        """Return the functions named in `TOOLS`."""
         return [
             function
             for function in await super().functions(session, observation)
@@ -34,7 +34,7 @@ class CodeTask(ToolTask):
         ]
 
     def result(self, observation: Any) -> str:
-        """Return the output; for an error its last line."""
+        """Return the output, or the last line of an error."""
         if not isinstance(observation, CallToolObservation) or observation.tool_name != "run_python":
             return super().result(observation)
         if observation.error is not None:
@@ -42,5 +42,5 @@ class CodeTask(ToolTask):
         return str(observation.result["stdout"]).strip()
 
     async def report(self, policy: Policy, result: EvaluationResult) -> None:
-        """Print and write how many held-out functions passed their hidden tests."""
+        """Print and write the share of held-out functions that passed their hidden tests."""
         write_report(self.folder, result)

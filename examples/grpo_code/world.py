@@ -1,6 +1,6 @@
 """The code interpreter with the family's tasks: `examples.grpo_code.world:app`.
 
-A reset's seed is the task. What the interpreter offers as tools is there, and `submit`, which hands in what ran last.
+A reset's seed determines the task. The tools are the interpreter's, and `submit`, which submits the last code run.
 """
 
 from collections.abc import Mapping
@@ -35,20 +35,20 @@ class FamilyTasks(JsonlTasks):
 
     @property
     def splits(self) -> tuple[str, ...]:
-        """What training's seeds choose, and what those of held-out episodes do."""
+        """The splits of training seeds and of held-out seeds."""
         return SPLITS
 
     def num_tasks(self, split: str) -> int:
-        """One for each seed."""
+        """Return the number of tasks: one for each seed."""
         return TRAINING_SEEDS
 
     def task(self, split: str, index: int) -> FunctionTask:
-        """Make one."""
+        """Make the task of an index."""
         return make_task(index, held_out=split == "held_out")
 
 
 class CodeFamilyEnvironment(CodeInterpreterEnvironment):
-    """A function is written, tried as often as there are calls, and handed in."""
+    """An interpreter in which a function is written, run any number of times, and submitted."""
 
     def __init__(self) -> None:
         super().__init__(tasks=FamilyTasks())
@@ -57,7 +57,7 @@ class CodeFamilyEnvironment(CodeInterpreterEnvironment):
     async def reset_async(
         self, *, seed: int | None = None, episode_id: str | None = None, **options: Any
     ) -> CodeInterpreterObservation:
-        """Begin the task of a seed: one of training below `TRAINING_SEEDS`, a held-out one from there on."""
+        """Start the task of a seed: a training task below `TRAINING_SEEDS`, a held-out one from there on."""
         chosen = randbits(31) if seed is None else seed
         task = {"split": SPLITS[chosen >= TRAINING_SEEDS], "index": chosen % TRAINING_SEEDS}
         observation = await super().reset_async(seed=chosen, episode_id=episode_id, task=task, **options)
@@ -66,7 +66,7 @@ class CodeFamilyEnvironment(CodeInterpreterEnvironment):
         return observation
 
     def before_call(self, name: str, arguments: Mapping[str, Any]) -> None:
-        """Count a step, and remember the code that is run: it is what `submit` hands in."""
+        """Count a step, and remember the code that is run, for `submit`."""
         super().before_call(name, arguments)
         if name == "run_python":
             self._newest = str(arguments.get("code", ""))
@@ -77,17 +77,17 @@ class CodeFamilyEnvironment(CodeInterpreterEnvironment):
         verdict = (await self._submit(Submit(type="submit", code=self._newest))).verdict
         assert verdict is not None
         value = {"passed": verdict.reason == "passed", "cases_passed": verdict.passed, "cases": verdict.total}
-        # A case that had all of its time is the submission's fault: to hang would be cheaper than to be wrong.
+        # A case's timeout is the submission's fault and earns 0: unscored, it would be better than a wrong answer.
         reward = 0.0 if verdict.timeout_scope == "case" else verdict.reward
         metadata: dict[str, Any] = {}
-        if reward is None:  # nothing is known of the submission: it is not 0
+        if reward is None:  # not graded, which is not 0
             key = INFRASTRUCTURE_ERROR if verdict.reason == "sandbox_error" else UNSCORED
             metadata[key] = verdict.detail or verdict.reason
         return replace(ToolResult.of(value), reward=reward, done=self._state.done, metadata=metadata)
 
 
 class CodeFamilyEnv(WorldClient):
-    """The client: a reset answers as the interpreter does, and the rest as tools answer."""
+    """The client: a reset returns the interpreter's observation, a step that of tools."""
 
     state_type = CodeInterpreterState
     reset_type = CodeInterpreterObservation

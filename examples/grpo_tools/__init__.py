@@ -1,1 +1,1 @@
-"""A language-model policy learns to ask a database with tools, by `config.yaml` in this folder."""
+"""A language model learns to query a database with tools; the run is `config.yaml` in this folder."""

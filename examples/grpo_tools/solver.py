@@ -1,4 +1,4 @@
-"""The scripted solver: reads the question and what tools tell, as a policy does, and needs four calls."""
+"""The scripted solver: reads the question and the tools' results, like a policy, and needs four calls."""
 
 import re
 from collections.abc import Mapping, Sequence
@@ -21,14 +21,14 @@ _ABOUT: Final = {
     ),
     "items_between": ("items", "{price} in euros", "{COLUMN} BETWEEN {LOW} AND {HIGH}"),
 }
-"""By family: which table it is about, what is said of the column that decides, and when a row counts."""
+"""By family: its table, the description of the deciding column, and the SQL condition."""
 
 
 async def solve(observation: SqliteObservation, call: Call) -> None:
-    """Play a task to its end; reads the question, and nothing else of the observation.
+    """Play a task to its end; of the observation only the question is used.
 
     Raises:
-        ValueError: The question is of none of the families.
+        ValueError: The question is of no family.
     """
     domain, family, slots = parse_question(observation.question)
     table_role, column_description, condition = _ABOUT[family]
@@ -41,10 +41,10 @@ async def solve(observation: SqliteObservation, call: Call) -> None:
 
 
 def parse_question(question: str) -> tuple[Domain, str, dict[str, str]]:
-    """Which domain a question is about, which family it is of, and what fills its slots.
+    """Return the domain of a question, its family, and the values of its slots.
 
     Raises:
-        ValueError: It is of none of the families.
+        ValueError: The question is of no family.
     """
     for domain in DOMAINS:
         for family in FAMILIES:

@@ -1,4 +1,4 @@
-"""The database as a small language model sees it."""
+"""The database as a task for a small language model."""
 
 from typing import Any
 
@@ -11,16 +11,16 @@ from rl_bridge.tokens.chat import ChatMessage
 
 
 class SqliteTask(ToolTask):
-    """One question, answered by looking at the schema and asking SQL."""
+    """A task of answering one question by inspecting the schema and running SQL."""
 
     client_type = SqliteEnv
 
     def messages(self, observation: SqliteObservation) -> list[ChatMessage]:
-        """The question alone: the rest of the task's text says what every task says."""
+        """Return the question only: the rest of the task's text is the same for every task."""
         return [{"role": "user", "content": observation.question}]
 
     def result(self, observation: Any) -> str:
-        """What a call gave: of tables and columns names and the first words about them, of a query the rows."""
+        """Return a call's result: for tables and columns their names and short descriptions, for a query the rows."""
         if isinstance(observation, CallToolObservation) and observation.error is None:
             if observation.tool_name == "list_tables":
                 return _format_entries(observation.result)
@@ -31,7 +31,7 @@ class SqliteTask(ToolTask):
         return super().result(observation)
 
     async def report(self, policy: Policy, result: EvaluationResult) -> None:
-        """Print and write how many held-out questions were answered rightly."""
+        """Print and write the share of held-out questions answered correctly."""
         write_report(self.folder, result)
 
 

@@ -1,7 +1,7 @@
-"""The database world, cut down to questions about one table: `examples.grpo_tools.world:app`.
+"""The database world, reduced to questions about one table: `examples.grpo_tools.world:app`.
 
-A reset's seed is the task: the database, what its tables and columns are called, and the question. Those of held-out
-episodes are never asked in training.
+A reset's seed determines the task: the database, the names of its tables and columns, and the question. Tasks of
+held-out episodes never occur in training.
 """
 
 from collections.abc import Mapping
@@ -17,20 +17,20 @@ from rl_bridge.rollout.assignment import TRAINING_SEEDS
 from servers import create_app
 
 FAMILIES: Final = ("count_in_city", "missing_email", "joined_in_year", "items_between")
-"""Of questions: each is answered by counting rows of one table."""
+"""Families of questions that are answered by counting rows of one table."""
 
 _TRIES: Final = 64
-"""Numbers behind each task; about every second has a question of the families."""
+"""Candidate numbers for each task; about every second one has a question of the families."""
 
 
 class SmallSqliteEnvironment(SqliteEnvironment):
-    """Asks how many rows of one table are such and such. Meant to be reset with `difficulty="easy"`."""
+    """Asks how many rows of one table meet a condition. Meant to be reset with `difficulty="easy"`."""
 
     SPLITS: ClassVar[Mapping[str, int]] = MappingProxyType({"train": 2 * TRAINING_SEEDS})
 
     @classmethod
     def task_number(cls, split: str, index: int) -> int:
-        """Return the number that a task is made from: the first of the index's own with a question of the families."""
+        """Return the number that determines a task: the first of its candidates with a question of the families."""
         first = super().task_number(split, index) * _TRIES
         for number in range(first, first + _TRIES):
             if make_task(number, held_out=False, level=Level.EASY).question.family in FAMILIES:

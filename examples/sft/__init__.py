@@ -1,1 +1,1 @@
-"""Supervised fine-tuning: a tiny model is taught to call tools, from scripted solvers' traces."""
+"""Supervised fine-tuning: a tiny model learns to call tools from scripted solvers' traces."""

@@ -19,7 +19,7 @@ from rl_bridge.rollout import ToolTask
 from rl_bridge.types import TrainSample
 
 POLICY = "policy"
-"""In the run's folder: the checkpoint to go on from."""
+"""Name of the trained checkpoint in the run's folder."""
 LOSSES = "losses.png"
 TRACES, VALIDATION = "traces.jsonl", "validation.jsonl"
 
@@ -41,17 +41,17 @@ def main(argv: Sequence[str] | None = None) -> int:
     except ConfigError as error:
         print(f"examples.sft: {error}", file=sys.stderr)
         return 2
-    except (BridgeError, OpenEnvError) as error:  # the latter of the server that traces are played in
+    except (BridgeError, OpenEnvError) as error:  # OpenEnvError: from the server that traces are played on
         print(f"examples.sft: {type(error).__name__}: {error}", file=sys.stderr)
         return 1
     return 0
 
 
 def teach(recipe: RecipeConfig, folder: Path) -> SftResult:
-    """The whole recipe, into a folder.
+    """Run the whole recipe, with results in `folder`.
 
     Raises:
-        BridgeError: It cannot be done.
+        BridgeError: A step failed.
     """
     # 1. Traces: the scripted solver plays.
     task, solver = task_of(load_config(recipe.world), folder), solver_of(recipe)
@@ -59,14 +59,14 @@ def teach(recipe: RecipeConfig, folder: Path) -> SftResult:
     try:
         vocabulary, training, validation = asyncio.run(_record_traces(recipe, task, solver))
     except BaseException:
-        with contextlib.suppress(OSError):  # what is in it nobody here has made
-            folder.rmdir()  # the name is to be had again
+        with contextlib.suppress(OSError):  # a folder with other files in it stays
+            folder.rmdir()  # so that the name can be used again
         raise
     save_traces(folder / TRACES, training)
     save_traces(folder / VALIDATION, validation)
-    print(f"{len(training)} traces to learn from, {len(validation)} to see when to stop: {folder}")
+    print(f"{len(training)} training traces, {len(validation)} validation traces: {folder}")
 
-    # 2. A policy that knows the words, and nothing else.
+    # 2. A random policy with a tokenizer for these texts.
     from examples.sft.tiny_policy import make_tool_policy
 
     initial = make_tool_policy(
@@ -82,25 +82,25 @@ def teach(recipe: RecipeConfig, folder: Path) -> SftResult:
     print(
         f"{'settled' if result.settled else 'stopped'} after {result.validations[-1].update} updates; kept those of "
         f"{result.kept.update}, validation loss {result.kept.validation_loss:.4f}\n"
-        f"go on with: ropewalk train --config {recipe.world} model.path={folder / POLICY}"
+        f"continue with: ropewalk train --config {recipe.world} model.path={folder / POLICY}"
     )
     return result
 
 
 def imitate(recipe: RecipeConfig, folder: Path, model_path: Path, *, last: Path | None = None) -> SftResult:
-    """Fine-tune a checkpoint on the traces that a folder has; the result is in its `policy`, metrics beside it.
+    """Fine-tune a checkpoint on the traces in a folder, which also gets the metrics and the result in `policy`.
 
     Args:
-        recipe: How.
-        folder: Has `traces.jsonl` and `validation.jsonl`.
+        recipe: The recipe.
+        folder: Folder with `traces.jsonl` and `validation.jsonl`.
         model_path: The checkpoint.
-        last: A folder to be made for the last weights too, which are those of the best validation or not.
+        last: A folder to create for the last weights, in addition to those of the best validation.
 
     Returns:
-        What came out.
+        The validations, and which weights were kept.
 
     Raises:
-        BridgeError: It cannot be done.
+        BridgeError: Training failed.
     """
     from examples.sft.pictures import draw_losses
     from rl_bridge.tokens.chat import ChatTokenizer

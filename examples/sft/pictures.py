@@ -1,4 +1,4 @@
-"""What a policy learned from traces and from rewards, as pictures."""
+"""Plots of what a policy learned from traces and from rewards."""
 
 import json
 from collections.abc import Mapping, Sequence
@@ -14,17 +14,16 @@ mpl.use("agg")
 import matplotlib.pyplot as plt
 
 SMOOTHING: Final = 10
-"""Iterations that a curve is averaged over."""
+"""Number of iterations in a curve's moving average."""
 
 
 def draw_success_curves(runs: Mapping[str, Path], picture: Path, *, title: str) -> None:
-    """Mean reward of all that was played, sampled while exploring, against minutes of training.
+    """Plot the mean reward of all episodes played while exploring against minutes of training.
 
     Args:
-        runs: The runs' folders, by what the picture calls them. Of a task that earns 0 or 1 the mean is the share that
-            was solved.
-        picture: Where the PNG goes.
-        title: Above it.
+        runs: The runs' folders, by label. For tasks with rewards 0 and 1 the mean is the share solved.
+        picture: Path of the PNG.
+        title: Title of the plot.
     """
     figure, axes = plt.subplots(figsize=(9, 5.5), layout="constrained")
     for name, folder in runs.items():
@@ -52,11 +51,11 @@ def draw_success_curves(runs: Mapping[str, Path], picture: Path, *, title: str) 
 
 
 def draw_losses(validations: Sequence[Validation], picture: Path, *, kept: Validation) -> None:
-    """The loss of traces that are learned from, and of those that are not, against updates.
+    """Plot the losses of training and of validation traces against updates.
 
     Args:
-        validations: What there was to see, in order.
-        picture: Where the PNG goes.
+        validations: The validations, in order.
+        picture: Path of the PNG.
         kept: The validation whose weights were kept.
     """
     figure, axes = plt.subplots(figsize=(9, 5.5), layout="constrained")

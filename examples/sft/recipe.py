@@ -1,4 +1,4 @@
-"""The recipe's configuration, and the traces that it teaches from."""
+"""The recipe's configuration, and the recording of its traces."""
 
 from collections.abc import Iterable
 from pathlib import Path
@@ -15,19 +15,19 @@ from rl_bridge.rollout import ToolTask
 from rl_bridge.rollout.task import load_task
 
 VALIDATION_SEEDS = 1_000_000
-"""Tasks of validation traces begin here: they are others than those of training traces, of the same split."""
+"""First seed of validation traces: other tasks than those of training traces, from the same split."""
 VOCABULARY_SEEDS = 2_000_000
-"""Likewise those that only the tokenizer is made from."""
+"""First seed of traces that only the tokenizer is trained on."""
 
 
 class PolicyConfig(Section):
-    """The tiny policy to begin with."""
+    """The initial tiny policy."""
 
     width: Annotated[int, Field(ge=64, multiple_of=64)] = 128
-    """Of the hidden state."""
+    """Width of the hidden state."""
     layers: Count = 3
     vocabulary_tasks: Annotated[int, Field(ge=0)] = 0
-    """Tasks beside the traces whose words the tokenizer knows. Nothing else is learned from them."""
+    """Number of further tasks whose words the tokenizer learns; the policy is not trained on them."""
 
 
 class RecipeConfig(Section):
@@ -36,22 +36,22 @@ class RecipeConfig(Section):
     name: str = Field(default="sft", pattern=NAME_PATTERN)
     output_dir: str = "runs"
     world: str
-    """The configuration that reinforcement learning goes on with: it names the environment and the task."""
+    """The configuration of the reinforcement learning that follows; it names the environment and the task."""
     solver: str
-    """Who plays the traces, as `package.module:function`; an `rl_bridge.data.traces.Solver`."""
+    """The solver that plays the traces, as `package.module:function`; an `rl_bridge.data.traces.Solver`."""
     traces: Annotated[int, Field(ge=1, le=VALIDATION_SEEDS)]
-    """To learn from."""
+    """Number of training traces."""
     validation_traces: Annotated[int, Field(ge=1, le=VOCABULARY_SEEDS - VALIDATION_SEEDS)] = 50
-    """To see when to stop."""
+    """Number of validation traces, which decide when to stop."""
     policy: PolicyConfig = PolicyConfig()
     sft: SftConfig = SftConfig()
 
 
 def solver_of(recipe: RecipeConfig) -> Solver:
-    """The function that `solver` names.
+    """Return the function that `solver` names.
 
     Raises:
-        ConfigError: It cannot be imported, or is no function.
+        ConfigError: It cannot be imported, or is not callable.
     """
     solver: Any = resolve(recipe.solver, key="solver")
     if not callable(solver):
@@ -61,10 +61,10 @@ def solver_of(recipe: RecipeConfig) -> Solver:
 
 
 def task_of(world: Config, folder: Path) -> ToolTask:
-    """The task of a world of tools.
+    """Return the task of a world of tools.
 
     Raises:
-        ConfigError: The configuration names none, or no app to play it in.
+        ConfigError: The configuration names no such task, or no app to play it in.
     """
     if world.rollout.task is None or world.env is None or world.environment.app is None:
         raise ConfigError("expected a world with rollout.task and env.app, got one without")
@@ -75,10 +75,10 @@ def task_of(world: Config, folder: Path) -> ToolTask:
 
 
 async def record(task: ToolTask, solver: Solver, seeds: Iterable[int]) -> list[Trace]:
-    """Have the solver play the tasks of some seeds, in a server of their own.
+    """Let the solver play the tasks of some seeds on a server started for them.
 
     Raises:
-        ConfigError: The solver did not solve one: what it does is not worth imitating.
+        ConfigError: The solver failed a task, so its traces should not be imitated.
     """
     env = task.config.environment
     traces = []

@@ -1,4 +1,4 @@
-"""How many held-out tasks a policy solves, with an interval."""
+"""The share of held-out tasks that a policy solves, with its interval."""
 
 import json
 from pathlib import Path
@@ -12,10 +12,10 @@ from rl_bridge.rollout import EvaluationResult
 
 
 def summarize(result: EvaluationResult) -> dict[str, Any]:
-    """The report as plain values.
+    """Return the report as plain values.
 
-    A task is solved where the episode earned 1. One that nobody could judge is not solved; one that was lost to a
-    failure beside the policy's is no task at all.
+    A task is solved if its episode earned 1. Unscored episodes count as unsolved tasks; episodes dropped because of an
+    infrastructure failure do not count.
     """
     tasks = len(result.rewards) + result.unscored
     solved = sum(reward >= 1.0 for reward in result.rewards)
@@ -32,12 +32,12 @@ def summarize(result: EvaluationResult) -> dict[str, Any]:
 
 
 def write_report(folder: Path, result: EvaluationResult) -> None:
-    """Write report.json and learning_curve.png into the run's folder, and print what there is."""
+    """Write report.json and learning_curve.png into the run's folder, and print a summary."""
     report = summarize(result)
     (folder / "report.json").write_text(json.dumps(report, indent=2) + "\n", encoding="utf-8")
     console = Console()
     written = [folder / "report.json"]
-    if (folder / "metrics.jsonl").is_file():  # a checkpoint that is only looked at has learned elsewhere
+    if (folder / "metrics.jsonl").is_file():  # absent if a checkpoint is only evaluated
         written.append(folder / "learning_curve.png")
         draw_success_curves({folder.name: folder}, written[-1], title=folder.name)
     if not report["tasks"]:

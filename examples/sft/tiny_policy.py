@@ -1,8 +1,8 @@
-"""A policy that can speak to tools and is small enough for two CPU cores: Qwen3's architecture, random weights.
+"""A tool-calling policy small enough for two CPU cores: Qwen3's architecture with random weights.
 
-It is written in the Hugging Face layout, so everything downstream treats it as it treats a real checkpoint. Its chat
-template and its calls are Qwen's, but for the list of tools, which is shortened to names and parameters: the full
-schemas would be most of what so small a model reads.
+It is written in the Hugging Face layout, so everything downstream treats it like any other checkpoint. Its chat
+template and its calls are Qwen's, except that the list of tools is shortened to names and parameters: the full schemas
+would be most of what so small a model reads.
 """
 
 from collections.abc import Iterable, Iterator
@@ -34,22 +34,22 @@ CHAT_TEMPLATE: Final = (
     "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
 )
 
-# A word is never one token with what is beside it, so that it is the same token wherever it is copied to. A digit is
-# one token; what lies between words may become one, and so may a line break in code within JSON.
+# A word is never merged with its neighbours, so that it is the same token wherever it is copied to. A digit is one
+# token; text between words may become one, and so may a line break in code within JSON.
 _PIECES: Final = r"\\n *|[A-Za-z_]+|[0-9]|[^A-Za-z_0-9\\]+|\\"
 
 
 def make_tool_policy(
     folder: Path, traces: Iterable[Trace], *, seed: int, width: int = 128, layers: int = 3
 ) -> Path:
-    """Write a random checkpoint and a tokenizer for what it is going to read.
+    """Write a random checkpoint, with a tokenizer for the texts it will read.
 
     Args:
-        folder: Made where it is missing.
-        traces: Whose words the tokenizer knows. All other text it can write too, byte by byte.
-        seed: Decides the weights.
-        width: Of the hidden state; a multiple of 64.
-        layers: How many.
+        folder: Created if missing.
+        traces: Traces whose words the tokenizer learns. Other text is tokenised byte by byte.
+        seed: Seed of the weights.
+        width: Width of the hidden state; a multiple of 64.
+        layers: Number of layers.
 
     Returns:
         The folder.
@@ -105,7 +105,7 @@ def _tokenizer(traces: Iterable[Trace]) -> PreTrainedTokenizerFast:
 
 
 def _texts(traces: Iterable[Trace]) -> Iterator[str]:
-    """What the chat template makes of traces, about."""
+    """Yield texts like those that the chat template makes of traces."""
     for trace in traces:
         yield "system"
         for tool in trace.tools:

@@ -1,4 +1,4 @@
-"""The checker: what `ropewalk validate` runs, one function a property.
+"""The checks of `ropewalk validate`, one function per property.
 
-`openenv_core.checker.suite` gives the same checks to an author's own pytest.
+`openenv_core.checker.suite` provides the same checks as pytest functions for an environment's own tests.
 """

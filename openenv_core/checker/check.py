@@ -1,4 +1,4 @@
-"""A check: one named property of an environment, how it is declared, and which there are."""
+"""Checks: declaring the named properties of an environment, and selecting them."""
 
 import difflib
 import importlib
@@ -13,7 +13,7 @@ from typing import Any, Final, TypeVar
 from openenv_core.errors import ConfigurationError, OpenEnvError, installed_with
 
 DEADLINE_S: Final = 120.0
-"""Seconds that a check may take, unless it says otherwise."""
+"""Seconds that a check may take by default."""
 
 _PREFIX: Final = "check_"
 
@@ -21,7 +21,7 @@ T = TypeVar("T")
 
 
 class CheckLevel(StrEnum):
-    """What a check looks at, from what costs least to what costs most."""
+    """The level of a check, from the cheapest to the most expensive."""
 
     STATIC = "static"
     RUNTIME = "runtime"
@@ -34,9 +34,9 @@ class CheckError(OpenEnvError):
     """The property does not hold.
 
     Args:
-        message: What was expected and what came.
+        message: What was expected, and what happened instead.
         change: What the author should change.
-        cause: What many checks fail of alike, and is told once; the message by default.
+        cause: Identifies failures with a common cause, which is reported once; the message by default.
     """
 
     def __init__(self, message: str, *, change: str, cause: str | None = None) -> None:
@@ -47,28 +47,28 @@ class CheckError(OpenEnvError):
 
 
 class CheckWarnedError(CheckError):
-    """The property holds as far as it was seen, and is doubtful."""
+    """The property is doubtful, although no violation was seen."""
 
 
 class NotApplicableError(OpenEnvError):
-    """The property cannot be looked at here: a URL has no Dockerfile, for one."""
+    """The property cannot be checked for this target: a URL has no Dockerfile, for example."""
 
 
 class CheckTimeoutError(OpenEnvError):
-    """What was run had not ended in time. It may still run, in a thread that the end of the process ends."""
+    """A function has not returned in time. It may still run, in a thread that ends with the process."""
 
 
 @dataclass(frozen=True, slots=True)
 class Check:
-    """One property.
+    """One property of an environment.
 
     Attributes:
-        name: What it is called on the command line and in reports: that of its function without `check_`.
-        level: What it looks at.
+        name: Its name on the command line and in reports: that of the function without `check_`.
+        level: Its level.
         says: The property, in one sentence.
-        deadline_s: Seconds after which it is given up.
-        function: Looks at a `Subject`. It returns nothing, or a figure that the report shows beside the name; or it
-            raises `CheckError`, `CheckWarnedError` or `NotApplicableError`.
+        deadline_s: Seconds after which it is aborted.
+        function: Checks a `Subject`. Returns None, or a note that the report shows beside the name; raises
+            `CheckError`, `CheckWarnedError` or `NotApplicableError`.
     """
 
     name: str
@@ -81,10 +81,10 @@ class Check:
 def check(
     level: CheckLevel, *, deadline_s: float = DEADLINE_S
 ) -> Callable[[Callable[[Any], str | None]], Check]:
-    """Make a function called `check_...` a check. The first line of its docstring says the property.
+    """Make a function named `check_...` a check. The first line of its docstring states the property.
 
     Raises:
-        ValueError: Another name, or no docstring.
+        ValueError: The function has another name, or no docstring.
     """
 
     def decorate(function: Callable[[Any], str | None]) -> Check:
@@ -98,7 +98,7 @@ def check(
 
 @cache
 def checks() -> tuple[Check, ...]:
-    """Return all checks: level by level, each a module, as its file has them."""
+    """Return all checks by level, in the order of each level's module."""
     modules = [importlib.import_module(f"{__package__}.{level}") for level in CheckLevel]
     return tuple(
         value
@@ -109,7 +109,7 @@ def checks() -> tuple[Check, ...]:
 
 
 def select_checks(levels: Iterable[CheckLevel] = (), names: Iterable[str] = ()) -> tuple[Check, ...]:
-    """Return the checks of some levels and of some names; all of them where neither is given.
+    """Return the checks with one of these levels or names; all if neither is given.
 
     Raises:
         ConfigurationError: There is no check of that name.
@@ -119,7 +119,7 @@ def select_checks(levels: Iterable[CheckLevel] = (), names: Iterable[str] = ()) 
     for name in check_names:
         if name not in known:
             near = difflib.get_close_matches(name, known, n=1)
-            hint = f"did you mean {near[0]!r}?" if near else "ropewalk validate --list tells them"
+            hint = f"did you mean {near[0]!r}?" if near else "`ropewalk validate --list` shows them"
             raise ConfigurationError(f"expected the name of a check, got {name!r}; {hint}")
     at = set(levels)
     if not at and not check_names:
@@ -128,16 +128,16 @@ def select_checks(levels: Iterable[CheckLevel] = (), names: Iterable[str] = ()) 
 
 
 def import_package(package: str) -> Any:
-    """Import a package that checks work with."""
+    """Import a package of the `author` extra."""
     with installed_with("author", f"the package {package}"):
         return importlib.import_module(package)
 
 
 def run_with_timeout(seconds: float, function: Callable[[], T], name: str = "openenv-checker") -> T:
-    """Run a function in a thread of its own; returns its result or raises its exception.
+    """Run a function in a new thread; return its result or raise its exception.
 
     Raises:
-        CheckTimeoutError: It had not ended in time.
+        CheckTimeoutError: It has not returned in time.
     """
     values: list[T] = []
     errors: list[BaseException] = []
@@ -154,5 +154,5 @@ def run_with_timeout(seconds: float, function: Callable[[], T], name: str = "ope
     if errors:
         raise errors[0]
     if not values:
-        raise CheckTimeoutError(f"expected an end within {seconds:g} s, got none")
+        raise CheckTimeoutError(f"expected a result within {seconds:g} s, got none")
     return values[0]

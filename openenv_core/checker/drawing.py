@@ -1,4 +1,4 @@
-"""Valid actions for an environment that nothing but its schema is known of."""
+"""Draws valid actions for an environment from its schema, its examples or its tools."""
 
 import copy
 import json
@@ -19,10 +19,10 @@ from openenv_core.tools.specs import is_of_tools
 Json: TypeAlias = dict[str, Any]
 
 TRIES: Final = 8
-"""Draws for each value that is wanted; many schemas have fewer values than that."""
+"""Draws per requested value. Many schemas allow fewer different values than requested."""
 
 _MAX_DEPTH: Final = 6
-"""Below this depth whatever may be left out is left out."""
+"""Depth below which all optional parts are left out."""
 
 _LETTERS: Final = string.ascii_letters + string.digits + " _-.,:;/?!"
 _STRANGE: Final = "\x00\n\t\"'\\<>{}%éßΩ漢字🙂\u200b\u202e\ufeff"
@@ -42,34 +42,34 @@ _STRUCTURE: Final = {
 
 
 class _UndrawableError(ValueError):
-    """No value can be drawn here."""
+    """No value can be drawn from a schema."""
 
 
 def sample(schema: Json, count: int, seed: int | random.Random, *, modest: bool = True) -> list[Any]:
-    """Draw values that a JSON schema allows, each once; the same ones for the same seed.
+    """Draw different values that a JSON schema allows; the same ones for the same seed.
 
     Args:
-        schema: What they follow.
-        count: How many at most.
-        seed: Decides them.
-        modest: Keeps numbers, texts and lists small where the schema does not bound them, and leaves out
-            `metadata`; else everything that the schema allows comes, huge and odd values often.
+        schema: The schema.
+        count: Maximum number of values.
+        seed: A seed, or a generator to draw from.
+        modest: Whether to keep numbers, texts and lists small if the schema does not bound them, and to leave out
+            `metadata`. Otherwise everything that the schema allows is drawn, often huge and odd values.
 
     Raises:
-        CheckError: Nothing follows the schema, or it is none.
-        ConfigurationError: The package that validates is absent.
+        CheckError: No value was drawn that the schema allows, or the schema is invalid.
+        ConfigurationError: A package of the `author` extra is not installed.
     """
     jsonschema = import_package("jsonschema")
     validator = jsonschema.Draft202012Validator(schema)
     sampler = Sampler(schema, seed if isinstance(seed, random.Random) else random.Random(seed), modest)
     samples: dict[str, Any] = {}
-    reason = "nothing that was drawn follows it"
+    reason = "no drawn value follows it"
     for _ in range(count * TRIES):
         try:
             value = sampler.draw()
             if validator.is_valid(value):
                 samples.setdefault(json.dumps(value, sort_keys=True), value)
-        except Exception as error:  # a schema that is none breaks the validator in many ways
+        except Exception as error:  # an invalid schema breaks the validator in many ways
             reason = f"{type(error).__name__}: {error}"
         if len(samples) == count:
             break
@@ -82,7 +82,7 @@ def sample(schema: Json, count: int, seed: int | random.Random, *, modest: bool 
 
 
 class Sampler:
-    """Draws from one schema, to which its references point."""
+    """Draws values from one schema."""
 
     def __init__(self, root: Json, source: random.Random, modest: bool = True) -> None:
         self._root = root
@@ -90,7 +90,7 @@ class Sampler:
         self._modest = modest
 
     def draw(self) -> Any:
-        """Return one value, which nearly always follows the schema."""
+        """Return a value, which nearly always follows the schema."""
         return self._value(self._root, 0)
 
     def _value(self, schema: Any, depth: int) -> Any:
@@ -117,7 +117,7 @@ class Sampler:
         return draw(schema, depth)
 
     def _resolve(self, schema: Mapping[str, Any]) -> Json:
-        """Return the schema with its reference and its `allOf` merged into it."""
+        """Return the schema with its `$ref` and `allOf` merged into it."""
         resolved = dict(schema)
         for _ in range(100):
             parts = resolved.pop("allOf", [])
@@ -127,11 +127,11 @@ class Sampler:
                 return resolved
             for subschema in parts:
                 resolved = _merge(resolved, subschema)
-        raise _UndrawableError("references that end nowhere")
+        raise _UndrawableError("its references do not end")
 
     def _resolve_reference(self, reference: str) -> Any:
         if not reference.startswith("#"):
-            raise _UndrawableError(f"a reference to elsewhere: {reference}")
+            raise _UndrawableError(f"a reference to another document: {reference}")
         place: Any = self._root
         for key in reference.removeprefix("#").split("/")[1:]:
             place = place[key.replace("~1", "/").replace("~0", "~")]
@@ -146,7 +146,7 @@ class Sampler:
         }
         merged = _merge(rest, arm)
         if tag := (schema.get("discriminator") or {}).get("propertyName"):
-            # Without it nobody knows which of them it is, though it has a default in each.
+            # Without the tag the alternatives cannot be told apart, although each has a default for it.
             merged = _merge(self._resolve(merged), {"required": [tag]})
         return merged
 
@@ -174,7 +174,7 @@ class Sampler:
         first, last = -(-math.ceil(least) // step), math.floor(most) // step
         if first > last:
             raise _UndrawableError("no whole number between the bounds")
-        if self._modest and self._source.random() < 0.5:  # small numbers mean something more often
+        if self._modest and self._source.random() < 0.5:  # small numbers are meaningful more often
             nearest = min(max(0, first), last)
             first, last = max(first, nearest - 10), min(last, nearest + 10)
         return step * self._source.randint(first, last)
@@ -242,7 +242,7 @@ class Sampler:
 
 
 def _merge(first: Mapping[str, Any], second: Any) -> Json:
-    """Return a schema that says what both say."""
+    """Return a schema that combines two."""
     if not isinstance(second, Mapping):
         if second is True:
             return dict(first)
@@ -267,7 +267,7 @@ def _bounds(schema: Json, step: int = 0) -> tuple[float | None, float | None]:
 
 
 def _ends(low: float | None, high: float | None, span: float) -> tuple[float, float]:
-    """Return both ends of a range of which one or both may be open."""
+    """Return both ends of a range, with open ends replaced."""
     if low is None:
         return (-span, span) if high is None else (min(-span, high - span), high)
     return low, max(span, low + span) if high is None else high
@@ -310,7 +310,7 @@ def _match_pattern(pattern: str) -> list[str]:
         samples.append(text)
 
     hypothesis.seed(0)(settings(hypothesis.given(texts)(add_sample)))()
-    # To Python alone, `$` is also before a line break at the end.
+    # In Python, unlike in JSON schema, `$` also matches before a trailing newline.
     return sorted(text for text in set(samples) if not text.endswith("\n")) or sorted(samples)
 
 
@@ -320,7 +320,7 @@ class ActionPool:
 
     Attributes:
         choices: The actions.
-        in_order: Each of them is played once, in this order, before any choice: the author gave them.
+        in_order: Whether each is played once, in this order, before any is chosen, as for the author's examples.
     """
 
     choices: tuple[Json, ...]
@@ -341,7 +341,7 @@ def pool(
     seed: int,
     count: int = 64,
 ) -> ActionPool:
-    """Return what to play with."""
+    """Return the actions to play: the examples if there are any, else calls of the tools, else values of the schema."""
     if examples := [
         *author_examples,
         *(example for example in schema.get("examples", ()) if isinstance(example, Mapping)),
@@ -369,21 +369,21 @@ def _calls(tools: Sequence[Json], seed: int, count: int) -> list[Json]:
 
 
 def require_schema(schema: Any, whose: str, change: str) -> None:
-    """Return where a schema is one."""
+    """Raise `CheckError` unless a schema is a valid JSON schema."""
     jsonschema = import_package("jsonschema")
     try:
         jsonschema.Draft202012Validator.check_schema(schema)
     except jsonschema.SchemaError as fault:
         raise CheckError(
-            f"expected a JSON schema of {whose}, got a fault at {fault.json_path}: {fault.message}",
+            f"expected a valid JSON schema of {whose}, got an error at {fault.json_path}: {fault.message}",
             change=change,
         ) from fault
 
 
 def require_own_names(tools: Iterable[str]) -> None:
-    """Return where no tool is called as clients' own methods are. CheckError: one is."""
+    """Raise `CheckError` if a tool has the name of a client method."""
     if wrong := sorted(RESERVED_TOOL_NAMES & set(tools)):
         raise CheckError(
-            f"expected tools with names of their own, got {', '.join(wrong)}",
-            change=f"rename them: {', '.join(sorted(RESERVED_TOOL_NAMES))} are what clients call themselves",
+            f"expected tools without reserved names, got {', '.join(wrong)}",
+            change=f"rename them: clients have the methods {', '.join(sorted(RESERVED_TOOL_NAMES))}",
         )

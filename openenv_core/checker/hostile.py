@@ -19,17 +19,17 @@ from openenv_core.errors import ClientError, ConnectionLostError, RequestTimeout
 from openenv_core.targets import TargetKind
 
 _DROPPED_CONNECTIONS: Final = 32
-"""Sessions that are cut off in the middle of a step."""
+"""Number of sessions to disconnect during a step."""
 
 _SLOTS: Final = 4
-"""The cap of a server that is started for it, where there can be so many."""
+"""Maximum sessions of the server started for the check, unless its own cap is lower."""
 
 _KILLED_ID: Final = "ropewalk-killed"
 
 
 @check(CheckLevel.HOSTILE)
 def check_disconnect_gives_the_slot_back(subject: Subject) -> None:
-    """A session that is cut off in the middle of a step gives its slot back, and the server goes on."""
+    """A session that disconnects during a step releases its slot, and the server continues to serve."""
     slots = min(_SLOTS, subject.cap or 1)
     options: dict[str, Any] = {} if subject.kind is TargetKind.IMAGE else {"max_sessions": slots}
     with ExitStack() as stack:
@@ -45,10 +45,10 @@ def check_disconnect_gives_the_slot_back(subject: Subject) -> None:
             if isinstance(error, CheckError) and error.cause == REFUSAL_CAUSE:
                 raise
             raise CheckError(
-                f"expected {slots} sessions to play after {_DROPPED_CONNECTIONS} that were cut off in the middle of "
-                f"a step, got {error}",
-                change="give back in close() whatever __init__, reset or step took, and let close() return at "
-                "once, whether or not the episode was over",
+                f"expected {slots} sessions to play after {_DROPPED_CONNECTIONS} that disconnected during a step, "
+                f"got {error}",
+                change="release in close() everything that __init__, reset or step has acquired, and let close() "
+                "return at once, even in the middle of an episode",
             ) from error
 
 
@@ -67,13 +67,13 @@ async def _disconnect_during_step(subject: Subject, url: str, number: int) -> No
         with suppress(asyncio.CancelledError, ClientError):
             await step
         if number % 2:
-            client._conversation.carrier.abort()  # and does not wait for what it has asked
+            client._conversation.carrier.abort()  # closes without waiting for the reply
     finally:
         await client.close()
 
 
 async def _open_session(subject: Subject, url: str) -> Any:
-    """Open a session, waiting for the slot of one that is about to end."""
+    """Open a session, waiting for the slot of an ending one."""
     deadline = asyncio.get_running_loop().time() + subject.limits.step_timeout_s + 5
     while True:
         client = await subject.client(url)
@@ -90,10 +90,10 @@ async def _open_session(subject: Subject, url: str) -> Any:
 
 @check(CheckLevel.HOSTILE)
 def check_kill_and_restart(subject: Subject) -> None:
-    """A server that is killed serves again, and begins an episode as if there had been none before."""
+    """A killed server can be started again, and its episodes do not depend on those before."""
     actions = some_actions(subject, 0)
     seed = subject.limits.seed
-    # What hashes of text differ by is another check's to tell.
+    # Dependence on hashes of text is checked elsewhere.
     with subject.server(env_vars={"PYTHONHASHSEED": "0"}) as server:
         with subject.client(server.url) as client:
             first = play(subject, client, seed, actions, episode_id=f"{_KILLED_ID}-0")
@@ -104,19 +104,19 @@ def check_kill_and_restart(subject: Subject) -> None:
             server.start()
         with subject.client(server.url) as client:
             again = play(subject, client, seed, actions, episode_id=_KILLED_ID)
-            with expect_answer("the state to be read"):
+            with expect_answer("a read of the state"):
                 client.state()
     difference = find_difference(first, again) if repeats(subject) else None
     if difference is not None:
         raise CheckError(
-            f"expected an episode after a kill to begin anew, got what the killed server left: {difference}",
-            change="keep nothing of an episode in files or elsewhere outside of the process; clear at the start "
-            "what an earlier one may have left",
+            f"expected an episode after a kill to start fresh, got state of the killed server: {difference}",
+            change="keep no state of an episode outside of the process, in files for example; at the start, remove "
+            "what an earlier server may have left",
         )
 
 
 def _require_connection_lost(client: Client) -> None:
-    """Notice that the killed server is gone."""
+    """Raise `CheckError` unless the connection to the killed server is lost."""
     try:
         client.state()
     except ConnectionLostError:
@@ -136,13 +136,13 @@ Json: TypeAlias = dict[str, Any]
 Path: TypeAlias = tuple[str | int, ...]
 
 _BASES: Final = 4
-"""Different actions of which one value after the other is replaced."""
+"""Number of actions whose values are replaced one at a time."""
 
 _PLACES: Final = 8
-"""Values of one action that are replaced."""
+"""Number of values replaced per action."""
 
 _LONG: Final = 1 << 20
-"""Characters of a long text."""
+"""Length of a long text, in characters."""
 
 
 def _nest(depth: int) -> Any:
@@ -184,7 +184,7 @@ _EXTREMES: Final[tuple[Any, ...]] = (
     {"": None},
     {str(number): number for number in range(1000)},
 )
-"""What each value of an action is replaced with, whatever it should be."""
+"""Replacements for each value of an action, whatever its type."""
 
 _RAW: Final[tuple[bytes, ...]] = (
     b'{"type":"step","data":{}}',
@@ -210,11 +210,11 @@ _RAW: Final[tuple[bytes, ...]] = (
     b"not JSON",
     b"",
 )
-"""Whole frames that no client of ours would send."""
+"""Frames that our clients never send."""
 
 
 def _frame(action: object) -> bytes:
-    """Write the frame of a step, as JSON that a client of any sort might write."""
+    """Return the frame of a step, with JSON as any client might write it."""
     return b'{"type":"step","data":%b}' % json.dumps(action).encode()
 
 
@@ -227,7 +227,7 @@ def split(subject: Subject) -> tuple[list[Json], list[Any]]:
     invalid: dict[str, Any] = {}
     try:
         drawn = sample(schema, fuzz, seed, modest=False)
-    except CheckError:  # an action that cannot be drawn: the author's examples stand in for it
+    except CheckError:  # no action can be drawn from the schema: use the author's examples
         drawn = []
     bases = _bases(subject)
     for action in (*drawn, *(changed for base in bases for changed in _mutate(base, schema))):
@@ -266,7 +266,7 @@ def _mutate(base: Json, schema: Json) -> Iterator[Any]:
 
 
 def _bounds(schema: Json) -> list[Any]:
-    """Return the values at the ends that a schema names."""
+    """Return values at and beyond the bounds of a schema."""
     values: list[Any] = list(schema.get("enum", ()))
     for name, step in (("minimum", -1), ("maximum", 1), ("exclusiveMinimum", 1), ("exclusiveMaximum", -1)):
         if isinstance(schema.get(name), (int, float)):
@@ -313,12 +313,12 @@ def _validator(schema: Json) -> Callable[[Mapping[Any, Any]], bool]:
 _DEADLINE_S: Final = 600.0
 
 _EXCERPT_CHARS: Final = 120
-"""Characters of an action that a message shows."""
+"""Characters of an action that an error message shows."""
 
 
 @check(CheckLevel.HOSTILE, deadline_s=_DEADLINE_S)
 def check_valid_actions_are_survived(subject: Subject) -> None:
-    """Every action that the schema allows is answered, huge and tiny values among them, and the server stays well."""
+    """Every action that the schema allows, including extreme values, gets a reply, and the server stays healthy."""
     valid, _ = split(subject)
     _require_survived(
         subject,
@@ -330,12 +330,12 @@ def check_valid_actions_are_survived(subject: Subject) -> None:
 
 @check(CheckLevel.HOSTILE, deadline_s=_DEADLINE_S)
 def check_invalid_actions_are_survived(subject: Subject) -> None:
-    """Every action that the schema does not allow is answered with a typed error, and the server stays well."""
+    """Every action that the schema does not allow gets a typed error, and the server stays healthy."""
     _, invalid = split(subject)
     _require_survived(
         subject,
         (*_RAW, *(_frame(action) for action in invalid)),
-        change="let validators of the action raise ValueError at once for whatever they do not know",
+        change="let the action's validators raise ValueError at once for everything invalid",
     )
 
 
@@ -357,7 +357,7 @@ def _require_survived(subject: Subject, frames: Iterable[bytes], change: str) ->
 
 
 def _send(subject: Subject, client: Any, text: bytes) -> None:
-    """Send one frame; anything but no answer will do."""
+    """Send one frame, accepting any reply; reset if the episode or the session has ended."""
     try:
         over = client.send_frame(text).get("done")
     except ServerError:
@@ -372,7 +372,7 @@ def _describe_failure(
     sent = last.decode("utf-8", "replace")
     excerpt = sent if len(sent) <= _EXCERPT_CHARS else f"{sent[:_EXCERPT_CHARS]}... ({len(sent)} characters)"
     if excess_memory:
-        outcome = f"{excess_memory[0] // MIB} MiB more memory taken, and stopped it there"
+        outcome = f"{excess_memory[0] // MIB} MiB more memory, and the server was killed"
     elif server is not None and not server.alive:
         lines = server.output().strip().splitlines()
         outcome = "the end of the server's process" + (f": {lines[-1][:200]}" if lines else "")
@@ -390,6 +390,6 @@ def _require_healthy(subject: Subject, url: str) -> None:
         status = http.get("/health")
     if status.status_code != 200:
         raise CheckError(
-            f"expected a healthy server after all of it, got {status.status_code} {status.text[:200]}",
+            f"expected a healthy server after all actions, got {status.status_code} {status.text[:200]}",
             change="let no action change what GET /health answers",
         )

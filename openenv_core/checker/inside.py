@@ -1,13 +1,12 @@
 """Code that runs inside a server's processes and containers. Standard library only: it is also run as source text.
 
-As `sitecustomize`, first on a server's path, in every Python process that the server starts: it notes whom the
-process talks to and stops what is not allowed, or throws away its garbage when it is told to, so that what is left is
-what is held.
+As `sitecustomize`, first on the server's path, it runs in every Python process of the server. It records the hosts that
+the process connects to and blocks those not allowed, or collects garbage on a signal, so that only memory in use is
+measured.
 
-In a container, as `python3 -c` with `look`, or with `collect` and the file in which processes note that they have
-thrown their garbage away: what the server holds, as JSON on standard output. The processes are those that the
-container's command started; what was brought in from outside, as this one and the health check were, is not the
-server's.
+In a container it runs as `python3 -c` with `look`, or with `collect` and the file in which processes record that they
+have collected garbage. It prints the server's resources as JSON. The server's processes are those that the container's
+command has started; those executed from outside, like this one and the health check, do not count.
 """
 
 import _socket
@@ -28,19 +27,19 @@ from importlib.util import module_from_spec
 from typing import Any
 
 OUT = "ROPEWALK_CHECK_NETWORK"
-"""The variable that names the file of notes: one host a line."""
+"""Environment variable with the path of the file of recorded hosts, one per line."""
 
 COLLECTED = "ROPEWALK_CHECK_COLLECTED"
-"""The variable that names another file of notes: a process that has thrown its garbage away adds a line."""
+"""Environment variable with the path of another file: a process that has collected garbage adds a line."""
 
 HOSTS = "ROPEWALK_CHECK_HOSTS"
-"""The variable with the hosts that are allowed, as a list in JSON."""
+"""Environment variable with the allowed hosts, as a JSON list."""
 
 _COLLECT = signal.SIGUSR2
-"""Tells a process to throw its garbage away."""
+"""Makes a process collect garbage."""
 
 _COLLECT_TIMEOUT_S = 5.0
-"""How long a process may take to do so, unless it is busy with something else."""
+"""Seconds to wait for that; a busy process takes longer."""
 
 _OF_ADDRESSES = frozenset({"socket.connect", "socket.sendto", "socket.sendmsg"})
 _OF_NAMES = frozenset({"socket.getaddrinfo", "socket.gethostbyname", "socket.gethostbyaddr"})
@@ -48,13 +47,13 @@ _LOCAL = frozenset({"", "localhost", "localhost.localdomain", "ip6-localhost", "
 
 
 def is_local(host: str) -> bool:
-    """Whether a name or an address is this machine's own."""
+    """Return whether a name or an address is this machine's own."""
     host = host.lower().rstrip(".").partition("%")[0]
     return host in _LOCAL or host.startswith(("127.", "::ffff:127.")) or host == socket.gethostname().lower()
 
 
 def is_allowed(host: str, allowed: list[str]) -> bool:
-    """Whether a list has a host: by its name, or by `*.` and the end of it."""
+    """Return whether a list contains a host, by its name or by `*.` and a suffix."""
     host = host.lower().rstrip(".")
     return any(
         host == pattern.lower() or (pattern.startswith("*.") and host.endswith(pattern[1:].lower()))
@@ -63,7 +62,7 @@ def is_allowed(host: str, allowed: list[str]) -> bool:
 
 
 def _is_address(host: str) -> bool:
-    """Whether a host is given by its number."""
+    """Return whether a host is an IP address."""
     for family in (socket.AF_INET, socket.AF_INET6):
         with suppress(OSError, ValueError):
             socket.inet_pton(family, host.partition("%")[0])
@@ -72,7 +71,7 @@ def _is_address(host: str) -> bool:
 
 
 def _host_in(event: str, args: tuple[Any, ...]) -> str | None:
-    """Return the host that an event of the interpreter is about; None where it is about none beyond this machine."""
+    """Return the remote host that an audit event refers to, if any."""
     if event in _OF_NAMES:
         host = args[0]
     elif event in _OF_ADDRESSES and isinstance(args[1], tuple) and args[1]:
@@ -83,12 +82,12 @@ def _host_in(event: str, args: tuple[Any, ...]) -> str | None:
         host = bytes(host).decode("ascii", "replace")
     if not isinstance(host, str) or is_local(host):
         return None
-    # To look up a number asks nobody; to connect to it does.
+    # Looking up an IP address contacts no host; connecting to it does.
     return None if event in _OF_NAMES and _is_address(host) else host
 
 
 def _install_collecting(out: str) -> None:
-    """Install a handler that collects garbage on request: Python's, and the allocator's free memory."""
+    """Install a signal handler that collects garbage and returns the allocator's free memory."""
     trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
 
     def collect(*_: object) -> None:
@@ -97,7 +96,7 @@ def _install_collecting(out: str) -> None:
             trim(0)
         _append_line(out, str(os.getpid()))
 
-    with suppress(ValueError):  # not in the main thread: an interpreter inside of another
+    with suppress(ValueError):  # not in the main thread: a subinterpreter
         signal.signal(_COLLECT, collect)
 
 
@@ -113,16 +112,16 @@ def _install_watching(out: str, allowed: list[str]) -> None:
         if host is None or is_allowed(host, allowed):
             return
         if event in _OF_ADDRESSES and _normalise_address(host) in resolved:
-            return  # what an allowed name was looked up for
+            return  # the address of an allowed name
         _append_line(out, host)
         raise OSError(errno.ENETUNREACH, f"the manifest's network policy does not allow {host}")
 
-    _append_line(out, "")  # tells that somebody looks
+    _append_line(out, "")  # shows that the process is watched
     sys.addaudithook(hook)
 
 
 def _record_lookups(resolved: set[str], allowed: list[str]) -> None:
-    """Keep the addresses that are answered where an allowed name is looked up: events come before answers."""
+    """Record the addresses of allowed names. The lookup functions are wrapped, because audit events have no results."""
 
     def record_lookups(
         lookup: Callable[..., Any], addresses: Callable[[Any], Iterable[str]]
@@ -137,7 +136,7 @@ def _record_lookups(resolved: set[str], allowed: list[str]) -> None:
 
         return wrapper
 
-    # `socket.getaddrinfo` calls the one of the extension by its module.
+    # `socket.getaddrinfo` calls the extension's function through its module.
     extension: Any = _socket
     extension.getaddrinfo = record_lookups(
         extension.getaddrinfo, lambda answer: (info[4][0] for info in answer)
@@ -160,7 +159,7 @@ def _append_line(out: str, line: str) -> None:
 
 
 def _run_next() -> None:
-    """Run the `sitecustomize` that this one stands before."""
+    """Run the `sitecustomize` that this one shadows."""
     own_folder = os.path.dirname(os.path.abspath(__file__))
     spec = PathFinder.find_spec("sitecustomize", [place for place in sys.path if place != own_folder])
     if spec is not None and spec.loader is not None:
@@ -168,14 +167,14 @@ def _run_next() -> None:
 
 
 def usage(pids: "Iterable[int]") -> "dict[str, int]":
-    """Return the bytes of memory, threads, open files and sockets of processes, and how many of them live."""
+    """Return the total memory in bytes, threads, and open files and sockets of processes, and the number alive."""
     totals = {"memory": 0, "threads": 0, "files": 0, "processes": 0}
     for pid in pids:
         try:
             status = _status(pid)
             memory, threads = int(status["VmRSS"].split()[0]) * 1024, int(status["Threads"])
             files = len(os.listdir(f"/proc/{pid}/fd"))
-        except (OSError, KeyError):  # it has ended, or is the container's own init, which is somebody else's
+        except (OSError, KeyError):  # it has ended, or is the container's init, run by another user
             continue
         for name, value in (("memory", memory), ("threads", threads), ("files", files), ("processes", 1)):
             totals[name] += value
@@ -183,12 +182,12 @@ def usage(pids: "Iterable[int]") -> "dict[str, int]":
 
 
 def collect_garbage(pids: "Iterable[int]", notes: str) -> int:
-    """Signal the processes to collect garbage, and wait until they have; return how many were signalled."""
+    """Signal processes to collect garbage, and wait for them; return the number signalled."""
     with open(notes, "w", encoding="utf-8"):
         pass
     signalled = 0
     for pid in pids:
-        # The signal would end one that has no handler for it.
+        # The signal would kill a process without a handler.
         with suppress(OSError, KeyError):
             if int(_status(pid)["SigCgt"], 16) >> (_COLLECT - 1) & 1:
                 os.kill(pid, _COLLECT)
@@ -203,7 +202,7 @@ def collect_garbage(pids: "Iterable[int]", notes: str) -> int:
 
 
 def descendants(pid: int) -> "list[int]":
-    """Return the processes that descend from one."""
+    """Return the descendants of a process."""
     parents = {}
     for name in os.listdir("/proc"):
         if name.isdigit():
@@ -216,7 +215,7 @@ def descendants(pid: int) -> "list[int]":
 
 
 def _status(pid: int) -> "dict[str, str]":
-    """Return the kernel's status of a process."""
+    """Return the fields of a process's /proc status."""
     with open(f"/proc/{pid}/status", encoding="utf-8", errors="replace") as file:
         return {key: value.strip() for key, _, value in (line.partition(":") for line in file)}
 

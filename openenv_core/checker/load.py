@@ -1,4 +1,4 @@
-"""Checks whether many sessions can play at once, and whether a server leaks resources."""
+"""Checks that many sessions can play at once, and that the server does not leak resources."""
 
 import statistics
 import time
@@ -26,48 +26,48 @@ from openenv_core.checker.watching import ResourceUsage, WatchedServer, watch_se
 from openenv_core.errors import CapacityError, ExecutionError, ValidationFailedError
 
 _BYTES_AN_EPISODE: Final = 512.0
-"""A slope of the memory below this is not told from what allocators do by themselves. A server of ours that holds
-nothing has one of less than 100 in windows of a hundred episodes."""
+"""Memory growth per episode below this cannot be told from allocator noise. One of our servers without a leak grows by
+less than 100 in windows of a hundred episodes."""
 
 _BYTES_IN_ALL: Final = 32 * 1024
-"""Growth below this is a few pages."""
+"""Total growth below this is only a few pages."""
 
 _MIN_EPISODES: Final = 3
-"""Threads, or files, by which a server has to have grown."""
+"""Minimum growth in threads or files that counts as a leak."""
 
 _RISING: Final = 0.6
-"""The share of windows that have to end higher than the one before, for memory to be on the rise."""
+"""Share of windows that have to end higher than the previous one for memory growth to be steady."""
 
 _ALL_BEGUN_TIMEOUT_S: Final = 60.0
-"""Seconds until all sessions have begun."""
+"""Seconds for all sessions to begin."""
 
 _PLAY_BUDGET_S: Final = 240.0
-"""Seconds of playing; an environment that is too slow for all the episodes is judged by those that there were."""
+"""Seconds of play; a slow environment is judged by the episodes played in that time."""
 
 _DEADLINE_S: Final = 900.0
-"""Of each check of leaks: the first of them plays for all."""
+"""Deadline of each leak check; the first one plays the episodes for all of them."""
 
 _WINDOWS: Final = 10
 _WARM_UP: Final = 3
-"""Windows that are played before any counts."""
+"""Windows that are not counted."""
 
 _LEAST: Final = 40
-"""Episodes without which nothing can be said."""
+"""Minimum number of episodes for a verdict."""
 
 _PACE_EPISODES: Final = 2
-"""Episodes by which the pace is told: one in the lasting session, one in a session of its own."""
+"""Episodes to measure the pace: one in the lasting session, one in a new session."""
 
 _STEPS: Final = 20
-"""Steps after which an episode is broken off; what an episode leaves does not wait for its end."""
+"""Steps after which an episode is aborted, because leaks do not depend on its end."""
 
 
 @dataclass(frozen=True, slots=True)
 class Growth:
-    """How something went over the windows.
+    """Usage of a resource over the windows.
 
     Attributes:
-        values: What there was at the end of each window; the warm-up's are not among them.
-        episodes: Episodes a window.
+        values: Usage at the end of each window after the warm-up.
+        episodes: Episodes per window.
     """
 
     values: tuple[int, ...]
@@ -75,43 +75,43 @@ class Growth:
 
     @property
     def count(self) -> int:
-        """How many episodes there were between the first and the last value."""
+        """The number of episodes between the first and the last value."""
         return self.episodes * (len(self.values) - 1)
 
     @property
     def total(self) -> int:
-        """By how much more there is at the end than there was at the beginning."""
+        """The difference between the last and the first value."""
         return self.values[-1] - self.values[0]
 
     @property
     def slope(self) -> float:
-        """How much each episode adds: the median over all pairs of windows."""
+        """The growth per episode: the median slope over all pairs of windows."""
         pairs = combinations(enumerate(self.values), 2)
         slopes = [(high - low) / (later - earlier) for (earlier, low), (later, high) in pairs]
         return statistics.median(slopes) / self.episodes
 
     @property
     def rising(self) -> float:
-        """The share of windows that end higher than the one before."""
+        """The share of windows that end higher than the previous one."""
         steps = [high > low for low, high in zip(self.values, self.values[1:], strict=False)]
         return sum(steps) / len(steps)
 
 
 def leaks_memory(growth: Growth) -> bool:
-    """Whether memory grows steadily, and by more than allocators do."""
+    """Return whether memory grows steadily, and by more than allocator noise."""
     return growth.slope > _BYTES_AN_EPISODE and growth.total > _BYTES_IN_ALL and growth.rising >= _RISING
 
 
 def leaks_resources(growth: Growth) -> bool:
-    """Whether threads or files grow: they do not by themselves, so a few are enough."""
+    """Return whether threads or files grow; without a leak they do not, so a few are enough."""
     return growth.total >= _MIN_EPISODES and growth.slope > 0
 
 
 @check(CheckLevel.LOAD, deadline_s=600.0)
 def check_sessions_at_once(subject: Subject) -> None:
-    """Many sessions at once all play to the end, and none sees another's episode."""
+    """Many concurrent sessions all play to the end, and none sees another's episode."""
     if find_interference(subject) is not None:
-        raise NotApplicableError("two sessions touch each other already: see sessions_are_separate")
+        raise NotApplicableError("two sessions already interfere; see sessions_are_separate")
     with ExitStack() as stack:
         url, _ = stack.enter_context(subject.server_or_url())
         session_count = min(subject.limits.sessions, subject.cap or subject.limits.sessions)
@@ -122,13 +122,13 @@ def check_sessions_at_once(subject: Subject) -> None:
         alone = [play_alone(subject, number, url) for number in range(len(clients))]
     if (difference := compare_sessions(alone, together, repeats(subject))) is not None:
         raise CheckError(
-            f"expected {len(clients)} sessions at once not to see each other's episodes, got: {difference}",
+            f"expected {len(clients)} concurrent sessions not to see each other's episodes, got: {difference}",
             change=ISOLATION_ADVICE,
         )
 
 
 def _open_sessions(subject: Subject, stack: ExitStack, url: str, count: int) -> list[Client]:
-    """Open as many sessions as are wanted; where the cap is not known beforehand, as many as there can be."""
+    """Open a number of sessions; fewer, but at least two, if the server's unknown cap is lower."""
     clients: list[Client] = []
     for number in range(count):
         client = stack.enter_context(subject.client(url))
@@ -139,7 +139,7 @@ def _open_sessions(subject: Subject, stack: ExitStack, url: str, count: int) -> 
                 if subject.cap is not None or number < 2:
                     raise CheckError(
                         f"expected room for {count} sessions, got {number}: {error}",
-                        change="let create_app's max_concurrent_envs be what the environment can bear",
+                        change="set create_app's max_concurrent_envs to what the environment supports",
                     ) from error
                 client.close()
                 return clients
@@ -175,9 +175,10 @@ def _play(subject: Subject, clients: Sequence[Client]) -> list[SessionTrace]:
 
 
 def _measure(subject: Subject) -> dict[str, Growth]:
-    """Play the episodes; where something seems to grow, as many again, and these alone count.
+    """Play the episodes and return the growth of each resource.
 
-    A slow environment has fewer episodes in each window, so that all windows fit the time there is.
+    If a resource seems to leak, as many episodes are played again, and only these count. A slow environment plays fewer
+    episodes per window, so that all windows fit into the time.
     """
     with ExitStack() as stack:
         watched = stack.enter_context(watch_server(subject))
@@ -192,8 +193,8 @@ def _measure(subject: Subject) -> dict[str, Growth]:
             windows = again if len(again) > 1 else windows
     if len(windows) < 2 or episodes * _WINDOWS < _LEAST:
         raise NotApplicableError(
-            f"too few episodes to tell: {episodes} in each of {len(windows)} windows, in the {_PLAY_BUDGET_S:g} s "
-            "that they may take; --episodes takes more"
+            f"too few episodes for a verdict: {episodes} in each of {len(windows)} windows, within "
+            f"{_PLAY_BUDGET_S:g} s; raise --episodes"
         )
     return _growths(windows, episodes)
 
@@ -212,7 +213,7 @@ def _find_leaks(growths: dict[str, Growth]) -> list[str]:
 
 
 class _Episodes:
-    """Plays episodes, half of them in one lasting session and half in sessions of their own."""
+    """Plays episodes, half of them in one lasting session and half in new sessions."""
 
     def __init__(self, subject: Subject, watched: WatchedServer, lasting: Client) -> None:
         self._subject = subject
@@ -224,14 +225,14 @@ class _Episodes:
         self._actions = [some_actions(subject, number)[:_STEPS] for number in range(16)]
 
     def measure_pace(self) -> float:
-        """Play an episode of each kind; return the seconds that one took."""
+        """Play an episode of each kind; return the average seconds per episode."""
         started = time.monotonic()
         for _ in range(_PACE_EPISODES):
             self._play_next()
         return (time.monotonic() - started) / _PACE_EPISODES
 
     def windows(self, episodes: int, count: int) -> Iterator[ResourceUsage]:
-        """Play so many windows, or as many as there is time for; yield what the server holds after each."""
+        """Play windows of episodes, at most as long as time is left; yield the server's usage after each."""
         for _ in range(count):
             for _ in range(episodes):
                 self._play_next()
@@ -267,8 +268,7 @@ def check_threads_stay_level(subject: Subject) -> None:
             raise _make_error(
                 name,
                 growths[name],
-                change="end in close() the threads, pools and processes that __init__ or reset starts, and start none "
-                "that nobody ends",
+                change="in close(), end every thread, pool and process that __init__ or reset has started",
             )
 
 
@@ -277,7 +277,7 @@ def check_files_stay_level(subject: Subject) -> None:
     """The server has no more files and sockets open after a thousand episodes than after the first."""
     growths, leaking = _measure_growths(subject)
     if "processes" in leaking or "threads" in leaking:
-        raise NotApplicableError("what its threads hold grows with them: see threads_stay_level")
+        raise NotApplicableError("open files grow with the threads; see threads_stay_level")
     if "files" in leaking:
         raise _make_error(
             "open files",
@@ -288,11 +288,11 @@ def check_files_stay_level(subject: Subject) -> None:
 
 @check(CheckLevel.LOAD, deadline_s=_DEADLINE_S)
 def check_memory_stays_level(subject: Subject) -> None:
-    """The server has no more memory after a thousand episodes than after the first."""
+    """The server uses no more memory after a thousand episodes than after the first."""
     growths, leaking = _measure_growths(subject)
     if leaking not in ([], ["memory"]):
         raise NotApplicableError(
-            "what is left open grows, memory with it: see threads_stay_level, files_stay_level"
+            "memory grows with the threads or files left open; see threads_stay_level, files_stay_level"
         )
     if leaking:
         growth = growths["memory"]
@@ -301,7 +301,7 @@ def check_memory_stays_level(subject: Subject) -> None:
             f"{growth.slope:.0f} bytes each",
             change="keep nothing of an episode once it is over: look for lists, dicts and caches on the class or in "
             "the module that only ever grow, and bound them (functools.lru_cache(maxsize=), deque(maxlen=)). "
-            "A bounded one that still fills is level once it is full: a higher --episodes tells",
+            "A bounded cache stops growing once it is full: raise --episodes to see whether it does",
         )
 
 

@@ -1,8 +1,8 @@
-"""Playing episodes, in this process or over the wire, and comparing them.
+"""Plays episodes, in this process or over the wire, and compares them.
 
-`python -m openenv_core.checker.playing TARGET JOB OUT` plays episodes in an interpreter of its own. The job is a file
-of JSON, `{"reset_options": {}, "episodes": [[seed, [action, ...]], ...]}`, and a list of episodes is what comes out,
-in a file too: what the author's code prints cannot get in between.
+`python -m openenv_core.checker.playing TARGET JOB OUT` plays episodes in a separate interpreter. JOB is a JSON file,
+`{"reset_options": {}, "episodes": [[seed, [action, ...]], ...]}`. OUT receives the list of episodes; it is a file, so
+that output of the author's code does not mix with it.
 """
 
 import asyncio
@@ -29,35 +29,39 @@ from openenv_core.targets import AppDescription, load_app
 from openenv_core.types import StepResult
 
 EPISODES: Final = 10
-"""Episodes that a check plays, with as many seeds."""
+"""Number of episodes that a check plays, each with its own seed."""
 
 STEPS: Final = 50
-"""Steps after which an episode that need not come to its end is broken off."""
+"""Steps after which an episode is aborted, unless its end matters."""
 
 SUFFICIENT_PLAY_S: Final = 20.0
-"""After so many seconds a check that has seen an episode, or an episode that has seen a step, is content."""
+"""Seconds after which a check plays no further episodes, and an episode no further steps; at least one is played."""
 
 EPISODE_ID: Final = "ropewalk-check"
-"""Every compared episode has it, so that environments that show it show the same."""
+"""The id of every compared episode, the same for all because some environments show it in observations."""
 
 MAX_REFUSED_IN_A_ROW: Final = 25
-"""Actions in a row that may be refused, until nothing more is expected of drawing them."""
+"""Number of consecutive refused actions after which play ends with an error."""
 
 REFUSAL_CAUSE: Final = "refuses valid actions"
-"""The cause of every failure of an environment that takes nothing that its schema allows."""
+"""The cause of every failure of an environment that refuses the actions that its schema allows."""
 
 Result: TypeAlias = dict[str, Any]
-"""What came of a reset or a step, to be compared: {observation, reward, done}, or {error}."""
+"""The result of a reset or a step in comparable form: {observation, reward, done}, or {error}."""
 
 
 class LocalEnvironment:
-    """One instance, played in this process: it raises what a client would, and returns what its author wrote.
+    """An environment instance played in this process.
+
+    Its methods return the environment's own objects, and raise the client's exceptions.
 
     Args:
-        beside: Another instance, whose event loop this one shares, and which outlives it.
+        app: The application that serves the environment.
+        reset_options: Options for every reset.
+        sibling: Another instance, whose event loop this one shares, and which must outlive it.
 
     Raises:
-        CheckError: Its constructor raises.
+        CheckError: The environment's constructor raised.
     """
 
     def __init__(
@@ -80,12 +84,12 @@ class LocalEnvironment:
             ) from error
 
     def reset(self, **options: Any) -> Any:
-        """Begin an episode, with those options that the environment takes."""
+        """Begin an episode, with those of the options that the environment accepts."""
         method = _method(self._instance, "reset")
         return self._call(method, **_accepted_options(method, {**self._reset_options, **options}))
 
     def step(self, action: Any) -> Any:
-        """Apply one action, given by its fields."""
+        """Apply an action, given as a dict of its fields."""
         try:
             decoded = self._decoder.action(action, 0)
         except RefusalError as refusal:
@@ -99,7 +103,7 @@ class LocalEnvironment:
 
     @contextmanager
     def snapshot(self) -> Iterator[Any]:
-        """Keep a snapshot of the instance's state for the block."""
+        """Yield a snapshot of the instance's state, closed after the block."""
         state = self._call(self._instance.snapshot)
         try:
             yield state
@@ -108,14 +112,14 @@ class LocalEnvironment:
                 self._call(close)
 
     def restore(self, state: Any) -> None:
-        """Go on from the state of another instance."""
+        """Continue from a snapshot of another instance."""
         self._call(self._instance.restore, state)
 
     def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *_: object) -> None:
-        with suppress(ExecutionError):  # another check's to tell
+        with suppress(ExecutionError):  # other checks report it
             if callable(close := getattr(self._instance, "close", None)):
                 self._call(close)
         self._end_runner()
@@ -133,7 +137,7 @@ class LocalEnvironment:
 
 
 def takes_seed(app: AppDescription) -> bool | None:
-    """Whether the environment's reset takes a seed; None where its class is not known before there is one."""
+    """Return whether the environment's reset accepts a seed; None if a factory hides its class."""
     if not isinstance(app.factory, type):
         return None
     return "seed" in _accepted_options(_method(app.factory, "reset"), {"seed": 0})
@@ -145,7 +149,7 @@ def _method(environment: Any, name: str) -> Callable[..., Any]:
 
 
 def _accepted_options(method: Callable[..., Any], options: dict[str, Any]) -> dict[str, Any]:
-    """Return the options that a method takes, as a server would pass them."""
+    """Return the options that a method accepts, as a server would pass them."""
     parameters = inspect.signature(method).parameters
     if any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters.values()):
         return options
@@ -158,15 +162,15 @@ async def _await(value: Awaitable[Any]) -> Any:
 
 @dataclass(frozen=True, slots=True)
 class Turn:
-    """One answer of an environment.
+    """The result of a reset or a step.
 
     Attributes:
-        seed: Of the episode.
-        step: How many steps of it were answered with an observation; 0 for the reset.
-        refused: How many were not.
-        action: What was done; None for the reset.
-        result: What came: a `StepResult`, or what the environment's own method returned; None for a refusal.
-        error: The code of a refusal.
+        seed: The episode's seed.
+        step: Number of the episode's steps that gave an observation so far; 0 for the reset.
+        refused: Number of its steps that were refused so far.
+        action: The action; None for the reset.
+        result: A `StepResult`, or the return value of the environment's method; None if refused.
+        error: The error code if refused.
     """
 
     seed: int
@@ -178,19 +182,19 @@ class Turn:
 
     @property
     def where(self) -> str:
-        """Where in which episode this is, for a message."""
+        """The position in the episode, for an error message."""
         if self.action is None:
             return f"of reset(seed={self.seed})"
         return f"of step {self.step} after reset(seed={self.seed}), action {self.action!r:.120},"
 
     @property
     def done(self) -> bool:
-        """Whether the environment said that the episode is over."""
+        """Whether the episode is over."""
         return bool(getattr(self.result, "done", False))
 
     @property
     def plain(self) -> Result:
-        """The answer as what crosses the wire, or would."""
+        """The result as sent over the wire."""
         if self.error is not None:
             return {"error": self.error}
         if isinstance(self.result, StepResult):
@@ -198,7 +202,7 @@ class Turn:
         else:
             try:
                 data = decode_reply(encode_observation(self.result), "observation")
-            except Exception:  # a server answers each of them like this
+            except Exception:  # a server answers any exception with this code
                 return {"error": codes.EXECUTION_ERROR}
         return {"observation": data["observation"], "reward": data["reward"], "done": data["done"]}
 
@@ -210,7 +214,7 @@ def turns(
     actions: Iterable[dict[str, Any]],
     **reset_options: Any,
 ) -> Iterator[Turn]:
-    """Play an episode until it is done or out of actions, and yield each answer as it comes, refusals too."""
+    """Play an episode until it is done or out of actions; yield each turn, including refusals."""
     turn = Turn(seed, 0, 0, None, reset(seed=seed, **reset_options))
     yield turn
     in_a_row = refused = step = 0
@@ -222,9 +226,9 @@ def turns(
             yield Turn(seed, step, refused, action, None, error.code)
             if in_a_row >= MAX_REFUSED_IN_A_ROW:
                 raise CheckError(
-                    f"expected actions that the schema allows to be taken, got {in_a_row} refusals in a row, "
+                    f"expected actions that the schema allows to be accepted, got {in_a_row} refusals in a row, "
                     f"the last for {action}: {error}",
-                    change="narrow the action's schema to what the environment takes, or list "
+                    change="narrow the action's schema to what the environment accepts, or list "
                     "validation.episodes.example_actions in openenv.yaml",
                     cause=REFUSAL_CAUSE,
                 ) from error
@@ -243,10 +247,10 @@ def play(
     actions: Iterable[dict[str, Any]],
     **reset_options: Any,
 ) -> list[Result]:
-    """Play an episode until it is done or out of actions, and return what can be compared.
+    """Play an episode until it is done or out of actions; return its results in comparable form.
 
     Raises:
-        CheckError: The environment refuses one action after the other, or the server does not answer.
+        CheckError: The environment refuses too many actions in a row, or the server does not reply.
     """
     reset = (
         environment.reset
@@ -267,19 +271,19 @@ def play_episode(
     seconds: float = SUFFICIENT_PLAY_S,
     **reset_options: Any,
 ) -> Iterator[Turn]:
-    """Play an episode over the wire and yield each answer as it comes. Refused actions are passed over."""
+    """Play an episode over the wire; yield each turn, without refusals."""
     reset = partial(subject.reset, client)
     return _limit_turns(turns(client, reset, seed, subject.actions(seed), **reset_options), steps, seconds)
 
 
 def play_episodes(subject: Subject, client: Client) -> Iterator[Turn]:
-    """Play the episodes that a check plays over the wire; yield each answer as it comes."""
+    """Play a check's episodes over the wire; yield each turn."""
     for seed in seeds():
         yield from play_episode(subject, client, seed)
 
 
 def play_in_process(subject: Subject) -> Iterator[Turn]:
-    """Play the same in this process: each answer as the environment returned it."""
+    """Play a check's episodes in this process; yield each turn, with the environment's own objects."""
     for seed in seeds():
         with LocalEnvironment(subject.app, subject.reset_options) as environment:
             episode = turns(environment, environment.reset, seed, subject.actions(seed))
@@ -287,7 +291,7 @@ def play_in_process(subject: Subject) -> Iterator[Turn]:
 
 
 def seeds() -> Iterator[int]:
-    """Yield the seeds of the episodes that a check plays; fewer where they take long."""
+    """Yield the seeds of a check's episodes; fewer if they take long."""
     until = time.monotonic() + SUFFICIENT_PLAY_S
     for seed in range(EPISODES):
         yield seed
@@ -296,7 +300,7 @@ def seeds() -> Iterator[int]:
 
 
 def some_actions(subject: Subject, seed: int, most: int = STEPS) -> list[dict[str, Any]]:
-    """Return actions for one compared episode."""
+    """Return actions for an episode that is compared."""
     chosen = subject.actions(seed)
     steps = min(most, subject.limits.steps, subject.manifest_or_defaults.validation.episodes.max_steps)
     return [next(chosen) for _ in range(steps)]
@@ -315,22 +319,22 @@ def _limit_turns(episode: Iterator[Turn], steps: int, seconds: float) -> Iterato
 
 @contextmanager
 def expect_answer(doing: str) -> Iterator[None]:
-    """Report an environment that does not answer as a failed check."""
+    """Turn client errors in the block into `CheckError`."""
     try:
         yield
     except ClientError as error:
         text = f"{type(error).__name__}: {error}"
         raise CheckError(
-            f"expected {doing} to be played, got {text}",
-            change="look at what the server prints: `ropewalk serve` with the same target shows it",
+            f"expected {doing} without an error, got {text}",
+            change="run `ropewalk serve` with the same target to see its output",
             cause=text,
         ) from error
 
 
 def find_difference(first: Sequence[Result], second: Sequence[Result]) -> str | None:
-    """Return where two episodes part; None where they are the same.
+    """Return a description of the first difference between two episodes, or None.
 
-    Metadata is left out: it is there for logs, and may tell the time.
+    Metadata is ignored: it is meant for logs, and may contain the time.
     """
     for number, (left, right) in enumerate(zip(first, second, strict=False)):
         if (difference := _find_difference(_to_comparable(left), _to_comparable(right), "")) is not None:
@@ -372,7 +376,7 @@ def _short(value: Any) -> str:
 
 
 def main(target: str, job: str, out: str) -> None:
-    """Play each episode in an instance of its own."""
+    """Play each episode of a job in a new instance."""
     app = load_app(target)
     job_document = json.loads(Path(job).read_text(encoding="utf-8"))
     episodes = []

@@ -1,4 +1,4 @@
-"""Running one check, and the results of all of them as a console report, JSON and JUnit XML."""
+"""Runs a check, and reports results on the console, as JSON and as JUnit XML."""
 
 import json
 import os
@@ -28,7 +28,7 @@ from openenv_core.errors import ClientError, ConnectionFailedError, ExecutionErr
 
 
 class Status(StrEnum):
-    """How a check came out."""
+    """The status of a check that has run."""
 
     PASSED = "passed"
     WARNED = "warned"
@@ -44,14 +44,14 @@ class Result(BaseModel):
     """The result of one check.
 
     Attributes:
-        check: Its name.
-        level: What it looks at.
-        says: The property.
-        status: How it came out.
-        message: What was expected and what came; why it was skipped; the last line of the traceback; a figure
-            or a note where it passed.
+        check: The check's name.
+        level: The check's level.
+        says: The property, in one sentence.
+        status: The status.
+        message: What was expected and what happened; the reason if it was skipped; the last line of the traceback if it
+            crashed; a note, if any, if it passed.
         change: What the author should change.
-        seconds: How long it took.
+        seconds: The duration.
     """
 
     model_config = ConfigDict(frozen=True)
@@ -79,7 +79,7 @@ def result_of(check: Check, status: Status, message: str, change: str, seconds: 
 
 
 def run_check(subject: Subject, check: Check) -> Result:
-    """Run one check, in a thread and with its deadline."""
+    """Run a check in a thread, with its deadline."""
     started = time.monotonic()
     status, message, change = _outcome(subject, check)
     return result_of(check, status, message, change, time.monotonic() - started)
@@ -98,16 +98,16 @@ def _outcome(subject: Subject, check: Check) -> tuple[Status, str, str]:
         failure = _failure(subject, check, error)
     except KeyboardInterrupt:
         raise
-    except BaseException as error:  # of anybody's code
+    except BaseException as error:  # raised by the environment's code, or by the check
         last = traceback.format_exception_only(error)[-1].strip()
         return (
             Status.CRASHED,
             f"{last} ({_where(error)})",
-            "the check met what it does not know; look at what the environment does, and report the check",
+            "the check met an unknown problem: see what the environment does, and report it as a bug of the check",
         )
     else:
         return Status.PASSED, note or "", ""
-    # What keeps one check from looking keeps many: a server that does not start, a manifest that is wrong.
+    # One cause, a server that does not start for example, often fails many checks; it is reported once.
     first = subject.reported.setdefault(failure.cause, check.name)
     if first != check.name:
         return Status.SKIPPED, f"as {first}", ""
@@ -117,7 +117,7 @@ def _outcome(subject: Subject, check: Check) -> tuple[Status, str, str]:
 def _failure(
     subject: Subject, check: Check, error: CheckError | CheckTimeoutError | ClientError
 ) -> CheckError:
-    """Return the failure of a check; an error of the client counts as a failed check."""
+    """Return an exception as the check's failure; timeouts and client errors count as failures too."""
     if isinstance(error, CheckError):
         return error
     if isinstance(error, CheckTimeoutError):
@@ -129,20 +129,20 @@ def _failure(
     if isinstance(error, RequestTimeoutError):
         return CheckError(
             f"expected a reply within {subject.limits.step_timeout_s:g} s, got none: {error}",
-            change="make reset, step and state end sooner, or allow them more with --step-timeout",
+            change="make reset, step and state faster, or raise --step-timeout",
             cause=check.name,
         )
     text = f"{type(error).__name__}: {error}"
     if isinstance(error, ExecutionError):
         return CheckError(
             f"expected the environment to answer, got {text}",
-            change="see where the environment raises it: `ropewalk serve` with the same target shows the traceback; "
-            "what its reset needs besides a seed goes into validation.episodes.reset_options of openenv.yaml",
+            change="run `ropewalk serve` with the same target to see the traceback; options that reset needs besides "
+            "a seed belong in validation.episodes.reset_options of openenv.yaml",
             cause=text,
         )
     return CheckError(
         f"expected a server that answers, got {text}",
-        change="see what the server prints under `ropewalk serve`, and what the environment raises",
+        change="see the server's output, for example under `ropewalk serve`, and the environment's exceptions",
         cause=text if isinstance(error, ConnectionFailedError) else check.name,
     )
 
@@ -159,7 +159,7 @@ _MARKS: Final[Mapping[Status, tuple[str, str, str]]] = {
     Status.SKIPPED: ("-", "-", "2"),
     Status.CRASHED: ("!", "!", "35"),
 }
-"""The mark of each, the same where the output has no such letters, and its colour."""
+"""The mark of each status, its ASCII form, and its ANSI colour."""
 
 _CONTROL: Final = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\ud800-\udfff\ufffe\uffff]")
 _WIDTH: Final = 34
@@ -175,17 +175,17 @@ class CheckReport:
 
     @property
     def ok(self) -> bool:
-        """Whether everything ran, and nothing failed or crashed."""
+        """Whether all checks ran, and none failed or crashed."""
         return not self.interrupted and not self.of(*BAD)
 
     def of(self, *statuses: Status) -> list[Result]:
-        """Return the results of some statuses."""
+        """Return the results with one of these statuses."""
         return [result for result in self.results if result.status in statuses]
 
 
 @dataclass(slots=True)
 class Console:
-    """Writes one line a check as it comes, and the failures after them."""
+    """Writes a line per check as it ends, then the failures."""
 
     out: TextIO
     total: int
@@ -193,7 +193,7 @@ class Console:
     _level: CheckLevel | None = None
 
     def begin(self, check: Check) -> None:
-        """Say which check runs now."""
+        """Write the name of the check that starts, on a terminal."""
         if check.level is not self._level:
             self._level = check.level
             self._write(f"{check.level}\n")
@@ -201,16 +201,16 @@ class Console:
             self._write(f"  … {check.name} ({self._done + 1} of {self.total})")
 
     def end(self, result: Result) -> None:
-        """Say what came of it."""
+        """Write a check's result."""
         self._done += 1
-        # What a subject says is shown, and must not move the cursor.
+        # The message may contain the environment's output, which must not move the cursor.
         note = f"  {_printable(result.message)}" if result.message and not result.change else ""
         mark = self._mark(result.status)
         start = "\r\x1b[K" if self._terminal else ""
         self._write(f"{start}  {mark} {result.check:<{_WIDTH}} {result.seconds:7.2f} s{note}\n")
 
     def finish(self, report: CheckReport) -> None:
-        """Tell what failed or is doubtful, what to change, and how many there were of each."""
+        """Write failures and warnings with what to change, and the number of results by status."""
         for result in report.of(*BAD, Status.WARNED):
             mark = self._mark(result.status)
             self._write(f"\n{mark} {result.level}.{result.check}: {result.says}\n")
@@ -223,7 +223,7 @@ class Console:
         )
 
     def interrupted(self) -> None:
-        """End the current line."""
+        """Write that the run was interrupted."""
         if self._terminal:
             self._write("\r\x1b[K")
         self._write(f"interrupted after {self._done} of {self.total} checks\n")
@@ -251,7 +251,7 @@ def _summary(report: CheckReport) -> dict[str, int]:
 
 
 def as_json(report: CheckReport) -> str:
-    """Return the report as one JSON document."""
+    """Return the report as a JSON document."""
     return json.dumps(
         {
             "target": report.target,
@@ -267,7 +267,7 @@ def as_json(report: CheckReport) -> str:
 
 
 def as_junit(report: CheckReport) -> str:
-    """Return the report as JUnit XML: one test case a check, one suite a level."""
+    """Return the report as JUnit XML: a test case per check, a suite per level."""
     root = ElementTree.Element("testsuites", _counts("ropewalk validate", report.results))
     for level in CheckLevel:
         of_level = [result for result in report.results if result.level is level]
@@ -291,7 +291,7 @@ def format_list(checks: Sequence[Check]) -> Iterator[str]:
 
 
 def _printable(text: str) -> str:
-    """Return text on one line, without what would move a cursor or break a document."""
+    """Return text on one line, without control characters."""
     return " ".join(_CONTROL.sub("�", text).split())
 
 

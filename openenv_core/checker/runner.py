@@ -1,4 +1,4 @@
-"""Runs checks by pytest in separate processes, one after the other, and survives crashes and hangs."""
+"""Runs checks with pytest in worker processes, one after the other, and survives crashes and hangs."""
 
 import json
 import os
@@ -20,25 +20,25 @@ from openenv_core.checker.subject import CheckLimits
 from openenv_core.targets import Target
 
 START_TIMEOUT_S: Final = 60.0
-"""How long, in seconds, a worker may take to import what it needs."""
+"""Seconds for a worker to import its modules."""
 
 DEADLINE_MARGIN_S: Final = 15.0
-"""Beyond a check's own deadline, which a thread cannot enforce on code that never lets go of the interpreter."""
+"""Seconds after a check's own deadline, which a thread cannot enforce on code that never releases the GIL."""
 
 SHUTDOWN_TIMEOUT_S: Final = 60.0
-"""How long a worker may take to stop its servers at the end."""
+"""Seconds for a worker to stop its servers at the end."""
 
 _TAIL_CHARS: Final = 2000
 _DUMPED_LINES: Final = 20
 
 _CHANGE: Final = (
-    "leave the process alone: no os._exit, no abort, no library that crashes; run what may crash in a process of "
-    "its own"
+    "do not end or crash the process: no os._exit, no abort, no library that crashes; run code that may crash in a "
+    "separate process"
 )
 
 
 class Job(BaseModel):
-    """What a worker is given."""
+    """A worker's task, sent as JSON."""
 
     target: Target
     limits: CheckLimits
@@ -56,7 +56,16 @@ def run_isolated(
     before: Callable[[Check], None] = lambda _: None,
     after: Callable[[Result], None] = lambda _: None,
 ) -> None:
-    """Run checks on a target in worker processes, each as long as the last one lives."""
+    """Run checks on a target in a worker process; start another one whenever it has ended.
+
+    Args:
+        target: The target.
+        limits: Limits of the checks.
+        checks: The checks, in order.
+        token: Bearer token for the server, if it requires one.
+        before: Called with each check before it runs.
+        after: Called with each result.
+    """
     left = list(checks)
     while left:
         with _run_worker(target, limits, token, left) as worker:
@@ -75,7 +84,7 @@ class _Worker:
         self.ended = False
 
     def result(self, check: Check) -> Result:
-        """Wait for the result of the next check; where none comes, the result reports what became of the worker."""
+        """Wait for the result of the next check; if the worker ends or hangs, return a failure that describes it."""
         started = time.monotonic()
         until = started + START_TIMEOUT_S
         while (event := self._next(until)) is not None:
@@ -87,13 +96,13 @@ class _Worker:
         return result_of(check, Status.FAILED, message, _CHANGE, time.monotonic() - started)
 
     def finish(self) -> None:
-        """Wait until it has stopped what it started."""
+        """Wait until the worker has stopped its servers."""
         until = time.monotonic() + SHUTDOWN_TIMEOUT_S
         while not self.ended and self._next(until) is not None:
             pass
 
     def _next(self, until: float) -> dict[str, Any] | None:
-        """Return its next message; None when it has ended or timed out."""
+        """Return the worker's next message; None if it has ended or timed out."""
         while b"\n" not in self._unread:
             if not select.select([self._events], [], [], max(0.0, until - time.monotonic()))[0]:
                 return None
@@ -106,7 +115,7 @@ class _Worker:
 
     def _describe_end(self, late: bool) -> str:
         if late:
-            self._process.send_signal(signal.SIGABRT)  # it says where its threads are, and ends
+            self._process.send_signal(signal.SIGABRT)  # faulthandler dumps its threads, and it ends
         try:
             status = self._process.wait(DEADLINE_MARGIN_S)
         except subprocess.TimeoutExpired:
@@ -116,15 +125,15 @@ class _Worker:
         output = _output_tail(self._log.read().decode(errors="replace"))
         ending = f"signal {-status}" if status < 0 else f"status {status}"
         message = (
-            "expected the check to end, got a process that never lets go of the interpreter; it was killed"
+            "expected the check to end, got a process that never releases the GIL; it was killed"
             if late
-            else f"expected the process that plays the environment to live on, but it ended with {ending}"
+            else f"expected the process that plays the environment to stay alive, but it ended with {ending}"
         )
-        return f"{message}; it said: {output}" if output else message
+        return f"{message}; its output: {output}" if output else message
 
 
 def _output_tail(text: str) -> str:
-    """Return the end of a process's output; of a thread dump the first lines, which are the check's own."""
+    """Return the end of a process's output; for a thread dump its first lines, which belong to the check."""
     _, fatal, dump = text.rpartition("Fatal Python error: ")
     return "\n".join(dump.splitlines()[:_DUMPED_LINES]) if fatal else text[-_TAIL_CHARS:].strip()
 
@@ -134,13 +143,13 @@ def _run_worker(
     target: Target, limits: CheckLimits, token: str | None, checks: Sequence[Check]
 ) -> Iterator[_Worker]:
     read, write = os.pipe()
-    # A worker that is ended in the middle of a check leaves the check's temporary files behind: they go with these.
+    # A worker that is killed during a check leaves temporary files, which are removed with this folder.
     place = tempfile.TemporaryDirectory(prefix="ropewalk-check-", ignore_cleanup_errors=True)
     with place as temporary, tempfile.TemporaryFile() as log:
         names = [check.name for check in checks]
         job = Job(target=target, limits=limits, token=token, checks=names, temporary=temporary)
         try:
-            # What an environment prints is no part of the report.
+            # The environment's output is not part of the report.
             process = subprocess.Popen(
                 [sys.executable, "-m", "openenv_core.checker.worker", str(write)],
                 stdin=subprocess.PIPE,
@@ -157,7 +166,7 @@ def _run_worker(
         assert process.stdin is not None
         worker = _Worker(process, read, log)
         try:
-            # One that has ended already is found out where its results are read.
+            # A worker that has already ended is noticed when its results are read.
             with suppress(BrokenPipeError):
                 process.stdin.write(job.model_dump_json().encode() + b"\n")
                 process.stdin.flush()
@@ -169,7 +178,7 @@ def _run_worker(
 
 
 def _stop_worker(process: "subprocess.Popen[bytes]") -> None:
-    """End a worker that has not: its servers end with it, at the latest by their guards."""
+    """End the worker, if it is running. Its servers end with it, at the latest through their guards."""
     if process.poll() is None:
         process.terminate()
     try:

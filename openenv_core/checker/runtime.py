@@ -28,35 +28,35 @@ from openenv_core.tools.specs import is_of_tools
 from openenv_core.types import EnvironmentMetadata, Observation
 
 _PLAY_BUDGET_S: Final = 60.0
-"""How long, in seconds, is played until an end that does not come is given up."""
+"""Seconds to play an episode whose end does not come."""
 
 _IDS: Final = ("ropewalk-validate-1", "ropewalk-validate-2")
 
 _COMPARED: Final = 3
-"""Episodes that are played with and without reads of the state."""
+"""Number of episodes played with and without reading the state."""
 
 _NOT_A_FIELD: Final = "ropewalk_no_such_field"
 
-_REFUSE: Final = 'keep extra="forbid" on the action model, and raise ValueError alone in its validators'
+_REFUSE: Final = 'keep extra="forbid" on the action model, and raise only ValueError in its validators'
 
 _NO_SUCH_TOOL: Final = "ropewalk_no_such_tool"
 
 
 @check(CheckLevel.RUNTIME)
 def check_health(subject: Subject) -> None:
-    """GET /health answers that the server is healthy."""
+    """GET /health reports a healthy server."""
     status, body = _get(subject, "/health")
     if status != 200 or not isinstance(body, dict) or body.get("status") != "healthy":
         raise CheckError(
             f'expected GET /health to answer 200 {{"status": "healthy"}}, got {status} {body!r:.200}',
-            change="serve with create_app; a server that is out of threads says that it is unhealthy: look for "
+            change="serve with create_app; a server that is out of threads reports that it is unhealthy: look for "
             "steps that never end",
         )
 
 
 @check(CheckLevel.RUNTIME)
 def check_metadata(subject: Subject) -> str:
-    """GET /metadata tells the environment's name and what it is."""
+    """GET /metadata returns the environment's name and description."""
     status, body = _get(subject, "/metadata")
     if status != 200 or not isinstance(body, dict):
         raise CheckError(
@@ -66,13 +66,13 @@ def check_metadata(subject: Subject) -> str:
     known = set(EnvironmentMetadata.model_fields)
     if unknown := sorted(set(body) - known):
         raise CheckError(
-            f"expected GET /metadata to hold {', '.join(sorted(known))}, got {', '.join(unknown)} as well",
+            f"expected GET /metadata to return {', '.join(sorted(known))}, got {', '.join(unknown)} as well",
             change="leave it out: released clients refuse unknown keys",
         )
     for key in ("name", "description"):
         if not isinstance(body.get(key), str) or not body[key].strip():
             raise CheckError(
-                f"expected GET /metadata to tell the {key}, got {body.get(key)!r}",
+                f"expected GET /metadata to return the {key}, got {body.get(key)!r}",
                 change="give the environment's class a docstring, or write get_metadata()",
             )
     return str(body["name"])
@@ -80,34 +80,32 @@ def check_metadata(subject: Subject) -> str:
 
 @check(CheckLevel.RUNTIME)
 def check_schema_valid(subject: Subject) -> None:
-    """GET /schema gives JSON schemas of the action, the observation and the state."""
+    """GET /schema returns valid JSON schemas of the action, the observation and the state."""
     for name in ("action", "observation", "state"):
         schema = subject.schema[name]
-        require_schema(
-            schema, f"the {name}", "correct what json_schema_extra or WithJsonSchema says of that field"
-        )
+        require_schema(schema, f"the {name}", "correct json_schema_extra or WithJsonSchema of that field")
         if not schema:
             raise CheckError(
-                f"expected the schema of the {name} to say something, got an empty one",
-                change="give create_app the models",
+                f"expected a schema of the {name} with content, got an empty one",
+                change="pass the models to create_app",
             )
 
 
 @check(CheckLevel.RUNTIME)
 def check_observations_follow_schema(subject: Subject) -> str:
-    """Every observation that comes over the WebSocket follows the schema that the server gives."""
+    """Every observation over the WebSocket follows the server's schema."""
     return _observations(subject, "websocket")
 
 
 @check(CheckLevel.RUNTIME)
 def check_http_follows_schema(subject: Subject) -> str:
-    """Every observation and state that comes over plain HTTP follows the schema that the server gives."""
+    """Every observation and state over plain HTTP follows the server's schema."""
     return _observations(subject, "http")
 
 
 @check(CheckLevel.RUNTIME)
 def check_states_follow_schema(subject: Subject) -> str:
-    """Every state follows the schema that the server gives."""
+    """Every state follows the server's schema."""
     count = 0
     with subject.client() as client:
         for turn in play_episodes(subject, client):
@@ -137,8 +135,8 @@ def _require_agreement(label: str, where: str, schema: dict[str, Any], value: An
         raise CheckError(
             f"expected the {label} {where} to follow its schema, got {fault.instance!r:.80} at {fault.json_path}: "
             f"{fault.message:.300}",
-            change="give the field the type that it has, or return what its type says; a value that is not finite "
-            "crosses the wire as null",
+            change="declare the field's actual type, or return a value of the declared one; a number that is not "
+            "finite is sent as null",
         )
 
 
@@ -155,7 +153,7 @@ def _get(subject: Subject, path: str) -> tuple[int, Any]:
 
 @check(CheckLevel.RUNTIME)
 def check_tools_listed(subject: Subject) -> str:
-    """The tools that are listed have names of their own and schemas, and are those that the manifest declares."""
+    """The listed tools have unique, unreserved names and valid schemas, and match the manifest's declared tools."""
     tools = _list_tools(subject)
     names = [str(tool.get("name")) for tool in tools]
     if duplicates := sorted({name for name in names if names.count(name) > 1}):
@@ -179,7 +177,7 @@ def check_tools_listed(subject: Subject) -> str:
 
 @check(CheckLevel.RUNTIME)
 def check_unknown_tool(subject: Subject) -> None:
-    """A call of a tool that is not there comes back as an observation that says so."""
+    """A call of an unknown tool returns an observation with an error."""
     _list_tools(subject)
     change = "answer with CallToolObservation(tool_name=..., error=ToolError(error_type=TOOL_NOT_FOUND, ...))"
     with subject.client() as client:
@@ -188,20 +186,20 @@ def check_unknown_tool(subject: Subject) -> None:
             result = client.step({"type": "call_tool", "tool_name": _NO_SUCH_TOOL, "arguments": {}})
         except ServerError as error:
             raise CheckError(
-                f"expected an observation with an error for a tool that is not there, got {error}",
+                f"expected an observation with an error for an unknown tool, got {error}",
                 change=change,
             ) from error
     tool_error = result.observation.get("error")
     if not isinstance(tool_error, dict) or not tool_error.get("error_type"):
         raise CheckError(
-            f"expected error.error_type in the observation for a tool that is not there, got {tool_error!r:.200}",
+            f"expected error.error_type in the observation for an unknown tool, got {tool_error!r:.200}",
             change=change,
         )
 
 
 def _list_tools(subject: Subject) -> list[dict[str, Any]]:
     if not is_of_tools(subject.schema["action"]):
-        raise NotApplicableError("its actions are no calls of tools")
+        raise NotApplicableError("its actions are not tool calls")
     with subject.client() as client:
         subject.reset(client)
         try:
@@ -209,7 +207,7 @@ def _list_tools(subject: Subject) -> list[dict[str, Any]]:
         except ServerError as error:
             raise CheckError(
                 f"expected the list of tools for the action list_tools, got {error}",
-                change="let the action be a union of ListToolsAction and CallToolAction, and step answer both",
+                change="make the action a union of ListToolsAction and CallToolAction, and handle both in step",
             ) from error
     if not isinstance(tools, list) or not all(isinstance(tool, dict) for tool in tools):
         raise CheckError(
@@ -221,7 +219,7 @@ def _list_tools(subject: Subject) -> list[dict[str, Any]]:
 
 @check(CheckLevel.RUNTIME)
 def check_episode_ends(subject: Subject) -> str:
-    """An episode of valid actions comes to an end within the declared steps, or is declared endless."""
+    """An episode of valid actions ends within the declared number of steps, or is declared endless."""
     promised = subject.manifest_or_defaults.validation.episodes
     lengths: list[int] = []
     with subject.client() as client:
@@ -240,30 +238,30 @@ def check_episode_ends(subject: Subject) -> str:
                 continue
             if steps < promised.max_steps:
                 raise NotApplicableError(
-                    f"no end was seen in the {steps} steps that {_PLAY_BUDGET_S:g} s allowed; declare a lower "
-                    "validation.episodes.max_steps, or example_actions that come to an end"
+                    f"the episode did not end in the {steps} steps played in {_PLAY_BUDGET_S:g} s; declare a lower "
+                    "validation.episodes.max_steps, or example_actions that reach the end"
                 )
             raise CheckError(
                 f"expected done within {promised.max_steps} steps of valid actions after reset(seed={seed}), got "
                 "no end",
-                change="end the episode after so many steps, or say in openenv.yaml what holds: "
-                "validation.episodes.max_steps, endless: true, or example_actions that come to an end",
+                change="end the episode within that many steps, or declare in openenv.yaml "
+                "validation.episodes.max_steps, endless: true, or example_actions that reach the end",
             )
     return f"ends after {min(lengths)} to {max(lengths)} steps"
 
 
 @check(CheckLevel.RUNTIME)
 def check_step_after_done(subject: Subject) -> str:
-    """A step after the end is refused, or answered with the end again; it begins no new episode."""
+    """A step after the end is refused or returns done again; it does not begin a new episode."""
     change = (
-        "begin step() with: if self._done: raise EpisodeOverError (from openenv_core); the session lives on, and the "
-        "caller knows that a reset is due"
+        "begin step() with: if self._done: raise EpisodeOverError (from openenv_core); the session continues, and the "
+        "client knows that it has to reset"
     )
     with subject.client() as client:
         if subject.manifest_or_defaults.validation.episodes.endless:
             raise NotApplicableError("its episodes are declared endless")
         if not _play_to_end(subject, client, 0).done:
-            raise NotApplicableError("no episode came to an end; see episode_ends")
+            raise NotApplicableError("no episode ended; see episode_ends")
         before = client.state()
         outcome = _step_after_the_end(subject, client, change)
         if (now := client.state()).get("episode_id") != before.get("episode_id"):
@@ -275,7 +273,7 @@ def check_step_after_done(subject: Subject) -> str:
         if subject.reset(client, seed=1).done and not _is_done_at_once(subject):
             raise CheckError(
                 "expected reset after the end to begin an episode, got one that is done",
-                change="let reset put everything back that step changes, the mark that the episode is over too",
+                change="let reset restore everything that step changes, including the flag that the episode is over",
             )
     return " ".join(outcome.split())[:120]
 
@@ -289,13 +287,13 @@ def _step_after_the_end(subject: Subject, client: Client, change: str) -> str:
         raise CheckError(f"expected an answer to a step after the end, got {error}", change=change) from error
     except ClientError as error:
         raise CheckError(
-            f"expected the session to outlive a step after the end, got {type(error).__name__}: {error}",
+            f"expected the session to survive a step after the end, got {type(error).__name__}: {error}",
             change=change,
         ) from error
     if not after.done:
         raise CheckError(
             "expected a step after the end to be refused or to be done again, got an observation with "
-            "done=False: a new episode that nobody asked for",
+            "done=False: a new episode without a reset",
             change=change,
         )
     if after.reward:
@@ -304,13 +302,13 @@ def _step_after_the_end(subject: Subject, client: Client, change: str) -> str:
 
 
 def _is_done_at_once(subject: Subject) -> bool:
-    """Whether episodes may be over with their reset, as a hand that is won as it is dealt."""
+    """Return whether an episode can be done after its reset, as a card game won on the deal."""
     with subject.client() as client:
         return bool(subject.reset(client, seed=1).done)
 
 
 def _play_to_end(subject: Subject, client: Client, seed: int) -> Turn:
-    """Play until the end, or until the steps or the time within which it is due are over; return the last answer."""
+    """Play until the episode is done, or the declared steps or the time have run out; return the last turn."""
     steps = subject.manifest_or_defaults.validation.episodes.max_steps
     *_, last = play_episode(subject, client, seed, steps=steps, seconds=_PLAY_BUDGET_S)
     return last
@@ -324,7 +322,7 @@ def check_state_counts_steps(subject: Subject) -> str:
         for turn in play_episodes(subject, client):
             states += 1
             count = client.state().get("step_count")
-            # Whether a step that failed counts is the environment's own affair.
+            # The environment may count failed steps or not.
             if not isinstance(count, int) or not turn.step <= count <= turn.step + turn.refused:
                 raise CheckError(
                     f"expected step_count {turn.step} in the state {turn.where} got {count!r}",
@@ -336,7 +334,7 @@ def check_state_counts_steps(subject: Subject) -> str:
 
 @check(CheckLevel.RUNTIME)
 def check_episode_id(subject: Subject) -> None:
-    """The state has the episode_id that the reset was given, and one of its own for each reset without."""
+    """The state has the episode_id passed to reset, or a new one for each reset without."""
     with subject.client() as client:
         for episode_id in _IDS:
             subject.reset(client, episode_id=episode_id)
@@ -353,15 +351,15 @@ def check_episode_id(subject: Subject) -> None:
     if None in drawn or drawn[0] == drawn[1] or {*_IDS} & {*drawn}:
         raise CheckError(
             f"expected a new episode_id after each reset without one, got {drawn[0]!r} and {drawn[1]!r}",
-            change="let reset draw one: str(uuid4()) if episode_id is None else episode_id",
+            change="generate one in reset: str(uuid4()) if episode_id is None else episode_id",
         )
 
 
 @check(CheckLevel.RUNTIME)
 def check_state_is_only_read(subject: Subject) -> str:
-    """Reading the state changes nothing: neither the state nor the episode."""
+    """Reading the state changes neither the state nor the episode."""
     count = 0
-    change = "let the property `state` return what is known, and compute nothing that is kept"
+    change = "let the property `state` return existing values, and change nothing"
     with subject.client() as client:
         for turn in play_episodes(subject, client):
             first, second = client.state(), client.state()
@@ -373,11 +371,11 @@ def check_state_is_only_read(subject: Subject) -> str:
                     f"got other values of {', '.join(names)}",
                     change=change,
                 )
-    # An episode with reads is held against one without, where two without are the same.
+    # Compare episodes with and without reads, if two runs without reads are the same.
     plain = _play_answers(subject, read=False)
     if plain == _play_answers(subject, read=False) and plain != _play_answers(subject, read=True):
         raise CheckError(
-            "expected an episode in which the state is read to go as one in which it is not, got another",
+            "expected an episode with reads of the state to be the same as one without, got another",
             change=change,
         )
     return f"{count} states read twice"
@@ -399,7 +397,7 @@ def _play_answers(subject: Subject, *, read: bool) -> list[Any]:
 
 @check(CheckLevel.RUNTIME)
 def check_invalid_action_refused(subject: Subject) -> None:
-    """An action with an unknown key is refused with VALIDATION_ERROR, and the session and its episode live on."""
+    """An action with an unknown key is refused with VALIDATION_ERROR; the session and its episode continue."""
     with subject.client() as client:
         subject.reset(client, seed=0)
         before = client.state()
@@ -421,17 +419,17 @@ def check_invalid_action_refused(subject: Subject) -> None:
         try:
             client.step(valid)
         except (ExecutionError, ValidationFailedError):
-            pass  # it may be against the environment's rules just now; the session answers
+            pass  # the rules may not allow it at this point; the session replies
         except ClientError as error:
             raise CheckError(
-                f"expected the session to live on after a refused action, got {type(error).__name__}: {error}",
-                change="raise nothing but Exception in validators of the action",
+                f"expected the session to continue after a refused action, got {type(error).__name__}: {error}",
+                change="raise only subclasses of Exception in the action's validators",
             ) from error
 
 
 @check(CheckLevel.RUNTIME)
 def check_http_refuses_invalid_action(subject: Subject) -> None:
-    """Over plain HTTP an action with an unknown key is answered with status 422."""
+    """Over plain HTTP, an action with an unknown key gets status 422."""
     valid = next(subject.actions(0))
     with subject.http() as http:
         reply = http.post("/step", json={"action": {**valid, _NOT_A_FIELD: 1}})
@@ -446,13 +444,13 @@ def check_http_refuses_invalid_action(subject: Subject) -> None:
 
 @check(CheckLevel.RUNTIME)
 def check_reward_finite(subject: Subject) -> str:
-    """Every reward is a finite number, or none."""
+    """Every reward is a finite number or None."""
     count = steps = rewarded = 0
     for turn in play_in_process(subject):
         where, reward = turn.where, getattr(turn.result, "reward", None)
         count += 1
         steps += turn.action is not None
-        # numpy's numbers are none of Python's; what they are is found out by turning them into one.
+        # numpy's numbers are not Python numbers, but can be converted.
         try:
             number = 0.0 if reward is None else float(reward)
         except (TypeError, ValueError) as error:
@@ -462,14 +460,14 @@ def check_reward_finite(subject: Subject) -> str:
             ) from error
         if not math.isfinite(number):
             raise CheckError(
-                f"expected a finite reward {where}, got {number}: it crosses the wire as null",
+                f"expected a finite reward {where}, got {number}: it is sent as null",
                 change="bound what the reward is computed from: a division by 0, a logarithm of 0, an overflow",
             )
         rewarded += reward is not None
     if steps and not rewarded:
         raise CheckWarnedError(
-            f"expected some step to be rewarded, got null for each of {steps}: nobody can learn from that",
-            change="set the reward of observations; where only good play is rewarded, show some in openenv.yaml: "
+            f"expected some step to be rewarded, got null for each of {steps}: an agent cannot learn from that",
+            change="set the reward of observations; if only good play is rewarded, give an example in openenv.yaml: "
             "validation.episodes.example_actions",
         )
     return f"{count} rewards"
@@ -477,12 +475,12 @@ def check_reward_finite(subject: Subject) -> str:
 
 @check(CheckLevel.RUNTIME)
 def check_reward_in_range(subject: Subject) -> str:
-    """Every reward of a step lies within the range that the manifest declares."""
+    """Every reward of a step is within the range declared in the manifest."""
     declared = subject.manifest_or_defaults.validation.reward
     if declared is None:
         raise NotApplicableError("no range is declared: validation.reward.range in openenv.yaml")
     low, high = declared.range
-    slack = (high - low) * 1e-9  # what a sum of floats may be beside it
+    slack = (high - low) * 1e-9  # rounding error of a sum of floats
     rewards: list[float] = []
     with subject.client() as client:
         for turn in play_episodes(subject, client):
@@ -492,9 +490,9 @@ def check_reward_in_range(subject: Subject) -> str:
             rewards.append(float(reward))
             if not low - slack <= reward <= high + slack:
                 raise CheckError(
-                    f"expected the reward {turn.where} to lie within {low:g} to {high:g}, got {reward}",
-                    change="correct the reward, or validation.reward.range in openenv.yaml; rewards are those "
-                    "of one step, never a sum",
+                    f"expected the reward {turn.where} to be in {low:g} to {high:g}, got {reward}",
+                    change="correct the reward, or validation.reward.range in openenv.yaml; a reward is that of "
+                    "one step, not a sum",
                 )
     return (
         f"{len(rewards)} rewards from {min(rewards):g} to {max(rewards):g}"
@@ -505,7 +503,7 @@ def check_reward_in_range(subject: Subject) -> str:
 
 @check(CheckLevel.RUNTIME)
 def check_observations_serialisable(subject: Subject) -> str:
-    """What reset, step and state return are models that JSON can hold, and that can be read back."""
+    """Reset and step return observations that can be encoded as JSON and decoded again."""
     count = 0
     for turn in play_in_process(subject):
         count += 1
@@ -520,7 +518,7 @@ def check_observations_serialisable(subject: Subject) -> str:
 
 @check(CheckLevel.RUNTIME)
 def check_observations_stay(subject: Subject) -> str:
-    """An observation stays as it was while the episode goes on."""
+    """An observation does not change while the episode continues."""
     count = 0
     before: Turn | None = None
     text: bytes | None = None
@@ -528,8 +526,8 @@ def check_observations_stay(subject: Subject) -> str:
         if before is not None and text is not None and _encode(before.result) != text:
             raise CheckError(
                 f"expected the observation {before.where} to stay as it was, got another one after the next call",
-                change="give observations copies of what the environment goes on to change: list(self._board), "
-                "array.copy(); whoever plays it without a server keeps them",
+                change="put copies of the environment's mutable state into observations: list(self._board), "
+                "array.copy(); without a server, players keep the very objects",
             )
         before, text = turn, _encode(turn.result)
         count += 1
@@ -539,7 +537,7 @@ def check_observations_stay(subject: Subject) -> str:
 def _encode(observation: Any) -> bytes | None:
     try:
         return encode_model(observation)
-    except Exception:  # observations_serialisable tells
+    except Exception:  # reported by observations_serialisable
         return None
 
 
@@ -548,16 +546,16 @@ def _require_round_trip(observation: Observation, where: str) -> None:
     try:
         encode_observation(observation)
         text = encode_model(observation)
-    except Exception as error:  # pydantic's, or that of a serialiser of the author's own
+    except Exception as error:  # from pydantic, or from the author's own serialiser
         raise CheckError(
-            f"expected {model.__name__} {where} to go into JSON, got {type(error).__name__}: {error}",
-            change="keep to what JSON has, numpy and bytes: no open files, functions, sockets or engine objects",
+            f"expected to encode {model.__name__} {where} as JSON, got {type(error).__name__}: {error}",
+            change="use only JSON types, numpy and bytes: no open files, functions, sockets or engine objects",
         ) from error
     try:
         model.model_validate(json.loads(text))
     except Exception as error:
         raise CheckError(
-            f"expected {model.__name__} {where} to be read back from its own JSON, got {error}",
-            change="give each field the type of what is put into it; assignments after construction are not "
-            "checked unless validate_assignment says so",
+            f"expected to decode {model.__name__} {where} from its own JSON, got {error}",
+            change="declare each field with the type of its values; assignments after construction are not "
+            "checked unless validate_assignment is set",
         ) from error

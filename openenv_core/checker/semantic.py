@@ -1,4 +1,4 @@
-"""Checks that episodes are reproducible by seed, sessions are isolated, and the network policy holds."""
+"""Checks that seeds reproduce episodes, sessions are isolated, and the network policy holds."""
 
 import ipaddress
 import json
@@ -31,26 +31,26 @@ from openenv_core.errors import CapacityError, ExecutionError, NotForkableError
 from openenv_core.targets import TargetKind
 
 _SEEDED: Final = (
-    "draw everything that is left to chance from a generator that reset makes of its seed: "
+    "draw all random values from a generator that reset makes from its seed: "
     "self._random = random.Random(seed)"
 )
 
 _SEEDS: Final = 5
-"""Seeds that are played each time."""
+"""Number of seeds to play."""
 
 _DIFFERENT: Final = 8
-"""Seeds of which at least two have to give different episodes."""
+"""Number of seeds among which at least two episodes have to differ."""
 
 _HASH_SEEDS: Final = ("0", "1")
-"""Two interpreters that order sets of text, and hash it, differently."""
+"""PYTHONHASHSEED of two interpreters, which hash text and order sets of it differently."""
 
 _WORKER_TIMEOUT_S: Final = 60.0
 
 ISOLATION_ADVICE: Final = (
-    "keep an episode in attributes that __init__ or reset sets on self, never on the class or in the module; "
-    "where instances cannot share a process, leave SUPPORTS_CONCURRENT_SESSIONS at False"
+    "keep an episode's state in attributes that __init__ or reset sets on self, never on the class or in the module; "
+    "if instances cannot share a process, leave SUPPORTS_CONCURRENT_SESSIONS at False"
 )
-"""What keeps sessions apart, for authors."""
+"""Advice on isolating sessions, for the report."""
 
 _SESSION_STEPS: Final = 20
 
@@ -61,17 +61,17 @@ Job: TypeAlias = list[tuple[int, list[dict[str, Any]]]]
 def check_network_policy_holds(subject: Subject) -> None:
     """The environment connects only to hosts that its manifest allows.
 
-    Python code is watched from within; compiled code and other programs by the connections that they hold. A
-    container is played without any network.
+    Python code is watched by an audit hook, compiled code and other programs by their open connections. A container
+    runs without a network.
     """
     if subject.kind is TargetKind.URL:
-        raise NotApplicableError("whom a server at a URL talks to cannot be seen from here")
+        raise NotApplicableError("the connections of a server at a URL cannot be observed")
     network = subject.manifest_or_defaults.validation.network
     if network.mode == "public":
-        raise NotApplicableError("the manifest lets it talk to anybody (validation.network.mode)")
+        raise NotApplicableError("the manifest allows all hosts (validation.network.mode)")
     if subject.kind is TargetKind.IMAGE:
         if network.mode != "no-network":
-            raise NotApplicableError("whom a container talks to is not looked at where it may talk to some")
+            raise NotApplicableError("a container's connections are only checked if none are allowed")
         with subject.server(docker_options={"network": "none"}) as server:
             _play_episodes(subject, server)
         return
@@ -85,13 +85,15 @@ def check_network_policy_holds(subject: Subject) -> None:
         ):
             _play_episodes(subject, server)
         if not notes.exists():
-            raise NotApplicableError("the server's interpreter cannot be watched: it runs without its site")
+            raise NotApplicableError(
+                "the server's interpreter cannot be watched: it runs without the site module"
+            )
         resolved = notes.read_text(encoding="utf-8").split()
     hosts = sorted({*resolved, *(connected if not network.allowed_hosts else ())})
     if hosts:
         raise CheckError(
             f"expected the policy {network.mode} to hold, got attempts to reach {', '.join(hosts[:5])}",
-            change="take the request out, or declare it: validation.network in openenv.yaml, mode allowlist "
+            change="remove the request, or declare it: validation.network in openenv.yaml, mode allowlist "
             "with allowed_hosts, or public",
         )
 
@@ -103,7 +105,7 @@ def _play_episodes(subject: Subject, server: RunningServer) -> None:
 
 
 def _note_remote_ends(server: RunningServer, connected: set[str]) -> None:
-    """Add the remote ends of the server's connections; for programs that are no Python."""
+    """Add the remote addresses of the server's connections, for programs that are not Python."""
     psutil = import_package("psutil")
     for pid in server.pids():
         try:
@@ -125,7 +127,7 @@ def _is_far(address: str) -> bool:
 
 @check(CheckLevel.SEMANTIC)
 def check_same_seed_same_episode(subject: Subject) -> None:
-    """The same seed and the same actions give the same episode, in two instances of one process.
+    """The same seed and actions give the same episode in two instances of one process.
 
     An environment that takes a seed promises this, unless its manifest says `deterministic: false`.
     """
@@ -137,39 +139,39 @@ def check_same_seed_same_episode(subject: Subject) -> None:
         raise CheckError(
             f"expected the same episode twice, got two: {difference}; episodes change {shared}, which all instances "
             "share",
-            change="make it anew for each instance and episode: on self, in reset, never on the class",
+            change="create it for each instance and episode: on self, in reset, never on the class",
         )
     raise CheckError(f"expected the same episode twice, got two: {difference}", change=_SEEDED)
 
 
 @check(CheckLevel.SEMANTIC)
 def check_reset_forgets(subject: Subject) -> None:
-    """A reset forgets the episode before: a used instance plays as a fresh one."""
+    """A reset clears the previous episode: a used instance plays like a new one."""
     _require_repeats(subject)
     job = _make_job(subject, 3)
     fresh = [_play_fresh(subject, *episode) for episode in job]
     with _open_instance(subject) as used:
         again = [play(subject, used, *episode) for episode in [*job, job[0]]]
-        play(subject, used, job[1][0], job[1][1][:1])  # an episode that is broken off
+        play(subject, used, job[1][0], job[1][1][:1])  # an aborted episode
         again.append(play(subject, used, *job[2]))
     for expected, played in zip([*fresh, fresh[0], fresh[2]], again, strict=True):
         if (difference := find_difference(expected, played)) is not None:
             raise CheckError(
-                f"expected a used instance to play as a fresh one, got: {difference}",
-                change="make everything that belongs to an episode anew in reset, the generator included",
+                f"expected a used instance to play like a new one, got: {difference}",
+                change="create all state of an episode in reset, including the random generator",
             )
 
 
 @check(CheckLevel.SEMANTIC)
 def check_same_seed_in_another_process(subject: Subject) -> None:
-    """The same seed gives the same episode in another process, whatever its hashes of text are."""
+    """The same seed gives the same episode in another process, with another hash seed."""
     _require_repeats(subject)
     job = _make_job(subject)
     if _is_local(subject):
         local = [_play_fresh(subject, *episode) for episode in job]
         remotes = [_play_in_other_process(subject, job, hash_seed) for hash_seed in _HASH_SEEDS]
     elif subject.kind is TargetKind.URL:
-        raise NotApplicableError("there is one process at a URL, and its code is not here")
+        raise NotApplicableError("a URL has one process, and its code is not available here")
     else:
         with subject.server(env_vars={"PYTHONHASHSEED": _HASH_SEEDS[0]}) as server:
             remotes = [[_play_fresh(subject, *episode, server.url) for episode in job]]
@@ -186,10 +188,10 @@ def check_same_seed_in_another_process(subject: Subject) -> None:
 
 @check(CheckLevel.SEMANTIC)
 def check_same_seed_over_the_wire(subject: Subject) -> None:
-    """The same seed gives the same episode over the wire as it does without."""
+    """The same seed gives the same episode over the wire as in process."""
     _require_repeats(subject)
     if not _is_local(subject):
-        return  # what `_require_repeats` has seen was seen over the wire
+        return  # `_require_repeats` has already played over the wire
     job, hash_seed = _make_job(subject), _HASH_SEEDS[0]
     without = _play_in_other_process(subject, job, hash_seed)
     with subject.server(env_vars={"PYTHONHASHSEED": hash_seed}) as server:
@@ -198,7 +200,7 @@ def check_same_seed_over_the_wire(subject: Subject) -> None:
                 difference := find_difference(expected, _play_fresh(subject, seed, actions, server.url))
             ) is not None:
                 raise CheckError(
-                    f"expected seed {seed} to give over the wire what it gives without, got: {difference}",
+                    f"expected seed {seed} to give the same episode over the wire as in process, got: {difference}",
                     change="let nothing in an episode depend on the thread or the event loop that it is played "
                     "in, nor on what else its process has done",
                 )
@@ -210,7 +212,7 @@ def check_different_seeds_differ(subject: Subject) -> None:
     _require_seeds(subject)
     if not subject.manifest_or_defaults.validation.episodes.varied:
         raise NotApplicableError(
-            "the manifest says that episodes are all the same (validation.episodes.varied)"
+            "the manifest declares that all episodes are the same (validation.episodes.varied)"
         )
     _require_repeats(subject)
     start = subject.limits.seed
@@ -220,18 +222,18 @@ def check_different_seeds_differ(subject: Subject) -> None:
         if any(find_difference(episodes[0], other) is not None for other in episodes[1:]):
             return
     raise CheckError(
-        f"expected different episodes of {_DIFFERENT} different seeds, got the same one {_DIFFERENT} times",
-        change="use the seed that reset is given; where every episode is meant to be the same, say "
-        "`varied: false` in validation.episodes of openenv.yaml",
+        f"expected different episodes for {_DIFFERENT} different seeds, got the same one {_DIFFERENT} times",
+        change="use the seed passed to reset; if all episodes are meant to be the same, declare `varied: false` in "
+        "validation.episodes of openenv.yaml",
     )
 
 
 @check(CheckLevel.SEMANTIC)
 def check_forks_go_their_own_way(subject: Subject) -> None:
-    """A fork goes on as the original would have, and neither changes the other.
+    """A fork continues as the original would have, and neither changes the other.
 
-    In the middle of an episode a state is taken. A first fork plays other actions, then another episode; a second one,
-    and the original after it, go on as the episode did that nobody has forked.
+    A snapshot is taken in the middle of an episode. A first fork plays other actions, then another episode. A second
+    one, and the original after it, must continue like the same episode without forks.
     """
     if not _is_local(subject):
         raise NotApplicableError("the environment cannot be played in this process")
@@ -242,7 +244,7 @@ def check_forks_go_their_own_way(subject: Subject) -> None:
         rest = actions[half : len(expected) - 1]
         with LocalEnvironment(subject.app, subject.reset_options) as original:
             if not original.forkable:
-                raise NotApplicableError("the environment does not say that it can be forked (FORKABLE)")
+                raise NotApplicableError("the environment does not declare that it can be forked (FORKABLE)")
             play(subject, original, seed, actions[:half])
             with _expect_forkable(), original.snapshot() as state:
                 with _fork(subject, original, state) as other:
@@ -256,10 +258,10 @@ def check_forks_go_their_own_way(subject: Subject) -> None:
         for which, played in continued.items():
             if same and (difference := find_difference(expected[half + 1 :], played)) is not None:
                 raise CheckError(
-                    f"expected {which} to go on after {half} steps as the episode with seed {seed} that was not "
+                    f"expected {which} to continue after {half} steps like the episode with seed {seed} that was not "
                     f"forked, got: {difference}",
-                    change="have snapshot return all that decides the episode, the generator included, and restore "
-                    "leave that as it is: what one fork changes is not to be any other's",
+                    change="let snapshot return everything that determines the episode, including the generator, and "
+                    "let restore copy it: a fork must not change what another one uses",
                 )
 
 
@@ -279,36 +281,38 @@ def _expect_forkable() -> Iterator[None]:
             raise NotApplicableError(str(error.__cause__)) from error
         raise CheckError(
             f"expected snapshot and restore to return, got {error}",
-            change="write both methods, or leave FORKABLE at False",
+            change="implement both methods, or leave FORKABLE at False",
         ) from error
 
 
 def _continue_episode(environment: LocalEnvironment, actions: Sequence[dict[str, Any]]) -> list[Result]:
-    """Play actions in the episode that is under way."""
+    """Play actions in the current episode, and return their results."""
     answers = turns(environment, lambda **_: None, 0, actions)
-    next(answers)  # of the reset that there was none of
+    next(answers)  # the turn of the reset, which is a no-op here
     return [turn.plain for turn in answers]
 
 
 def _require_seeds(subject: Subject) -> None:
-    """Return where the environment promises that the seed decides."""
+    """Raise `NotApplicableError` unless the environment promises that the seed determines the episode."""
     if not subject.manifest_or_defaults.validation.episodes.deterministic:
         raise NotApplicableError(
-            "the manifest says that seeds do not decide (validation.episodes.deterministic)"
+            "the manifest declares that seeds do not determine episodes (validation.episodes.deterministic)"
         )
     if _is_local(subject) and takes_seed(subject.app) is False:
-        raise NotApplicableError("the environment's reset takes no seed")
+        raise NotApplicableError("the environment's reset accepts no seed")
 
 
 def _require_repeats(subject: Subject) -> None:
-    """Return where episodes repeat in one process, without which there is nothing to compare elsewhere."""
+    """Raise `NotApplicableError` unless seeds reproduce episodes in one process; otherwise comparing is of no use."""
     _require_seeds(subject)
     if _find_nondeterminism(subject) is not None:
-        raise NotApplicableError("the seed does not decide even in one process: see same_seed_same_episode")
+        raise NotApplicableError(
+            "seeds do not determine episodes even in one process; see same_seed_same_episode"
+        )
 
 
 def repeats(subject: Subject) -> bool:
-    """Whether the same seed gives the same episode in one process."""
+    """Return whether the same seed gives the same episode in one process."""
     try:
         _require_repeats(subject)
     except NotApplicableError:
@@ -338,7 +342,7 @@ def _find_nondeterminism(subject: Subject) -> str | None:
 
 
 def _find_shared_attribute(subject: Subject) -> str | None:
-    """Return an attribute of the environment's class that an episode changes: its name and type."""
+    """Return a description of a class attribute of the environment that an episode changes, if any."""
     if not _is_local(subject) or not isinstance(factory := subject.app.factory, type):
         return None
 
@@ -359,7 +363,7 @@ def _make_job(subject: Subject, count: int = _SEEDS) -> Job:
 
 @contextmanager
 def _open_instance(subject: Subject, url: str | None = None) -> Iterator[Client | LocalEnvironment]:
-    """Make an instance: in this process where the environment can be played in it, at the URL where there is one."""
+    """Open an instance: over the wire if a URL is given or the environment cannot run here, else in this process."""
     if url is None and _is_local(subject):
         with LocalEnvironment(subject.app, subject.reset_options) as environment:
             yield environment
@@ -376,7 +380,7 @@ def _play_fresh(
 
 
 def _play_in_other_process(subject: Subject, job: Job, hash_seed: str) -> list[list[Result]]:
-    """Play in an interpreter of its own; the same job is not played there twice."""
+    """Play a job in a separate interpreter; cached by hash seed."""
     episodes: list[list[Result]] = subject.compute_once(
         f"elsewhere {hash_seed}", lambda: _run_other_process(subject, job, hash_seed)
     )
@@ -384,7 +388,7 @@ def _play_in_other_process(subject: Subject, job: Job, hash_seed: str) -> list[l
 
 
 def _run_other_process(subject: Subject, job: Job, hash_seed: str) -> list[list[Result]]:
-    # The second time backwards: what an episode leaves in the module, another one would find.
+    # In reverse order for the second hash seed, so that state left in a module reaches other episodes.
     order = -1 if hash_seed == _HASH_SEEDS[1] else 1
     with tempfile.TemporaryDirectory(prefix="ropewalk-check-") as folder:
         job_file, episodes_file = Path(folder, "job.json"), Path(folder, "episodes.json")
@@ -418,11 +422,11 @@ def _make_worker_error(outcome: str) -> CheckError:
 
 
 SessionTrace: TypeAlias = list[tuple[Result, tuple[Any, Any]]]
-"""What one session saw of its episode: each answer, and the episode's id and number of steps in the state after it."""
+"""A session's episode: each result, with the episode_id and step_count of the state after it."""
 
 
 def play_session(subject: Subject, client: Client, number: int, trace: SessionTrace) -> Iterator[None]:
-    """Play an episode, and pause after its reset and after each of its steps."""
+    """Play an episode; yield after its reset and after each step."""
     episode = turns(
         client,
         partial(subject.reset, client),
@@ -438,21 +442,21 @@ def play_session(subject: Subject, client: Client, number: int, trace: SessionTr
 
 @check(CheckLevel.SEMANTIC)
 def check_sessions_are_separate(subject: Subject) -> None:
-    """Two sessions whose steps alternate see what each would see alone."""
+    """Two sessions with alternating steps see what each would see alone."""
     if (interference := find_interference(subject)) is not None:
         raise CheckError(
-            f"expected two sessions not to touch each other, got: {interference}", change=ISOLATION_ADVICE
+            f"expected two sessions not to interfere, got: {interference}", change=ISOLATION_ADVICE
         )
 
 
 def find_interference(subject: Subject) -> str | None:
-    """Return what one of two sessions saw of the other; None where they are separate.
+    """Return a description of how two sessions interfere, or None if they are isolated.
 
     Raises:
-        NotApplicableError: There can be only one.
+        NotApplicableError: The server allows only one session.
     """
     if subject.cap == 1:
-        raise NotApplicableError("the server takes one session at a time")
+        raise NotApplicableError("the server allows only one session at a time")
     interference: str | None = subject.compute_once("touching", lambda: _find_interference(subject))
     return interference
 
@@ -468,14 +472,14 @@ def _find_interference(subject: Subject) -> str | None:
             for session in sessions:
                 next(session)
         except CapacityError:
-            raise NotApplicableError("the server takes one session at a time") from None
+            raise NotApplicableError("the server allows only one session at a time") from None
         for _ in zip_longest(*sessions):
-            pass  # a step of each, in turns, until all have ended
+            pass  # alternate steps until all have ended
     return compare_sessions(alone, together, repeats(subject))
 
 
 def play_alone(subject: Subject, number: int, url: str | None = None) -> SessionTrace:
-    """Play a session's episode while there is no other."""
+    """Play a session's episode while no other session plays."""
     trace: SessionTrace = []
     with subject.client(url) as client, expect_answer("an episode"):
         for _ in play_session(subject, client, number, trace):
@@ -486,7 +490,13 @@ def play_alone(subject: Subject, number: int, url: str | None = None) -> Session
 def compare_sessions(
     alone: Sequence[SessionTrace], together: Sequence[SessionTrace], results: bool
 ) -> str | None:
-    """Return how what sessions saw together differs from what each saw alone."""
+    """Return a description of the first difference between concurrent sessions and each one alone, or None.
+
+    Args:
+        alone: Traces of each session alone.
+        together: Traces of the sessions played at the same time.
+        results: Whether to compare results too; otherwise only the state's episode_id and step_count.
+    """
     for number, (trace_alone, trace_together) in enumerate(zip(alone, together, strict=True)):
         difference = (
             find_difference(*([result for result, _ in trace] for trace in (trace_alone, trace_together)))

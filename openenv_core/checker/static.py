@@ -1,4 +1,4 @@
-"""The manifest, the application and its models, the Dockerfile and the image, before anything is played."""
+"""Checks of the manifest, the application and its models, the Dockerfile and the image, without playing."""
 
 import inspect
 import re
@@ -19,10 +19,10 @@ from openenv_core.targets import TargetKind, exposed_port
 from openenv_core.types import Action, Observation, State
 
 _LARGEST_BYTES: Final = 10 * 1024**3
-"""Beyond this an image is seldom what its author meant: models and data are mounted, not built in."""
+"""An image larger than this usually contains models or data, which should be mounted instead."""
 
 _OUR_PORT: Final = 8000
-"""What our base image exposes."""
+"""The port that our base image exposes."""
 
 _SECRET_NAME: Final = re.compile(
     r"(TOKEN|SECRET|PASSWORD|PASSWD|API_?KEY|PRIVATE_?KEY|CREDENTIAL)", re.IGNORECASE
@@ -35,11 +35,11 @@ _BASES: Final[Mapping[str, type[BaseModel]]] = {
     "reset_observation": Observation,
     "state": State,
 }
-"""What each model of an application is derived from."""
+"""The base class of each model of an application."""
 
 
 _FORBIDDING: Final = ("action", "observation", "reset_observation")
-"""Models whose unknown keys a released client refuses."""
+"""Models for which a released client refuses unknown keys."""
 
 _EQUIVALENT_TYPES: Final[Mapping[str, Mapping[str, frozenset[str]]]] = {
     "action": {"metadata": frozenset({"object"})},
@@ -50,11 +50,11 @@ _EQUIVALENT_TYPES: Final[Mapping[str, Mapping[str, frozenset[str]]]] = {
     },
     "state": {"episode_id": frozenset({"string", "null"}), "step_count": frozenset({"integer"})},
 }
-"""The JSON types that the wire gives the fields which every model has."""
+"""The JSON types on the wire of the fields that every model has."""
 
 
 def _classes(subject: Subject) -> Iterator[tuple[str, type[Any]]]:
-    """Yield the key in /schema and the class of every model, those of a union one by one."""
+    """Yield the key in /schema and the class of every model; each member of a union separately."""
     classes: set[type[Any]] = set()
     for key, model in subject.app.models.items():
         for arm in _arms(model):
@@ -64,14 +64,14 @@ def _classes(subject: Subject) -> Iterator[tuple[str, type[Any]]]:
 
 
 def _arms(model: Any) -> list[Any]:
-    """Return the classes of a union; of a class, itself."""
+    """Return the classes of a model: the members of a union, or the class itself."""
     if isinstance(model, type):
         return [model]
     if get_origin(model) is Annotated:
         return _arms(get_args(model)[0])
     arms = [arm for argument in get_args(model) for arm in _arms(argument)]
     if not arms:
-        raise NotApplicableError(f"a model of a kind that is not known here: {model!r}")
+        raise NotApplicableError(f"a model of an unknown kind: {model!r}")
     return arms
 
 
@@ -92,7 +92,7 @@ def check_manifest_present(subject: Subject) -> None:
 
 @check(CheckLevel.STATIC)
 def check_manifest_valid(subject: Subject) -> None:
-    """The manifest has the keys and values that it may have, and no others."""
+    """The manifest has only known keys, with valid values."""
     folder = subject.require_folder()
     if not (folder / MANIFEST).is_file():
         raise NotApplicableError("there is no manifest")
@@ -106,22 +106,22 @@ def check_manifest_valid(subject: Subject) -> None:
 
 @check(CheckLevel.STATIC)
 def check_manifest_app(subject: Subject) -> None:
-    """The manifest's app is a file of the folder."""
+    """The manifest's app is a module in the folder."""
     folder, manifest = subject.require_folder(), subject.manifest
     module = manifest.app.partition(":")[0].split(".")
-    # Named as others import it, or as it lies in the folder.
+    # The module path starts with the folder's package, or is relative to the folder.
     inside = module[module.index(folder.name) + 1 :] if folder.name in module else module
     place = folder.joinpath(*inside)
     if not (place.with_suffix(".py").is_file() or (place / "__init__.py").is_file()):
         raise CheckError(
-            f"expected {manifest.app!r} to lie in {folder}, got no {'/'.join(inside)}.py there",
-            change=f"let `app:` in {MANIFEST} name the module and attribute of the application: server.app:app",
+            f"expected {manifest.app!r} to be in {folder}, got no {'/'.join(inside)}.py there",
+            change=f"set `app:` in {MANIFEST} to the application's module and attribute: server.app:app",
         )
 
 
 @check(CheckLevel.STATIC)
 def check_declared_tools(subject: Subject) -> None:
-    """No tool that the manifest declares has a name that clients' own methods have."""
+    """No tool declared in the manifest has the name of a client method."""
     subject.require_folder()
     declared = subject.manifest.validation.capabilities.declared_tools
     if not declared:
@@ -131,34 +131,34 @@ def check_declared_tools(subject: Subject) -> None:
 
 @check(CheckLevel.STATIC)
 def check_readme(subject: Subject) -> None:
-    """The folder has a README that says what the environment is."""
+    """The folder has a README that describes the environment."""
     folder = subject.require_folder()
     readme = next((file for file in sorted(folder.glob("[Rr][Ee][Aa][Dd][Mm][Ee]*")) if file.is_file()), None)
     if readme is None:
         raise CheckError(
             f"expected README.md in {folder}, got none",
-            change="add one: what an episode is, what actions and observations hold, what is rewarded",
+            change="add one that describes an episode, the actions and observations, and the reward",
         )
     words = readme.read_text(encoding="utf-8", errors="replace").split()
-    if len(words) < 12:  # fewer say nothing
+    if len(words) < 12:  # fewer cannot describe an environment
         raise CheckError(
-            f"expected {readme.name} to tell of the environment, got {len(words)} words",
-            change="say what an episode is, what actions and observations hold, what is rewarded",
+            f"expected {readme.name} to describe the environment, got {len(words)} words",
+            change="describe an episode, the actions and observations, and the reward",
         )
 
 
 @check(CheckLevel.STATIC)
 def check_app_importable(subject: Subject) -> None:
-    """The application can be imported, and serves what create_app was told."""
+    """The application can be imported, and has the models passed to create_app."""
     assert subject.app.models
 
 
 @check(CheckLevel.STATIC)
 def check_environment_methods(subject: Subject) -> None:
-    """The environment's class has reset, step and state, which are what a server calls."""
+    """The environment's class has the methods reset and step and the property state."""
     factory = subject.app.factory
     if not isinstance(factory, type):
-        raise NotApplicableError("a factory makes the environment, whose class is not known before")
+        raise NotApplicableError("a factory makes the environment, so its class is not known in advance")
     for method in ("reset", "step"):
         function = getattr(factory, f"{method}_async", None) or getattr(factory, method, None)
         if not callable(function):
@@ -168,7 +168,7 @@ def check_environment_methods(subject: Subject) -> None:
             )
         if getattr(function, "__isabstractmethod__", False):
             raise CheckError(
-                f"expected {_name(factory)} to have a {method} of its own, got none",
+                f"expected {_name(factory)} to implement {method}, got none",
                 change=f"write {method}() on {_name(factory)}",
             )
     state = inspect.getattr_static(factory, "state", None)
@@ -193,28 +193,28 @@ def check_models_derived(subject: Subject) -> None:
             continue
         if not issubclass(model, BaseModel) or set(base.model_fields) - set(model.model_fields):
             raise CheckError(
-                f"expected the {key} model {_name(model)} to be a {base.__name__}, got a class that is none and "
-                f"lacks {', '.join(sorted(set(base.model_fields) - set(getattr(model, 'model_fields', ()))))}",
+                f"expected the {key} model {_name(model)} to derive from {base.__name__}, got a class that does not "
+                f"and lacks {', '.join(sorted(set(base.model_fields) - set(getattr(model, 'model_fields', ()))))}",
                 change=f"derive it: class {_name(model)}({base.__name__})",
             )
 
 
 @check(CheckLevel.STATIC)
 def check_models_forbid_unknown_keys(subject: Subject) -> None:
-    """Actions and observations refuse keys that they do not know, as the wire does."""
+    """Actions and observations refuse unknown keys, as the protocol does."""
     for key, model in _classes(subject):
         extra = getattr(model, "model_config", {}).get("extra")
         if key in _FORBIDDING and extra != "forbid":
             raise CheckError(
                 f"expected the {key} model {_name(model)} to refuse unknown keys, got extra={extra!r}: a misspelt "
-                "key would pass unseen here and be refused by other servers and clients",
-                change=f'leave model_config of {_name(model)} as its base has it, with extra="forbid"',
+                "key would be ignored here, but refused by other servers and clients",
+                change=f'keep the model_config of the base in {_name(model)}, with extra="forbid"',
             )
 
 
 @check(CheckLevel.STATIC)
 def check_models_have_schemas(subject: Subject) -> None:
-    """Every field of every model can be described in a JSON schema, and the schema is one."""
+    """Every field of every model has a valid JSON schema."""
     for key, model in _classes(subject):
         try:
             schema = TypeAdapter(model).json_schema()
@@ -224,13 +224,13 @@ def check_models_have_schemas(subject: Subject) -> None:
                 change="give the field a type that JSON has, or describe it: "
                 "Annotated[Board, WithJsonSchema({...})] with a serialiser",
             ) from error
-        change = "correct what json_schema_extra or WithJsonSchema says of that field"
+        change = "correct json_schema_extra or WithJsonSchema of that field"
         require_schema(schema, f"{_name(model)} ({key})", change)
 
 
 @check(CheckLevel.STATIC)
 def check_reserved_fields(subject: Subject) -> None:
-    """Fields that every model has, such as reward and done, keep the types that the wire gives them."""
+    """Fields that every model has, such as reward and done, keep the types of the protocol."""
     for key, model in _classes(subject):
         if not (isinstance(model, type) and issubclass(model, BaseModel)):
             continue
@@ -241,14 +241,14 @@ def check_reserved_fields(subject: Subject) -> None:
             if wrong := sorted(kinds - allowed):
                 raise CheckError(
                     f"expected {_name(model)}.{field} to be {' or '.join(sorted(allowed))}, "
-                    f"got {' or '.join(wrong)}: it hides what the wire means by {field!r}",
+                    f"got {' or '.join(wrong)}: it hides the protocol's field {field!r}",
                     change=f"rename the field {field!r} of {_name(model)}",
                 )
 
 
 @check(CheckLevel.STATIC)
 def check_reserved_tool_names(subject: Subject) -> None:
-    """No tool that the action model names is called reset, step, state or close."""
+    """No tool named in the action model is called reset, step, state or close."""
     schema = TypeAdapter(subject.app.action).json_schema()
     parts = [schema, *schema.get("$defs", {}).values()]
     named: set[str] = set()
@@ -259,29 +259,29 @@ def check_reserved_tool_names(subject: Subject) -> None:
             for tool_name in [*tool.get("enum", ()), *([tool["const"]] if "const" in tool else ())]
         }
     if not any("tool_name" in action.get("properties", {}) for action in parts):
-        raise NotApplicableError("its actions are no calls of tools")
+        raise NotApplicableError("its actions are not tool calls")
     require_own_names(named)
 
 
 @check(CheckLevel.STATIC)
 def check_action_schema_agrees(subject: Subject) -> str:
-    """What the action's schema allows, the action model takes."""
+    """The action model accepts the actions that its schema allows."""
     adapter: TypeAdapter[Any] = TypeAdapter(subject.app.action)
     drawn = sample(adapter.json_schema(), 32, subject.limits.seed)
     refused = [fault for action in drawn if (fault := _refusal(adapter, action)) is not None]
     if len(refused) == len(drawn):
         raise CheckError(
-            f"expected the model to take actions that its schema allows, got {len(refused)} of {len(drawn)} "
+            f"expected the model to accept actions that its schema allows, got {len(refused)} of {len(drawn)} "
             f"refused; the last: {refused[-1]}",
-            change="put what the validators ask for into the types: Field(ge=, le=, pattern=), Literal, an enum; "
-            "whoever draws actions from the schema, a model's structured output for one, knows nothing else",
+            change="express the validators' conditions as types: Field(ge=, le=, pattern=), Literal, an enum; a "
+            "client that makes actions from the schema, such as a model's structured output, knows no others",
         )
-    return f"{len(drawn) - len(refused)} of {len(drawn)} drawn actions taken"
+    return f"{len(drawn) - len(refused)} of {len(drawn)} drawn actions accepted"
 
 
 @check(CheckLevel.STATIC)
 def check_example_actions(subject: Subject) -> str:
-    """The actions that the manifest gives as examples are valid."""
+    """The manifest's example actions are valid."""
     subject.require_folder()
     examples = subject.manifest.validation.episodes.example_actions
     if not examples:
@@ -302,13 +302,13 @@ def _refusal(adapter: TypeAdapter[Any], action: Any) -> str | None:
     except ValidationError as error:
         first = error.errors()[0]
         return f"{'.'.join(str(key) for key in first['loc'])}: {first['msg']}"
-    except Exception as error:  # a validator of the author's own
+    except Exception as error:  # raised by the author's own validator
         return f"{type(error).__name__}: {error}"
     return None
 
 
 def _kinds(schema: Mapping[str, Any]) -> set[str]:
-    """Return the JSON types that a schema allows; none of them where it says nothing of its type."""
+    """Return the JSON types that a schema allows; empty if it states no type."""
     if "$ref" in schema:
         definition = schema.get("$defs", {}).get(str(schema["$ref"]).rpartition("/")[2], {})
         return _kinds({"$defs": schema.get("$defs", {}), **definition})
@@ -321,11 +321,11 @@ def _kinds(schema: Mapping[str, Any]) -> set[str]:
 
 @check(CheckLevel.STATIC)
 def check_image_user(subject: Subject) -> str:
-    """The image runs as another user than root."""
+    """The image does not run as root."""
     user = str(_config(subject).get("User") or "")
     if user.partition(":")[0] in ("", "0", "root"):
         raise CheckError(
-            f"expected an image whose user is not root, got {f'user {user!r}' if user else 'no user'}",
+            f"expected an image with a user other than root, got {f'user {user!r}' if user else 'no user'}",
             change="end the Dockerfile with `USER env`, and build again",
         )
     return user
@@ -338,7 +338,7 @@ def check_image_health(subject: Subject) -> None:
     if not test or test[0] == "NONE":
         raise CheckError(
             "expected an image with a HEALTHCHECK, got none",
-            change='add `HEALTHCHECK CMD ["healthcheck"]` to the Dockerfile on our base, and build again',
+            change='add `HEALTHCHECK CMD ["healthcheck"]` to a Dockerfile on our base, and build again',
         )
 
 
@@ -357,7 +357,7 @@ def check_image_port(subject: Subject) -> str:
 
 @check(CheckLevel.STATIC)
 def check_image_size(subject: Subject) -> str:
-    """The image is small enough to be pulled while somebody waits."""
+    """The image is small enough to be pulled quickly."""
     size = int(_inspect_image(subject).get("Size") or 0)
     if size > _LARGEST_BYTES:
         raise CheckError(
@@ -373,7 +373,7 @@ def _megabytes(size: int) -> str:
 
 def _inspect_image(subject: Subject) -> dict[str, Any]:
     if subject.kind is not TargetKind.IMAGE:
-        raise NotApplicableError(f"there is no image to look into, for a target of kind {subject.kind}")
+        raise NotApplicableError(f"a target of kind {subject.kind} has no image")
     from openenv_core.providers.docker.engine import DockerEngine
 
     image: dict[str, Any] = DockerEngine.find().call("GET", f"/images/{subject.target.text}/json")
@@ -398,20 +398,20 @@ def check_dockerfile_present(subject: Subject) -> None:
 
 @check(CheckLevel.STATIC)
 def check_dockerfile_base(subject: Subject) -> str:
-    """The base image can be chosen: ARG BASE_IMAGE, and a FROM that uses it."""
+    """The base image can be chosen by ARG BASE_IMAGE, which FROM uses."""
     file = _dockerfile(subject)
     if BASE_ARG not in file.arguments or BASE_ARG not in variables_in(file.base):
         raise CheckError(
             f"expected {_short(file)} to build on ARG BASE_IMAGE, got FROM {file.base or 'nothing'}",
-            change="begin with `ARG BASE_IMAGE=ropewalk-base:latest` and `FROM ${BASE_IMAGE}`, so that whoever builds "
-            "can pin it or build on their own",
+            change="begin with `ARG BASE_IMAGE=ropewalk-base:latest` and `FROM ${BASE_IMAGE}`, so that a build can pin "
+            "or replace it",
         )
     return file.base_image
 
 
 @check(CheckLevel.STATIC)
 def check_dockerfile_user(subject: Subject) -> str:
-    """The container runs as another user than root."""
+    """The container does not run as root."""
     file = _dockerfile(subject)
     user = file.last("USER")
     if user is None and file.on_our_base:
@@ -420,9 +420,9 @@ def check_dockerfile_user(subject: Subject) -> str:
     if name in ("", "0", "root"):
         whose = ", as the released `openenv init` writes it," if RELEASED_BASE in file.base_image else ""
         raise CheckError(
-            f"expected {_short(file)}{whose} to end as another user than root, "
+            f"expected {_short(file)}{whose} to end with a user other than root, "
             f"got {f'USER {name}' if name else 'no USER'}",
-            change="end with `USER env` on our base; elsewhere with a user of a number that you make: "
+            change="end with `USER env` on our base; on another base, create the user first: "
             "`RUN useradd --uid 10001 env` and `USER env`",
         )
     return name
@@ -438,13 +438,13 @@ def check_dockerfile_health(subject: Subject) -> None:
     if healthcheck is None or healthcheck.rest.upper() == "NONE":
         raise CheckError(
             f"expected a HEALTHCHECK in {_short(file)}, got {'HEALTHCHECK NONE' if healthcheck else 'none'}",
-            change='add `HEALTHCHECK CMD ["healthcheck"]` on our base; elsewhere ask GET /health with Python',
+            change='add `HEALTHCHECK CMD ["healthcheck"]` on our base; on another, request GET /health by Python',
         )
 
 
 @check(CheckLevel.STATIC)
 def check_dockerfile_port(subject: Subject) -> str:
-    """The image serves the port that the manifest names, and says so."""
+    """The image serves and exposes the manifest's port."""
     file, port = _dockerfile(subject), subject.manifest_or_defaults.port
     exposed = {
         word.partition("/")[0]
@@ -463,7 +463,7 @@ def check_dockerfile_port(subject: Subject) -> str:
     if served and str(port) not in served:
         raise CheckError(
             f"expected {_short(file)} to serve port {port} of the manifest, got port {', '.join(sorted(served))}",
-            change="let `port:` in openenv.yaml and the server's --port say the same",
+            change="set `port:` in openenv.yaml and the server's --port to the same port",
         )
     if str(port) not in exposed:
         raise CheckError(
@@ -476,7 +476,7 @@ def check_dockerfile_port(subject: Subject) -> str:
 
 @check(CheckLevel.STATIC)
 def check_dockerfile_sources(subject: Subject) -> None:
-    """What goes into the image is in the folder: nothing is added from a URL."""
+    """Everything in the image comes from the folder: nothing is added from a URL."""
     file = _dockerfile(subject)
     for instruction in file.all:
         if instruction.word == "ADD" and re.search(
@@ -490,7 +490,7 @@ def check_dockerfile_sources(subject: Subject) -> None:
 
 @check(CheckLevel.STATIC)
 def check_dockerfile_secrets(subject: Subject) -> None:
-    """No secret goes into the image."""
+    """No secret is built into the image."""
     file, folder = _dockerfile(subject), subject.require_folder()
     for instruction in [*file.all]:
         if instruction.word in ("ENV", "ARG"):
@@ -511,8 +511,8 @@ def check_dockerfile_secrets(subject: Subject) -> None:
             )
         elif instruction.word in ("COPY", "ADD") and (secret := _secret_among(instruction.rest, folder)):
             raise CheckError(
-                f"expected no secrets among what is copied, got {secret} by line {instruction.line} of {_short(file)}: "
-                f"{instruction.word} {instruction.rest}",
+                f"expected no secrets among the copied files, got {secret} by line {instruction.line} of "
+                f"{_short(file)}: {instruction.word} {instruction.rest}",
                 change=f"add {secret} to .dockerignore",
             )
 
@@ -534,7 +534,7 @@ def _short(file: Dockerfile) -> str:
 
 
 def _secret_among(rest: str, folder: Path) -> str | None:
-    """Return a file of the folder that a COPY takes along and that looks like a secret."""
+    """Return a file of the folder that a COPY includes and whose name indicates a secret, if any."""
     arguments = [word for word in rest.split() if not word.startswith("--")]
     if len(arguments) < 2 or rest.startswith(("--from", "<<")):
         return None

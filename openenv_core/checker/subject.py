@@ -1,4 +1,4 @@
-"""The environment under test, its servers, and what checks do with them."""
+"""The environment under test: its manifest, application, servers and clients, as used by checks."""
 
 import io
 import os
@@ -43,26 +43,26 @@ if TYPE_CHECKING:
 Client: TypeAlias = SyncEnvClient[dict[str, Any], dict[str, Any], dict[str, Any]]
 
 SLOT_WAIT_S: Final = 10.0
-"""How long a server may take to give back the slot of a session that has ended."""
+"""Seconds for a server to release the slot of a session that has ended."""
 
 _MANIFEST_IN_IMAGE: Final = f"/app/env/{MANIFEST}"
-"""Where images have it: ours, and those of the released package."""
+"""The manifest's path in images, of ours and of the released package."""
 
-_ENDING: Final = "the checker is coming to its end"
+_ENDING: Final = "the checker is shutting down"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class CheckLimits:
-    """How much is tried.
+    """Limits of the checks.
 
     Attributes:
-        sessions: Sessions at once under load.
-        episodes: Episodes over which leaks are looked for.
-        steps: Steps of one episode, where a check does not play to the end.
-        fuzz: Fuzzed actions a check.
-        seed: What every choice of the checker comes from.
-        step_timeout_s: Seconds that a reply may take.
-        start_timeout_s: Seconds until a server must be healthy.
+        sessions: Concurrent sessions under load.
+        episodes: Episodes over which leaks are measured.
+        steps: Steps of one episode, unless a check plays to the end.
+        fuzz: Fuzzed actions per check.
+        seed: The seed of every random choice of the checker.
+        step_timeout_s: Seconds for a reply.
+        start_timeout_s: Seconds for a server to become healthy.
     """
 
     sessions: int = 16
@@ -75,10 +75,10 @@ class CheckLimits:
 
 
 class RunningServer:
-    """One server of the environment under test.
+    """A server of the environment under test.
 
     Attributes:
-        url: Where it is; another place after a restart.
+        url: Its URL, which changes with a restart.
     """
 
     def __init__(self, new_provider: Callable[[], Any]) -> None:
@@ -89,20 +89,25 @@ class RunningServer:
 
     @property
     def container(self) -> Any:
-        """The container that it runs in; None where it is processes of this machine."""
+        """The container that it runs in; None if it runs as local processes."""
         return getattr(self._provider, "container", None)
 
     @property
     def alive(self) -> bool:
-        """Whether it still runs, as far as its provider can tell."""
+        """Whether it is running, as far as its provider can tell."""
         return self._provider is not None and bool(self._provider.alive)
 
     def output(self) -> str:
-        """Return the last of what it printed."""
+        """Return the end of its output."""
         return str(self._provider.output())
 
     def start(self) -> None:
-        """Start or restart it. CheckError: it does not become healthy."""
+        """Start or restart it.
+
+        Raises:
+            CheckError: It does not become healthy.
+            NotApplicableError: The checker is ending.
+        """
         if self._provider is not None:
             self._provider.stop()
         if self._stopped:
@@ -114,29 +119,29 @@ class RunningServer:
             provider.stop()
             raise CheckError(
                 f"expected a server that starts, got: {error}",
-                change="make the application importable and its server healthy: `ropewalk serve` with the same "
-                "target shows what it prints",
+                change="make the application importable and its server healthy; run `ropewalk serve` with the same "
+                "target to see its output",
             ) from error
 
     def stop(self) -> None:
-        """Stop it for good. Idempotent."""
+        """Stop it permanently. Idempotent."""
         self._stopped = True
         if self._provider is not None:
             self._provider.stop()
 
     def pids(self) -> list[int]:
-        """Return every process of the server, the environment's own children included.
+        """Return the ids of all processes of the server, including those that the environment starts.
 
         Raises:
-            NotApplicableError: The server runs in a container, whose processes are not this machine's to look at.
+            NotApplicableError: The server runs in a container, whose processes are not visible.
         """
         guard = getattr(self._provider, "pid", None)
         if guard is None:
-            raise NotApplicableError("the processes of a container are not this machine's to look at")
+            raise NotApplicableError("the processes of a container are not visible from here")
         return inside.descendants(guard)
 
     def kill(self) -> None:
-        """End it at once, as an engine that runs out of memory would: SIGKILL to every process."""
+        """Kill every process by SIGKILL, as when the machine runs out of memory; in a container, remove that."""
         if self.container is not None:
             self.container.remove()
             return
@@ -146,19 +151,19 @@ class RunningServer:
 
 
 class FrameClient(GenericEnvClient):
-    """Sends what it is given, too: `reset` itself draws what is left out."""
+    """A client that can also send raw frames, such as a reset without the seed and episode_id that `reset` adds."""
 
     async def send_frame(self, text: bytes) -> dict[str, Any]:
-        """Send a frame and return the data of the observation that answers it."""
+        """Send a frame and return the data of the observation in reply."""
         return await self._request(text, "observation")
 
 
 class Subject:
-    """One environment under test. A context manager: its end stops everything that was started.
+    """The environment under test. As a context manager it stops everything that it has started.
 
     Attributes:
-        left_out: Names of the checks that an author's own tests leave out.
-        told: Causes of failures that were told already, and the check that did.
+        left_out: Names of the checks that an author's tests leave out.
+        reported: Causes of failures reported so far, with the check that reported each.
     """
 
     left_out: frozenset[str] = frozenset()
@@ -182,16 +187,16 @@ class Subject:
 
     @classmethod
     def of(cls, target: "str | Path | Target", *, token: str | None = None, **limits: Any) -> Self:
-        """Return the subject of a target text or path."""
+        """Return the subject for a target, given as text or path."""
         resolved = target if isinstance(target, Target) else target_of(str(target))
         return cls(resolved, CheckLimits(**limits), token=token)
 
     def require(self) -> None:
-        """Return when the target is there; whether it is any good is for the checks to say.
+        """Raise unless the target exists; the checks find out whether it works.
 
         Raises:
-            ConfigurationError: There is no such environment, or nothing answers at the URL.
-            ProviderError: There is no such image, or no engine to run it.
+            ConfigurationError: The environment does not exist, or nothing replies at the URL.
+            ProviderError: The image does not exist, or there is no engine to run it.
         """
         text = self.target.text
         if self.kind is TargetKind.URL:
@@ -208,34 +213,44 @@ class Subject:
                 "name the folder that holds them"
             )
         elif not target_exists(self.target):
-            load_app(text)  # says which there are
+            load_app(text)  # raises, with the names that exist
 
     @property
     def kind(self) -> TargetKind:
-        """What sort of thing it is."""
+        """The kind of the target."""
         return self.target.kind
 
     def require_folder(self) -> Path:
-        """Return the folder. NotApplicableError: there is none."""
+        """Return the environment's folder.
+
+        Raises:
+            NotApplicableError: The target has none.
+        """
         if self.target.folder is None:
-            raise NotApplicableError(f"there is no folder to look into, for a target of kind {self.kind}")
+            raise NotApplicableError(f"a target of kind {self.kind} has no folder")
         return self.target.folder
 
     @cached_property
     def manifest(self) -> Manifest:
-        """The manifest of the folder, or of the folder in the image."""
+        """The manifest in the folder or in the image.
+
+        Raises:
+            CheckError: It is missing or invalid.
+            NotApplicableError: The target has no folder, or the image no manifest.
+        """
         try:
             if self.kind is TargetKind.IMAGE:
                 return self._manifest_in_image()
             return read_manifest(self.require_folder())
         except ManifestError as error:
             raise CheckError(
-                str(error), change="write openenv.yaml as docs/validate.md has it, or as `ropewalk init` does"
+                str(error),
+                change="write openenv.yaml as docs/validate.md shows, or create it by `ropewalk init`",
             ) from error
 
     @property
     def manifest_or_defaults(self) -> Manifest:
-        """The manifest where there is a good one, else one of defaults: for checks that only want the promises."""
+        """The manifest if it is valid, else one with defaults; for checks that only read declarations."""
         try:
             return self.manifest
         except (CheckError, NotApplicableError):
@@ -243,14 +258,14 @@ class Subject:
 
     @property
     def app(self) -> AppDescription:
-        """What the application serves. It is imported here, once a process of its own has survived importing it.
+        """The application's description. It is imported here only after a server process has imported it successfully.
 
         Raises:
-            NotApplicableError: A URL or an image, or an application that cannot be looked into.
+            NotApplicableError: The target is a URL or an image, or the application cannot be inspected.
             CheckError: It cannot be imported.
         """
         if self.kind in (TargetKind.URL, TargetKind.IMAGE):
-            raise NotApplicableError(f"there is no code to look into, for a target of kind {self.kind}")
+            raise NotApplicableError(f"a target of kind {self.kind} has no code to import")
         with self._lock:
             if self._app is None:
                 assert self.url
@@ -261,7 +276,7 @@ class Subject:
 
     @property
     def cap(self) -> int | None:
-        """How many sessions the server takes at once; None where that cannot be known beforehand."""
+        """The server's maximum number of sessions; None if it is not known in advance."""
         try:
             return self.app.cap
         except (CheckError, NotApplicableError):
@@ -269,10 +284,10 @@ class Subject:
 
     @property
     def url(self) -> str:
-        """A running server, shared by all checks; started when first asked for, and again when it has died.
+        """The URL of the server shared by all checks; started on first use, and again if it has died.
 
         Raises:
-            CheckError: It does not start.
+            CheckError: The server does not start.
         """
         if self.kind is TargetKind.URL:
             return self.target.text.rstrip("/")
@@ -288,7 +303,7 @@ class Subject:
                 try:
                     server.start()
                 except CheckError as failure:
-                    if first:  # it would be the same for every check, each after as long a wait
+                    if first:  # every check would fail likewise, each after the same wait
                         self._start_failure = failure
                     raise
             return self._shared
@@ -327,20 +342,20 @@ class Subject:
         docker_options: Mapping[str, Any] | None = None,
         **serve_options: Any,
     ) -> Iterator[RunningServer]:
-        """Start a server of one's own, for as long as the block lasts.
+        """Start a separate server for the block.
 
         Args:
             env_vars: Environment variables of the server.
-            docker_options: Fields of `ContainerOptions`, where the target is an image.
+            docker_options: Fields of `ContainerOptions`, if the target is an image.
             serve_options: Options of `ropewalk serve` with underscores: `max_sessions=4` is `--max-sessions 4`.
-                An image has its own command, so none of them apply to it.
+                They do not apply to images, which have their own command.
 
         Raises:
-            NotApplicableError: The target is a URL, whose server is not ours to start.
-            CheckError: It does not start.
+            NotApplicableError: The target is a URL, whose server cannot be started from here.
+            CheckError: The server does not start.
         """
         if self.kind is TargetKind.URL:
-            raise NotApplicableError("a server at a URL is not the checker's to start, kill or measure")
+            raise NotApplicableError("the checker cannot start, kill or measure a server at a URL")
         server = self._new_server(env_vars, docker_options, serve_options)
         try:
             server.start()
@@ -352,7 +367,7 @@ class Subject:
 
     @contextmanager
     def server_or_url(self, **serve_options: Any) -> Iterator[tuple[str, RunningServer | None]]:
-        """Start a server of one's own and yield its URL and it; at a URL, the one and only."""
+        """Start a separate server and yield its URL and it; if the target is a URL, yield that and None."""
         if self.kind is TargetKind.URL:
             yield self.url, None
             return
@@ -360,7 +375,7 @@ class Subject:
             yield server.url, server
 
     def client(self, url: str | None = None, **options: Any) -> Client:
-        """Return a client with dicts for models, unconnected; use it in `with`, or close it."""
+        """Return an unconnected client with dicts for models. Use it in `with`, or close it."""
         client_options: dict[str, Any] = {
             "message_timeout_s": self.limits.step_timeout_s,
             "mode": "simulation",
@@ -376,10 +391,10 @@ class Subject:
 
     @contextmanager
     def http(self, url: str | None = None) -> "Iterator[httpx.Client]":
-        """Open a client for plain HTTP on a server, the shared one by default.
+        """Open an HTTP client to a server, the shared one by default.
 
         Raises:
-            CheckError: A request in the block is not answered.
+            CheckError: A request in the block gets no reply.
         """
         import httpx
 
@@ -393,15 +408,15 @@ class Subject:
         except (httpx.HTTPError, httpx.InvalidURL) as error:
             raise CheckError(
                 f"expected a server at {where} that answers, got {type(error).__name__}: {error}",
-                change="see what the server prints under `ropewalk serve`",
+                change="see the server's output, for example under `ropewalk serve`",
             ) from error
 
     @cached_property
     def schema(self) -> dict[str, Any]:
-        """What GET /schema says: the JSON schemas of action, observation and state.
+        """The reply of GET /schema: the JSON schemas of action, observation and state.
 
         Raises:
-            CheckError: It says something else.
+            CheckError: The reply does not contain these.
         """
         with self.http() as http:
             reply = http.get("/schema")
@@ -419,10 +434,10 @@ class Subject:
         return document
 
     def actions(self, seed: int | random.Random | None = None) -> Iterator[dict[str, Any]]:
-        """Yield valid actions for ever; the same ones for the same seed.
+        """Yield valid actions without end; the same ones for the same seed.
 
-        The manifest's `example_actions` and the schema's `examples` where there are any; for an environment of
-        tools, calls of its tools; else what the schema allows.
+        They are the manifest's `example_actions` and the schema's `examples`, if any; otherwise calls of the
+        environment's tools if its actions are tool calls, or values of the schema.
         """
         with self._lock:
             if self._pool is None:
@@ -437,11 +452,11 @@ class Subject:
 
     @property
     def reset_options(self) -> dict[str, Any]:
-        """What every reset is given, by the manifest."""
+        """Options for every reset, from the manifest."""
         return self.manifest_or_defaults.validation.episodes.reset_options
 
     def compute_once(self, name: str, find: Callable[[], Any]) -> Any:
-        """Find something out, at most once: checks build on what others found."""
+        """Return the cached result of a function, calling it the first time, so that checks can share results."""
         if name not in self._cache:
             self._cache[name] = find()
         return self._cache[name]
@@ -449,7 +464,7 @@ class Subject:
     def reset(
         self, client: Client, *, wait_s: float = SLOT_WAIT_S, **options: Any
     ) -> StepResult[dict[str, Any]]:
-        """Reset, waiting a while for the slot of an earlier session that is about to be free."""
+        """Reset a session, waiting for the slot of an earlier session to be released."""
         deadline = time.monotonic() + wait_s
         while True:
             try:
@@ -466,7 +481,7 @@ class Subject:
         for server in list(self._servers):
             server.stop()
         for client in clients:
-            with suppress(Exception):  # a failure changes nothing any more
+            with suppress(Exception):  # a failure to close does not matter any more
                 run_with_timeout(SLOT_WAIT_S, client.close)
 
     def __enter__(self) -> Self:
@@ -480,7 +495,7 @@ class Subject:
 
         container = self._shared_server().container
         if container is None:
-            raise NotApplicableError("there is no container to look into")
+            raise NotApplicableError("there is no container to inspect")
         try:
             packed = DockerEngine.find().archive(container.id, _MANIFEST_IN_IMAGE)
             with tarfile.open(fileobj=io.BytesIO(packed)) as archive:
@@ -505,12 +520,12 @@ def _require_image(image: str) -> None:
     if not engine.has_image(image):
         raise ImageNotFoundError(
             f"expected an environment's name, a path that exists, or an image of the local engine, got {image!r}; "
-            "`ropewalk list` tells the names, and `ropewalk build PATH` makes an image"
+            "`ropewalk list` shows the names, and `ropewalk build PATH` makes an image"
         )
 
 
 def _describe_import(text: str, seconds: float) -> AppDescription | CheckError | NotApplicableError:
-    """Import an application; return what became of it where that cannot be done in so many seconds."""
+    """Import an application; return its description, or the error if it cannot be imported in time."""
     try:
         return run_with_timeout(seconds, lambda: load_app(text), "openenv-import")
     except ConfigurationError as error:
@@ -520,10 +535,10 @@ def _describe_import(text: str, seconds: float) -> AppDescription | CheckError |
             f"expected to import {text} within {seconds:g} s, got no end",
             change="do the work in the environment's constructor or reset, not while the module is imported",
         )
-    except BaseException as error:  # anybody's code
+    except BaseException as error:  # raised by the author's module
         if isinstance(error, KeyboardInterrupt):
             raise
         return CheckError(
             f"expected to import {text}, got {type(error).__name__}: {error}",
-            change="make the application importable: `ropewalk serve` with the same target shows the traceback",
+            change="make the application importable; run `ropewalk serve` with the same target to see the traceback",
         )

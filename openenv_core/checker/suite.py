@@ -1,4 +1,4 @@
-"""The checks as pytest functions: what `ropewalk validate` runs, and what an environment's own tests can have.
+"""The checks of `ropewalk validate` as pytest functions, also for an environment's own tests.
 
     from pathlib import Path
 
@@ -6,7 +6,7 @@
 
     subject = environment_subject(Path(__file__).parents[1])
 
-gives one test a check, called after it. A check that has nothing to look at is skipped.
+defines a test per check, named after it. A check that does not apply to the target is skipped.
 """
 
 import warnings
@@ -23,22 +23,22 @@ from openenv_core.checker.subject import Subject
 __all__ = ["environment_subject"]
 
 RESULT: Final = pytest.StashKey[Result]()
-"""Where a test that has run has what came of its check."""
+"""Stash key of the check's result, in a test that has run."""
 
 
 def environment_subject(
     target: str | Path, *, levels: Iterable[str] = (), skip: Iterable[str] = (), **limits: Any
 ) -> Any:
-    """Return the fixture `subject`: one environment under test, for all tests of a file.
+    """Return the fixture `subject`: the environment under test, for all tests of a module.
 
     Args:
-        target: What `ropewalk validate` takes; most often the environment's folder.
-        levels: The levels to look at; all by default. The others' tests are skipped.
-        skip: Names of checks whose tests are skipped too.
+        target: A target of `ropewalk validate`, usually the environment's folder.
+        levels: Levels to check; all by default. Tests of other levels are skipped.
+        skip: Names of checks to skip as well.
         limits: Fields of `openenv_core.checker.subject.CheckLimits`, such as `episodes=100`.
 
     Raises:
-        ValueError: There is no such level or check.
+        ValueError: A level or a check does not exist.
     """
     wanted_levels = frozenset(CheckLevel(level) for level in levels) or frozenset(CheckLevel)
     without = frozenset(name.replace("-", "_") for name in skip)

@@ -1,4 +1,4 @@
-"""A server whose resources are measured while it serves, locally or in a container."""
+"""Measures the resources of a running server, local or in a container."""
 
 import inspect
 import json
@@ -22,15 +22,15 @@ from openenv_core.targets import TargetKind
 MIB: Final = 1 << 20
 
 _ALLOWED_BYTES: Final = 768 * MIB
-"""What a server may take beyond what it began with."""
+"""Memory that a server may allocate beyond its initial usage, in bytes."""
 
 _POLL_INTERVAL_S: Final = 0.02
 
 _SETTLE_INTERVAL_S: Final = 0.1
-"""Pause between two looks at what is held; two that are alike count."""
+"""Seconds between two measurements; they are repeated until two agree."""
 
 _SETTLE_TIMEOUT_S: Final = 2.0
-"""Seconds after which the last look counts, whatever it was."""
+"""Seconds after which the last measurement is taken."""
 
 _PYTHON: Final = "python3"
 
@@ -47,7 +47,7 @@ os.environ["PYTHONPATH"] = folder + (os.pathsep + path if path else "")
 os.environ["PYTHONDONTWRITEBYTECODE"] = "1"
 os.execvp(sys.argv[2], sys.argv[2:])
 """
-"""Puts `inside` in front of the server's interpreter, and becomes the image's own command."""
+"""Installs `inside` as the `sitecustomize` of the container's interpreters, and executes the image's command."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,10 +55,10 @@ class ResourceUsage:
     """The resources that a server uses.
 
     Attributes:
-        memory: Bytes of memory that are its own.
-        threads: Threads.
-        files: Open files and sockets.
-        processes: Processes; each has threads and files too.
+        memory: Resident memory of all processes, in bytes.
+        threads: Number of threads.
+        files: Number of open files and sockets.
+        processes: Number of processes.
     """
 
     memory: int
@@ -68,13 +68,13 @@ class ResourceUsage:
 
     @property
     def counts(self) -> tuple[int, int, int]:
-        """All but the memory, which never rests."""
+        """All but memory, which keeps changing."""
         return self.threads, self.files, self.processes
 
 
 @dataclass(frozen=True, slots=True)
 class WatchedServer:
-    """A server of one's own that can be looked at."""
+    """A separate server that can be measured."""
 
     server: RunningServer
     notes: str
@@ -83,7 +83,7 @@ class WatchedServer:
         """Measure the server's resources, once those of ended sessions are released.
 
         Raises:
-            NotApplicableError: It is in a container that cannot be looked into.
+            NotApplicableError: It runs in a container that cannot be inspected.
         """
         deadline = time.monotonic() + _SETTLE_TIMEOUT_S
         time.sleep(_SETTLE_INTERVAL_S)  # the last sessions are being closed
@@ -101,7 +101,7 @@ class WatchedServer:
         if self.server.container is None:
             inside.collect_garbage(self.server.pids(), self.notes)
         elif not self._run_inside("collect", self.notes).get("told"):
-            raise NotApplicableError("the server's interpreter cannot be told to throw its garbage away")
+            raise NotApplicableError("the server's interpreter cannot be made to collect garbage")
 
     def _measure(self) -> ResourceUsage:
         local = self.server.container is None
@@ -115,21 +115,25 @@ class WatchedServer:
         try:
             done = engine.execute(container.id, command, timeout_s=CALL_TIMEOUT_S, most=MIB)
         except ProviderError as error:
-            raise NotApplicableError(f"the container cannot be looked into: {error}") from error
+            raise NotApplicableError(f"the container cannot be inspected: {error}") from error
         try:
             answer = json.loads(done.output)
         except ValueError:
             answer = None
         if not isinstance(answer, dict):
-            raise NotApplicableError(f"the container cannot be looked into: it has no {_PYTHON} that answers")
+            raise NotApplicableError(f"the container cannot be inspected: it has no working {_PYTHON}")
         return answer
 
 
 @contextmanager
 def watch_server(subject: Subject) -> Iterator[WatchedServer]:
-    """Start a server that can be measured. NotApplicableError: its resources cannot be seen from here."""
+    """Start a server that can be measured.
+
+    Raises:
+        NotApplicableError: Its resources cannot be measured.
+    """
     if subject.kind is TargetKind.URL:
-        raise NotApplicableError("what a server at a URL holds cannot be seen from here")
+        raise NotApplicableError("the resources of a server at a URL cannot be measured")
     if subject.kind is TargetKind.IMAGE:
         with _start_container(subject) as server:
             yield WatchedServer(server, _NOTES_IN_CONTAINER)
@@ -142,15 +146,14 @@ def watch_server(subject: Subject) -> Iterator[WatchedServer]:
 
 @contextmanager
 def _start_container(subject: Subject) -> Iterator[RunningServer]:
-    """Start a container whose interpreters throw their garbage away when told to."""
+    """Start a container whose interpreters collect garbage on request."""
     from openenv_core.providers.docker.engine import DockerEngine
 
-    assert subject.url  # a container that does not start by itself is another check's to tell
+    assert subject.url  # raises if the unmodified image does not start
     config = DockerEngine.find().call("GET", f"/images/{subject.target.text}/json").get("Config") or {}
     if config.get("Entrypoint") or not config.get("Cmd"):
         raise NotApplicableError(
-            "the image has an ENTRYPOINT, before which nothing can be put that looks into its server; with CMD "
-            "alone there can"
+            "the image has an ENTRYPOINT, or no CMD, so its server cannot be inspected; an image with CMD alone can be"
         )
     options = {
         "command": [_PYTHON, "-c", _BOOTSTRAP, inspect.getsource(inside), *config["Cmd"]],
@@ -160,13 +163,13 @@ def _start_container(subject: Subject) -> Iterator[RunningServer]:
         try:
             server = stack.enter_context(subject.server(docker_options=options))
         except CheckError as error:
-            raise NotApplicableError(f"the image starts, but cannot be looked into: {error}") from error
+            raise NotApplicableError(f"the image starts, but cannot be inspected: {error}") from error
         yield server
 
 
 @contextmanager
 def hook_folder() -> Iterator[tuple[Path, dict[str, str]]]:
-    """Yield a folder for notes, and the environment variables that put `inside` into a server's interpreters."""
+    """Yield a temporary folder, and environment variables that install `inside` in a server's interpreters."""
     with tempfile.TemporaryDirectory(prefix="ropewalk-check-") as text:
         folder = Path(text)
         shutil.copyfile(inside.__file__, folder / "sitecustomize.py")
@@ -176,10 +179,10 @@ def hook_folder() -> Iterator[tuple[Path, dict[str, str]]]:
 
 @contextmanager
 def limited_memory(server: RunningServer | None) -> Iterator[list[int]]:
-    """Kill a server that takes too much; yield a list that then has the bytes that it took.
+    """Kill the server if it allocates too much memory; yield a list that then contains the bytes allocated.
 
     Args:
-        server: Whose; None, or one in a container, is not watched.
+        server: The server; None, or one in a container, is not watched.
     """
     excess: list[int] = []
     if server is None or server.container is not None:
@@ -199,7 +202,7 @@ def limited_memory(server: RunningServer | None) -> Iterator[list[int]]:
 
 @contextmanager
 def poll(name: str, check: Callable[[], None]) -> Iterator[None]:
-    """Look again and again, in a thread of that name, for as long as the block lasts."""
+    """Call a function repeatedly during the block, in a thread of that name."""
     over = threading.Event()
 
     def run() -> None:

@@ -1,8 +1,8 @@
-"""Runs the checks by pytest in a process of their own: `python -m openenv_core.checker.worker FD`.
+"""Runs checks with pytest in a separate process: `python -m openenv_core.checker.worker FD`.
 
-Checks import the environment and play it in their own process, so whatever it does to that process, it does here.
-What to do comes as one line of JSON on standard input, what became of it goes as lines of JSON to FD. The end of
-standard input is the end of whoever asked.
+Checks import the environment and play it in their own process, so whatever it does to that process only affects this
+worker. The `Job` is one line of JSON on standard input; results are written to FD as lines of JSON. Standard input
+closes when the parent ends.
 """
 
 import faulthandler
@@ -25,13 +25,13 @@ from openenv_core.checker.subject import Subject
 TERMINATED: Final = 143
 
 ORPHAN_CLEANUP_TIMEOUT_S: Final = 20.0
-"""How long, in seconds, cleaning up may take once nobody waits for it."""
+"""Seconds for cleaning up once the parent has ended."""
 
 _REMOVALS: Final = 5
-"""How often temporary files are removed, at most: threads that were left behind may add to them meanwhile."""
+"""Attempts to remove temporary files: threads that are still running may add files meanwhile."""
 
 _OPTIONS: Final = (
-    # Whatever the author's pytest is set to, and whatever plugins it has, is for the author's own tests.
+    # The author's pytest configuration and plugins are meant for the author's own tests.
     "--disable-plugin-autoload",
     "--noconftest",
     *("-c", os.devnull),
@@ -43,7 +43,7 @@ _OPTIONS: Final = (
 
 
 class CheckPlugin:
-    """Runs the tests of some checks on one subject, and reports each result."""
+    """A pytest plugin that selects the tests of a job's checks, and reports each result."""
 
     def __init__(self, job: Job, out: TextIO) -> None:
         self._job = job
@@ -56,7 +56,7 @@ class CheckPlugin:
             yield subject
 
     def pytest_collection_modifyitems(self, items: list[pytest.Item]) -> None:
-        """Choose the tests, in the order of their checks."""
+        """Select the tests, in the order of the job's checks."""
         by_name = {item.name.removeprefix("test_"): item for item in items}
         items[:] = [by_name[name] for name in self._job.checks]
 
@@ -72,9 +72,9 @@ class CheckPlugin:
 
 
 def main() -> NoReturn:
-    """Run the checks that standard input asks for."""
+    """Run the checks of the job on standard input."""
     faulthandler.enable()
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches all of a terminal; whoever asked decides
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches the parent too, which decides
     signal.signal(signal.SIGTERM, _on_sigterm)
     job = Job.model_validate_json(sys.stdin.buffer.readline())
     threading.Thread(target=_watch, args=(job.temporary,), name="openenv-owner", daemon=True).start()
@@ -87,14 +87,14 @@ def main() -> NoReturn:
     except BaseException:
         status = pytest.ExitCode.INTERRUPTED
     if status is pytest.ExitCode.INTERRUPTED:
-        # What the check that was broken off kept there; whoever asked may be gone, and cannot remove it.
+        # Files of the aborted check; the parent may be gone, and cannot remove them.
         _remove(job.temporary)
         os._exit(TERMINATED)
-    os._exit(0)  # threads that the environment left behind are nobody's to wait for
+    os._exit(0)  # does not wait for threads that the environment left running
 
 
 def _on_sigterm(*_: object) -> NoReturn:
-    raise KeyboardInterrupt  # what no check and no environment is allowed to swallow
+    raise KeyboardInterrupt  # not caught by `except Exception` of checks and environments
 
 
 def _remove(temporary: str) -> None:
@@ -105,7 +105,7 @@ def _remove(temporary: str) -> None:
 
 
 def _watch(temporary: str) -> None:
-    """End this process in order when its parent has ended."""
+    """Terminate this process when its parent has ended; force it after a timeout."""
     while os.read(sys.stdin.fileno(), 4096):
         pass
     os.kill(os.getpid(), signal.SIGTERM)

@@ -1,13 +1,13 @@
-"""Runs environment folders written for the released package, without that package.
+"""Runs environment folders written for the released package without that package.
 
     from openenv_core import compat
 
     compat.install()
     from openenv.core.env_server.types import Action   # openenv_core.Action
 
-`python -m openenv_core.compat COMMAND` installs the hook in every Python process of a command.
+`python -m openenv_core.compat COMMAND` does the same in every Python process of a command.
 
-Importing this module has no side effects. docs/compatibility.md lists the names.
+Importing this module is cheap and has no effect. docs/compatibility.md lists the names.
 """
 
 import sys
@@ -39,7 +39,7 @@ def released() -> str | None:
             continue
         return f"{name} {version}"
     spec = PathFinder.find_spec(RELEASED)
-    # A folder of that name without an __init__.py is not the package.
+    # A folder of that name without an __init__.py is not a package.
     if spec is not None and spec.origin is not None:
         return f"a package {RELEASED!r} at {Path(spec.origin).parent}"
     return None
@@ -49,7 +49,7 @@ def check() -> None:
     """Check that the released package is not installed.
 
     Raises:
-        ConfigurationError: It is installed. Its names would be ambiguous, and its wheel contains a package
+        ConfigurationError: It is installed: its names would be ambiguous, and its wheel contains a package
             `openenv_core` that overwrites ours.
     """
     if (distribution := released()) is not None:
@@ -65,28 +65,28 @@ def install(extra: Extra | None = None) -> Hook:
     """Provide the released package's import paths from now on.
 
     Args:
-        extra: Additional names, by released module, each as `module:attribute` or as the object. They extend the table
-            and the names of installed packages (entry points `ropewalk.compat`, through which `servers` provides the
-            server's names). A second call adds to the first.
+        extra: Names in addition to those of the table and of installed packages (the entry points
+            `ropewalk.compat`, through which `servers` provides the server's side), by released module, each as
+            `module:attribute` or as the object. A second call adds to the names of the first.
 
     Returns:
         The hook, for `uninstall`.
 
     Raises:
-        ConfigurationError: The released package is installed.
+        ConfigurationError: The released package is installed too.
     """
     hook = installed()
     if hook is None:
         check()
         hook = Hook({})
-        # First, so that a folder called "openenv" on the path is not taken for the package.
+        # First, so that a plain folder called "openenv" on the path is not imported as the package.
         sys.meta_path.insert(0, hook)
     hook.add(extra or {})
     return hook
 
 
 def uninstall() -> None:
-    """Remove the hook, and the modules imported through it."""
+    """Remove the hook and the modules imported through it."""
     if (hook := installed()) is not None:
         sys.meta_path.remove(hook)
         hook.forget()

@@ -1,4 +1,4 @@
-"""`python -m openenv_core.compat`: runs a command whose Python processes can import the released package's names."""
+"""`python -m openenv_core.compat`: run a command whose Python processes all find the released package's names."""
 
 import os
 import shutil
@@ -22,11 +22,11 @@ FAILED: Final = 2
 
 
 def main(argv: list[str]) -> NoReturn:
-    """Exec the command, or exit with an error."""
+    """Replace this process by the command; exit with an error if that is impossible."""
     if not argv or argv[0] in ("-h", "--help"):
         (sys.stdout if argv else sys.stderr).write(USAGE)
         sys.exit(0 if argv else FAILED)
-    # `python` means this interpreter, because it has Ropewalk installed.
+    # `python` means this interpreter, since Ropewalk is installed for it.
     program = sys.executable if argv[0] in ("python", "python3") else shutil.which(argv[0])
     try:
         compat.check()

@@ -1,4 +1,4 @@
-"""The released factories of clients and actions by an environment's name. They never install anything."""
+"""The released factories that find a client or an action class by an environment's name; they install nothing."""
 
 import re
 from typing import Any
@@ -13,7 +13,7 @@ _SPACE = re.compile(r"(?:https://(?:huggingface\.co|hf\.co)/spaces/)?(?P<id>[\w.
 
 
 class AutoEnv:
-    """Makes a client by an environment's name, or by the id of a Space that runs its server."""
+    """Makes a client for an environment's name, or for the server of a Space by the Space's id."""
 
     def __init__(self) -> None:
         raise TypeError(
@@ -37,14 +37,14 @@ class AutoEnv:
         """Return a client.
 
         Args:
-            name: Name of an installed environment, `owner/name`, or the URL of a Space.
-            base_url: URL of a running server.
-            docker_image: Image to run in a container.
-            container_provider: Provider of the container.
-            wait_timeout: Seconds within which the server must become healthy.
-            env_vars: Environment variables of the started server.
-            trust_remote_code: Ignored, because no code is downloaded.
-            skip_install: Use the generic client, with dicts, instead of the environment's package.
+            name: An installed environment, or the `owner/name` or URL of a Space.
+            base_url: The URL of its server, if that is already running.
+            docker_image: Its image, to run it in a container.
+            container_provider: Starts the container.
+            wait_timeout: Seconds within which the server must be healthy.
+            env_vars: Environment variables of the server, if one is started.
+            trust_remote_code: Ignored, since no code is fetched.
+            skip_install: Whether to return a client with dicts, so that the environment's package is not needed.
             options: Arguments of the client's constructor.
 
         Raises:
@@ -77,7 +77,7 @@ class AutoEnv:
 
 
 class AutoAction:
-    """Finds an environment's action class by its name."""
+    """Finds the action class of an environment by the environment's name."""
 
     __init__ = AutoEnv.__init__
 

@@ -1,4 +1,4 @@
-"""The released package's provider interfaces, on top of our providers."""
+"""The released package's provider interfaces, implemented with our providers."""
 
 import shlex
 from abc import ABC, abstractmethod
@@ -11,7 +11,7 @@ from openenv_core.providers.docker.container import LocalDockerProvider as Ours
 
 
 class ContainerProvider(ABC):
-    """Starts containers of a given image. `EnvClient.from_docker_image` accepts it as `provider`."""
+    """Starts a container of a given image. `EnvClient.from_docker_image` accepts it as `provider`."""
 
     @abstractmethod
     def start_container(
@@ -25,11 +25,11 @@ class ContainerProvider(ABC):
 
     @abstractmethod
     def wait_for_ready(self, base_url: str, timeout_s: float = 30.0) -> None:
-        """Wait until the server is healthy."""
+        """Return when the server is healthy."""
 
 
 class RuntimeProvider(ABC):
-    """Starts a server of its own choice. A client accepts it as `provider`."""
+    """Starts one particular server. A client accepts it as `provider`."""
 
     @abstractmethod
     def start(
@@ -58,7 +58,7 @@ class RuntimeProvider(ABC):
 
 
 class LocalDockerProvider(ContainerProvider):
-    """Our provider with the released interface: hardened, only on loopback, and no option is silently ignored."""
+    """The released provider's interface to ours: hardened containers, on loopback only; no argument is ignored."""
 
     def __init__(self) -> None:
         self._provider: Ours | None = None
@@ -70,13 +70,13 @@ class LocalDockerProvider(ContainerProvider):
 
         Args:
             image: Name or id of the image.
-            port: Port on this machine under which it is published; by default a free one.
+            port: Port of this machine to publish it on; any free port by default.
             env_vars: Environment variables.
             kwargs: Fields of `ContainerOptions`; `command` may be a single string.
 
         Raises:
             ProviderError: The container could not be started.
-            ConfigurationError: An option is unknown, or this provider's container is already running.
+            ConfigurationError: An option does not exist, or a container is already running.
         """
         if self._provider is not None:
             raise ConfigurationError(
@@ -96,12 +96,12 @@ class LocalDockerProvider(ContainerProvider):
             provider.stop()
 
     def wait_for_ready(self, base_url: str, timeout_s: float = 30.0) -> None:
-        """Wait until the server is healthy, as it was after its start.
+        """Return when the server is healthy, as it already was when `start_container` returned.
 
         Raises:
-            ServerStartError: It did not become healthy in time.
+            ServerStartError: It is not healthy within `timeout_s`.
         """
-        provider = self._provider  # which another thread may stop meanwhile
+        provider = self._provider  # another thread may stop it meanwhile
         if provider is None or base_url != provider.url:
             raise ConfigurationError(
                 f"expected the URL that start_container() returned, got {base_url!r}; start the container first"

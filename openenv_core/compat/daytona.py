@@ -1,4 +1,4 @@
-"""The released provider for Daytona sandboxes, which needs the package `daytona`."""
+"""The released provider of Daytona sandboxes, implemented with the package `daytona`."""
 
 import json
 import os
@@ -19,29 +19,29 @@ from openenv_core.manifest import MANIFEST, ManifestError, load_keys
 from openenv_core.providers.base import REMOTE_POLL_FACTOR, wait_healthy
 
 PORT: Final = 8000
-"""The port of servers in a sandbox."""
+"""The port that servers listen on in a sandbox."""
 URL_LIFETIME_S: Final = 86_400
-"""Lifetime of a signed URL: Daytona's maximum."""
+"""Lifetime of a signed URL, the longest that Daytona allows."""
 EXEC_TIMEOUT_S: Final = 10
 HEALTH_TIMEOUT_S: Final = 5.0
 AUTO_STOP_MIN: Final = 15
-"""Daytona's default."""
+"""Daytona's own default."""
 
 _MOUNTS: Final = re.compile(r"(?im)^(\s*RUN\s+)(?:--mount=\S+[ \t]*(?:\\\n(?:[ \t]*(?=--mount=))?)?)+")
 
 
 class DaytonaProvider(ContainerProvider):
-    """Starts an environment's image in a Daytona sandbox, and its server in it.
+    """Starts an environment's image in a Daytona sandbox, and the server in it.
 
     Args:
-        api_key: The account's API key; by default `DAYTONA_API_KEY`.
+        api_key: The account's API key; `DAYTONA_API_KEY` by default.
         public: Whether the server's URL needs no signature.
-        resources: `daytona.Resources`; for images only, not for snapshots.
-        auto_stop_interval: Idle minutes after which the sandbox stops; 0 for never.
+        resources: `daytona.Resources` of sandboxes built from an image; ignored for snapshots.
+        auto_stop_interval: Minutes without use until the sandbox stops; 0 for never.
         target: Daytona's region.
         on_snapshot_create_logs: Called with each line of the image's build log.
-        cmd: Shell command of the server; by default derived from the environment's `openenv.yaml`.
-        create_timeout: Seconds to wait for the sandbox's creation.
+        cmd: The shell command that starts the server; by default, the app named in `openenv.yaml` is served.
+        create_timeout: Seconds for the creation of a sandbox.
     """
 
     _dockerfile_registry: ClassVar[dict[str, dict[str, Any]]] = {}
@@ -76,15 +76,15 @@ class DaytonaProvider(ContainerProvider):
 
     @classmethod
     def image_from_dockerfile(cls, dockerfile_path: str, context_dir: str | None = None) -> str:
-        """Register a Dockerfile, and return the name of its image for `start_container`.
+        """Register a Dockerfile; return the value that `start_container` takes as its image.
 
         Args:
             dockerfile_path: Path of the Dockerfile.
-            context_dir: Build context; by default the parent of the Dockerfile's folder.
+            context_dir: The folder that it copies from; by default the parent of its own folder.
 
         Raises:
             FileNotFoundError: The Dockerfile does not exist.
-            ConfigurationError: The context lacks a source of COPY.
+            ConfigurationError: The context lacks a file that the Dockerfile copies.
         """
         path = Path(dockerfile_path).resolve()
         text = path.read_text(encoding="utf-8")
@@ -109,7 +109,7 @@ class DaytonaProvider(ContainerProvider):
 
     @staticmethod
     def strip_buildkit_syntax(dockerfile_content: str) -> str:
-        """Remove the mounts of RUN instructions, which Daytona's builder does not support."""
+        """Return a Dockerfile without the mounts of its RUN instructions, which Daytona's builder does not support."""
         return _MOUNTS.sub(r"\1", dockerfile_content)
 
     @staticmethod
@@ -119,7 +119,7 @@ class DaytonaProvider(ContainerProvider):
             return None
         try:
             return shlex.join(json.loads(cmd.rest))
-        except (ValueError, TypeError):  # not in exec form
+        except (ValueError, TypeError):  # in shell form
             return cmd.rest
 
     @staticmethod
@@ -136,13 +136,13 @@ class DaytonaProvider(ContainerProvider):
         """Create a sandbox, start the server in it and return its URL.
 
         Args:
-            image: An image's name, `snapshot:NAME`, or the result of `image_from_dockerfile`.
-            port: Must be 8000 or None.
+            image: An image's name, `snapshot:NAME`, or the value that `image_from_dockerfile` returned.
+            port: None or 8000, the port that Daytona forwards.
             env_vars: Environment variables.
-            kwargs: `cmd`, the shell command of the server; others are passed to `Daytona.create`.
+            kwargs: `cmd`, the shell command that starts the server; others are passed to `Daytona.create`.
 
         Raises:
-            ConfigurationError: The port is not supported, or the server's command is unknown.
+            ConfigurationError: The port is another, or nothing names the app to serve.
         """
         if port not in (None, PORT):
             raise ConfigurationError(f"Daytona's provider only supports port {PORT}, got {port}")
@@ -175,7 +175,7 @@ class DaytonaProvider(ContainerProvider):
             raise
 
     def refresh_preview_url(self) -> str:
-        """Return a new signed URL, valid for a day; clients must reconnect."""
+        """Return a new signed URL, valid for a day; clients have to reconnect with it."""
         if self._sandbox is None:
             raise RuntimeError("No active sandbox; call start_container()")
         signed = self._sandbox.create_signed_preview_url(PORT, expires_in_seconds=URL_LIFETIME_S)
@@ -189,11 +189,11 @@ class DaytonaProvider(ContainerProvider):
             self._daytona.delete(sandbox)
 
     def wait_for_ready(self, base_url: str, timeout_s: float = 120.0) -> None:
-        """Wait until the server is healthy.
+        """Return when the server is healthy.
 
         Raises:
-            TimeoutError: It did not become healthy in time.
-            RuntimeError: It ended; the message contains its log.
+            TimeoutError: It is not healthy within `timeout_s`.
+            RuntimeError: It has exited; the message contains its log.
         """
 
         def probe(left_s: float) -> str | None:
@@ -215,7 +215,7 @@ class DaytonaProvider(ContainerProvider):
             )
 
     def _discover_server_cmd(self, otherwise: str | None) -> str:
-        """Return the command of the server, from `openenv.yaml` in the sandbox or else the Dockerfile's CMD."""
+        """Return the command that starts the app of `openenv.yaml` in the sandbox, or else the Dockerfile's CMD."""
         path = "/app/env/openenv.yaml"
         if "found" not in self._exec(f"test -f {path} && echo found"):
             path = self._exec("find /app -maxdepth 4 -name openenv.yaml -print -quit 2>/dev/null").strip()
@@ -244,7 +244,7 @@ def _sdk() -> Any:
 
 
 def _image(sdk: Any, built: Mapping[str, Any]) -> Any:
-    """Return Daytona's image of a Dockerfile, which must be in its build context while the SDK reads it."""
+    """Return Daytona's image of a Dockerfile, which must be in its context while it is read."""
     file = Path(built["context_dir"], f".daytona-{uuid4().hex[:8]}.dockerfile")
     try:
         file.write_text(built["stripped_content"], encoding="utf-8")

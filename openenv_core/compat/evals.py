@@ -1,4 +1,4 @@
-"""The released package's types of evaluations, and its harness for Inspect AI."""
+"""The released types of evaluations, and the harness for Inspect AI."""
 
 from abc import ABC, abstractmethod
 from typing import Any, Final
@@ -8,11 +8,11 @@ from pydantic import BaseModel, ConfigDict
 _OPTIONS: Final = (
     "model_base_url", "max_samples", "max_connections", "temperature", "max_tokens", "epochs", "solver", "scorer"
 )  # fmt: skip
-"""Parameters passed on to Inspect AI unchanged; None means its default."""
+"""Parameters passed to Inspect AI unchanged; None means its own default."""
 
 
 class EvalConfig(BaseModel):
-    """The configuration of an evaluation: harness, library versions, data set and parameters."""
+    """The configuration of an evaluation: harness, library versions, dataset and parameters."""
 
     model_config = ConfigDict(extra="forbid", validate_assignment=True)
 
@@ -43,7 +43,7 @@ class EvalHarness(ABC):
         dataset: str,
         eval_parameters: dict[str, Any],
     ) -> dict[str, Any]:
-        """Run an evaluation and return its metrics by name."""
+        """Run an evaluation; return its metrics by name."""
 
     def run_from_config(self, config: EvalConfig) -> EvalResult:
         """Run the evaluation of a configuration."""
@@ -57,10 +57,10 @@ class EvalHarness(ABC):
 
 
 class InspectAIHarness(EvalHarness):
-    """Runs tasks of Inspect AI.
+    """Runs Inspect AI tasks.
 
     Args:
-        log_dir: Folder of its logs; by default Inspect AI's.
+        log_dir: Folder of its logs; Inspect AI's default if None.
     """
 
     def __init__(self, *, log_dir: str | None = None) -> None:
@@ -76,15 +76,15 @@ class InspectAIHarness(EvalHarness):
         """Run a task and return its metrics.
 
         Args:
-            harness_version: Ignored: the installed version runs.
+            harness_version: Ignored: the installed version is used.
             library_versions: Ignored too.
-            dataset: The task, unless the parameters have a `task`.
+            dataset: The task, if the parameters have no `task`.
             eval_parameters: `model`, and other arguments of `inspect_ai.eval`: task_args, model_args, model_base_url,
                 max_samples, max_connections, temperature, max_tokens, epochs, solver, scorer.
 
         Raises:
             ImportError: The package `inspect-ai` is not installed.
-            ValueError: There is no model in the parameters.
+            ValueError: The parameters have no model.
             RuntimeError: The evaluation failed.
         """
         try:

@@ -1,7 +1,7 @@
-"""The released package's code executor, on top of the sandbox.
+"""The released package's executor of Python code, implemented with the sandbox.
 
-Environments written for the released package make a `PyExecutor` per session and call `run` from a thread. Here each
-executor is an interpreter in its own process; those of one server process share a sandbox.
+A released environment creates a `PyExecutor` per session and calls `run` from a thread. Here each executor is an
+interpreter in its own process; the executors of one server process share the sandbox that starts them.
 """
 
 import asyncio
@@ -31,10 +31,10 @@ T = TypeVar("T")
 P = ParamSpec("P")
 
 LIMITS: Final = Limits()
-"""Limits of every interpreter; the released interface has no option for others."""
+"""Limits of every interpreter; the released package has no arguments for others."""
 
 CLOSE_TIMEOUT_S: Final = 10.0
-"""How long the process's exit waits for the interpreters to end."""
+"""Seconds that the exit of the process waits for the interpreters to end."""
 
 HELPERS: Final = """\
 from traceback import format_exc
@@ -43,17 +43,17 @@ def safe_json_dumps(obj):
     import json
     return json.dumps(obj, default=repr)
 """
-"""Helpers that released executors provide to code."""
+"""The names that released executors define for code."""
 
 
 class PyExecutor:
-    """Runs untrusted Python code, keeping its variables between runs.
+    """Runs untrusted Python code and keeps its variables between runs.
 
-    The interpreter starts with the first run and ends with this object. Code may import anything installed: the sandbox
-    (docs/sandbox.md) restricts it, not a list of names.
+    The first run starts the interpreter, which ends with this object. Code may import whatever is installed: the
+    sandbox restricts what it can do (docs/sandbox.md), not a list of names.
 
     Args:
-        additional_imports: Modules that the released package would have to allow; not needed here.
+        additional_imports: Modules that the released package allows on request; here they need no permission.
     """
 
     def __init__(self, additional_imports: Sequence[str] | None = None) -> None:
@@ -68,10 +68,10 @@ class PyExecutor:
         self._bare = True
 
     def run(self, code: str) -> CodeExecResult:
-        """Run code and wait for its result, at most for the sandbox's time limit.
+        """Run code and wait for its end, at most for the sandbox's timeout.
 
         Raises:
-            SandboxFailureError: The infrastructure failed, not the code.
+            SandboxFailureError: The infrastructure failed, as opposed to the code.
         """
         with self._turn:
             if self._engine is None:
@@ -79,7 +79,7 @@ class PyExecutor:
             engine = self._engine
             if self._session is None:
                 self._session = session = engine.run(engine.sandbox.open, LIMITS)
-                # Released environments drop an executor to reset it; it has no close().
+                # Released environments drop an executor to start afresh; it has no close().
                 weakref.finalize(self, engine.thread.call_detached, session.close).atexit = False
             if self._bare:
                 _require_result(engine.run(self._session.execute, HELPERS))
@@ -112,7 +112,7 @@ def _result(execution: Execution) -> CodeExecResult:
 
 
 class _Engine:
-    """The sandbox of this process, and the thread that it runs in."""
+    """The sandbox of this process and the thread of its event loop."""
 
     def __init__(self) -> None:
         self.thread = LoopThread()
@@ -124,7 +124,7 @@ class _Engine:
             raise
 
     def run(self, work: Callable[P, Coroutine[Any, Any, T]], /, *args: P.args, **options: P.kwargs) -> T:
-        """Run a coroutine function of the sandbox or a session, and wait for its result."""
+        """Run a coroutine function of the sandbox or of one of its sessions; return its result."""
         try:
             return self.thread.run(work, *args, **options)
         except ClientClosedError:
@@ -134,7 +134,7 @@ class _Engine:
             ) from None
 
     def close(self) -> None:
-        """Close the sandbox at the process's exit. Its thread is a daemon and need not be stopped."""
+        """Close the sandbox at the exit of the process; the thread is a daemon and need not be stopped."""
 
         async def end() -> None:
             asyncio.get_running_loop().set_default_executor(_Inline())
@@ -147,7 +147,7 @@ class _Engine:
 
 
 class _Inline(ThreadPoolExecutor):
-    """An executor that runs calls in the calling thread: since Python 3.12 no thread can start at exit."""
+    """Runs calls in the calling thread: since Python 3.12 no thread can be started while the process exits."""
 
     def submit(self, fn: Callable[P, T], /, *args: P.args, **kwargs: P.kwargs) -> Future[T]:
         """Return a finished future."""
@@ -159,8 +159,8 @@ class _Inline(ThreadPoolExecutor):
         return future
 
 
-# atexit handlers run after the shutdown of thread pools, which closing needs. Like concurrent.futures, register with
-# threading, whose handlers run earlier, the last registered first.
+# Functions registered with atexit run after the shutdown of all thread pools, which closing needs. concurrent.futures
+# registers its shutdown here too, and the last registered function runs first.
 _at_exit: Final[Callable[..., Any]] = getattr(threading, "_register_atexit", atexit.register)
 _lock = threading.Lock()
 _shared: _Engine | None = None

@@ -1,4 +1,4 @@
-"""The released client of a Gitea server: clones its repositories into a workspace, and runs git there."""
+"""The released client of a Gitea server: clones its repositories into a folder and runs git commands there."""
 
 import os
 import shlex
@@ -32,16 +32,16 @@ class RepoInfo:
 
 
 class GitServerClient:
-    """Clones and resets repositories and runs git in a workspace. Credentials are in a file outside of the workspace.
+    """Clones, resets and runs git in a workspace. The credentials are in a separate file outside the workspace.
 
     Args:
-        gitea_url: URL of the server, for example `http://gitea:3000`.
-        username: Owner of the repositories.
+        gitea_url: The server's URL, such as `http://gitea:3000`.
+        username: The owner of the repositories.
         password: The user's password.
-        workspace_dir: Folder of the clones; created if missing.
+        workspace_dir: Folder of the clones; created if it is missing.
 
     Attributes:
-        is_ready: Whether the server has responded.
+        is_ready: Whether the server has answered.
     """
 
     def __init__(
@@ -70,7 +70,7 @@ class GitServerClient:
         self._environ = {**os.environ, "GIT_CONFIG_GLOBAL": str(config), "GIT_TERMINAL_PROMPT": "0"}
 
     def wait_for_ready(self, timeout: float = 30) -> bool:
-        """Wait for the server, at most `timeout` seconds; return whether it responded."""
+        """Wait up to `timeout` seconds for the server; return whether it answers."""
 
         def probe(left_s: float) -> str | None:
             try:
@@ -83,10 +83,10 @@ class GitServerClient:
         return self.is_ready
 
     def list_repositories(self) -> list[dict[str, str]]:
-        """Return name, full_name, clone_url and description of each of the user's repositories.
+        """Return name, full_name, clone_url and description of each repository of the user.
 
         Raises:
-            RuntimeError: The server is not ready, or rejects the request.
+            RuntimeError: The server is not ready, or refuses the request.
         """
         self._check_ready()
         repositories: list[Any] = []
@@ -106,15 +106,15 @@ class GitServerClient:
         return [{key: repo.get(key) or "" for key in keys} for repo in repositories]
 
     def clone_to_workspace(self, repo_name: str, target_dir: str | None = None, commit: str = "main") -> str:
-        """Clone a repository, replacing an existing clone, and check out a commit.
+        """Clone a repository afresh and check out a commit.
 
         Args:
-            repo_name: Name of the repository.
-            target_dir: Folder in the workspace; by default the repository's name.
+            repo_name: The repository's name.
+            target_dir: Folder in the workspace; the repository's name by default.
             commit: A commit or branch; "main" means the server's default branch.
 
         Returns:
-            Path of the clone.
+            The clone's path.
 
         Raises:
             RuntimeError: The server is not ready, or git failed.
@@ -130,13 +130,13 @@ class GitServerClient:
         return str(path)
 
     def reset_workspace(self, repo_name: str, commit: str = "main") -> bool:
-        """Reset a clone to a commit, and remove all untracked files.
+        """Reset a clone to a commit and remove all untracked files.
 
         Raises:
             RuntimeError: There is no such clone, or git failed.
         """
         path = self._clone(repo_name)
-        self._run(["git", "fetch", "--all"], path)  # may fail without a network, if the commit is present
+        self._run(["git", "fetch", "--all"], path)  # may fail: the local commits may suffice
         self._git("checkout", "--force", commit, cwd=path)
         on_branch = self._run(["git", "symbolic-ref", "-q", "HEAD"], path).returncode == 0
         remote = self._run(["git", "rev-parse", "-q", "--verify", f"origin/{commit}"], path).returncode == 0
@@ -148,8 +148,8 @@ class GitServerClient:
         """Run git in the workspace.
 
         Args:
-            command: Arguments of git.
-            working_dir: Folder relative to the workspace.
+            command: The arguments of git, as one string.
+            working_dir: Folder below the workspace.
 
         Returns:
             Exit code, stdout and stderr.
@@ -172,7 +172,7 @@ class GitServerClient:
         return self._git("rev-parse", "HEAD", cwd=self._clone(repo_name)).strip()
 
     def workspace_exists(self, repo_name: str) -> bool:
-        """Whether a repository was cloned."""
+        """Whether a repository has been cloned."""
         return self._folder(repo_name).exists()
 
     def _check_ready(self) -> None:

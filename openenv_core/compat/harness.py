@@ -1,4 +1,4 @@
-"""The released types of sessions for coding agents."""
+"""The released types of a coding agent's sessions, on which environments for such agents are built."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
@@ -8,18 +8,18 @@ from typing import Any, Generic, TypeAlias, TypeVar
 from openenv_core.tools import Tool
 
 Message: TypeAlias = dict[str, Any]
-"""A chat message, with `role`, `content` and other fields."""
+"""A chat message as a dict, with `role` and `content` among its fields."""
 
 
 @dataclass
 class ToolResult:
-    """The result of a session's tool.
+    """The result of a tool call.
 
     Attributes:
         data: The value.
         done: Whether the rollout is over.
-        metadata: Anything else.
-        error: Why the call failed; None if it succeeded.
+        metadata: Additional data.
+        error: Why there is no value.
     """
 
     data: Any = None
@@ -33,8 +33,8 @@ class VerifyResult:
     """The outcome of a rollout.
 
     Attributes:
-        env_reward: The environment's reward; None if there is none.
-        done: Whether its episode is over.
+        env_reward: The environment's reward; None if it gave none.
+        done: Whether the episode is over.
         metrics: Metrics by name.
         artifacts: Artifacts by name.
     """
@@ -46,7 +46,7 @@ class VerifyResult:
 
 
 class ResourceSession(ABC):
-    """The resources of one rollout of an agent."""
+    """The session of one rollout of an agent."""
 
     @abstractmethod
     def initial_messages(self) -> list[Message]:
@@ -54,7 +54,7 @@ class ResourceSession(ABC):
 
     @abstractmethod
     def list_tools(self) -> list[Tool]:
-        """Return the session's tools."""
+        """Return the available tools."""
 
     @abstractmethod
     def call_tool(self, name: str, arguments: dict[str, Any]) -> ToolResult:
@@ -62,7 +62,7 @@ class ResourceSession(ABC):
 
     @abstractmethod
     def verify(self, transcript: Sequence[Message], final_state: Any | None = None) -> VerifyResult:
-        """Return the outcome of the rollout, once the agent has stopped."""
+        """Return the outcome of the rollout after the agent has stopped."""
 
     @abstractmethod
     def close(self) -> None:
@@ -73,7 +73,7 @@ SessionT = TypeVar("SessionT", bound=ResourceSession)
 
 
 class ResourceSessionFactory(ABC, Generic[SessionT]):
-    """Creates isolated sessions."""
+    """Creates sessions that are isolated from each other."""
 
     @abstractmethod
     def create(self, task: Any, seed: int | None = None, episode_id: str | None = None) -> SessionT:

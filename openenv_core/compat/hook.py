@@ -1,4 +1,4 @@
-"""The import hook: modules with the released package's names, whose attributes resolve to ours on access."""
+"""The import hook: modules under the released package's names, whose attributes resolve to ours on access."""
 
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -14,12 +14,12 @@ from typing import Any, Final, TypeAlias
 from openenv_core.compat.names import MODULES, module_for
 
 GROUP: Final = "ropewalk.compat"
-"""Entry points through which installed packages provide released names."""
+"""Entry points by which installed packages provide names."""
 
 DOCS: Final = "docs/compatibility.md"
 
 Target: TypeAlias = str | Callable[..., Any]
-"""What a released name resolves to: `module:attribute`, or the object itself."""
+"""An object as `module:attribute`, or the object itself."""
 
 Extra: TypeAlias = Mapping[str, Mapping[str, Target]]
 """Names in addition to the table, by released module."""
@@ -30,13 +30,13 @@ class NotProvidedError(ModuleNotFoundError):
 
 
 class ReleasedNames:
-    """Resolves released names."""
+    """Resolves every released name to its counterpart here."""
 
     def __init__(self, extra: Extra) -> None:
         self.extra: dict[str, dict[str, Target]] = {module: dict(names) for module, names in extra.items()}
 
     def available(self, module: str) -> Iterator[str]:
-        """Yield the names that a released module provides."""
+        """Yield the names that a module provides."""
         yield from self.extra.get(module, ())
         yield from MODULES[module].names
         for other in MODULES[module].also:
@@ -60,10 +60,10 @@ class ReleasedNames:
 
 @cache
 def _find_extras() -> Extra:
-    """Return the names that installed packages provide. Called only for a name that is not in the table."""
+    """Return the names of installed packages; called only for a name that is not in the table."""
     modules: dict[str, dict[str, Target]] = {}
     for point in entry_points(group=GROUP):
-        with suppress(ImportError):  # the package is installed without its dependencies
+        with suppress(ImportError):  # the package is installed, but not its requirements
             for module, names in point.load().items():
                 modules.setdefault(module, {}).update(names)
     return modules
@@ -78,11 +78,11 @@ class AliasModule(ModuleType):
         self.__all__ = sorted(set(names.available(source)))
 
     def __getattr__(self, name: str) -> Any:
-        """Find a name.
+        """Resolve a name.
 
         Raises:
-            NotProvidedError: The released package has the name, but Ropewalk does not provide it.
-            AttributeError: Neither has the name.
+            NotProvidedError: The released package has the name, but Ropewalk does not.
+            AttributeError: Neither has it.
         """
         if name.startswith("__"):
             raise AttributeError(f"module {self.__name__!r} has no attribute {name!r}")
@@ -119,33 +119,33 @@ def resolve(target: Target) -> Any:
 
 
 class Hook(MetaPathFinder, Loader):
-    """Finds the released package's modules."""
+    """Finds and loads the released package's modules."""
 
     def __init__(self, extra: Extra) -> None:
         self.names = ReleasedNames(extra)
 
     def add(self, extra: Extra) -> None:
-        """Provide more names, which take precedence over the table."""
+        """Provide more names, which take precedence over the table's."""
         for module, names in extra.items():
             self.names.extra.setdefault(module, {}).update(names)
 
     def find_spec(
         self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
     ) -> ModuleSpec | None:
-        """Return a spec for modules of the table, and None for others."""
+        """Return a spec for the modules of the table, otherwise None."""
         source = module_for(fullname)
         if source is None:
             return None
         return ModuleSpec(fullname, self, origin="openenv_core.compat", is_package=MODULES[source].package)
 
     def create_module(self, spec: ModuleSpec) -> ModuleType:
-        """Create a module that resolves its names on access."""
+        """Create the module, whose names are resolved on access."""
         source = module_for(spec.name)
         assert source is not None
         return AliasModule(spec.name, source, self.names)
 
     def exec_module(self, module: ModuleType) -> None:
-        """Replace the module by ours, if the table maps the whole module. Others resolve their names on access."""
+        """Replace the module by ours if it has a `whole` counterpart; other modules need nothing."""
         source = module_for(module.__name__)
         if source is not None and (whole := MODULES[source].whole) is not None:
             sys.modules[module.__name__] = import_module(whole)

@@ -1,8 +1,8 @@
-"""The table of the names that released environment folders import, and their targets here.
+"""The names that released environment folders import, and their counterparts here: data only.
 
 A target is `module:attribute` of this package. Names that are not provided are listed too, so that the error of an
-import can say what they belong to. `servers` provides the server's names through an entry point, because this package
-must not import it.
+import can say what they belong to. `servers` provides the names of the server's side through `install`, since this
+package must not import it.
 """
 
 from collections.abc import Mapping
@@ -10,10 +10,10 @@ from dataclasses import dataclass, field
 from typing import Final
 
 RELEASED: Final = "openenv"
-"""The released package's name for imports."""
+"""The released package's import name."""
 
 FORMER: Final = "openenv_core"
-"""Its name until 0.2, now that of our package; the same modules are found below it."""
+"""Its import name until 0.2, now that of our package: the same modules are found below it."""
 
 _PROVIDERS = (
     "hosts of containers that have no adapter here; openenv_core.providers has LocalDockerProvider and "
@@ -26,15 +26,15 @@ _SERVER = (
 
 @dataclass(frozen=True, slots=True)
 class Module:
-    """A module of the released package.
+    """One module of the released package.
 
     Attributes:
-        names: Targets by name.
+        names: The target of each name.
         later: Names that are not provided, each with what it belongs to.
-        also: Modules whose names it includes.
-        package: Whether it has submodules.
-        rest: What all other names belong to, if the module as a whole is not provided.
-        whole: Our module that replaces it, private names included, so that patches of it apply to ours.
+        also: Modules whose names it has too.
+        package: Whether it is a package.
+        rest: What all other names belong to, if the rest of the module is not provided.
+        whole: Our module that replaces it, private names included, so that a patch of one takes effect in ours.
     """
 
     names: Mapping[str, str] = field(default_factory=dict)
@@ -46,7 +46,7 @@ class Module:
 
 
 def _names_in(module: str, names: str) -> dict[str, str]:
-    """Return the targets of names that a module of ours has under the same names."""
+    """Return the targets of names that one of our modules has under the same names."""
     return {name: f"{module}:{name}" for name in names.split()}
 
 
@@ -228,11 +228,11 @@ MODULES: Final[Mapping[str, Module]] = {
 }
 
 FORMER_ROOTS: Final = ("env_server", "client_types", "env_client", "http_env_client", "containers")
-"""Modules of `openenv.core` that are also found below `openenv_core`; no module of ours has one of these names."""
+"""Modules of `openenv.core` that are found below `openenv_core` too; none of our modules has one of these names."""
 
 
 def module_for(fullname: str) -> str | None:
-    """Return the released module of an import; None if it is not in the table."""
+    """Return the released module of an import's name; None if the table has no such module."""
     if fullname == RELEASED or fullname.startswith(f"{RELEASED}."):
         return fullname if fullname in MODULES else None
     root, _, below = fullname.partition(".")

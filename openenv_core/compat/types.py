@@ -1,4 +1,4 @@
-"""The released types: models of the wire and of JSON-RPC, and types of chat and coding environments."""
+"""The released types: messages on the wire, JSON-RPC, and types of chat and coding environments."""
 
 import inspect
 import json
@@ -28,7 +28,7 @@ class Message(TypedDict):
 
 
 class ModelTokenizer(Protocol):
-    """The interface of tokenizers that chat environments use."""
+    """The methods of a tokenizer that chat environments use."""
 
     def apply_chat_template(
         self,
@@ -37,19 +37,19 @@ class ModelTokenizer(Protocol):
         return_tensors: str | None = None,
         **options: Any,
     ) -> Any:
-        """Convert a conversation to text or token ids."""
+        """Turn a conversation into text or token ids."""
 
     def decode(self, token_ids: Any, skip_special_tokens: bool = False, **options: Any) -> str:
-        """Convert token ids to text."""
+        """Turn token ids into text."""
 
 
 class CodeExecResult(BaseModel):
     """The result of running code.
 
     Attributes:
-        stdout: Standard output; then, on a line of its own, the `repr` of the last expression's value.
-        stderr: Standard error, the traceback, and why the code was ended.
-        exit_code: 0 if the code succeeded.
+        stdout: The code's output, followed on its own line by the `repr` of the last expression's value.
+        stderr: The code's error output, the traceback, and why the code was ended, if it was.
+        exit_code: 0 if the code ran to its end.
     """
 
     model_config = ConfigDict(extra="forbid", validate_assignment=True)
@@ -60,7 +60,7 @@ class CodeExecResult(BaseModel):
 
 
 class BaseMessage(BaseModel):
-    """A model that rejects unknown keys."""
+    """A model that forbids extra keys."""
 
     model_config = ConfigDict(extra="forbid", arbitrary_types_allowed=True)
 
@@ -87,14 +87,14 @@ _TEXTS: Final = {
 
 
 class McpMethod(StrEnum):
-    """The JSON-RPC methods of tools."""
+    """The MCP methods for tools."""
 
     TOOLS_LIST = "tools/list"
     TOOLS_CALL = "tools/call"
 
 
 class JsonRpcError(BaseMessage):
-    """The error of a JSON-RPC response."""
+    """An error of JSON-RPC."""
 
     code: int
     message: str
@@ -104,16 +104,16 @@ class JsonRpcError(BaseMessage):
     def from_code(
         cls, code: JsonRpcErrorCode, message: str | None = None, data: Any = None
     ) -> "JsonRpcError":
-        """Return an error; the default message is JSON-RPC's for the code."""
+        """Return an error, by default with JSON-RPC's standard message for the code."""
         return cls(code=int(code), message=message or _TEXTS.get(code, "Unknown error"), data=data)
 
 
 class JsonRpcRequest(jsonrpc.RpcRequest):
-    """One request."""
+    """A JSON-RPC request."""
 
 
 class JsonRpcResponse(BaseMessage):
-    """One response: a result or an error, never both on the wire."""
+    """A JSON-RPC response: a result or an error, never both on the wire."""
 
     jsonrpc: Literal["2.0"] = "2.0"
     result: Any = None
@@ -121,18 +121,18 @@ class JsonRpcResponse(BaseMessage):
     id: str | int | None = None
 
     def model_dump(self, **options: Any) -> dict[str, Any]:
-        """Return the fields to send."""
+        """Return the fields that are sent."""
         fields = super().model_dump(**options)
         outcome = "error" if self.error is not None else "result"
         return {name: fields[name] for name in ("jsonrpc", "id", outcome) if name in fields}
 
     def model_dump_json(self, **options: Any) -> str:
-        """Return the JSON to send."""
+        """Return the JSON that is sent."""
         return dumps(self.model_dump(mode="json")).decode()
 
     @classmethod
     def success(cls, result: Any, request_id: str | int | None = None) -> "JsonRpcResponse":
-        """Return the response of a successful method."""
+        """Return the response to a request that succeeded."""
         return cls(result=result, id=request_id)
 
     @classmethod
@@ -143,19 +143,19 @@ class JsonRpcResponse(BaseMessage):
         data: Any = None,
         request_id: str | int | None = None,
     ) -> "JsonRpcResponse":
-        """Return the response of a failed method."""
+        """Return the response to a request that failed."""
         return cls(error=JsonRpcError.from_code(code, message, data), id=request_id)
 
 
 class ServerMode(StrEnum):
-    """Whether a server offers episodes and tools, or only tools."""
+    """Whether a server offers episodes and tools (simulation) or tools only (production)."""
 
     SIMULATION = "simulation"
     PRODUCTION = "production"
 
 
 class HealthStatus(StrEnum):
-    """The status on /health."""
+    """The status in a response of /health."""
 
     HEALTHY = "healthy"
     UNHEALTHY = "unhealthy"
@@ -163,7 +163,7 @@ class HealthStatus(StrEnum):
 
 
 class WSErrorCode(StrEnum):
-    """Codes of error frames."""
+    """The codes of error frames."""
 
     INVALID_JSON = codes.INVALID_JSON
     UNKNOWN_TYPE = codes.UNKNOWN_TYPE
@@ -175,20 +175,20 @@ class WSErrorCode(StrEnum):
 
 
 class ResetRequest(ResetOptions):
-    """The body of /reset; further keys are passed to the environment."""
+    """The body of /reset; extra keys are passed to the environment."""
 
 
 class StepRequest(StepOptions):
-    """The body of /step; further keys are passed to the environment."""
+    """The body of /step; extra keys are passed to the environment."""
 
 
 def _message(name: str, doc: str, base: Any = BaseMessage, **fields: Any) -> Any:
-    """Return a model of a message with the fields' defaults, `...` for required fields."""
+    """Return the model of a message, from fields as (type, default); `...` marks a required field."""
     return create_model(name, __base__=base, __doc__=doc, __module__=__name__, **fields)
 
 
 def _frame(name: str, doc: str, kind: str, data: Any = None) -> Any:
-    """Return a model of a frame with a type and optional data."""
+    """Return the model of a frame with a type and, unless `data` is None, a field `data`."""
     fields = {} if data is None else {"data": (dict[str, Any], data)}
     return _message(name, doc, type=(Literal[kind], kind), **fields)
 
@@ -233,7 +233,7 @@ WSErrorResponse = _frame("WSErrorResponse", "Tells of a fault.", "error", ...)
 
 
 def serialize_observation(observation: Observation) -> dict[str, Any]:
-    """Return an observation as sent on the wire, with reward, done and metadata next to it."""
+    """Return an observation in its wire format, with reward, done and metadata beside it."""
     data: dict[str, Any] = json.loads(encode_observation(observation))["data"]
     return data
 
@@ -241,7 +241,7 @@ def serialize_observation(observation: Observation) -> dict[str, Any]:
 def load_environment_metadata(
     env: Any, env_name: str | None = None
 ) -> EnvironmentMetadata | Awaitable[EnvironmentMetadata]:
-    """Return an environment's metadata; for a class or factory, its name and docstring."""
+    """Return the metadata of an environment; of a class or factory, its name and docstring as metadata."""
     if isinstance(env, Environment):
         return env.get_metadata()
     own_name = str(getattr(env, "__name__", type(env).__name__))
@@ -251,10 +251,10 @@ def load_environment_metadata(
 
 
 def deserialize_action(action_data: Mapping[str, Any], action_cls: type[Action]) -> Action:
-    """Return a dict as an action: of `action_cls`, or a tool action if that is `Action` or one of them.
+    """Return an action from its fields, of `action_cls`, or a tool action if that class is `Action` itself.
 
     Raises:
-        pydantic.ValidationError: The dict is not a valid action.
+        pydantic.ValidationError: The fields are invalid.
     """
     of_tools: dict[str, type[Action]] = {"list_tools": ListToolsAction, "call_tool": CallToolAction}
     if action_cls in (Action, *of_tools.values()):
@@ -263,10 +263,10 @@ def deserialize_action(action_data: Mapping[str, Any], action_cls: type[Action])
 
 
 def deserialize_action_with_preprocessing(action_data: Mapping[str, Any], action_cls: type[Action]) -> Action:
-    """As `deserialize_action`, for values of a web form: arguments as JSON text, numbers as digits.
+    """Return an action from the fields of a form, in which `arguments` may be JSON and `action_id` digits, as text.
 
     Raises:
-        pydantic.ValidationError: The dict is not a valid action.
+        pydantic.ValidationError: The fields are invalid.
     """
     data = dict(action_data)
     for name, read in (("arguments", json.loads), ("action_id", int)):

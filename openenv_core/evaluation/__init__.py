@@ -1,1 +1,1 @@
-"""Evaluates policies in served environments; does not need torch."""
+"""Plays policies in served environments and computes statistics of their rewards; does not need torch."""

@@ -1,4 +1,4 @@
-"""An HTTP client for OpenAI-compatible servers, which retries, and redacts the API key."""
+"""A client of servers of the OpenAI protocol that retries, and keeps the key out of messages."""
 
 import asyncio
 import logging
@@ -17,40 +17,40 @@ CONNECT_TIMEOUT_S = 10.0
 MIN_BACKOFF_S = 0.1
 MAX_BACKOFF_S = 5.0
 WARNING_INTERVAL_S = 10.0
-"""How often to log that a server does not respond."""
+"""Interval of warnings that a server does not answer."""
 MAX_COMPLAINT_CHARS = 64 << 10
-"""Maximum bytes read of an error response."""
+"""Bytes read of an error response."""
 BUSY = frozenset({408, 425, 429, 500, 502, 503, 504})
-"""Statuses after which to retry: the server is overloaded, starting or restarting."""
+"""Statuses after which a retry may succeed: the server is overloaded, starting or restarting."""
 REFUSED = frozenset({400, 413, 422})
-"""Statuses of invalid requests."""
+"""Statuses that mean that the request itself is invalid."""
 NO_TLS = frozenset({"WRONG_VERSION_NUMBER", "PACKET_LENGTH_TOO_LONG", "HTTP_REQUEST"})
-"""OpenSSL's reasons when the peer does not speak TLS."""
+"""OpenSSL's reasons when the server does not speak TLS."""
 
 _log = logging.getLogger(__name__)
 
 
 class RequestRefusedError(OpenEnvError):
-    """The server rejects the request, for example for too long a prompt."""
+    """The server rejects the request, for example because the prompt is too long."""
 
 
 class EndpointClient:
-    """Sends requests to a server. Bound to the event loop in which it was created.
+    """A client of one server. Belongs to the event loop in which it is created.
 
     Args:
-        url: The server's URL, including /v1.
-        key_variable: Environment variable with the API key; None for no key.
-        key: The API key itself, instead of a variable.
+        url: The server's URL, up to and including /v1.
+        key_variable: The environment variable with its key; None if it needs none.
+        key: The key itself, instead of a variable.
         connections: Maximum number of concurrent requests.
-        longest: Maximum bytes of a response, to protect this process's memory.
-        names: Names in messages of the settings for the URL and for the key or its variable.
+        longest: Maximum size of a response in bytes, which bounds this process's memory.
+        names: The options that set the URL and the key, or its variable, for error messages.
 
     Attributes:
-        trouble: The last failure, or "no answer".
+        trouble: What was wrong with the last response, or that there was none.
 
     Raises:
-        ConfigurationError: The key is missing or cannot be sent, or the environment's proxies or certificates are
-            invalid.
+        ConfigurationError: The key is missing or cannot be sent; or the environment's proxies or certificates are
+            wrong.
     """
 
     def __init__(
@@ -78,18 +78,18 @@ class EndpointClient:
             )
         except (ImportError, OSError, ValueError, httpx.InvalidURL) as error:
             raise ConfigurationError(
-                f"expected to be able to ask {self.url}, got {type(error).__name__}: {self._plain(str(error))}; "
+                f"expected a client for {self.url}, got {type(error).__name__}: {self._plain(str(error))}; "
                 "see the variables HTTP_PROXY, HTTPS_PROXY, ALL_PROXY, NO_PROXY and SSL_CERT_FILE"
             ) from error
 
     async def request(
         self, method: str, path: str, body: dict[str, object] | None = None, attempts: int | None = None
     ) -> bytes:
-        """Send a request, and retry until there is a response or `attempts` are used up; callers set the deadline.
+        """Send a request, and retry until the server answers or `attempts` are used up; the caller sets the deadline.
 
         Raises:
-            RequestRefusedError: The server rejected the posted request.
-            ConfigurationError: The response is unusable, or there was none.
+            RequestRefusedError: The server rejects what was posted.
+            ConfigurationError: The response is unusable, or all attempts have failed.
         """
         pause_s = MIN_BACKOFF_S
         for attempt in count(1):
@@ -119,7 +119,7 @@ class EndpointClient:
             self._log_waiting()
             await asyncio.sleep(wait_s)
             pause_s = min(2 * pause_s, MAX_BACKOFF_S)
-        raise AssertionError("it is asked again without end")
+        raise AssertionError("unreachable: the loop has no end")
 
     async def close(self) -> None:
         """Close the connections."""
@@ -138,14 +138,14 @@ class EndpointClient:
         return bytes(content[:longest])
 
     def _log_waiting(self) -> None:
-        """Log the reason for the wait, at most once per interval."""
+        """Log, at most every WARNING_INTERVAL_S, why a request is being retried."""
         now = time.monotonic()
         if self._last_warning_s is None or now - self._last_warning_s >= WARNING_INTERVAL_S:
             self._last_warning_s = now
-            _log.warning("%s is asked again, since there was %s", self.url, self.trouble)
+            _log.warning("retrying %s, which gave %s", self.url, self.trouble)
 
     def _require_tls(self, error: BaseException) -> None:
-        """Raise for TLS errors, which retries do not fix."""
+        """Raise a ConfigurationError for a TLS fault that a retry cannot mend."""
         fault = next((cause for cause in _causes(error) if isinstance(cause, ssl.SSLError)), None)
         if isinstance(fault, ssl.SSLCertVerificationError):
             raise ConfigurationError(
@@ -155,7 +155,7 @@ class EndpointClient:
         if fault is not None and fault.reason in NO_TLS:
             raise ConfigurationError(
                 f"expected TLS at {self.url}, got {self.trouble}; "
-                f"where it has none {self.url_name} begins with http:"
+                f"if it has none, {self.url_name} must begin with http:"
             ) from error
 
     def _refusal(self, status: int, text: str) -> ConfigurationError:
@@ -203,23 +203,23 @@ class EndpointClient:
         return self._plain(content.decode("utf-8", errors="replace"))
 
     def _plain(self, text: str) -> str:
-        """Redact the key, which a server may echo, and remove control characters."""
+        """Return a text without the key, which a server may echo, and without control characters."""
         return plain(text if self._key is None else text.replace(self._key, "***"))
 
 
 def _transport(url: str, connections: int) -> httpx.AsyncHTTPTransport:
-    """Return the transport for a server. httpx's default would use a proxy even for this machine."""
+    """Return the transport to a server; httpx's default would use a proxy even for a server on this machine."""
     proxy = proxy_for(url)
     return httpx.AsyncHTTPTransport(
         verify=url.startswith("https:")
-        or proxy is not None,  # loading certificates takes longer than a request
+        or proxy is not None,  # loading the certificates takes longer than a request
         proxy=proxy,
         limits=httpx.Limits(max_connections=connections, max_keepalive_connections=connections),
     )
 
 
 def plain(text: str, longest: int = 300) -> str:
-    """Return untrusted text in a form fit for one line of a log."""
+    """Return an untrusted text as at most `longest` printable characters on one line."""
     printable = "".join(character if character.isprintable() else " " for character in text[: 4 * longest])
     return " ".join(printable.split())[:longest]
 
@@ -233,5 +233,5 @@ def _causes(error: BaseException | None) -> Iterator[BaseException]:
 def _read_retry_after(response: httpx.Response) -> float:
     try:
         return max(0.0, float(response.headers["Retry-After"]))
-    except (KeyError, ValueError):  # or a date, which no such server is known to send
+    except (KeyError, ValueError):  # missing, or a date, which no such server is known to send
         return 0.0

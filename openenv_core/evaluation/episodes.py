@@ -1,4 +1,4 @@
-"""Plays many episodes concurrently, replays those that the infrastructure failed, and records each."""
+"""Plays episodes concurrently, repeats those that fail by no fault of the policy, and records each."""
 
 import asyncio
 import inspect
@@ -48,17 +48,17 @@ from openenv_core.tracebacks import format_traceback
 from openenv_core.types import StepResult
 
 ATTEMPTS: Final = 4
-"""Attempts at an episode that keeps failing although the server responds, before it counts as lost."""
+"""Attempts at an episode that fails although the server answers, before it counts as lost."""
 
 REASON_CHARS: Final = 1000
 
 
 class EvaluationStoppedError(OpenEnvError):
-    """Too many episodes in a row were lost: the server or the policy is gone."""
+    """Consecutive episodes were lost: the server or the policy is gone."""
 
 
 class PlannedEpisode(NamedTuple):
-    """An episode to play: the task's number, the repetition, the seed or index, and the options of its reset."""
+    """An episode to play: the task's number, the repetition, the seed or index, and the options of reset."""
 
     group: int
     sibling: int
@@ -67,7 +67,7 @@ class PlannedEpisode(NamedTuple):
 
 
 def plan_episodes(settings: EvaluationSettings, first_group: int, tasks: int) -> list[PlannedEpisode]:
-    """Return the episodes of one environment: `tasks` tasks, each repeated as the settings say."""
+    """Return the episodes of one environment: `tasks` tasks, each with the repetitions of the settings."""
     return [
         PlannedEpisode(first_group + task, sibling, number, settings.reset | options)
         for task in range(tasks)
@@ -79,15 +79,15 @@ def plan_episodes(settings: EvaluationSettings, first_group: int, tasks: int) ->
 def _task(settings: EvaluationSettings, task: int, sibling: int) -> tuple[int, Json]:
     if settings.split is None:
         return settings.seed + task, {"seed": settings.seed + task}
-    # The seed is for randomness of the environment other than its task.
+    # The seed is for anything that the environment draws besides the task.
     return task, {"split": settings.split, "index": task, "seed": settings.seed + sibling}
 
 
 async def count_tasks(settings: EvaluationSettings, url: str, token: str | None) -> int:
-    """Return the number of tasks to play: as many as the settings say, but not more than the split has.
+    """Return the number of tasks to play: `settings.episodes`, or fewer if the split has fewer.
 
     Raises:
-        ConfigurationError: The environment has no such split, or no tasks.
+        ConfigurationError: The environment has no such split, or no tasks at all.
     """
     if settings.split is None:
         return settings.episodes
@@ -107,14 +107,14 @@ async def count_tasks(settings: EvaluationSettings, url: str, token: str | None)
         raise
     except (httpx.HTTPError, ValueError, TypeError, KeyError) as error:
         raise ConfigurationError(
-            f"expected a server that tells how many tasks --split {split} has, got {error!r}; leave --split out to "
+            f"expected a server that counts the tasks of --split {split}, got {error!r}; leave --split out to "
             "play seeds"
         ) from error
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Arena:
-    """Plays episodes of an environment with a policy."""
+    """The server, the policy and the settings with which episodes are played."""
 
     environment: str
     url: str
@@ -124,12 +124,17 @@ class Arena:
     alive: Callable[[], bool]
 
     async def play(self, episodes: Iterable[PlannedEpisode], done: Callable[[EpisodeRecord], None]) -> None:
-        """Play episodes, in any order, on at most `sessions` sessions.
+        """Play episodes, in any order, in at most `settings.sessions` concurrent sessions.
+
+        Args:
+            episodes: The episodes to play.
+            done: Called with the record of each episode when it has ended.
 
         Raises:
-            EvaluationStoppedError: As many episodes in a row were lost as there are sessions.
+            EvaluationStoppedError: The server has ended, or as many consecutive episodes were lost as there are
+                sessions.
             PolicyError: The policy is broken.
-            ClientError: The server is unreachable, or denies access.
+            ClientError: The server cannot be reached, or refuses access.
         """
         todo = deque(episodes)
         schema = (await fetch_schema(self.url, token=self.token, timeout_s=self.settings.timeout_s))["action"]
@@ -143,11 +148,11 @@ class Arena:
             player = self._player(schema)
             try:
                 try:
-                    await player.open()  # before taking an episode, which a full server would delay
+                    await player.open()  # before taking an episode, which a full server would hold up
                 except CapacityError:
                     if not seated:
                         raise
-                    return  # the other sessions play its share
+                    return  # the other sessions play all episodes
                 seated += 1
                 while todo:
                     record = await self._play_until_done(player, todo.popleft())
@@ -183,7 +188,7 @@ class Arena:
     async def _play_until_done(
         self, player: "ActionPlayer | ChatPlayer", episode: PlannedEpisode
     ) -> EpisodeRecord:
-        """Play an episode, and replay it if it fails through no fault of the policy."""
+        """Play an episode, and repeat it if it fails by no fault of the policy."""
         loop = asyncio.get_running_loop()
         deadline, pause, attempt = loop.time() + self.settings.patience_s, MIN_BACKOFF_S, 0
         while True:
@@ -246,7 +251,7 @@ class _Player:
 
 
 class ActionPlayer(_Player):
-    """A session for a policy that returns actions."""
+    """A session in which an `ActionPolicy` plays."""
 
     def __init__(self, arena: Arena, policy: ActionPolicy, schema: Json) -> None:
         super().__init__(arena)
@@ -258,17 +263,17 @@ class ActionPlayer(_Player):
         self.close = self._client.close
 
     async def open(self) -> None:
-        """Open a session; if the server is unreachable, the first episode reports it."""
+        """Open the session; a failed connection is ignored here, and raised by the first episode."""
         with suppress(ConnectionFailedError):
             await self._client.connect()
 
     async def leave(self) -> None:
-        """Disconnect a session after a failure."""
+        """Disconnect from a session in which a call has failed."""
         with suppress(ClientError):
             await self._client.disconnect()
 
     async def play(self, episode: PlannedEpisode, record: EpisodeRecord) -> None:
-        """Play an episode. Raises `ClientError` if it fails through no fault of the policy."""
+        """Play an episode; ClientError if it fails by no fault of the policy."""
         result = await self._client.reset(**episode.options)
         tools: list[Json] = []
         if is_of_tools(self._schema):
@@ -317,7 +322,7 @@ def _text_of(observation: Json) -> str:
 
 
 class ChatPlayer(_Player):
-    """A session for a chat model, which answers with tool calls or text."""
+    """A session in which a chat model plays, by tool calls or in text."""
 
     def __init__(self, arena: Arena, model: ChatModel) -> None:
         super().__init__(arena)
@@ -347,7 +352,7 @@ class ChatPlayer(_Player):
         await self._episode.close()
 
     async def play(self, episode: PlannedEpisode, record: EpisodeRecord) -> None:
-        """See `ActionPlayer.play`. Raises `PolicyLostError` if the model does not answer."""
+        """See `ActionPlayer.play`; PolicyLostError if the model does not answer."""
         settings, game = self._arena.settings, self._episode
         observation = await game.reset(**episode.options)
         in_text = settings.mode == "text"

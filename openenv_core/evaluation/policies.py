@@ -1,4 +1,4 @@
-"""Policies: random actions, a Python callable, a model behind an OpenAI-compatible server, a checkpoint."""
+"""Policies: random actions, a Python callable, a model behind the OpenAI protocol, a checkpoint."""
 
 import asyncio
 import json
@@ -24,38 +24,38 @@ Json: TypeAlias = dict[str, Any]
 
 RANDOM: Final = "random"
 GROUP: Final = "ropewalk.evaluation"
-"""Entry points: `checkpoint` loads a folder as a `ChatModel`, `config` evaluates by a training run's configuration."""
+"""Entry points of higher packages: `checkpoint` makes a `ChatModel` of a folder, `config` plays a run's policy."""
 
 MAX_ANSWER_BYTES: Final = 16 << 20
 
 
 class PolicyError(OpenEnvError):
-    """The policy itself is broken, or returns invalid answers; not the fault of an episode."""
+    """The policy itself is broken or does not answer, whatever the episode; the message says how."""
 
 
 class PolicyLostError(OpenEnvError):
-    """The policy did not answer in time; the episode is lost and may be replayed."""
+    """The policy did not answer in time: this episode is lost and may be played again."""
 
 
 Act: TypeAlias = Callable[[Json], Any]
-"""Given an observation's fields, returns an action as a mapping or model, or an awaitable of one."""
+"""Maps an observation's fields to an action: a mapping or a model, or an awaitable of one."""
 
 
 class ActionPolicy(Protocol):
-    """Answers observations with actions."""
+    """A policy that answers observations with actions."""
 
     def begin(self, key: str, schema: Json, tools: Sequence[Json]) -> Act:
-        """Start an episode.
+        """Begin an episode.
 
         Args:
-            key: Seed of its random numbers.
+            key: The seed of its random numbers.
             schema: The server's JSON schema of actions.
-            tools: The environment's tools, if it has any.
+            tools: The tools of an environment of tools; otherwise empty.
         """
 
 
 class RandomPolicy:
-    """Samples actions from the environment's schema, or tool calls with arguments from the tools' schemas."""
+    """Draws actions from the environment's schema, or calls of its tools with arguments from their schemas."""
 
     def begin(self, key: str, schema: Json, tools: Sequence[Json]) -> Act:
         """See `ActionPolicy.begin`."""
@@ -79,7 +79,7 @@ class RandomPolicy:
 
 @dataclass(frozen=True, slots=True)
 class CallablePolicy:
-    """Calls a function with each observation. A class is instantiated for each episode."""
+    """A policy that calls a function with each observation; a class is instantiated for each episode."""
 
     target: Callable[..., Any]
 
@@ -90,7 +90,7 @@ class CallablePolicy:
 
 @dataclass(frozen=True, slots=True)
 class RequestedCall:
-    """A tool call of a model; `arguments` is text if it is not a JSON object."""
+    """A tool call by a model; `arguments` is the raw text if it is not a JSON object."""
 
     id: str
     name: str
@@ -99,14 +99,14 @@ class RequestedCall:
 
 @dataclass(frozen=True, slots=True)
 class ChatAnswer:
-    """A model's answer: text and tool calls."""
+    """A model's answer: its text and its tool calls."""
 
     text: str
     calls: tuple[RequestedCall, ...] = ()
 
     @property
     def shown(self) -> str:
-        """The whole answer as text."""
+        """The text and the calls as one text, for a reader."""
         calls = (
             f"<tool_call>{json.dumps({'name': call.name, 'arguments': call.arguments}, ensure_ascii=False)}</tool_call>"
             for call in self.calls
@@ -118,30 +118,30 @@ class Chat(Protocol):
     """One episode's conversation with a model."""
 
     async def answer(self) -> ChatAnswer | None:
-        """Return the next answer; None if the context is full.
+        """Return the next answer; None if the context has no room for one.
 
         Raises:
             PolicyLostError: There was no answer in time.
         """
 
     def tell(self, messages: Sequence[Json]) -> None:
-        """Append the messages, with the roles `tool` and `user`, that follow the answer."""
+        """Append the results of the last answer, as messages of the roles `tool` and `user`."""
 
 
 class ChatModel(Protocol):
-    """A model that answers chats."""
+    """A policy that plays by chatting."""
 
     def begin(self, messages: Sequence[Json], tools: Sequence[Json], seed: int) -> Chat:
-        """Start a conversation.
+        """Begin a conversation.
 
         Args:
             messages: The first messages.
             tools: Function schemas in OpenAI's format; empty if calls are written as text.
-            seed: Seed of sampling.
+            seed: The seed of the model's sampling.
         """
 
     async def close(self) -> None:
-        """Release the model's resources."""
+        """Release all that was started for the model."""
 
 
 AnyPolicy: TypeAlias = ActionPolicy | ChatModel
@@ -154,11 +154,7 @@ def is_url(policy: str) -> bool:
 
 @asynccontextmanager
 async def open_policy(settings: EvaluationSettings) -> AsyncIterator[AnyPolicy]:
-    """Yield the policy of the settings, and close it after the block.
-
-    Raises:
-        ConfigurationError: The policy cannot be found or loaded.
-    """
+    """Open the policy of the settings, and close it after the block; ConfigurationError if it cannot be loaded."""
     if settings.policy == RANDOM:
         yield RandomPolicy()
     elif is_url(settings.policy):
@@ -183,7 +179,7 @@ def _is_folder(policy: str) -> bool:
 
 
 def load_provided(name: str, expected: str) -> Any:
-    """Load an entry point of evaluations. Raises `ConfigurationError` if no package provides it."""
+    """Return an entry point of GROUP, loaded; ConfigurationError if no installed package provides it."""
     point = next(iter(entry_points(group=GROUP, name=name)), None)
     with installed_with("rl", expected):
         if point is None:
@@ -237,10 +233,10 @@ class _ChatResponse(BaseModel):
 
 
 class EndpointModel:
-    """A model behind an OpenAI-compatible server.
+    """A model behind a server of the OpenAI chat protocol.
 
     Raises:
-        ConfigurationError: There is no key.
+        ConfigurationError: The key is missing.
     """
 
     def __init__(self, settings: EvaluationSettings) -> None:
@@ -254,7 +250,7 @@ class EndpointModel:
         )
 
     async def start(self) -> None:
-        """List the server's models. Raises `ConfigurationError` if the requested one is missing."""
+        """Select the model by the server's list; ConfigurationError if it does not serve the requested model."""
         listed = await self.request("GET", "/models")
         names = [str(model.get("id")) for model in listed.get("data", []) if isinstance(model, Mapping)]
         if self.model is None and len(names) == 1:
@@ -266,7 +262,7 @@ class EndpointModel:
             )
 
     async def request(self, method: str, path: str, body: Json | None = None) -> Json:
-        """Send a request, and retry until the timeout."""
+        """Send a request, with retries, within `policy_timeout_s`; return the JSON object of the response."""
         limit_s = self.settings.policy_timeout_s
         try:
             async with asyncio.timeout(limit_s):
@@ -296,7 +292,7 @@ class EndpointModel:
 
 
 class EndpointChat:
-    """See `Chat`."""
+    """A `Chat` with an `EndpointModel`."""
 
     def __init__(self, model: EndpointModel, messages: list[Json], tools: list[Json], seed: int) -> None:
         self._model = model

@@ -1,4 +1,4 @@
-"""The folder of an evaluation: its settings, a record per episode, and the metrics."""
+"""The files of an evaluation's folder: its settings, a line per episode, the statistics."""
 
 import contextlib
 import fcntl
@@ -17,21 +17,21 @@ from openenv_core.evaluation.statistics import paired_statistics, reward_statist
 
 SETTINGS_FILE: Final = "settings.json"
 RECORDS_FILE: Final = "rollouts/000001.jsonl"
-"""The file that `ropewalk rollouts` reads."""
+"""Where `ropewalk rollouts` looks for records."""
 FIGURES_FILE: Final = "evaluation.json"
 
 MAX_TEXT_CHARS: Final = 60_000
-"""Maximum characters of a text; the middle of a longer one is omitted."""
+"""Limit of one text; the middle of a longer one is left out."""
 
 FAILED_ENVIRONMENT: Final = "failed_environment"
 FAILED_POLICY: Final = "failed_policy"
 UNSCORED: Final = "failed_reward"
 LOST: Final = frozenset({FAILED_ENVIRONMENT, FAILED_POLICY})
-"""Endings of episodes that are replayed when an evaluation is resumed."""
+"""Endings of episodes that are played again when an evaluation is resumed."""
 
 
 class EvaluationSettings(BaseModel):
-    """The settings of an evaluation; `ropewalk eval --help` describes them."""
+    """The settings of an evaluation; `ropewalk eval --help` describes each."""
 
     model_config = ConfigDict(extra="forbid", frozen=True, validate_default=True)
 
@@ -60,16 +60,16 @@ class EpisodeRecord(BaseModel):
     """One episode: a line of the records, which `ropewalk rollouts` shows.
 
     Attributes:
-        environment: Name of the environment.
-        group: Number of the task in the evaluation.
-        sibling: Repetition of the task.
-        seed: Seed of the reset, or the task's index in a split.
-        ending: Why it ended: a value of `rl_bridge.types.Ending`.
-        reward: Total reward; None if there is none.
-        reason: Why it has no reward, or why the environment rejected an action.
+        environment: The environment's name.
+        group: The task's number in the evaluation.
+        sibling: The task's repetition.
+        seed: The seed of the reset, or the index of a split's task.
+        ending: Why it ended, a value of `rl_bridge.types.Ending`.
+        reward: The sum of its rewards; None if it could not be scored.
+        reason: Why it has no reward, or why the environment refused an action.
         tool_calls: Number of tool calls.
-        turns: The turns in order, each with the policy's input, `context`, and its `answer`.
-        iteration, version, advantage: Fields of training records, unused here.
+        turns: The turns in order, each with the policy's input as `context` and its `answer`.
+        iteration, version, advantage: Fields of training records, without meaning here.
     """
 
     environment: str
@@ -87,7 +87,7 @@ class EpisodeRecord(BaseModel):
 
 
 def turn_record(context: str, answer: str, *, fresh: bool) -> dict[str, Any]:
-    """Return the record of a turn, in which the middle of a long context is omitted."""
+    """Return a turn in the format of records, a long text without its middle."""
     left_out = None
     if len(context) > MAX_TEXT_CHARS:
         half = MAX_TEXT_CHARS // 2
@@ -97,7 +97,7 @@ def turn_record(context: str, answer: str, *, fresh: bool) -> dict[str, Any]:
 
 
 class EvaluationFolder:
-    """The folder of an evaluation. One process at a time may write to it.
+    """The folder of an evaluation; one process at a time may write to it.
 
     Attributes:
         records: The last record of each episode, by (environment, task, repetition).
@@ -107,11 +107,11 @@ class EvaluationFolder:
         self.path = path
         self.records: dict[tuple[str, int, int], EpisodeRecord] = {}
         self._file: Any = None
-        self._whole_bytes = 0  # of complete lines
+        self._whole_bytes = 0  # size of the complete lines
 
     @classmethod
     def begin(cls, path: Path, settings: EvaluationSettings) -> Self:
-        """Create the folder. Raises `ConfigurationError` if it is not empty, or cannot be created."""
+        """Create the folder; ConfigurationError if it is not empty or cannot be created."""
         if path.exists() and (not path.is_dir() or any(path.iterdir())):
             raise ConfigurationError(
                 f"expected a new folder for the evaluation, {str(path)!r} is there already; choose another by --out, "
@@ -121,14 +121,14 @@ class EvaluationFolder:
             path.mkdir(parents=True, exist_ok=True)
             (path / SETTINGS_FILE).write_text(settings.model_dump_json(indent=1) + "\n", encoding="utf-8")
         except OSError as error:
-            with contextlib.suppress(OSError):  # free the name for the next attempt
+            with contextlib.suppress(OSError):  # so that another attempt can use the name
                 (path / SETTINGS_FILE).unlink(missing_ok=True)
                 path.rmdir()
             raise ConfigurationError(f"cannot write to {str(path)!r}: {error.strerror}") from error
         return cls(path)
 
     def settings(self) -> EvaluationSettings:
-        """Read the settings. Raises `ConfigurationError` if this is not an evaluation's folder."""
+        """Return the evaluation's settings; ConfigurationError if this is not an evaluation's folder."""
         try:
             return EvaluationSettings.model_validate_json((self.path / SETTINGS_FILE).read_bytes())
         except OSError as error:
@@ -170,19 +170,19 @@ class EvaluationFolder:
             raise ConfigurationError(f"another process writes to {str(self.path)!r}; wait for it") from None
         self._file = file
         self.read()
-        file.truncate(self._whole_bytes)  # drop an incomplete line after a kill
+        file.truncate(self._whole_bytes)  # removes a line left incomplete by a kill
         return self
 
     def __exit__(self, *_: object) -> None:
         self._file.close()
 
     def write(self, record: EpisodeRecord) -> None:
-        """Append a record. Raises `OpenEnvError` if writing fails; earlier records stay intact."""
+        """Append a record; OpenEnvError if it cannot be written, in which case the earlier records are intact."""
         line = record.model_dump_json().encode(errors="replace") + b"\n"
         left = memoryview(line)
         with self._writing():
             try:
-                while left:  # an almost full disk may accept only a part
+                while left:  # a nearly full disk may accept only a part
                     left = left[self._file.write(left) :]
             except OSError:
                 self._file.truncate(self._whole_bytes)
@@ -203,13 +203,13 @@ class EvaluationFolder:
         self.records[record.environment, record.group, record.sibling] = record
 
     def finish(self, report: Mapping[str, Any]) -> None:
-        """Write the metrics. Raises `OpenEnvError` if writing fails."""
+        """Write the statistics; OpenEnvError if they cannot be written."""
         with self._writing():
             (self.path / FIGURES_FILE).write_text(json.dumps(report, indent=2) + "\n", encoding="utf-8")
 
 
 Rewards: TypeAlias = dict[tuple[str, int], list[float]]
-"""Rewards of the scored episodes, by environment and seed or index."""
+"""Rewards of the scored episodes of each task, by the environment and the seed or index."""
 
 
 def rewards_by_task(records: Iterable[EpisodeRecord]) -> Rewards:
@@ -224,11 +224,12 @@ def rewards_by_task(records: Iterable[EpisodeRecord]) -> Rewards:
 def summarize(
     records: Sequence[EpisodeRecord], *, success: float | None = None, repetitions: int = 1
 ) -> dict[str, Any]:
-    """Return the metrics of some episodes: `statistics.reward_statistics`, and counts of episodes without reward.
+    """Return the statistics of episodes, see `statistics.reward_statistics`, and the counts of those without a reward.
 
     Returns:
-        The statistics; the `endings` of scored episodes; how many were `dropped` (lost to failures other than the
-        policy's) and `unscored` (played, but without a reward); and `last_absence`, the reason of the last of these.
+        The statistics; the `endings` of scored episodes, counted; the numbers of episodes `dropped`, lost to failures
+        that are not the policy's, and `unscored`, played to the end but without a usable reward; and
+        `last_absence`, the reason of the last one without a reward.
     """
     rewards = rewards_by_task(records)
     absent = [record for record in records if record.reward is None]
@@ -243,7 +244,7 @@ def summarize(
 
 
 def describe_missing(summary: dict[str, Any]) -> str:
-    """Return a message about the episodes without a reward."""
+    """Return a sentence about the episodes without a reward."""
     return (
         f"{summary['dropped'] + summary['unscored']} episodes are no part of the mean, {summary['dropped']} dropped "
         f"and {summary['unscored']} unscored, the last one because: {summary['last_absence']}"
@@ -251,10 +252,10 @@ def describe_missing(summary: dict[str, Any]) -> str:
 
 
 def compare(first: EvaluationFolder, second: EvaluationFolder) -> dict[str, dict[str, Any]]:
-    """Return the `paired_statistics` of two evaluations by environment, and the means by task.
+    """Return the `paired_statistics` of two evaluations by environment, and both mean rewards of each task.
 
     Raises:
-        ConfigurationError: They have no environment in common.
+        ConfigurationError: They have no environment with rewards in common, or their tasks differ.
     """
     _require_same_tasks(first, second)
     first_rewards, second_rewards = (
@@ -282,7 +283,7 @@ def compare(first: EvaluationFolder, second: EvaluationFolder) -> dict[str, dict
 
 
 def _require_same_tasks(*folders: EvaluationFolder) -> None:
-    """Reject evaluations whose seeds mean different tasks. Those of a training run have no settings to compare."""
+    """Raise a ConfigurationError if seeds mean different tasks; a training run has no settings to compare."""
     if all((folder.path / SETTINGS_FILE).exists() for folder in folders):
         first, second = (folder.settings() for folder in folders)
         if (first.split, first.reset) != (second.split, second.reset):
@@ -293,7 +294,7 @@ def _require_same_tasks(*folders: EvaluationFolder) -> None:
 
 
 def table_lines(headings: Sequence[str], rows: Iterable[Sequence[str]]) -> Iterator[str]:
-    """Yield the lines of a table, whose first column is left-aligned and the others right-aligned."""
+    """Yield a table's lines: the first column left-aligned, the others right-aligned."""
     lines = [list(headings), *map(list, rows)]
     widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
     for first, *rest in lines:
@@ -305,7 +306,7 @@ def table_lines(headings: Sequence[str], rows: Iterable[Sequence[str]]) -> Itera
 
 
 class ProgressBar:
-    """A progress bar on a terminal; elsewhere one line per 10%."""
+    """A progress bar on a terminal; elsewhere a line per 10% done."""
 
     WIDTH: Final = 30
 

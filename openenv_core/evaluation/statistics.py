@@ -1,4 +1,4 @@
-"""Statistics of rewards: means, success rates and differences, with confidence intervals."""
+"""Statistics of rewards: means, shares and differences, with confidence intervals."""
 
 import math
 import statistics
@@ -13,13 +13,13 @@ TABLE: Final = (
 """Student's t, two-sided at 95%, for 1 to 30 degrees of freedom."""
 NORMAL: Final = 1.959964
 Z95: Final = 1.96
-"""`NORMAL` as textbooks round it, which earlier reported intervals of shares used."""
+"""NORMAL as textbooks round it; the reported intervals of shares use it."""
 
 
 def student_95(degrees: int) -> float:
-    """Return the two-sided 95% quantile of Student's t distribution (1908), in standard errors.
+    """Return the half-width of a mean's 95% interval in standard errors, by Student's distribution (1908).
 
-    Beyond the table, uses the expansion in 1 / degrees (Abramowitz and Stegun, 26.7.5), accurate to 1e-4 there.
+    Beyond the table it uses the expansion in 1 / degrees (Abramowitz and Stegun, 26.7.5), accurate to 1e-4 there.
     """
     if degrees <= len(TABLE):
         return TABLE[degrees - 1]
@@ -28,9 +28,9 @@ def student_95(degrees: int) -> float:
 
 
 def mean_interval(values: Sequence[float]) -> tuple[float, float] | None:
-    """Return the 95% confidence interval of the mean of independent values.
+    """Return the 95% interval of the mean of independently drawn values.
 
-    None for fewer than two values, and if all are equal: an interval without width would claim certainty.
+    None with fewer than two values, or if all are equal: the interval would have no width, as if the mean were certain.
     """
     if len(set(values)) < 2:
         return None
@@ -40,7 +40,7 @@ def mean_interval(values: Sequence[float]) -> tuple[float, float] | None:
 
 
 def wilson_interval(successes: int, trials: int) -> tuple[float, float]:
-    """Return the 95% confidence interval of a share, by Wilson's score (1927), which is valid near 0 and 1 too."""
+    """Return the 95% interval of a share, by Wilson's score (1927), which is valid near 0 and 1 too."""
     share = successes / trials
     centre = (share + Z95**2 / (2 * trials)) / (1 + Z95**2 / trials)
     margin = Z95 / (1 + Z95**2 / trials) * math.sqrt(share * (1 - share) / trials + Z95**2 / (4 * trials**2))
@@ -48,11 +48,11 @@ def wilson_interval(successes: int, trials: int) -> tuple[float, float]:
 
 
 def interval_of_tasks(values: Sequence[float]) -> tuple[float, float] | None:
-    """Return the 95% confidence interval of the mean of one value per task.
+    """Return the 95% interval of the mean of one value per task.
 
-    Wilson's interval if all values are 0 or 1, Student's otherwise. Repetitions of a task are not independent, so each
-    task contributes one value, the mean of its repetitions. With equal numbers of repetitions this is the clustered
-    standard error (Miller, "Adding Error Bars to Evals", 2024, section 2.2).
+    Wilson's if all values are 0 or 1, otherwise Student's. Repetitions of a task are not independent of each other, so
+    a task counts as one value, the mean of its repetitions: with equally many repetitions of each task this is the
+    clustered standard error (Miller, "Adding Error Bars to Evals", 2024, section 2.2).
     """
     if values and set(values) <= {0.0, 1.0}:
         return wilson_interval(round(sum(values)), len(values))
@@ -60,14 +60,14 @@ def interval_of_tasks(values: Sequence[float]) -> tuple[float, float] | None:
 
 
 def pass_at_k(count: int, successes: int, k: int) -> float:
-    """Return an unbiased estimate of the probability that at least one of k attempts at a task succeeds.
+    """Return the unbiased estimate, from `count` attempts, that at least one of k attempts at a task succeeds.
 
     1 - C(n - c, k) / C(n, k), by Chen et al., "Evaluating Large Language Models Trained on Code" (2021), equation 1.
 
     Args:
-        count: Number of scored attempts (n), at least k.
-        successes: Number of successful attempts (c).
-        k: Number of attempts, at most `count`.
+        count: Scored attempts (n), at least k.
+        successes: Successful ones among them (c).
+        k: At most `count`.
     """
     return 1.0 - math.comb(count - successes, k) / math.comb(count, k)
 
@@ -75,16 +75,16 @@ def pass_at_k(count: int, successes: int, k: int) -> float:
 def reward_statistics(
     rewards: Mapping[Any, Sequence[float]], *, success: float | None = None, repetitions: int = 1
 ) -> dict[str, Any]:
-    """Return statistics of scored episodes; those without a reward are not included.
+    """Return the statistics of scored episodes; episodes without a reward are ignored.
 
     Args:
-        rewards: Rewards of the scored repetitions, by task.
-        success: Minimum reward of a success; None counts any reward above 0.
+        rewards: The rewards of each task, one per scored repetition.
+        success: The least reward of a success; None: any reward above 0.
         repetitions: Planned repetitions of each task.
 
     Returns:
         `episodes`, `mean_reward` and its `ci95`; `win_rate`, the share of successes (pass@1), and its `win_ci95`; if
-        tasks are repeated, `pass_at`: for each k above 1 [estimate, interval, number of tasks scored at least k times].
+        tasks are repeated, `pass_at` by k above 1: [estimate, interval, number of tasks with k or more scores].
     """
     scored = {task: list(values) for task, values in rewards.items() if values}
     wins = {task: [is_success(value, success) for value in values] for task, values in scored.items()}
@@ -97,13 +97,13 @@ def reward_statistics(
 
 
 def is_success(reward: float, success: float | None) -> bool:
-    """Whether a reward counts as a success."""
+    """Whether a reward is that of a success."""
     return reward > 0.0 if success is None else reward >= success
 
 
 def _estimate(name: str, interval: str, values: Mapping[Any, Sequence[float]]) -> dict[str, Any]:
     groups = [[float(value) for value in task_rewards] for task_rewards in values.values()]
-    # With a single task, the repetitions are the only variation.
+    # With a single task only its repetitions vary.
     means = groups[0] if len(groups) == 1 else [statistics.fmean(task_rewards) for task_rewards in groups]
     bounds = interval_of_tasks(means)
     return {
@@ -127,15 +127,15 @@ def _pass_at(wins: Mapping[Any, Sequence[bool]], repetitions: int) -> dict[str, 
 def paired_statistics(
     first: Mapping[Any, Sequence[float]], second: Mapping[Any, Sequence[float]]
 ) -> dict[str, Any]:
-    """Compare two policies on the tasks for which both have a reward.
+    """Return how much better a second policy did than a first on the tasks for which both have rewards.
 
-    The interval is Student's, of the differences per task (Miller 2024, section 3.2), so that the difficulty of tasks
+    The interval is Student's, of the differences per task (Miller 2024, section 3.2), in which a task's difficulty
     cancels out.
 
     Returns:
-        `tasks`, the number of common tasks; `unpaired`, those that only one has; both means over the common tasks;
-        `difference`, second minus first, and its `ci95`; and on how many tasks the second was `better`, `equal` and
-        `worse`.
+        `tasks`, the number of common tasks; `unpaired`, of tasks that only one has; `first_mean` and `second_mean` over
+        the common tasks; `difference`, second minus first, and its `ci95`; and the number of tasks on which the second
+        was `better`, `equal` and `worse`.
     """
     common = [task for task in first if first[task] and second.get(task)]
     first_means, second_means = (

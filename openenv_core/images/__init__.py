@@ -1,4 +1,4 @@
 """Container images of environments, for `ropewalk build` and `ropewalk push`.
 
-The Docker SDK and the hub's library are imported only when they are needed.
+Importing these modules loads neither the Docker SDK nor the hub's library.
 """

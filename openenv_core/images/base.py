@@ -1,4 +1,4 @@
-"""The base images of environments, and the installed Ropewalk as a package to install in them."""
+"""The base image of environments, and how the installed Ropewalk is packaged for it."""
 
 import hashlib
 import json
@@ -29,25 +29,25 @@ if TYPE_CHECKING:
 
 DISTRIBUTION: Final = "ropewalk"
 EXTRA: Final = "server"
-"""The extra that an environment's container needs."""
+"""The extra of Ropewalk that an environment's container needs."""
 
 _EXTRA_MARKER = re.compile(
     r"""^(?P<requirement>[^;]+?)\s*(?:;\s*extra\s*==\s*['"](?P<extra>[^'"]+)['"])?\s*$"""
 )
 WHEEL_TIMEOUT_S: Final = 300
-"""Timeout of pip, in seconds."""
+"""Seconds for pip to build the wheel."""
 
 _EPOCH_S: Final = "315532800"
-"""Modification time of all files in the wheel, so that equal files give equal bytes and hit the engine's cache."""
+"""Modification time of every file in the wheel, so that equal files give equal bytes and the engine's cache hits."""
 
 
 @dataclass(frozen=True, slots=True)
 class PlacedPackage:
-    """Ropewalk in a folder that an image copies from.
+    """Ropewalk in a folder that an image copies.
 
     Attributes:
-        requirement: Requirement for pip; a path is relative to the folder.
-        dependencies: Its dependencies, including those of the extra for servers.
+        requirement: The requirement for pip to install; a path is relative to the folder.
+        dependencies: Its dependencies, including those of EXTRA.
     """
 
     requirement: str
@@ -55,7 +55,7 @@ class PlacedPackage:
 
 
 def version() -> str:
-    """Return the version of the installed Ropewalk. Raises `ConfigurationError` if it is not installed."""
+    """Return the version of the installed Ropewalk; ConfigurationError if it is not installed."""
     tree = source_tree()
     return str(_project(tree)["version"]) if tree is not None else _distribution().version
 
@@ -72,11 +72,10 @@ def source_tree() -> Path | None:
 def place(folder: Path) -> PlacedPackage:
     """Put the installed Ropewalk into an empty folder.
 
-    A source tree, or any other source than a package index, is built into a wheel. A release from an index is installed
-    from there.
+    An installation from an index becomes a requirement with its version; any other source becomes a wheel.
 
     Raises:
-        ConfigurationError: Ropewalk is not installed, or building the wheel fails.
+        ConfigurationError: Ropewalk is not installed, or no wheel can be built from its source.
     """
     tree = source_tree()
     if tree is not None:
@@ -98,7 +97,7 @@ def place(folder: Path) -> PlacedPackage:
 def _make_wheel(source: str, folder: Path) -> Path:
     """Build a wheel from a project's folder, archive, wheel or URL; the same source gives the same bytes."""
     with tempfile.TemporaryDirectory(prefix="ropewalk-wheel-") as scratch:
-        # Build outside of the source tree, so that nothing is left in it.
+        # Keep build files out of the source.
         settings = Path(scratch) / "setup.cfg"
         settings.write_text(f"[build]\nbuild_base = {scratch}\n[egg_info]\negg_base = {scratch}\n")
         command = [sys.executable, "-m", "pip", "wheel", "--quiet", "--disable-pip-version-check"]
@@ -115,7 +114,7 @@ def _make_wheel(source: str, folder: Path) -> Path:
         output = (process.stderr or process.stdout).strip()[-2000:]
         raise ConfigurationError(
             f"pip could not make a wheel of Ropewalk from {source}, which the image installs:\n{output}\n"
-            "install Ropewalk again from a source that is there; pip itself comes by `python -m ensurepip`"
+            "reinstall Ropewalk from a source that exists; `python -m ensurepip` installs pip itself"
         )
     return wheels[0]
 
@@ -138,13 +137,13 @@ def _dependencies(installed: Distribution) -> Iterator[str]:
     for line in installed.requires or ():
         match = _EXTRA_MARKER.match(line)
         if match is None:
-            yield line  # with another kind of marker, which pip handles
+            yield line  # it has another kind of marker, which pip evaluates
         elif match["extra"] in (None, EXTRA):
             yield match["requirement"]
 
 
 FINGERPRINT: Final = "ropewalk.base"
-"""Label with a digest of the base's build context."""
+"""The label with the digest of the files that a base was built from."""
 
 VERSION: Final = "ropewalk.version"
 
@@ -152,13 +151,13 @@ _SHIPPED: Final = "dockerfiles.base"
 
 
 class Variant(StrEnum):
-    """A variant of the base image: the name of its stage in the Dockerfile."""
+    """The variants of the base; each value is the Dockerfile's stage that builds it."""
 
     RUNTIME = "ropewalk-runtime"
-    """The base of environments: user `env`, without build tools."""
+    """The base of environments: the user `env`, without build tools."""
 
     BUILD = "ropewalk-build"
-    """The base for Dockerfiles of the released scaffold: user root, with uv, git and curl."""
+    """The base for Dockerfiles of the released scaffold: root, with uv, git and curl."""
 
 
 def tags(variant: Variant) -> tuple[str, ...]:
@@ -178,10 +177,10 @@ def ensure(
     pull: bool = False,
     always: bool = False,
 ) -> str:
-    """Return the base's tag; build the base if it is missing or from another Ropewalk.
+    """Build the base if it is missing or was built from another Ropewalk; return its tag.
 
     Raises:
-        BuildError: The build failed.
+        BuildError: It cannot be built.
     """
     named = tags(variant)
     with context() as request:
@@ -209,7 +208,7 @@ def _read_fingerprint(api: "docker.APIClient", tag: str) -> str | None:
 
 @contextmanager
 def context() -> Iterator[BuildRequest]:
-    """Yield a request to build the base, whose context is a temporary folder that exists during the block."""
+    """Yield a request to build the base, whose context is a folder that is removed after the block."""
     try:
         shipped = files(_SHIPPED)
     except ModuleNotFoundError as error:

@@ -1,4 +1,4 @@
-"""Builds the image of an environment: its Dockerfile, base image and tags."""
+"""Builds the image of an environment: finds its Dockerfile, its base image and its tags."""
 
 import difflib
 import os
@@ -34,7 +34,7 @@ PREDEFINED_ARGS: Final = frozenset(
 """Build arguments that every Dockerfile accepts without an ARG."""
 
 ENVIRONMENT: Final = "ropewalk.environment"
-"""Label with the environment's name."""
+"""The label with the environment's name."""
 
 _NAME = re.compile(r"[\w.-]+")
 _TAG = re.compile(
@@ -47,13 +47,13 @@ _RELEASED = re.compile(rf"(^|/){RELEASED_BASE}(:|@|$)")
 
 @dataclass(frozen=True, slots=True)
 class BuildPlan:
-    """The plan to build one environment's image.
+    """The plan of one environment's build.
 
     Attributes:
         name: The environment's name.
-        request: The build request; its arguments already name our base, if that is built first.
-        variant: The variant of our base; None for another base image.
-        notes: Warnings for the user.
+        request: The image to build; its arguments already name the base, even if that must be built first.
+        variant: The variant of our base that it uses; None: another base.
+        notes: Notes for the user, shown before the build.
     """
 
     name: str
@@ -72,19 +72,19 @@ def plan(
     no_cache: bool = False,
     pull: bool = False,
 ) -> BuildPlan:
-    """Plan the build of an environment's image.
+    """Plan the build of a folder's image.
 
     Args:
         folder: The environment's folder, which is the build context.
-        tags: Tags of the image; `{name}` is replaced by the environment's name. By default `NAME-env:latest`.
-        build_args: Values of the Dockerfile's ARGs.
-        base_image: Base image to use instead of ours.
-        file: Path of the Dockerfile, relative to the folder.
-        no_cache: Whether to run every step again.
-        pull: Whether to pull a newer base image from the registry.
+        tags: The image's tags; `{name}` stands for the environment's name. By default `NAME-env:latest`.
+        build_args: Values for ARGs of the Dockerfile.
+        base_image: The base image to use instead of ours.
+        file: The Dockerfile, relative to the folder.
+        no_cache: Whether to build without the engine's cache.
+        pull: Whether to pull newer base images from the registry.
 
     Raises:
-        ConfigurationError: The folder is not an environment, or the options do not fit its Dockerfile.
+        ConfigurationError: The folder is not an environment, or cannot be built with these arguments.
     """
     path = _dockerfile_of(folder, file)
     if not (folder / MANIFEST).is_file() and (folder.parent / MANIFEST).is_file():
@@ -95,7 +95,7 @@ def plan(
     dockerfile = Dockerfile.read(folder / path)
     notes: list[str] = []
     if not (folder / MANIFEST).is_file():
-        notes.append(f"{folder} has no {MANIFEST}: what reads it of an environment will not know this one")
+        notes.append(f"{folder} has no {MANIFEST}: commands that read it will not recognise this environment")
     name = name_of(folder)
     arguments = dict(build_args or {})
     if base_image is not None:
@@ -121,7 +121,7 @@ def plan(
             build_args=arguments,
             labels={ENVIRONMENT: name},
             no_cache=no_cache,
-            # Our base is built locally; no registry has it.
+            # Our base is built on this machine; no registry has it.
             pull=pull and variant is None,
         ),
         variant=variant,
@@ -130,7 +130,7 @@ def plan(
 
 
 def name_of(folder: Path) -> str:
-    """Return an environment's name, from its manifest or else its folder."""
+    """Return the name of a folder's environment, from its manifest or else the folder's name."""
     name = None
     with suppress(ManifestError):
         name = read_keys(folder).get("name")
@@ -138,7 +138,7 @@ def name_of(folder: Path) -> str:
 
 
 def default_tag(name: str) -> str:
-    """Return the default tag of an environment's image: `blackjack-env:latest` for `blackjack` or `blackjack_env`."""
+    """Return the default tag of an environment: `blackjack-env:latest` for `blackjack` and `blackjack_env`."""
     short = re.sub(r"[^a-z0-9]+", "-", name.lower()).strip("-")
     short = short.removesuffix("-env") or short
     if not short:
@@ -147,10 +147,10 @@ def default_tag(name: str) -> str:
 
 
 def complete_tags(tags: Sequence[str], name: str) -> list[str]:
-    """Fill in the environment's name, and append `:latest` to names without a tag.
+    """Fill in the environment's name, and `latest` if a version is missing.
 
     Raises:
-        ConfigurationError: A name is not valid for an image.
+        ConfigurationError: A tag is not a valid name of an image.
     """
     completed = []
     for text in tags:
@@ -166,7 +166,7 @@ def complete_tags(tags: Sequence[str], name: str) -> list[str]:
 
 
 def variant_for(dockerfile: Dockerfile) -> base.Variant | None:
-    """Return the variant of our base that is a Dockerfile's default for ARG BASE_IMAGE; None for other images."""
+    """Return the variant of our base that is the default of a Dockerfile's ARG BASE_IMAGE; None if it is none."""
     if not dockerfile.takes_base:
         return None
     default = dockerfile.args[BASE_ARG] or ""
@@ -178,10 +178,10 @@ def variant_for(dockerfile: Dockerfile) -> base.Variant | None:
 
 
 def read_build_args(arguments: Sequence[str]) -> dict[str, str]:
-    """Parse `NAME=VALUE`, or `NAME` for the value of this process's environment variable.
+    """Parse arguments `NAME=VALUE`, or `NAME` for the value of this process's environment variable.
 
     Raises:
-        ConfigurationError: An argument is neither, or the variable is not set.
+        ConfigurationError: An argument is neither.
     """
     values: dict[str, str] = {}
     for argument in arguments:
@@ -216,7 +216,7 @@ def _dockerfile_of(folder: Path, file: str | None) -> str:
         )
     raise ConfigurationError(
         f"expected a Dockerfile at {' or '.join(PLACES)} of {folder}, got none; `ropewalk init` writes one that "
-        "can be copied"
+        "you can copy"
     )
 
 
@@ -233,10 +233,10 @@ def _refuse_unknown(build_args: Mapping[str, str], dockerfile: Dockerfile, path:
 
 
 def build(api: "docker.APIClient", planned: BuildPlan) -> str:
-    """Build one environment's image and return its id; docker's output goes to standard error.
+    """Build an environment's image and return its id; docker's output goes to standard error.
 
     Raises:
-        BuildError: A step failed, or the engine rejected the build.
+        BuildError: A step failed, or the engine refused the build.
         ConfigurationError: The command `docker` is not installed.
     """
     for note in planned.notes:
@@ -248,12 +248,12 @@ def build(api: "docker.APIClient", planned: BuildPlan) -> str:
 
 
 def refuse_same_tags(plans: Sequence[tuple[str, BuildPlan | None]]) -> None:
-    """Raise `ConfigurationError` if two environments of one command would get the same tag."""
+    """Raise a ConfigurationError if two environments of one command would have the same tag."""
     owners: dict[str, str] = {}
     for target, planned in plans:
         for tag in planned.request.tags if planned is not None else ():
             if owners.setdefault(tag, target) != target:
                 raise ConfigurationError(
-                    f"expected environments with names of their own, got {owners[tag]} and {target}, which both "
+                    f"expected environments with different names, got {owners[tag]} and {target}, which both "
                     f"become {tag}; build them one by one with --tag"
                 )

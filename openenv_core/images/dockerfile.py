@@ -1,4 +1,4 @@
-"""Parses Dockerfiles, as far as builds and checks need it."""
+"""A parser of Dockerfiles, as far as builds and checks need one."""
 
 import re
 from collections.abc import Iterator
@@ -15,13 +15,13 @@ BASE_ARG: Final = "BASE_IMAGE"
 """The ARG with the base image."""
 
 OUR_BASE: Final = "ropewalk-base"
-"""Name of our base image; its runtime variant has a user, a health check and a port."""
+"""The name of our base image; the runtime variant has a user, a health check and a port."""
 
 OUR_BASE_BUILDS: Final = (":build", "-build")
-"""Suffixes of the tags of our build variant, which has the user root and build tools."""
+"""Ends of the tags of the build variant of our base: root, with build tools."""
 
 RELEASED_BASE: Final = "openenv-base"
-"""Name of the base image in folders made by the released `openenv init`."""
+"""The name of the base image of folders made by the released `openenv init`."""
 
 _DIRECTIVE: Final = re.compile(r"#\s*(?P<name>syntax|escape|check)\s*=\s*(?P<value>.+?)\s*$", re.IGNORECASE)
 _HEREDOC: Final = re.compile(
@@ -33,7 +33,7 @@ _VARIABLE: Final = re.compile(r"\$(?:\{(?P<braced>\w+)(?::?[-+](?P<default>[^}]*
 
 @dataclass(frozen=True, slots=True)
 class Instruction:
-    """An instruction of a Dockerfile."""
+    """One instruction: its keyword, its arguments and its line number."""
 
     word: str
     rest: str
@@ -42,7 +42,7 @@ class Instruction:
 
 @dataclass(slots=True)
 class Stage:
-    """A stage: a FROM and its instructions."""
+    """A build stage: one FROM and its instructions."""
 
     base: str
     name: str | None
@@ -51,7 +51,7 @@ class Stage:
 
 @dataclass(slots=True)
 class Dockerfile:
-    """A parsed Dockerfile."""
+    """A parsed Dockerfile: the ARGs before the first FROM, and the stages."""
 
     path: Path
     arguments: dict[str, str | None] = field(default_factory=dict)
@@ -59,7 +59,7 @@ class Dockerfile:
 
     @classmethod
     def find(cls, folder: Path, named: str | None = None) -> Self | None:
-        """Read the Dockerfile of an environment's folder; None if there is none."""
+        """Read the Dockerfile of an environment's folder; None if it has none."""
         for place in (*([named] if named else []), *PLACES):
             if (folder / place).is_file():
                 return cls.parse((folder / place).read_text("utf-8", errors="replace"), folder / place)
@@ -67,7 +67,7 @@ class Dockerfile:
 
     @classmethod
     def read(cls, path: Path) -> Self:
-        """Read a Dockerfile to build. Raises `ConfigurationError` if it is unreadable, or has no FROM."""
+        """Read a Dockerfile to be built; ConfigurationError if it cannot be read or has no FROM."""
         try:
             dockerfile = cls.parse(path.read_text(encoding="utf-8"), path)
         except (OSError, ValueError) as error:
@@ -97,7 +97,7 @@ class Dockerfile:
 
     @property
     def args(self) -> dict[str, str | None]:
-        """The build arguments, each with its first default."""
+        """The build arguments that it declares, each with its first default."""
         values = dict(self.arguments)
         for instruction in self.all:
             if instruction.word == "ARG":
@@ -108,42 +108,42 @@ class Dockerfile:
 
     @property
     def all(self) -> list[Instruction]:
-        """All instructions of all stages."""
+        """Every instruction of every stage."""
         return [instruction for stage in self.stages for instruction in stage.instructions]
 
     @property
     def final(self) -> list[Instruction]:
-        """The instructions of the final image, including those of the stages that the last stage is based on."""
+        """The instructions of the last stage, preceded by those of the stages that it is based on."""
         return [instruction for stage in self._line() for instruction in stage.instructions]
 
     @property
     def base(self) -> str:
-        """The base image of the last stage, with unsubstituted variables."""
+        """The image that the last stage is based on, with variables not substituted."""
         line = self._line()
         return line[0].base if line else ""
 
     @property
     def base_image(self) -> str:
-        """The base image of the last stage, with the variables' defaults."""
+        """`base` with variables replaced by their defaults."""
         return self.substitute(self.base)
 
     @property
     def takes_base(self) -> bool:
-        """Whether a stage is based on ARG BASE_IMAGE."""
+        """Whether a stage is based on its ARG BASE_IMAGE."""
         return BASE_ARG in self.args and any(BASE_ARG in variables_in(stage.base) for stage in self.stages)
 
     @property
     def on_our_base(self) -> bool:
-        """Whether the base is the runtime variant of ours, which has a user, a health check and a port."""
+        """Whether it is based on the runtime variant of our base, which brings user, health check and port."""
         name = self.base_image.rpartition("/")[2]
         return name.partition(":")[0] == OUR_BASE and not name.endswith(OUR_BASE_BUILDS)
 
     def last(self, word: str) -> Instruction | None:
-        """Return the final image's last instruction with this word."""
+        """Return the last instruction of the image with this keyword, if any."""
         return next((instruction for instruction in reversed(self.final) if instruction.word == word), None)
 
     def substitute(self, text: str) -> str:
-        """Replace variables by their defaults; those without one stay."""
+        """Replace variables by their defaults; one without a default stays."""
         known = dict(self.arguments)
         for instruction in self.all:
             if instruction.word in ("ARG", "ENV"):
@@ -155,7 +155,7 @@ class Dockerfile:
         return _VARIABLE.sub(default, text)
 
     def _line(self) -> list[Stage]:
-        """Return the last stage, preceded by the stages it is based on."""
+        """Return the last stage, preceded by the stages that it is based on."""
         line: list[Stage] = []
         current: Stage | None = self.stages[-1] if self.stages else None
         while current is not None:
@@ -193,7 +193,7 @@ def _instructions(text: str) -> Iterator[Instruction]:
         joined = _strip_comment(line)
         while joined.endswith(escape):
             joined = joined.removesuffix(escape).rstrip()
-            # Comments and empty lines do not end a continuation.
+            # Comments and empty lines do not end a continued line.
             following = next((more for _, each in numbered if (more := _strip_comment(each))), "")
             joined = f"{joined} {following}".rstrip()
         word, _, rest = joined.partition(" ")

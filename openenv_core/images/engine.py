@@ -1,4 +1,4 @@
-"""The engine that builds images: `docker build`, and the removal of images that a build replaces."""
+"""Work with the container engine: `docker build`, and the removal of images that a build supersedes."""
 
 import contextlib
 import os
@@ -24,16 +24,16 @@ if TYPE_CHECKING:
     import docker
 
 RESPONSE_TIMEOUT_S: Final = 120
-"""Timeout of a request to the engine, in seconds."""
+"""Seconds that the engine may take to reply."""
 
 
 @contextmanager
 def engine() -> Iterator["docker.APIClient"]:
-    """Yield a connection to the engine, and close it at the end of the block.
+    """Open a connection to the engine, and close it after the block.
 
     Raises:
-        ConfigurationError: The Docker SDK is not installed, or the engine's address is not supported.
-        EngineUnavailableError: The engine does not respond, or denies access to this user.
+        ConfigurationError: The Docker SDK is not installed, or the engine's address is invalid.
+        EngineUnavailableError: The engine does not reply, or this user has no access.
     """
     with installed_with("docker", "the Docker SDK"):
         import docker
@@ -66,26 +66,26 @@ def engine() -> Iterator["docker.APIClient"]:
 
 
 CANCEL_TIMEOUT_S: Final = 15.0
-"""Seconds that the command `docker` has to cancel its work."""
+"""Seconds that the command `docker` gets to cancel its work."""
 
 _TAIL_LINES: Final = 200
-"""Number of output lines to keep for errors."""
+"""Lines of the command's output that are kept for error messages."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class BuildRequest:
-    """A request to build an image.
+    """One image to build.
 
     Attributes:
-        context: The build context.
+        context: The folder of the build context.
         dockerfile: Path of the Dockerfile, relative to the context.
-        tags: Tags of the image; at least one.
-        build_args: Values of ARGs.
+        tags: The image's tags; at least one.
+        build_args: Values of its ARGs.
         labels: Labels of the image.
-        target: The stage to build; None for the last.
-        no_cache: Whether to run every step again.
+        target: The stage to build; None: the last.
+        no_cache: Whether to build without the engine's cache.
         pull: Whether to pull newer base images from the registry.
-        timeout_s: Seconds after which the build is cancelled; None for no timeout.
+        timeout_s: Seconds after which the build is cancelled; None: no limit.
     """
 
     context: Path
@@ -103,7 +103,7 @@ def build_image(request: BuildRequest) -> str:
     """Build an image with `docker build`, whose output goes to standard error, and return the image's id.
 
     Raises:
-        BuildError: A step failed, or the engine rejected the build.
+        BuildError: A step failed, or the engine refused the build.
         ConfigurationError: The command `docker` is not installed.
     """
     with tempfile.TemporaryDirectory(prefix="ropewalk-build-") as folder:
@@ -140,19 +140,19 @@ def build_image(request: BuildRequest) -> str:
 
 
 def run_docker(*arguments: str, timeout_s: float | None = None) -> tuple[int, list[str]]:
-    """Run the command `docker`, forward its output to standard error, and return its status and last lines of output.
+    """Run the command `docker` with its output on standard error; return its exit status and last lines.
 
-    Ctrl-C and the timeout cancel it in order.
+    Ctrl-C and the timeout interrupt it, so that it cancels its work in order.
 
     Raises:
-        ConfigurationError: The command `docker` is not installed.
+        ConfigurationError: The command is not installed.
     """
     from openenv_core.providers.docker.engine import find_engine
 
     command = shutil.which("docker")
     if command is None:
         raise ConfigurationError(
-            "there is no command `docker` on the path; install docker-cli (docker.com/get-docker), it builds images"
+            "there is no command `docker` on the path, which builds images; install docker-cli (docker.com/get-docker)"
         )
     address = find_engine()
     environ = {**os.environ, "DOCKER_HOST": address.url, "BUILDKIT_PROGRESS": "plain"}
@@ -167,7 +167,7 @@ def run_docker(*arguments: str, timeout_s: float | None = None) -> tuple[int, li
         stderr=subprocess.STDOUT,
         text=True,
         errors="replace",
-        start_new_session=True,  # only this process gets Ctrl-C, and forwards it once
+        start_new_session=True,  # only this process receives Ctrl-C, and passes it on once
     )
     assert process.stdout is not None
     last: deque[str] = deque(maxlen=_TAIL_LINES)
@@ -182,7 +182,7 @@ def run_docker(*arguments: str, timeout_s: float | None = None) -> tuple[int, li
             last.append(line.rstrip())
         status = process.wait()
         if timeout_s is not None and not expired.is_alive() and status != 0:
-            last.append(f"an error: it took longer than {timeout_s:g} s")
+            last.append(f"an error: docker took longer than {timeout_s:g} s")
         return status, list(last)
     finally:
         expired.cancel()
@@ -197,7 +197,7 @@ def run_docker(*arguments: str, timeout_s: float | None = None) -> tuple[int, li
 
 
 def find_image(api: "docker.APIClient", image: str) -> dict[str, Any] | None:
-    """Return the engine's description of an image; None if it has no image of that name."""
+    """Return the engine's details of an image; None if it has no image of that name."""
     from docker.errors import ImageNotFound
 
     try:
@@ -208,24 +208,25 @@ def find_image(api: "docker.APIClient", image: str) -> dict[str, Any] | None:
 
 
 def labels_of(image: Mapping[str, Any]) -> dict[str, str]:
-    """Return the labels of an image, as `find_image` describes it."""
+    """Return the labels in an image's details."""
     return (image.get("Config") or {}).get("Labels") or {}
 
 
 PARTS: Final = "ropewalk.parts"
-"""Label of the base's first stage, which remains untagged as a cache."""
+"""The label of the base's first stage, which remains untagged as the engine's cache."""
 
 RECENT_STAGE_AGE_S: Final = 600
-"""Age in seconds up to which another build on this engine may still use a first stage."""
+"""Seconds during which another build on this engine may still need a first stage."""
 
 _OURS: Final = "ropewalk."
 
 
 @contextlib.contextmanager
 def replace_tags(api: "docker.APIClient", tags: Sequence[str]) -> Iterator[None]:
-    """Remove the images that had these tags before the block, if it succeeds and nothing uses them any more.
+    """Remove the images that had these tags before the block, if the block succeeds and nothing else needs them.
 
-    Only images made by `ropewalk build` are removed. One that has another tag, a container or a derived image is kept.
+    Only images built by `ropewalk build` are removed. One with another tag, a container, or an image based on it stays;
+    it is removed when the last of those is rebuilt.
     """
     before = {image_id for tag in tags if (image_id := _find_own_image(api, tag)) is not None}
     yield
@@ -242,10 +243,10 @@ def _find_own_image(api: "docker.APIClient", tag: str) -> str | None:
 
 
 def _remove(api: "docker.APIClient", image: str) -> None:
-    """Remove an image if it has no tags, with the layers that only it uses."""
+    """Remove an untagged image, and the layers that only it uses."""
     from docker.errors import APIError
 
-    # Ignore failures: the build itself has succeeded.
+    # Failures are ignored: the build itself has succeeded.
     with contextlib.suppress(APIError, OSError):
         details = find_image(api, image)
         if details is not None and not details.get("RepoTags") and not details.get("RepoDigests"):
@@ -253,7 +254,7 @@ def _remove(api: "docker.APIClient", image: str) -> None:
 
 
 def _remove_old_parts(api: "docker.APIClient") -> None:
-    """Remove old first stages, except the newest, which the next build uses, and those that may be in use."""
+    """Remove all first stages but the newest, on which the next base is built, and recent ones, possibly in use."""
     from docker.errors import APIError
 
     parts: list[dict[str, Any]] = []

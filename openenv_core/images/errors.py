@@ -1,4 +1,4 @@
-"""Errors of images, and remedies for common failures of builds."""
+"""Errors with images, and remedies for common failures of builds."""
 
 import re
 from typing import Final
@@ -7,44 +7,44 @@ from openenv_core.errors import OpenEnvError
 
 
 class ImageError(OpenEnvError):
-    """Base class of errors of images."""
+    """Base class of errors with images."""
 
 
 class BuildError(ImageError):
-    """A step of a Dockerfile failed, or the engine rejected the build."""
+    """A step of a Dockerfile failed, or the engine refused the build."""
 
     def __init__(self, message: str, remedy: str) -> None:
         super().__init__(f"{message}\n{remedy}")
 
 
 class PushError(ImageError):
-    """An image or folder could not be pushed."""
+    """An image or a folder could not be pushed."""
 
 
 class NotReachedError(PushError):
-    """The registry or hub does not respond."""
+    """The registry or hub does not answer."""
 
 
 class NotAllowedError(PushError):
-    """The registry or hub denies access: not logged in, or no permission to write."""
+    """The registry or hub refuses our credentials, or write access."""
 
 
 class NoSuchImageError(PushError):
-    """The engine has no image of that name."""
+    """The engine has no image of the name to push."""
 
 
 _REMEDIES: Final = (
     (
         r"requires BuildKit|unknown instruction|dockerfile parse error|Unknown flag",
-        "the builder does not know what the Dockerfile says: install docker's component buildx (`apt-get install "
-        "docker-buildx`, or docker-buildx-plugin), or begin the file with `# syntax=docker/dockerfile:1` where the "
+        "the builder does not support the Dockerfile's syntax: install docker's component buildx (`apt-get install "
+        "docker-buildx`, or docker-buildx-plugin), or begin the file with `# syntax=docker/dockerfile:1` if the "
         "engine reaches a registry",
     ),
     (
         r"pull access denied|manifest unknown|manifest for .* not found|repository does not exist|"
         r"failed to resolve source metadata|no such image|dial tcp|server misbehaving|lookup .* on ",
-        "the image that it stands on is neither here nor to be had: make ours with `ropewalk build base`, name another "
-        "with --base, or `docker pull` it where the network allows",
+        "the base image is neither here nor in a registry: build ours with `ropewalk build base`, name another with "
+        "--base, or `docker pull` it if the network allows",
     ),
     (
         r"certificate verify failed|SSLCertVerificationError|invalid peer certificate|UnknownIssuer",
@@ -53,11 +53,11 @@ _REMEDIES: Final = (
     ),
     (
         r"No matching distribution found|Could not find a version that satisfies|No solution found when resolving",
-        "a requirement of pyproject.toml cannot be had from the index: see its name and version",
+        "the index does not have a requirement of pyproject.toml: check its name and version",
     ),
     (
         r"does not appear to be a Python project|neither 'setup.py' nor 'pyproject.toml'",
-        "the image got no pyproject.toml: see that the folder has one and that .dockerignore leaves it in",
+        "the image has no pyproject.toml: check that the folder has one and that .dockerignore does not exclude it",
     ),
     (
         r"(gcc|cc|g\+\+|cmake|cargo|rustc)['\"]?:? .*(not found|No such file)|command '[^']*gcc' failed|"
@@ -66,7 +66,7 @@ _REMEDIES: Final = (
     ),
     (
         r"COPY failed|failed to compute cache key|failed to calculate checksum|no such file or directory",
-        "a path that is copied is not there, or .dockerignore leaves it out; COPY sees the environment's folder alone",
+        "a path to copy does not exist, or .dockerignore excludes it; COPY sees only the environment's folder",
     ),
     (
         r"Permission denied|EACCES|Read-only file system",
@@ -79,7 +79,7 @@ _REMEDIES: Final = (
     (
         r"temporary failure in name resolution|Could not resolve|NewConnectionError|Network is unreachable|"
         r"dns error|Connection refused",
-        "the build reached no network: see the engine's, or pass its proxy (--build-arg HTTPS_PROXY=...)",
+        "the build has no network: check the engine's, or pass its proxy (--build-arg HTTPS_PROXY=...)",
     ),
     (
         r"returned a non-zero code: 137|exit code: 137|OOMKilled",
@@ -89,8 +89,8 @@ _REMEDIES: Final = (
 
 
 def remedy_for(output: str) -> str:
-    """Return the first remedy whose pattern matches a build's output, or else a general one."""
+    """Return the first remedy that fits the output of a build, or else a general one."""
     for pattern, remedy in _REMEDIES:
         if re.search(pattern, output, re.IGNORECASE):
             return remedy
-    return "correct that step of the Dockerfile, or what it works on, and build again: earlier steps are kept"
+    return "correct that step of the Dockerfile, or its input, and build again: earlier steps are cached"

@@ -1,4 +1,4 @@
-"""Which files of a folder may be published: its ignore files, caches and secrets."""
+"""Which files of a folder may be published: applies its ignore files, and excludes secrets and caches."""
 
 import re
 from collections.abc import Iterator
@@ -69,16 +69,16 @@ _SECRET: Final = re.compile(
     r"\bAKIA[0-9A-Z]{16}\b|-----BEGIN [A-Z ]*PRIVATE KEY-----"
 )
 _SEARCHED_BYTES: Final = 4_000_000
-"""Longer files are not searched for secrets: they are data, in which nobody writes a token by hand."""
+"""Larger files are data, into which nobody writes a token by hand."""
 
 
 @dataclass(frozen=True, slots=True)
 class WalkEntry:
-    """A file or folder found by `walk`.
+    """One file or folder of a walk.
 
     Attributes:
-        path: Path relative to the folder, with slashes.
-        reason: Why it is excluded; None if it is included.
+        path: Its path relative to the folder, with slashes.
+        reason: Why it is left out; None if it is included.
     """
 
     path: str
@@ -86,22 +86,22 @@ class WalkEntry:
 
 
 def walk(folder: Path) -> Iterator[WalkEntry]:
-    """Yield the included files, and the excluded files and folders, in order.
+    """Yield every included file, and every file and folder left out, in order.
 
-    A path that one ignore file excludes is excluded even if the other re-includes it with `!`.
+    A path that either ignore file excludes is left out, even if the other includes it again with `!`.
     """
     rules = {name: read_rules(folder / name) for name in IGNORE_FILES if (folder / name).is_file()}
     yield from _walk(folder, "", rules)
 
 
 def read_rules(file: Path) -> "PathSpec[Any]":
-    """Read an ignore file; the result's `match_file` tells whether a path relative to its folder is excluded."""
+    """Read an ignore file; `match_file` of the result tells whether a path relative to its folder is left out."""
     with installed_with("author", f"the package pathspec, which reads {file.name}"):
         from pathspec import GitIgnoreSpec, PathSpec
     lines = file.read_text(encoding="utf-8", errors="replace").splitlines()
     if file.name == ".gitignore":
         return GitIgnoreSpec.from_lines(lines)
-    # Docker's patterns are all relative to the folder, and a trailing slash has no meaning.
+    # Docker's patterns are all relative to the folder, and ignore a trailing slash.
     patterns = []
     for line in lines:
         text = line.strip()
@@ -109,23 +109,23 @@ def read_rules(file: Path) -> "PathSpec[Any]":
             back = text.startswith("!")
             path = text.removeprefix("!").strip().removeprefix("./").strip("/")
             if path not in ("", "."):
-                # A pattern that matches a folder matches everything in it.
+                # A pattern that matches a folder matches its contents too.
                 patterns += [f"{'!' * back}/{path}", f"{'!' * back}/{path}/**"]
     return PathSpec.from_lines("gitignore", patterns)
 
 
 def has_secret(text: str) -> bool:
-    """Whether a text contains something like a token or private key."""
+    """Whether a text contains what looks like a token or a private key."""
     return _SECRET.search(text) is not None
 
 
 def secret_in(path: Path) -> bool:
-    """Whether a file contains something like a token or private key."""
+    """Whether a file contains what looks like a token or a private key."""
     return path.stat().st_size <= _SEARCHED_BYTES and has_secret(path.read_bytes().decode("latin-1"))
 
 
 def is_secret_name(name: str) -> bool:
-    """Whether a file of that name usually holds secrets."""
+    """Whether a file of that name is likely to hold a secret."""
     lower = name.lower()
     return lower not in _HARMLESS and any(fnmatchcase(lower, pattern) for pattern in _SECRET_FILES)
 
@@ -135,7 +135,7 @@ def _walk(folder: Path, beneath: str, rules: "dict[str, PathSpec[Any]]") -> Iter
         relative = f"{beneath}/{path.name}" if beneath else path.name
         reason = _reason(path, relative, rules)
         if path.is_dir() and not path.is_symlink():
-            # A .dockerignore may re-include part of a folder that it excludes.
+            # A .dockerignore may include a part of a folder that it excludes.
             is_walked = reason is None or reason == ".dockerignore"
             inside = list(_walk(folder, relative, rules)) if is_walked else []
             if reason is None or any(child_entry.reason is None for child_entry in inside):

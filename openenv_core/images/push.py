@@ -1,4 +1,4 @@
-"""Pushes images to a registry."""
+"""Pushes an image to a registry."""
 
 import contextlib
 import re
@@ -32,10 +32,10 @@ def remote_name(image: str, registry: str | None) -> str:
 
     Args:
         image: Its local name.
-        registry: `HOST[:PORT][/NAMESPACE]`; None if the image's name begins with a registry.
+        registry: `HOST[:PORT][/NAMESPACE]`; None if the image's name already begins with the registry.
 
     Raises:
-        ConfigurationError: Neither names a registry, or the registry is invalid.
+        ConfigurationError: Neither names a registry, or the registry's name is invalid.
     """
     (name,) = complete_tags([image], "")
     if registry is None:
@@ -55,16 +55,16 @@ def remote_name(image: str, registry: str | None) -> str:
 
 
 def push(api: "docker.APIClient", image: str, remote: str) -> str:
-    """Push an image with `docker push` under its name in a registry, and return its digest.
+    """Push an image with `docker push` under a registry's name, and return its digest.
 
-    Uses the credentials of `docker login`. Afterwards the local image has the registry's name too.
+    It uses the credentials stored by `docker login`. Afterwards the local image has the registry's name too.
 
     Raises:
         ConfigurationError: The command `docker` is not installed.
         NoSuchImageError: The engine does not have the image.
-        NotReachedError: The registry does not respond.
-        NotAllowedError: The registry denies access.
-        PushError: Any other failure.
+        NotReachedError: The registry does not answer.
+        NotAllowedError: The registry refuses access.
+        PushError: Any other failure of the push.
     """
     from docker.errors import APIError, ImageNotFound
 

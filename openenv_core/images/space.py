@@ -1,4 +1,4 @@
-"""Hugging Face Spaces: stages and uploads an environment's folder."""
+"""Stages an environment's folder as a Space of the Hugging Face hub, and uploads it."""
 
 import re
 import shutil
@@ -17,10 +17,10 @@ from openenv_core.manifest import MANIFEST, read_keys
 from openenv_core.targets import PORT
 
 PARTS: Final = "ropewalk-base"
-"""Folder in a Space with the build context of its base."""
+"""The folder of a Space with the files that its base is built from."""
 
 HOSTS: Final = "*.hf.space"
-"""Host names of Spaces."""
+"""The host names of Spaces."""
 
 _NAME = re.compile(r"[A-Za-z0-9][\w.-]{0,95}/[A-Za-z0-9][\w.-]{0,95}")
 _FRONT = re.compile(r"---\s*\n(?P<yaml>.*?)\n---\s*\n?", re.DOTALL)
@@ -28,7 +28,7 @@ _FRONT = re.compile(r"---\s*\n(?P<yaml>.*?)\n---\s*\n?", re.DOTALL)
 
 @dataclass(slots=True)
 class StagedSpace:
-    """The contents of a Space to upload."""
+    """The contents of a Space: file sizes by path, and reasons by path left out."""
 
     files: dict[str, int]
     left_out: dict[str, str]
@@ -37,17 +37,17 @@ class StagedSpace:
 
 
 def check_name(space: str) -> None:
-    """Check a Space's name. Raises `ConfigurationError` if it is invalid."""
+    """Raise a ConfigurationError if this is not a valid name of a Space."""
     if not _NAME.fullmatch(space):
         raise ConfigurationError(f"expected --space OWNER/NAME, got {space!r}")
 
 
 def stage(folder: Path, into: Path, *, base_image: str | None = None) -> StagedSpace:
-    """Stage the contents of an environment's Space in a folder.
+    """Put the files of an environment's Space into an empty folder.
 
-    The Dockerfile is at the root, and the README begins with the hub's metadata. The hub builds the image but does not
-    have our base; so the Dockerfile builds that first, from files in the Space, unless `base_image` is an image that
-    the hub can pull.
+    The Dockerfile is at the root, and the README begins with the hub's metadata. The hub builds the image and does not
+    have our base: the Dockerfile builds that first, from files in the Space, unless `base_image` is an image that the
+    hub can pull.
 
     Args:
         folder: The environment's folder.
@@ -55,7 +55,7 @@ def stage(folder: Path, into: Path, *, base_image: str | None = None) -> StagedS
         base_image: A public image for ARG BASE_IMAGE.
 
     Raises:
-        ConfigurationError: The folder is not an environment, or one of its files seems to contain a secret.
+        ConfigurationError: The folder is not an environment, or a file contains what looks like a secret.
     """
     path = next((place for place in PLACES if (folder / place).is_file()), None)
     if path is None or not (folder / MANIFEST).is_file():
@@ -80,7 +80,7 @@ def stage(folder: Path, into: Path, *, base_image: str | None = None) -> StagedS
         )
     (into / path).unlink(missing_ok=True)
     text = (
-        f"{text.rstrip()}\n\n# Callers name the Space in Host; whoever looks at it finds the page to play on.\n"
+        f"{text.rstrip()}\n\n# Clients send the Space's name in Host; its visitors see the page to play on.\n"
         f"ENV ROPEWALK_ALLOWED_HOSTS={HOSTS} ENABLE_WEB_INTERFACE=true\n"
     )
     (into / "Dockerfile").write_text(text, encoding="utf-8")
@@ -102,7 +102,7 @@ def with_default(text: str, arg: str, value: str) -> str:
 
 
 def _copy(folder: Path, into: Path, needed: set[str]) -> dict[str, str]:
-    """Copy the included files and those in `needed`, and return the others with the reasons for their exclusion."""
+    """Copy the included files and the `needed` ones, even if ignored; return the reasons by path left out."""
     left_out: dict[str, str] = {}
     secrets = []
     for entry in walk(folder):
@@ -127,10 +127,10 @@ def _copy(folder: Path, into: Path, needed: set[str]) -> dict[str, str]:
 
 
 def _with_base(text: str, variant: base.Variant, into: Path) -> str:
-    """Return a Dockerfile that builds the base and then the environment, and copy the base's context into the Space."""
+    """Return the base's Dockerfile followed by an environment's, and put the base's files into the folder."""
     parts = into / PARTS
     if parts.exists():
-        raise ConfigurationError(f"expected a folder without {PARTS}, which a Space's base is made from")
+        raise ConfigurationError(f"expected a folder without {PARTS}, from which a Space builds its base")
     with base.context() as request:
         shutil.copytree(request.context, parts)
         requirement = request.build_args["ROPEWALK"]
@@ -141,14 +141,14 @@ def _with_base(text: str, variant: base.Variant, into: Path) -> str:
         base_text = "".join(section for section in sections if f"AS {base.Variant.BUILD}\n" not in section)
     for name, value in (("PARTS", PARTS), ("ROPEWALK", requirement)):
         base_text = with_default(base_text, name, value)
-    # For a release from an index this folder is empty, and the hub does not keep empty folders.
+    # The folder is empty if an index provides Ropewalk, and the hub keeps no empty folders.
     if not any((parts / "ropewalk").iterdir()):
         (parts / "ropewalk" / "from-the-index").write_text(f"{requirement}\n", encoding="utf-8")
     with (into / ".dockerignore").open("a", encoding="utf-8") as ignore:
-        ignore.write(f"\n# What the base is made from.\n!{PARTS}\n!{PARTS}/**\n")
+        ignore.write(f"\n# The files of the base.\n!{PARTS}\n!{PARTS}/**\n")
     used = re.sub(rf"\$(\{{{BASE_ARG}(:-[^}}]*)?\}}|{BASE_ARG}\b)", variant.value, text)
     used = re.sub(rf"(?im)^\s*ARG\s+{BASE_ARG}(=\S*)?[ \t]*\n", "", used)
-    # Directives must stay at the top of the file.
+    # Comments before the first instruction may be directives, which apply to the whole file.
     lines = used.splitlines(keepends=True)
     directives = []
     while lines and re.match(r"#\s*(syntax|escape|check)\s*=", lines[0]):
@@ -164,7 +164,7 @@ def _port(folder: Path) -> int:
 
 
 def _write_readme(folder: Path, into: Path, port: int) -> None:
-    """Write the README with the hub's metadata at its top; the author's own keys are kept."""
+    """Write the README with the hub's metadata at its top; the author's keys are kept."""
     import yaml
 
     path = into / "README.md"
@@ -190,7 +190,7 @@ def _write_readme(folder: Path, into: Path, port: int) -> None:
         "base_path": "/web",
         **front_matter,
     }
-    # These two are fixed, whatever the author set.
+    # These two are fixed, whatever the author's README says.
     card["sdk"], card["app_port"] = "docker", port
     top = yaml.safe_dump(card, sort_keys=False, allow_unicode=True)
     path.write_text(f"---\n{top}---\n\n{text.lstrip()}", encoding="utf-8")
@@ -203,19 +203,19 @@ _LOGIN: Final = (
 
 
 def upload(folder: Path, space: str, *, private: bool, endpoint: str | None = None) -> str:
-    """Create the Space if needed, replace its contents by those of a folder, and return its URL.
+    """Create the Space if it does not exist, replace its files by a folder's, and return its URL.
 
     Args:
-        folder: The new contents; other files in the Space are removed.
+        folder: The new contents of the Space; its other files are removed.
         space: `OWNER/NAME`.
-        private: Whether a new Space is private; an existing one stays as it is.
-        endpoint: URL of the hub; by default the library's (HF_ENDPOINT).
+        private: Whether a new Space is private; an existing one is not changed.
+        endpoint: The hub's URL; by default the library's (HF_ENDPOINT).
 
     Raises:
-        ConfigurationError: The hub's library is not installed, or the name is invalid.
-        NotAllowedError: There is no token, or it has no permission to write.
-        NotReachedError: The hub does not respond.
-        PushError: Any other failure.
+        ConfigurationError: The hub's library is not installed, or the hub does not allow the name.
+        NotAllowedError: There is no token, or it has no write access.
+        NotReachedError: The hub does not answer.
+        PushError: Any other failure of the upload.
     """
     with installed_with("author", "the hub's library"):
         from huggingface_hub import HfApi
@@ -250,6 +250,6 @@ def upload(folder: Path, space: str, *, private: bool, endpoint: str | None = No
 
 
 def _connection_errors() -> tuple[type[Exception], ...]:
-    """Return the connection errors of the library's HTTP client, which is another one since 2.0."""
+    """Return the exceptions that the library raises if the hub does not answer; 2.0 changed its HTTP client."""
     clients = (sys.modules.get(name) for name in ("httpx", "httpx2"))
     return (OSError, *(client.TransportError for client in clients if client is not None))

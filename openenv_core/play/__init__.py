@@ -1,1 +1,1 @@
-"""Plays any environment in a terminal, based only on its server's JSON schemas."""
+"""Plays any environment from a terminal, with only its server's JSON schemas."""

@@ -1,4 +1,4 @@
-"""Forms for actions, derived from their JSON schema, and parsing of typed text into fields."""
+"""Forms of actions, read from their JSON schema, and the parser of text typed into their fields."""
 
 import json
 import re
@@ -16,17 +16,17 @@ ABSENT: Final = object()
 """Marks a field without a default."""
 
 _NOT_PROMPTED: Final = frozenset({"metadata"})
-"""Fields not prompted for: no action needs them, and users can enter a whole action as JSON."""
+"""Fields of every action that none needs; a user can set them by giving the whole action as JSON."""
 
 _FOLLOWED: Final = 16
-"""Maximum depth of references to follow, because schemas may be recursive."""
+"""Limit of consecutive references, since a schema may refer to itself."""
 
 _ARTICLES: Final = {"object": "JSON object", "array": "list", "any": "JSON"}
 
 
 @dataclass(frozen=True, slots=True)
 class FormField:
-    """A field of an action.
+    """One field of an action.
 
     Attributes:
         name: Its key.
@@ -36,7 +36,7 @@ class FormField:
         nullable: Whether it can be null.
         default: Its default; ABSENT if it has none.
         description: The author's description.
-        schema: Its schema, without null.
+        schema: Its schema, without the null alternative.
         item: The kind of a list's items.
     """
 
@@ -66,7 +66,7 @@ class FormField:
 
 @dataclass(frozen=True, slots=True)
 class Form:
-    """A kind of action."""
+    """The form of one kind of action; `fixed` holds the fields with a single possible value."""
 
     title: str
     fields: tuple[FormField, ...]
@@ -75,7 +75,7 @@ class Form:
 
     @property
     def calls_tools(self) -> bool:
-        """Whether the action calls a tool."""
+        """Whether the action calls a tool by its name."""
         return {field.name for field in self.fields} >= CALL_FIELDS
 
     @property
@@ -85,13 +85,13 @@ class Form:
 
 
 def forms_of(schema: Mapping[str, Any]) -> tuple[Form, ...]:
-    """Return the kinds of action that a schema allows: several if it is a union."""
+    """Return a form for each kind of action that a schema allows, several if it is a union."""
     root = dict(schema)
     return tuple(_form(arm, root) for arm in _arms(_resolve(root, root), root))
 
 
 def as_text(value: Any) -> str:
-    """Return a value as the user would type it: text as it is, anything else as JSON."""
+    """Return a value as a user would type it: non-empty text unchanged, anything else as JSON."""
     return value if isinstance(value, str) and value else json.dumps(value, ensure_ascii=False)
 
 
@@ -194,7 +194,7 @@ def value_of(field: FormField, text: str) -> Any:
     """Parse a text as the value of a field.
 
     Raises:
-        ValueError: The text is not a valid value; the message says what is.
+        ValueError: It is not a valid value of the field; the message says what is.
     """
     text = text.strip()
     if field.choices:
@@ -217,7 +217,7 @@ def _read(kind: str, item: str, text: str) -> Any:
         return text
     if kind == "array" and not text.startswith("["):
         return [_read(item, "any", piece) for piece in re.split(r"[,\s]+", text) if piece]
-    # Text in double quotes is parsed as JSON, for empty and multi-line strings.
+    # Text in double quotes is parsed as JSON, so that it can be empty or have several lines.
     expected, type_ = {"object": ("a JSON object", dict), "array": ("a JSON list", list)}.get(
         kind, ("", object)
     )
@@ -250,7 +250,7 @@ def _choice(field: FormField, text: str) -> Any:
 
 
 def _within(field: FormField, value: Any) -> None:
-    """Check minimum and maximum; the server checks everything else."""
+    """Check `minimum` and `maximum`; the server checks all else."""
     if isinstance(value, bool) or not isinstance(value, int | float):
         return
     low, high = field.schema.get("minimum"), field.schema.get("maximum")

@@ -1,4 +1,4 @@
-"""Plays episodes through a client, with actions from a terminal, a pipe or a list."""
+"""Plays episodes over a client, with actions from a terminal, a pipe or a list."""
 
 import json
 from collections.abc import Callable, Iterable, Mapping
@@ -18,7 +18,7 @@ from openenv_core.play.reporters import Result, Terminal
 
 
 class Game:
-    """Plays consecutive episodes."""
+    """Plays episodes, one after another."""
 
     def __init__(self, client: SyncEnvClient[Json, Json, Json], terminal: Terminal) -> None:
         self._client = client
@@ -35,7 +35,7 @@ class Game:
         return self._over
 
     def reset(self, options: Mapping[str, Any]) -> None:
-        """Start an episode; a running one is abandoned."""
+        """Begin an episode; a running one is abandoned."""
         self.end_episode()
         result = self._client.reset(**options)
         self.episodes += 1
@@ -57,12 +57,12 @@ class Game:
         return self._client.state()
 
     def tools(self) -> list[Json]:
-        """Return the environment's tools. Does not count as a step of the episode."""
+        """Return the tools of an environment of tools; the request does not count as a step of the episode."""
         tools = self._client.step({"type": "list_tools"}).observation.get("tools")
         return [tool for tool in tools if isinstance(tool, dict)] if isinstance(tools, list) else []
 
     def end_session(self) -> None:
-        """Record that the session and its episode are gone."""
+        """End the episode because its session is gone."""
         self.end_episode()
         self._over = True
 
@@ -82,19 +82,19 @@ RECOVERABLE_ERRORS: Final = (ServerError, RequestTimeoutError, ConnectionLostErr
 """Errors after which a game continues."""
 
 EXIT_WAIT_S: Final = 2.0
-"""How long, in seconds, to wait for the end of a server to show; the user waits too."""
+"""Seconds to wait for a server's exit after a lost connection, while a person waits."""
 
 
 class Loop:
-    """The interactive loop: prompts for actions, steps and reports, until the input ends.
+    """The loop of a game: asks for actions, takes steps and reports them until the input ends.
 
     Args:
-        game: The game.
-        prompts: Prompts for actions.
-        schema: The server's /schema.
-        options: Options of every reset.
-        is_server_alive: Whether the server is alive, given the seconds to wait for its end to show.
-        explain: Prints more about an error.
+        game: The game to play.
+        prompts: Asks for actions.
+        schema: The server's schema of its models.
+        options: The options of every reset; the seed of the first only.
+        is_server_alive: Returns whether the server still runs, after waiting up to the given seconds for its exit.
+        explain: Shows details of an error.
     """
 
     def __init__(
@@ -121,7 +121,7 @@ class Loop:
         self._tools_fetched = False
 
     def run(self) -> int:
-        """Play until the input ends; return the exit status."""
+        """Play to the end of the input; return the exit status."""
         self._attempt(self._reset, self._options)
         while True:
             try:
@@ -137,7 +137,7 @@ class Loop:
                 self._terminal.say()
                 break
         self._game.end_episode()
-        # In a script, nobody sees a rejected input and corrects it.
+        # Without a person to correct them, refused answers are failures.
         return 1 if (self._failed or self._prompts.refused) and not self._terminal.is_interactive else 0
 
     def _prompt_reset(self) -> None:
@@ -151,7 +151,7 @@ class Loop:
         try:
             work(argument)
         except RECOVERABLE_ERRORS as error:
-            # A connection breaks before the end of the server's process can be observed.
+            # A connection breaks before the exit of the server's process is known.
             if not self._is_server_alive(EXIT_WAIT_S if isinstance(error, ConnectionLostError) else 0.0):
                 raise
             self._failed += 1
@@ -218,7 +218,7 @@ class Loop:
 
 
 def play_actions(game: Game, actions: Iterable[Json], options: Json) -> None:
-    """Play the actions of one episode in order. Raises `ConfigurationError` if the episode ends before the last."""
+    """Play a list of actions in one episode; ConfigurationError if the episode ends before the list."""
     game.reset(options)
     for index, action in enumerate(actions, 1):
         if game.over:
@@ -230,11 +230,11 @@ def play_actions(game: Game, actions: Iterable[Json], options: Json) -> None:
 
 
 def play_at_random(game: Game, actions: Iterable[Json], options: Json) -> None:
-    """Play all actions, over as many episodes as needed; seeds count up from the given one."""
+    """Play all of the actions, in as many episodes as needed; each episode's seed is one higher than the last."""
     for action in actions:
         if game.over:
             seed = options.get("seed")
             game.reset({**options, **({} if seed is None else {"seed": seed + game.episodes})})
-            if game.over:  # it ended with its reset
+            if game.over:  # the episode ended with its reset
                 continue
         game.step(action)

@@ -1,4 +1,4 @@
-"""Prompts for actions, field by field."""
+"""Asks for an action, field by field."""
 
 import difflib
 import json
@@ -12,8 +12,8 @@ from openenv_core.play.reporters import Terminal, sanitize
 COMMANDS: Final[Mapping[str, str]] = {
     ":reset [SEED|JSON]": "begin another episode, with this seed, or with these options of reset",
     ":state": "show the environment's state",
-    ":schema": "show what an action is made of",
-    ":tools": "list the tools, where the environment has some",
+    ":schema": "show the fields of an action",
+    ":tools": "list the environment's tools, if any",
     ":help": "show this",
     ":quit": "leave (Ctrl-D does too)",
 }
@@ -32,7 +32,7 @@ class CommandTypedError(Exception):
 
 @dataclass(slots=True)
 class Prompts:
-    """Prompts for actions."""
+    """Asks for actions; `refused` counts the invalid answers."""
 
     terminal: Terminal
     forms: tuple[Form, ...]
@@ -40,7 +40,7 @@ class Prompts:
     refused: int = 0
 
     def line(self, prompt: str, choices: Sequence[str] = ()) -> str:
-        """Return an answer. Raises `CommandTypedError` for a command, and EOFError at the end of the input."""
+        """Return an answer; CommandTypedError if it is a command, EOFError at the end of the input."""
         while True:
             text = self.terminal.ask(prompt, (*choices, *NAMES))
             if not text.startswith(":"):
@@ -60,7 +60,7 @@ class Prompts:
         self.terminal.say(reason)
 
     def action(self) -> Json:
-        """Return the next action. Raises `CommandTypedError` for a command, and EOFError at the end of the input."""
+        """Return the next action; CommandTypedError if a command was typed, EOFError at the end of the input."""
         while True:
             form, action = self._choose_form()
             if action is None and form is not None:
@@ -75,7 +75,7 @@ class Prompts:
         return [form for form in self.forms if not form.lists_tools]
 
     def _choose_form(self) -> tuple[Form | None, Json | None]:
-        """Return the kind of action, or a whole action that was typed as JSON."""
+        """Return the form of the action, or a whole action typed as JSON, or neither if the answer was invalid."""
         forms = self._playable_forms()
         if len(forms) == 1:
             return forms[0], None
@@ -86,7 +86,7 @@ class Prompts:
         return None if title is None else forms[titles.index(title)], action
 
     def _choose(self, label: str, names: list[str]) -> tuple[str | None, Json | None]:
-        """Ask for one of several names; return it, or a whole action typed as JSON, or neither if invalid."""
+        """Ask for one of some names; return it, or a whole action typed as JSON, or neither."""
         text = self.line(f"{label} ({'|'.join(names)}): ", names)
         if text.startswith("{"):
             return None, self._parse_action(text)
@@ -139,7 +139,7 @@ class Prompts:
     def _set_field(self, field: FormField, text: str, values: Json) -> bool:
         if not text:
             if not field.required:
-                return True  # the environment's own default
+                return True  # the environment uses its own default
             self.refuse(f"expected {field.label} for {field.name}, got nothing")
             return False
         try:
@@ -157,7 +157,7 @@ def arguments_of(tool: Mapping[str, Any]) -> Form:
 
 
 def describe_form(form: Form, title: str | None = None) -> list[str]:
-    """Return a form as lines: each field with its type, default and description."""
+    """Return a form as lines: each field with its type, its default and its description."""
     about = [] if title else form.description.strip().splitlines()
     lines = [(title or form.title) + (f": {about[0]}" if about else "")]
     for field in form.fields:

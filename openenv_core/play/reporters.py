@@ -1,4 +1,4 @@
-"""Reporters of a game: readable lines for a terminal, or JSON lines for programs."""
+"""Reporters of a game: for a person in a terminal, or for a program as JSON lines."""
 
 import json
 import os
@@ -13,7 +13,7 @@ from openenv_core.types import StepResult
 Result: TypeAlias = StepResult[Json]
 
 LONGEST: Final = 2_000
-"""Maximum characters shown of a field; the rest is counted."""
+"""Characters shown of one field; of the rest only the count is shown."""
 
 _WIDTH: Final = 100
 _CONTROL: Final = re.compile(
@@ -21,18 +21,18 @@ _CONTROL: Final = re.compile(
     r"|\x1b[\]P^_X][^\x07\x1b]*(?:\x07|\x1b\\)?"  # titles, links, the clipboard
     r"|[\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069]"
 )
-"""Terminal control sequences."""
+"""Control sequences of terminals."""
 
 _COLOUR: Final = re.compile(r"\x1b\[[0-9;]*m")
 
 
 def observation_lines(observation: Mapping[str, Any], *, colours: bool = False) -> Iterator[str]:
-    """Yield an observation's lines: its `text`, then all other fields with their names, except the metadata.
+    """Yield an observation's lines: its `text`, then every other field with its name, without metadata.
 
     Args:
         observation: The observation's fields.
-        colours: Whether to keep colours. Other control characters are always removed: an environment's text must not
-            move the cursor or set the window's title.
+        colours: Whether to keep colours. All other control sequences are removed in any case: an environment's
+            output must not move the cursor or set the window's title.
     """
     text = observation.get("text")
     if isinstance(text, str) and text:
@@ -50,7 +50,7 @@ def observation_lines(observation: Mapping[str, Any], *, colours: bool = False) 
 
 
 def sanitize(text: str, *, colours: bool = False) -> str:
-    """Remove control characters except newlines and tabs from a text."""
+    """Return a text without control sequences; newlines and tabs stay."""
 
     def replacement(match: re.Match[str]) -> str:
         return match[0] if colours and _COLOUR.fullmatch(match[0]) else ""
@@ -61,14 +61,14 @@ def sanitize(text: str, *, colours: bool = False) -> str:
 
 
 def format_number(value: Any) -> str:
-    """Format a reward or return to 6 significant digits."""
+    """Return a reward or return as text, without the digits of binary rounding."""
     if isinstance(value, float):
         return f"{value:.6g}"
     return "none" if value is None else json.dumps(value)
 
 
 def _plain(value: Any) -> str:
-    """Format a value as JSON: on one line, or if that is long, one line per item."""
+    """Return a value as JSON: on one line or, if that is too long, with a line per item."""
     line = _json(value)
     if len(line) <= _WIDTH:
         return line
@@ -102,11 +102,11 @@ class Terminal:
         self._completer: _Completer | None = None
 
     def say(self, text: str = "", style: str = "") -> None:
-        """Print a line for the user."""
+        """Print a line for a person."""
         self._write(f"\x1b[{style}m{text}\x1b[0m\n" if style and text and self.colours else f"{text}\n")
 
     def ask(self, prompt: str, choices: Sequence[str] = ()) -> str:
-        """Return the next line, stripped. Raises EOFError at the end of the input."""
+        """Return the next line, stripped; EOFError at the end of the input."""
         if self._can_edit():
             assert self._completer is not None
             self._completer.choices = choices
@@ -117,7 +117,7 @@ class Terminal:
         if not line:
             raise EOFError
         if not self.is_interactive:
-            self.say(line.rstrip("\r\n"))  # echo it, as if it had been typed
+            self.say(line.rstrip("\r\n"))  # echoed as if it had been typed
         return line.strip()
 
     def show_reset(self, episode: int, options: Json, result: Result) -> None:
@@ -139,7 +139,7 @@ class Terminal:
         self.say(f"episode {episode} {outcome} after {duration}: return {format_number(total)}", BOLD)
 
     def show_failure(self, error: Exception) -> None:
-        """Report a rejected action or another error; the game continues."""
+        """Report a refused action or another error after which the game continues."""
         self.say(f"{type(error).__name__}: {sanitize(str(error))}")
 
     def show_answer(self, name: str, value: Any, lines: Sequence[str] | None = None) -> None:
@@ -158,7 +158,7 @@ class Terminal:
         self._sink.flush()
 
     def _can_edit(self) -> bool:
-        """Whether lines can be edited, recalled and completed (readline)."""
+        """Whether lines can be edited, recalled and completed."""
         if self.is_json or self._source is not sys.stdin or self._sink is not sys.stdout:
             return False
         if not (self.is_interactive and self._sink.isatty()):
@@ -169,12 +169,12 @@ class Terminal:
 
 
 class JsonTerminal(Terminal):
-    """Reports as JSON lines: one object per line, each with its `event`."""
+    """Reports as JSON: one object per line, each with its `event`."""
 
     is_json = True
 
     def say(self, text: str = "", style: str = "") -> None:
-        """Print nothing, because the output is for programs."""
+        """Print nothing: the output is for a program."""
 
     def show_reset(self, episode: int, options: Json, result: Result) -> None:
         """Report a reset."""
@@ -216,7 +216,7 @@ class _Completer:
         self.installed = False
         try:
             import readline
-        except ImportError:  # an interpreter without readline
+        except ImportError:  # this interpreter has no readline
             return
         readline.set_completer(self._complete)
         readline.set_completer_delims(" ")

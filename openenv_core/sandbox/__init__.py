@@ -1,6 +1,7 @@
-"""Running untrusted code: interpreters with state, behind as many walls as the machine has.
+"""Stateful interpreters for untrusted code, isolated as strongly as the machine allows.
 
-Standard library only; usable without servers and environments. docs/sandbox.md says what each level guarantees.
+Standard library only; usable without servers and environments. docs/sandbox.md says what each isolation level
+guarantees.
 """
 
 from typing import TYPE_CHECKING, Any
@@ -60,7 +61,7 @@ __all__ = [
 
 
 def __getattr__(name: str) -> Any:
-    # The synchronous face stands on the client's thread, whose package is not needed otherwise.
+    # The synchronous classes need the client's loop thread, which nothing else here imports.
     if name in ("SyncSandbox", "SyncSession"):
         from openenv_core.sandbox import sync
 

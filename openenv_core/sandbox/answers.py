@@ -1,4 +1,4 @@
-"""Parsing of an interpreter's answers, which are untrusted bytes, into executions."""
+"""Parses an interpreter's answers, which are untrusted bytes, into executions."""
 
 import json
 from dataclasses import dataclass, replace
@@ -21,23 +21,23 @@ from openenv_core.signals import signal_name
 
 _KINDS: Final = ("execute_result", "display_data")
 _MAX_NAME_CHARS: Final = 200
-"""Of an exception's class, of a mime type."""
+"""Characters kept of the name of an exception class or a mime type."""
 
 
 class ForgedAnswerError(Exception):
-    """No interpreter of ours writes such an answer."""
+    """The answer cannot come from an unmodified interpreter: the code wrote to the control socket."""
 
 
 Answer: TypeAlias = tuple[Execution, bytes | None]
-"""What the interpreter says of one request; and the text of its result, or of a function's value as tagged JSON."""
+"""The execution as the interpreter reports it, and its result's text or a called function's value as tagged JSON."""
 
 
 class AnswerReader:
-    """Puts an answer together from what comes.
+    """Assembles answers from the bytes received.
 
     Args:
-        limit: Bytes of an answer's texts.
-        announced: Whoever runs a request shows itself first by an answer of nothing.
+        limit: Maximum size of an answer's texts, in bytes.
+        announced: Whether a process that runs a request first announces itself by `FORK_NOTICE`.
     """
 
     def __init__(self, limit: int, *, announced: bool = False) -> None:
@@ -47,14 +47,14 @@ class AnswerReader:
         self._frame_bytes = 0
 
     def feed(self, data: bytes, expected: int | None) -> Answer | None:
-        """Take some bytes; return the answer once it is whole.
+        """Add received bytes; return the answer once it is complete, else None.
 
         Args:
-            data: What was received.
-            expected: The number of the request that is being answered; None: none is.
+            data: The bytes received.
+            expected: The number of the request in progress, if any.
 
         Raises:
-            ForgedAnswerError: They are not the answer to that request.
+            ForgedAnswerError: The bytes are not the answer to that request.
         """
         if expected is None:
             raise ForgedAnswerError("bytes without a request")
@@ -84,7 +84,7 @@ def _read(head: bytes, texts: bytes, expected: int) -> Answer:
     try:
         raw = json.loads(head)
     except (ValueError, RecursionError):
-        raise ForgedAnswerError("an answer that is no JSON") from None
+        raise ForgedAnswerError("an answer that is not JSON") from None
     try:
         if raw["id"] != expected:
             raise ForgedAnswerError("the answer to another request")
@@ -92,9 +92,9 @@ def _read(head: bytes, texts: bytes, expected: int) -> Answer:
         text = parts.pop(0) if raw["text"] is True else None
         status, code, reason = raw["status"], _number(raw["exit_code"], 255), None
         if status == "rolled_back":
-            status, reason = "killed", f"its process ended with status {code}; the state is that of before"
+            status, reason = "killed", f"its process ended with status {code}; the state before it is kept"
         elif status not in ("ok", "error", "memory"):
-            raise ForgedAnswerError("a status that there is not")
+            raise ForgedAnswerError("an unknown status")
         execution = Execution(
             status=status,
             exit_code=code,
@@ -106,7 +106,7 @@ def _read(head: bytes, texts: bytes, expected: int) -> Answer:
             max_rss_bytes=_number(raw["max_rss"], 1 << 53),
         )
     except (LookupError, TypeError, ValueError, AttributeError, RecursionError, StopIteration) as error:
-        raise ForgedAnswerError(f"an answer of another shape ({type(error).__name__})") from None
+        raise ForgedAnswerError(f"a malformed answer ({type(error).__name__})") from None
     return execution, text
 
 
@@ -152,7 +152,7 @@ def _name(raw: Any) -> str:
 def _text(raw: Any) -> str:
     if type(raw) is not str:
         raise TypeError(raw)
-    # JSON can spell a lone surrogate, which no encoder of ours could write.
+    # JSON can contain lone surrogates, which UTF-8 cannot encode.
     return raw if raw.isascii() else raw.encode("utf-8", "replace").decode()
 
 
@@ -160,11 +160,11 @@ ZYGOTE_ENDED: Final = "the process that interpreters are forked from has ended"
 
 _STOPPED: Final[dict[str | None, tuple[Status, int, str]]] = {
     "timeout": ("timeout", EXIT_TIMEOUT, "it ran longer than {timeout:g} s"),
-    "interrupt": ("error", EXIT_INTERRUPTED, "it was interrupted: whoever asked for it has given it up"),
+    "interrupt": ("error", EXIT_INTERRUPTED, "it was interrupted, because its caller no longer waits for it"),
     "output": ("output_limit", EXIT_KILLED, "it wrote more than {output} bytes"),
     "disk": ("killed", EXIT_KILLED, "its files grew beyond {disk} bytes or {files} files"),
 }
-"""Status, exit code and words, by why the supervisor stopped an execution."""
+"""Status, exit code and reason of an execution, by why the supervisor stopped it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -172,10 +172,10 @@ class Exit:
     """How an interpreter's process ended.
 
     Attributes:
-        code: What it exited with, where it did.
-        signal: The signal that ended it, where one did.
-        zygote: The zygote is gone, and took it along.
-        memory: The kernel ended it because its control group was out of memory.
+        code: Its exit code, if it exited.
+        signal: The signal that killed it, if one did.
+        zygote: Whether it died with the zygote.
+        memory: Whether the kernel killed it because its control group ran out of memory.
     """
 
     code: int = 0
@@ -190,11 +190,12 @@ def finalize_execution(
     """Return an execution with its final status.
 
     Args:
-        execution: What is known of it otherwise.
-        cause: Why the supervisor stopped it: "timeout", "interrupt", "output", "disk", or what the code broke in words.
-        exit_: How the process ended; None where it lives.
-        limits: Of the session.
-        timeout_s: What it was given.
+        execution: The execution without it.
+        cause: Why the supervisor stopped it, if it did: "timeout", "interrupt", "output", "disk", or a description of
+            what the code broke.
+        exit_: How the process ended; None if it is alive.
+        limits: The session's limits.
+        timeout_s: The execution's timeout.
     """
     if cause in _STOPPED:
         status, code, template = _STOPPED[cause]
@@ -221,25 +222,25 @@ def finalize_execution(
 
 
 _MAX_BYTES_PER_CHAR: Final = 6
-"""Bytes that a character takes at most when it is sent."""
+"""Maximum size of a character in JSON, in bytes."""
 
 _MAX_GROWTH: Final = 2
-"""By so much a text may grow when it is sent, of which lines and quotes ask little, and control characters six."""
+"""Factor by which a text may grow in JSON. Newlines and quotes need 2 bytes each, most control characters 6."""
 
 _TRUNCATE_ATTEMPTS: Final = 4
-"""At shortening a text by how much it is too long on the average; each looks at all of it."""
+"""Attempts to shorten a text by its average excess. Each scans the whole text."""
 
 
 def truncate_execution(
     answer: Answer | None, stdout: tuple[str, bool], stderr: tuple[str, bool], limits: Limits
 ) -> Execution:
-    """Return an execution with no more of its texts than may be sent.
+    """Return the execution of an answer, with its texts truncated to the session's limits.
 
     Args:
-        answer: The interpreter's own; None where it ended without.
-        stdout: What was written, and whether some of it was dropped.
-        stderr: Likewise.
-        limits: Of the session.
+        answer: The interpreter's answer; None if it ended without one.
+        stdout: The captured output, and whether some of it was dropped.
+        stderr: As `stdout`.
+        limits: The session's limits.
     """
     execution, text = answer or (Execution(status="ok"), None)
     out, err = (_truncate(written, _MAX_GROWTH * limits.output_bytes) for written, _ in (stdout, stderr))
@@ -262,7 +263,7 @@ def truncate_execution(
 
 
 def _truncate(text: str, limit: int) -> str:
-    """Return a text as far as it is to be sent in so many bytes; the same object where that is all of it."""
+    """Return a text truncated to a number of bytes in JSON; the same object if it fits."""
     if _MAX_BYTES_PER_CHAR * len(text) <= limit:
         return text
     for _ in range(_TRUNCATE_ATTEMPTS):
@@ -273,7 +274,7 @@ def _truncate(text: str, limit: int) -> str:
 
 
 def _json_size(text: str) -> int:
-    """Return how many bytes a text takes in JSON, where a control character takes six."""
+    """Return a text's size in JSON, in bytes. A control character takes six, unless it has a short escape."""
     plain = len(text) if text.isascii() else len(text.encode("utf-8", "replace"))
     controls = sum(text.count(chr(number)) for number in range(32))
     return plain + 5 * controls - 4 * sum(map(text.count, "\b\t\n\f\r")) + text.count('"') + text.count("\\")

@@ -1,4 +1,4 @@
-"""What a sandbox and its sessions are allowed: levels, limits, and the sandbox's own settings."""
+"""Configuration of a sandbox and its sessions: isolation levels, limits, settings."""
 
 import math
 from collections.abc import Mapping
@@ -12,14 +12,14 @@ from openenv_core.sandbox.errors import LimitsError
 
 
 class Isolation(StrEnum):
-    """One rung. Which one a sandbox stands on is what its start-up self-test proved, not what was asked for.
+    """An isolation level. A sandbox's level is the one that its start-up self-test proved, not the one requested.
 
     Attributes:
-        NAMESPACES: A root of read-only mounts, process, network, mount, IPC and host name spaces of its own, and
-            all of `LSM`.
-        LSM: Landlock, a system-call filter, and limits. The normal case inside a container.
-        SECCOMP: The filter and limits: files of the machine that the user may read are readable.
-        PROCESS: Limits alone. Not a boundary.
+        NAMESPACES: A root of read-only mounts, separate process, network, mount, IPC and UTS namespaces, and all of
+            `LSM`.
+        LSM: Landlock, a system-call filter, and limits. The usual level inside a container.
+        SECCOMP: The filter and limits. Code can read every file that its user can.
+        PROCESS: Limits only. Not a security boundary.
     """
 
     NAMESPACES = "namespaces"
@@ -28,7 +28,7 @@ class Isolation(StrEnum):
     PROCESS = "process"
 
     def at_least(self, other: "Isolation") -> bool:
-        """Return whether this rung holds back all that another does."""
+        """Return whether this level is as strong as another, or stronger."""
         return LADDER.index(self) <= LADDER.index(other)
 
 
@@ -38,19 +38,19 @@ LADDER: Final = (Isolation.NAMESPACES, Isolation.LSM, Isolation.SECCOMP, Isolati
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SandboxConfig:
-    """How interpreters are made.
+    """A sandbox's settings.
 
     Attributes:
-        preload: Modules that are imported once, before interpreters are forked. Importing them again costs nothing
-            there, and their memory is shared.
-        strongest: Where the search for a rung of the ladder begins.
-        minimum: Where it ends: without a rung that holds at or above this one, the sandbox does not start.
-        readable: Files and folders that code may read, beside Python and what is installed with it.
-        hidden: Files and folders in there that code may not read. The packages of this project always are.
-        links: Names below the root, as "app", that lead to a folder of that name in the workspace. They need the level
-            `namespaces`.
-        boot_timeout_s: Seconds for the zygote and its imports.
-        start_timeout_s: Seconds for one interpreter.
+        preload: Modules imported once, before interpreters are forked. Importing them in an interpreter then costs
+            nothing, and their memory is shared.
+        strongest: The first isolation level to try.
+        minimum: The last level to try. If none from `strongest` to this one works, the sandbox does not start.
+        readable: Files and folders that code may read, besides Python and the packages installed with it.
+        hidden: Files and folders among them that code may not read. This project's packages are always hidden.
+        links: Names in the root folder, such as "app", that link to the folder of that name in the workspace. They
+            require the level `namespaces`.
+        boot_timeout_s: Seconds for the zygote to start and import the modules.
+        start_timeout_s: Seconds for an interpreter to start.
     """
 
     preload: tuple[str, ...] = ()
@@ -73,7 +73,7 @@ class SandboxConfig:
                 raise ConfigurationError(f"expected names of modules to preload, got {name!r}")
         if self.links and self.minimum is not Isolation.NAMESPACES:
             raise ConfigurationError(
-                f"expected the minimum namespaces with links, got {self.minimum}: only there is the root its own"
+                f"expected the minimum namespaces with links, got {self.minimum}: only that level has its own root"
             )
 
 
@@ -82,28 +82,29 @@ _MIB: Final = 1 << 20
 
 
 def _limit(default: Any, *, least: float) -> Any:
-    """Return a limit that leaves an interpreter able to run as long as it is at least so much."""
+    """Return a field for a limit; below `least`, an interpreter could not run."""
     return field(default=default, metadata={"least": least})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Limits:
-    """The bounds of one session. Sizes are bytes, times are seconds.
+    """Limits of one session. Sizes are in bytes, times in seconds.
 
     Attributes:
-        timeout_s: Of one execution, unless the call names a shorter one.
-        grace_s: Between the interrupt of an execution that takes too long, which keeps the state, and its end.
+        timeout_s: Timeout of one execution, unless the call sets a shorter one.
+        grace_s: Time between the interrupt of an execution that exceeds its timeout, which keeps the state, and the
+            kill.
         memory_bytes: Address space beyond what the interpreter has at the start, shared mappings included.
-        output_bytes: What is kept of stdout, and of stderr, of one execution; more is counted and dropped.
-        output_hard_bytes: What one execution may write to both together before it is stopped.
+        output_bytes: Output kept of stdout, and of stderr, per execution; the rest is counted and dropped.
+        output_hard_bytes: Output to both together after which an execution is stopped.
         outputs_bytes: The result and all displayed bundles of one execution together.
-        file_bytes: One file of the workspace.
-        disk_bytes: All files of the workspace.
-        files: Files and folders of the workspace.
-        open_files: Descriptors at once.
-        processes: Processes and threads at once.
-        allow_subprocess: Lets code start processes. Then the limits of memory hold for each of them, and for all
-            together only where there is a memory control group.
+        file_bytes: Size of one file in the workspace.
+        disk_bytes: Size of all files in the workspace.
+        files: Number of files and folders in the workspace.
+        open_files: Number of open descriptors.
+        processes: Number of processes and threads.
+        allow_subprocess: Whether code may start processes. The memory limit then holds for each of them, and for all
+            of them together only where a memory control group can be made.
     """
 
     timeout_s: float = _limit(10.0, least=0.001)
@@ -137,7 +138,7 @@ class Limits:
         """Return these limits with some of them replaced.
 
         Raises:
-            LimitsError: A name that is no limit, or a value that makes no sense.
+            LimitsError: A name is not a limit, or a value is invalid.
         """
         known = {each.name for each in fields(self)}
         if unknown := sorted(set(values) - known):
@@ -147,7 +148,7 @@ class Limits:
         return replace(self, **values)
 
     def within(self, ceilings: "Limits") -> "Limits":
-        """Return these limits where none exceeds its ceiling.
+        """Return these limits unless one exceeds its ceiling.
 
         Raises:
             LimitsError: One does; the message names it.

@@ -1,23 +1,23 @@
-"""Every error that the sandbox raises, as one tree.
+"""The sandbox's exceptions.
 
     SandboxFailureError
-    ├── SandboxUnavailableError  no interpreter can be had: no rung of the ladder holds, or the zygote cannot be started
+    ├── SandboxUnavailableError  no interpreter can start: no isolation level works, or the zygote cannot be started
     ├── SandboxClosedError       the sandbox or the session was used after close()
-    ├── LimitsError              a limit that makes no sense, or exceeds its ceiling
-    └── FileRefusedError         a path that leaves the workspace, a file that is missing, too large, or no plain file
+    ├── LimitsError              a limit is invalid, or exceeds its ceiling
+    └── FileRefusedError         a path leaves the workspace; a file is missing, too large, or not a regular file
 
-What code does never raises: it is told by `Execution.status`.
+Executed code never makes a call raise: `Execution.status` reports how it ended.
 """
 
 from openenv_core.errors import OpenEnvError
 
 
 class SandboxFailureError(OpenEnvError):
-    """The base of the sandbox's errors."""
+    """Base class of the sandbox's exceptions."""
 
 
 class SandboxUnavailableError(SandboxFailureError):
-    """No interpreter can be had here, or not now."""
+    """No interpreter can be started on this machine, or at this time."""
 
 
 class SandboxClosedError(SandboxFailureError):
@@ -25,15 +25,15 @@ class SandboxClosedError(SandboxFailureError):
 
 
 class LimitsError(SandboxFailureError, ValueError):
-    """A limit that makes no sense, or exceeds its ceiling."""
+    """A limit is invalid, or exceeds its ceiling."""
 
 
 class FileRefusedError(SandboxFailureError):
-    """A file cannot be put, read or listed.
+    """A file cannot be written, read or listed.
 
     Attributes:
-        path: As it was asked for.
-        reason: Why, in words that may be shown to the one whose code it is.
+        path: The path as given by the caller.
+        reason: Why; safe to show to the author of the code.
     """
 
     def __init__(self, path: str, reason: str) -> None:

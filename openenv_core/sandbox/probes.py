@@ -1,4 +1,4 @@
-"""The self-test that one level has to pass on this machine; `Sandbox.start` tries one level after the other."""
+"""The self-test that an isolation level has to pass on this machine; `Sandbox.start` runs it level by level."""
 
 import ast
 import asyncio
@@ -37,7 +37,7 @@ PROBES: Final[dict[Isolation, dict[str, str]]] = {
     Isolation.LSM: _AT_LSM,
     Isolation.NAMESPACES: _AT_NAMESPACES,
 }
-"""What has to fail on each rung, by its name: expressions."""
+"""Expressions that have to fail at each level, by the name of the attack."""
 
 _ATTACK: Final = """
 import ctypes, os, resource, socket
@@ -62,10 +62,10 @@ _CONTENT: Final = "a canary of the self-test\n"
 
 
 async def prove(isolation: Isolation, open_session: Callable[[Limits], Awaitable[Interpreter]]) -> None:
-    """Attack from within an interpreter.
+    """Run the level's attacks in an interpreter.
 
     Raises:
-        SandboxUnavailableError: An attack was not stopped, or the interpreter does not work.
+        SandboxUnavailableError: An attack succeeded, or the interpreter does not work.
     """
     session = await open_session(Limits(timeout_s=10.0))
     try:
@@ -86,7 +86,7 @@ async def prove(isolation: Isolation, open_session: Callable[[Limits], Awaitable
 
 @contextmanager
 def _canary() -> Iterator[dict[str, Any]]:
-    # Open to everybody, so that nothing but the sandbox stands before it.
+    # Accessible to every user, so that only the sandbox protects it.
     with tempfile.TemporaryDirectory(prefix="ropewalk-canary-") as name:
         folder = Path(name)
         folder.chmod(0o755)

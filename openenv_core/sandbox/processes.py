@@ -1,8 +1,9 @@
-"""The processes behind an interpreter, and what connects them with the supervisor.
+"""The processes of an interpreter, and their connections to the supervisor.
 
-One process runs every request; or, in a session that keeps snapshots, each request runs in a fork of the process
-before, which takes over when it has answered: `inside/runner.py` is the other side. All branches of a session are one
-domain of trust, with one set of limits: they share processes, memory control group and file system with the first.
+Usually one process runs every request. In a session with snapshots each request runs in a fork of the previous
+process, which takes over once it has answered; `inside/runner.py` is the other side. All branches of a session are one
+trust domain with one set of limits: they share the process tree, memory control group and file system of the first
+interpreter.
 """
 
 import array
@@ -22,7 +23,7 @@ from openenv_core.sandbox.kernel.cgroups import Cgroup
 RECEIVE_BYTES: Final = 1 << 20
 
 EXIT_TIMEOUT_S: Final = 5.0
-"""Seconds that a killed process gets to be gone. It has no say in that, the kernel has."""
+"""Seconds to wait for a killed process to exit. Only the kernel can delay that."""
 
 _REMOVALS: Final = 100
 _REMOVAL_INTERVAL_S: Final = 0.02
@@ -32,18 +33,18 @@ _ANCILLARY: Final = socket.CMSG_SPACE(_CREDENTIALS.size) + socket.CMSG_SPACE(4 *
 
 
 class Connections:
-    """Both ends of a control socket and of two pipes.
+    """Both ends of an interpreter's control socket and of its output pipes.
 
     Attributes:
-        control: Ours. What comes from it says which process it came from.
-        stdout: Ours, to be read.
-        stderr: Likewise.
-        inner: Theirs: control, stdout, stderr.
+        control: The supervisor's end of the control socket. Messages carry their sender's process id.
+        stdout: The reading end of the pipe.
+        stderr: The reading end of the pipe.
+        inner: The interpreter's ends: control, stdout, stderr.
     """
 
     def __init__(self) -> None:
         pipes: list[int] = []
-        with ExitStack() as undo:  # there may be no further descriptor
+        with ExitStack() as undo:  # the process may run out of descriptors
             self.control, inner = map(undo.enter_context, socket.socketpair())
             for _ in range(2):
                 for end in os.pipe2(os.O_CLOEXEC):
@@ -58,20 +59,20 @@ class Connections:
         self.inner = [inner.detach(), inner_stdout, inner_stderr]
 
     def close_remote_ends(self) -> None:
-        """Close the ends that are theirs by now. Idempotent."""
+        """Close the interpreter's ends, which it has received by now. Idempotent."""
         inner, self.inner = self.inner, []
         for descriptor in inner:
             os.close(descriptor)
 
     def read_stderr(self) -> str:
-        """Return what was written to stderr."""
+        """Return the text written to stderr."""
         try:
             return os.read(self.stderr, 1 << 16).decode("utf-8", "replace").strip()
         except BlockingIOError:
             return ""
 
     def close(self) -> None:
-        """Close all of them. Who has not been heard of yet ends when it finds nobody to tell that it is there."""
+        """Close all ends. An interpreter that has not reported yet exits when it tries to."""
         self.close_remote_ends()
         self.control.close()
         os.close(self.stdout)
@@ -79,9 +80,9 @@ class Connections:
 
 
 def receive(control: socket.socket, most: int) -> tuple[bytes, int | None, list[int]]:
-    """Return bytes, the process that they came from, and the descriptors that came along.
+    """Return received bytes, the id of the process that sent them, and the descriptors sent along.
 
-    The kernel has translated the process's number into one of this process's own name space.
+    The kernel translates the process id into this process's own pid namespace.
     """
     data, ancillary, _, _ = control.recvmsg(most, _ANCILLARY, socket.MSG_CMSG_CLOEXEC)
     process, descriptors = None, array.array("i")
@@ -96,15 +97,15 @@ def receive(control: socket.socket, most: int) -> tuple[bytes, int | None, list[
 async def receive_notice(
     control: socket.socket, over: asyncio.Future[Any], expected: bytes
 ) -> tuple[int, list[int]] | None:
-    """Wait for a notice of one byte.
+    """Wait for a one-byte notice.
 
     Args:
-        control: Where it comes from.
-        over: Done when nothing will come any more.
+        control: The socket to receive it from.
+        over: A future that is done once no notice can arrive any more.
         expected: The notice.
 
     Returns:
-        The process that it came from, and the descriptors that came along; None where it did not come.
+        The id of the process that sent it, and the descriptors sent along; None if it did not arrive.
     """
     loop = asyncio.get_running_loop()
     readable: asyncio.Future[None] = loop.create_future()
@@ -114,7 +115,7 @@ async def receive_notice(
     finally:
         loop.remove_reader(control.fileno())
     try:
-        # One byte at a time: the notices of two processes must not come as one.
+        # One byte only: notices of two processes must not be read together.
         received, process, descriptors = receive(control, 1)
     except OSError:
         return None
@@ -132,18 +133,18 @@ def set_done(future: asyncio.Future[None]) -> None:
 
 
 class ProcessTree:
-    """All that was forked for one session and its branches: the end of its first process is the end of all.
+    """All processes forked for one session and its branches; they end with the first of them.
 
     Args:
-        exited: How that process ended, once it has; whoever forked it tells it there.
-        cgroup: What bounds all of them; removed with them.
+        exited: Resolves to the first process's exit; set by the zygote that forked it.
+        cgroup: The control group of all processes, if any; removed with them.
 
     Attributes:
-        root: A descriptor of the first process; None until it is known.
-        group: The process group that ends with it, where there is no name space that would see to that.
-        leader: Of the process group that is paused, where code may start processes; none of them can leave it.
-        members: How many interpreters live in it.
-        running: Those that are asked something.
+        root: A pidfd of the first process; None until it is known.
+        group: The process group to kill with it, if no pid namespace does that.
+        leader: The leader of the process group to pause, if code may start processes; they cannot leave the group.
+        members: The number of live interpreters in the tree.
+        running: The interpreters with a request in progress.
     """
 
     def __init__(self, exited: asyncio.Future[Exit], cgroup: Cgroup | None) -> None:
@@ -156,11 +157,11 @@ class ProcessTree:
         self._cgroup = cgroup
 
     def oom_killed(self) -> bool:
-        """Return whether the kernel killed one of them for memory of all."""
+        """Return whether the kernel killed a process because the tree exceeded its memory limit."""
         return self._cgroup is not None and self._cgroup.oom_killed()
 
     def kill(self) -> None:
-        """Kill all of them. The exit is reported later."""
+        """Kill all processes. `exited` is set later."""
         _send_signal(self.root, signal.SIGKILL)
         if self.group is not None:
             for group in {self.group, self.leader or self.group}:
@@ -169,7 +170,7 @@ class ProcessTree:
             self._cgroup.kill()
 
     async def close(self) -> None:
-        """Kill them, wait until they are gone, and close what belongs to them."""
+        """Kill all processes, wait until they are gone, and release the tree's resources."""
         self.kill()
         if not self.exited.done():
             await asyncio.wait([self.exited], timeout=EXIT_TIMEOUT_S)
@@ -185,13 +186,13 @@ class InterpreterProcesses:
     """The processes of one interpreter.
 
     Args:
-        tree: Where they live.
-        process: The interpreter's number.
-        forks: Each request runs in a fork of the process before, which takes over once it has answered; else this one
-            runs all.
+        tree: The session's process tree.
+        process: The interpreter's process id.
+        forks: Whether each request runs in a fork of the previous process, which takes over once it has answered;
+            otherwise one process runs all requests.
 
     Raises:
-        ProcessLookupError: It has ended already.
+        ProcessLookupError: The process has already ended.
     """
 
     def __init__(self, tree: ProcessTree, process: int, *, forks: bool) -> None:
@@ -206,16 +207,16 @@ class InterpreterProcesses:
         tree.exited.add_done_callback(self._on_tree_exit)
 
     def branch(self, process: int) -> "InterpreterProcesses":
-        """Return those of a branch that the head has forked."""
+        """Return the processes of a branch that the head has forked."""
         return InterpreterProcesses(self.tree, process, forks=True)
 
     @property
     def runs(self) -> bool:
-        """Whether it is known which process runs the request."""
+        """Whether the process that runs the request is known."""
         return not self.forks or self._current != self._head
 
     def has_ended(self) -> bool:
-        """Return whether the process that runs the request has ended, be it that nobody has told yet how."""
+        """Return whether the process that runs the request has ended, even if its exit is not reported yet."""
         descriptor = self._held.get(self._current)
         if descriptor is None:
             return True
@@ -230,18 +231,18 @@ class InterpreterProcesses:
         self._pace(signal.SIGCONT)
 
     def pause(self) -> None:
-        """Nothing runs any more. What the code has forked stands still as soon as nothing in the tree runs."""
+        """Pause the interpreter after a request. Processes of the code stop once no interpreter of the tree runs."""
         self.tree.running.discard(self)
         self._pace(signal.SIGSTOP)
 
     def finish(self) -> None:
-        """Whoever answered the request has the state from now on."""
+        """Make the process that answered the request the head, which has the state."""
         self._head = self._current
         for process in self._held.keys() - {self._head}:
             os.close(self._held.pop(process))
 
     def receive(self, control: socket.socket) -> bytes:
-        """Return bytes that came, and find out by them which process runs the request."""
+        """Return received bytes, and learn from their sender which process runs the request."""
         if not self.forks:
             return control.recv(RECEIVE_BYTES)
         data, process, descriptors = receive(control, RECEIVE_BYTES)
@@ -254,7 +255,7 @@ class InterpreterProcesses:
         if process in self._held and process != self._current:
             self._current = process
             if new and self._pending_signal is not None:
-                # The interrupt has reached the head, which runs nothing.
+                # The signal went to the head, which does not run the request.
                 self.send_signal(self._pending_signal)
         return data
 
@@ -268,11 +269,11 @@ class InterpreterProcesses:
         self.send_signal(signal.SIGINT)
 
     def kill_on_start(self) -> None:
-        """Kill whoever will run the request, when it shows itself."""
+        """Kill the process that will run the request as soon as it announces itself."""
         self._pending_signal = signal.SIGKILL
 
     def kill_running(self) -> bool:
-        """Kill what runs the request, where the state before it is another process's; else return False."""
+        """Kill the process that runs the request if another one has the state before it; else return False."""
         if not self.forks or not self.runs:
             return False
         self.send_signal(signal.SIGKILL)
@@ -284,13 +285,13 @@ class InterpreterProcesses:
             return
         self._kill_held()
         if self.tree.members > 1:
-            # The tree lives on with the others, and does not tell of this one's end.
+            # The tree stays alive with its other interpreters, and does not report this one's exit.
             self._end(Exit(signal=signal.SIGKILL))
         else:
             self.tree.kill()
 
     async def close(self) -> None:
-        """Kill them, and with the last interpreter the whole tree; wait until they are gone."""
+        """End the interpreter, and with the last one the whole tree; wait until that is gone."""
         self._kill_held()
         self.tree.members -= 1
         if not self.tree.members:

@@ -1,4 +1,4 @@
-"""What code may read of this machine."""
+"""Selects the files of this machine that code may read."""
 
 import site
 import sys
@@ -29,17 +29,17 @@ _OURS: Final = (
     "tests",
     "code_interpreter_env",
 )
-"""Packages that hold what no solution may see: tasks with their tests, and how they are judged."""
+"""Packages that code may not see: they contain the tasks' tests and grading."""
 
 
 def find_readable(
     more: Iterable[Path] = (), hidden: Iterable[Path] = ()
 ) -> tuple[tuple[str, ...], tuple[str, ...]]:
-    """Return what code may read of this machine: files and folders, and what of them it may not.
+    """Return the files and folders that code may read, and those below them that it may not.
 
     Args:
-        more: Beside Python's and the system's.
-        hidden: Not to be read, beside this project's own packages.
+        more: Readable paths besides Python's and the system's.
+        hidden: Hidden paths besides this project's packages.
     """
     python = {Path(prefix) for prefix in (sys.prefix, sys.base_prefix, sys.exec_prefix)}
     candidates = {path for path in (*map(Path, _SYSTEM), *python, *more) if path.exists()}
@@ -55,20 +55,21 @@ def find_readable(
 
 
 def _places() -> set[Path]:
-    """Return where packages are installed, here and beneath a virtual environment, and where these ones lie."""
+    """Return the folders for packages, of this environment and of the Python beneath it, and this project's own."""
     beneath = {"base": sys.base_prefix, "platbase": sys.base_exec_prefix}
     prefixes = [sys.prefix, sys.exec_prefix, sys.base_prefix, sys.base_exec_prefix]
     paths = [*site.getsitepackages(prefixes), *sysconfig.get_paths().values()]
     for scheme in sysconfig.get_scheme_names():
         paths += sysconfig.get_paths(scheme, beneath).values()
-    # A checkout, or what an editable installation points to, may lie below a folder that is shown.
+    # A checkout, or the target of an editable installation, may be inside a readable folder.
     return {*map(Path, paths), Path(__file__).resolve().parents[2]}
 
 
 def without_hidden(shown: Iterable[str], hidden: Iterable[str]) -> tuple[str, ...]:
-    """Return the same as files and folders none of which holds a hidden one: their other entries instead."""
+    """Return the readable paths, with each folder that contains a hidden path replaced by its other entries."""
     unreadable = {Path(path) for path in hidden}
-    # One that is itself a link, as a virtual environment may be, is not there under another name.
+    # Resolved, because `_without` drops links, and the target of a link here (a virtual environment, for example) is
+    # not listed itself.
     return tuple(str(visible) for path in shown for visible in _without(Path(path).resolve(), unreadable))
 
 
@@ -79,5 +80,5 @@ def _without(path: Path, unreadable: set[Path]) -> list[Path]:
     if not any(other.is_relative_to(real) for other in unreadable):
         return [path]
     if path.is_symlink():
-        return []  # the folder that it leads to is there under its own name, or it is not to be seen
+        return []  # its target is listed under its own path, or is not readable
     return [visible for entry in sorted(path.iterdir()) for visible in _without(entry, unreadable)]

@@ -1,4 +1,4 @@
-"""Interpreters and their results: the interface between an environment and the backend that runs its code."""
+"""Interpreters and their results: the interface between an environment and the backend that runs code for it."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -7,7 +7,7 @@ from typing import Any, Final, Literal, Protocol, TypeAlias, runtime_checkable
 from openenv_core.sandbox.config import Limits
 
 Status: TypeAlias = Literal["ok", "error", "timeout", "memory", "output_limit", "killed", "sandbox_error"]
-"""How an execution ended. `sandbox_error` is the infrastructure's fault, all others the code's."""
+"""How an execution ended. `sandbox_error` is a failure of the infrastructure; the code caused all others."""
 
 EXIT_OK: Final = 0
 EXIT_ERROR: Final = 1
@@ -22,9 +22,9 @@ class CodeError:
     """An exception that the code did not catch.
 
     Attributes:
-        ename: The class's name.
-        evalue: The message.
-        traceback: Lines as Python prints them, without those of the interpreter around the code.
+        ename: The name of its class.
+        evalue: Its message.
+        traceback: Lines as Python prints them, without the interpreter's own frames.
     """
 
     ename: str
@@ -34,12 +34,12 @@ class CodeError:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Output:
-    """Something shown: nbformat's bundle of one value in several mime types.
+    """A displayed value: nbformat's bundle of its representations.
 
     Attributes:
-        output_type: "execute_result" for the last expression, "display_data" for what was displayed or drawn.
-        data: Text by mime type; images as base64.
-        metadata: By mime type, as in nbformat.
+        output_type: "execute_result" for the last expression, "display_data" for displayed values and figures.
+        data: Representations by mime type; images in base64.
+        metadata: Metadata by mime type, as in nbformat.
     """
 
     output_type: Literal["display_data", "execute_result"]
@@ -49,12 +49,12 @@ class Output:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FileInfo:
-    """A file of the workspace.
+    """A file in the workspace.
 
     Attributes:
-        path: Relative to the workspace, with slashes.
-        size: In bytes.
-        sha256: Of the content, in hexadecimal digits.
+        path: Path relative to the workspace, with slashes.
+        size: Size in bytes.
+        sha256: SHA-256 of the content, in hexadecimal.
     """
 
     path: str
@@ -64,7 +64,7 @@ class FileInfo:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Truncated:
-    """What was cut because a limit was reached."""
+    """Which parts of a result were truncated because a limit was reached."""
 
     stdout: bool = False
     stderr: bool = False
@@ -73,27 +73,28 @@ class Truncated:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Execution:
-    """What one execution did.
+    """The result of one execution.
 
     Attributes:
         status: How it ended.
-        stdout: What was written to descriptor 1, invalid UTF-8 replaced.
-        stderr: What was written to descriptor 2.
-        exit_code: 0 for ok, 1 for an error, what `SystemExit` carried, 124 for a time-out, 130 for an interrupt, 137
+        stdout: Output to descriptor 1, with invalid UTF-8 replaced.
+        stderr: Output to descriptor 2, with invalid UTF-8 replaced.
+        exit_code: 0 for ok, 1 for an error, the code of a `SystemExit`, 124 for a timeout, 130 for an interrupt, 137
             for a kill, -1 for a sandbox error.
-        error: The exception that ended the code.
-        result: `repr` of the last expression's value; None where it was None, or no expression.
-        outputs: What was shown, in order.
-        execution_count: Executions of this interpreter so far, this one included.
-        session_id: Of the interpreter.
-        state_lost: The interpreter ended with it: variables and files are gone, and the next execution begins anew.
-        cut: What was left out.
-        signal: The signal that ended the interpreter's process.
-        execution_time_s: From the request to its end, measured outside the interpreter.
-        max_rss_bytes: The greatest resident size so far, as the interpreter itself reports it.
-        files: Files that are new or different since the execution before.
-        isolation: What ran it: a rung of the ladder, "container", or "remote".
-        reason: In words, why it did not end by itself, or what is wrong with the infrastructure.
+        error: The exception that ended the code, if any.
+        result: `repr` of the last expression's value; None if that is None or the code does not end in an expression.
+        outputs: The displayed values, in order.
+        execution_count: Number of executions of this interpreter, this one included.
+        session_id: The interpreter's id.
+        state_lost: Whether the interpreter ended too: variables and files are gone, and the next execution starts with
+            a new one.
+        cut: Which parts were truncated.
+        signal: The signal that ended the interpreter's process, if any.
+        execution_time_s: Seconds from the request to its end, measured outside the interpreter.
+        max_rss_bytes: Peak resident memory so far, as reported by the interpreter itself.
+        files: Files that are new or changed since the previous execution.
+        isolation: What isolated it: an isolation level, "container", or "remote".
+        reason: A description of why it was ended, or of what is wrong with the infrastructure.
     """
 
     status: Status
@@ -117,11 +118,11 @@ class Execution:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FunctionCall:
-    """A function of the code, called from outside.
+    """The result of calling a function that the code defined.
 
     Attributes:
         execution: How the call ended; its `result` and `outputs` are empty.
-        value: What the function returned, where the status is "ok".
+        value: The function's return value, if the status is "ok".
     """
 
     execution: Execution
@@ -129,32 +130,32 @@ class FunctionCall:
 
 
 class Interpreter(Protocol):
-    """One interpreter with state."""
+    """A stateful interpreter."""
 
     @property
     def session_id(self) -> str:
-        """Its name, in results and logs."""
+        """Its id in results and logs."""
 
     @property
     def isolation(self) -> str:
-        """What its code runs behind."""
+        """What isolates its code."""
 
     async def execute(
         self, code: str, *, timeout_s: float | None = None, stdin: str | None = None
     ) -> Execution:
-        """Run code; returns its result. A failure of the infrastructure is a result with `sandbox_error`.
+        """Run code and return its result. A failure of the infrastructure gives a result with `sandbox_error`.
 
         Args:
-            code: Python source, run in the interpreter's one namespace.
-            timeout_s: Seconds, where less than the limit of the session.
-            stdin: What the code reads from standard input; None: nothing.
+            code: Python source; all code of an interpreter shares one namespace.
+            timeout_s: Timeout in seconds, if shorter than the session's limit.
+            stdin: Content of standard input; None: empty.
 
         Raises:
             SandboxClosedError: The interpreter was closed.
         """
 
     async def put_file(self, path: str, data: bytes) -> FileInfo:
-        """Write a file of the workspace, and the folders above it.
+        """Write a file in the workspace, creating missing folders.
 
         Raises:
             FileRefusedError: The path leaves the workspace, or a limit is reached.
@@ -165,61 +166,61 @@ class Interpreter(Protocol):
         """Return a file's content.
 
         Raises:
-            FileRefusedError: There is no plain file there, or it is too large.
+            FileRefusedError: The path is not a regular file, or the file is too large.
             SandboxFailureError: The infrastructure failed.
         """
 
     async def list_files(self) -> list[FileInfo]:
-        """Return the files of the workspace, sorted by path.
+        """Return the files in the workspace, sorted by path.
 
         Raises:
             SandboxFailureError: The infrastructure failed.
         """
 
     async def restart(self) -> None:
-        """Start again with an interpreter without variables and a workspace without files.
+        """Replace the interpreter by a new one, without variables or files.
 
         Raises:
-            SandboxFailureError: None can be had.
+            SandboxFailureError: No interpreter can be started.
         """
 
     async def close(self) -> None:
-        """End it and what belongs to it. Idempotent."""
+        """End the interpreter and release its resources. Idempotent."""
 
 
 @runtime_checkable
 class Interruptible(Protocol):
-    """An interpreter that can be made to stop what it runs and keep its state."""
+    """An interpreter whose running code can be stopped without losing state."""
 
     def interrupt(self) -> None:
-        """Interrupt what runs, as its time-out would; nothing where nothing runs."""
+        """Interrupt the running code, as its timeout would; do nothing if none runs."""
 
 
 @runtime_checkable
 class Branching(Interpreter, Protocol):
-    """An interpreter that can be forked with its state."""
+    """An interpreter that can be forked together with its state."""
 
     async def fork(self, count: int) -> "Sequence[Branching]":
-        """Return so many more, each with the variables and a copy of the files; they go their own ways.
+        """Return forks of the interpreter, each with its variables and a copy of its files, independent from then on.
 
         Raises:
-            ConfigurationError: It was not opened for that.
-            SandboxFailureError: They cannot be had.
+            ConfigurationError: The interpreter was not opened with `snapshot`.
+            SandboxFailureError: They cannot be made.
         """
 
 
 class Backend(Protocol):
-    """Opens interpreters; one a server process."""
+    """Opens interpreters. A server process has one backend."""
 
     @property
     def isolation(self) -> str:
-        """What the code of its interpreters runs behind; known once it has started."""
+        """What isolates the code of its interpreters; known after `start`."""
 
     async def start(self) -> None:
-        """Make ready, and prove the isolation.
+        """Prepare the backend, and test its isolation.
 
         Raises:
-            SandboxUnavailableError: It cannot be had here.
+            SandboxUnavailableError: The backend does not work on this machine.
         """
 
     async def open(
@@ -228,14 +229,14 @@ class Backend(Protocol):
         """Start an interpreter.
 
         Args:
-            limits: Of the session.
-            packages: Imported beforehand, so that importing them costs nothing.
-            snapshot: Keeps the state of before an execution that had to be killed.
+            limits: The session's limits.
+            packages: Packages imported in advance, so that importing them costs nothing.
+            snapshot: Whether to go back to the state before an execution that had to be killed; also allows forks.
 
         Raises:
-            SandboxUnavailableError: None can be had now.
-            ConfigurationError: This backend has no such packages, or no snapshots.
+            SandboxUnavailableError: No interpreter can be started at this time.
+            ConfigurationError: The backend lacks these packages, or does not support snapshots.
         """
 
     async def close(self) -> None:
-        """End everything. Idempotent."""
+        """End all interpreters and the backend. Idempotent."""

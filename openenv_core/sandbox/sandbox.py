@@ -1,4 +1,4 @@
-"""The sandbox: a zygote, the sessions that were forked from it, and who looks after both."""
+"""The sandbox: owns a zygote and the sessions forked from it."""
 
 import asyncio
 import contextlib
@@ -32,10 +32,10 @@ from openenv_core.sandbox.zygote import Zygote
 logger = logging.getLogger("openenv_core.sandbox")
 
 _BACKOFF_S: Final = (0.0, 0.1, 0.5, 2.0, 10.0)
-"""Seconds before a zygote that died is replaced: the first at once, the following ever later."""
+"""Seconds before a zygote that died is replaced, by the number of deaths in a row."""
 
 _HEALTHY_UPTIME_S: Final = 60.0
-"""A zygote that lived so long begins the count of deaths anew."""
+"""A zygote that lived this long resets the number of deaths."""
 
 
 class Sandbox:
@@ -47,10 +47,10 @@ class Sandbox:
             done = await session.execute("1 + 1")
             assert done.result == "2"
 
-    Everything belongs to the event loop that it was started on. It never blocks that loop.
+    The sandbox and its sessions belong to the event loop that it was started on, and never block it.
 
     Args:
-        config: How interpreters are made.
+        config: The sandbox's settings.
     """
 
     def __init__(self, config: SandboxConfig | None = None) -> None:
@@ -69,10 +69,10 @@ class Sandbox:
 
     @property
     def isolation(self) -> Isolation:
-        """The rung of the ladder that the self-test has proved.
+        """The isolation level that the self-test proved.
 
         Raises:
-            SandboxClosedError: It was not started.
+            SandboxClosedError: The sandbox was not started.
         """
         if self._isolation is None:
             raise SandboxClosedError("expected a running sandbox, got one that was not started; start it")
@@ -80,20 +80,20 @@ class Sandbox:
 
     @property
     def sessions(self) -> int:
-        """How many are open."""
+        """The number of open sessions."""
         return len(self._sessions)
 
     @property
     def zygote_pid(self) -> int | None:
-        """Of the process that interpreters are forked from; None where there is none just now."""
+        """The process id of the zygote, from which interpreters are forked; None if none is running."""
         return None if self._zygote is None or self._zygote.ended else self._zygote.pid
 
     async def start(self) -> None:
-        """Find the strongest rung of the ladder that holds here, by trying.
+        """Try isolation levels from the strongest down, and start at the first that passes the self-test.
 
         Raises:
-            SandboxUnavailableError: None does, at or above the minimum.
-            ConfigurationError: A module that is to be imported cannot be.
+            SandboxUnavailableError: No level at or above the minimum works on this machine.
+            ConfigurationError: A module to preload cannot be imported.
         """
         _raise_descriptor_limit()
         self._cgroups = await asyncio.to_thread(cgroups.find)
@@ -127,11 +127,11 @@ class Sandbox:
         """Start an interpreter.
 
         Args:
-            limits: Its bounds.
-            snapshot: Keeps the state of before an execution that had to be killed.
+            limits: The session's limits.
+            snapshot: Whether to go back to the state before an execution that had to be killed; also allows forks.
 
         Raises:
-            SandboxUnavailableError: None can be had now.
+            SandboxUnavailableError: No interpreter can be started at this time.
             SandboxClosedError: The sandbox was closed, or not started.
         """
         session = SandboxSession(self, limits or Limits(), snapshot=snapshot)
@@ -147,7 +147,7 @@ class Sandbox:
         self._closed = True
         await asyncio.gather(*(session.close() for session in list(self._sessions)))
         await self._shut_down()
-        async with self._booting:  # another zygote may have been on its way, for a session that was to begin
+        async with self._booting:  # a session that was being opened may have started another zygote
             await self._shut_down()
 
     async def __aenter__(self) -> Self:
@@ -161,7 +161,8 @@ class Sandbox:
         try:
             zygote = await self._ensure_zygote()
             slot, uid = self._users.acquire()
-            # Not with the session: branches of it are the same user, and may live on. Once: it is soon somebody else's.
+            # Released with the workspace, not with the session, whose branches share the user and may outlive it. And
+            # only once, because the slot may soon belong to another session.
             lease = contextlib.ExitStack()
             lease.callback(self._users.release, slot)
             try:
@@ -177,8 +178,8 @@ class Sandbox:
             except BaseException:
                 lease.close()
                 raise
-        except OSError as error:  # no process, descriptor or room on the disk
-            if self._closed:  # the folder of all sessions has gone with it
+        except OSError as error:  # no process, descriptor or disk space left
+            if self._closed:  # the folder of all sessions is removed with the sandbox
                 raise SandboxClosedError(
                     "expected an open sandbox, got one that was closed meanwhile"
                 ) from error
@@ -200,7 +201,8 @@ class Sandbox:
     async def _boot_zygote(self) -> None:
         config = self._config
         shown, hidden = await asyncio.to_thread(find_readable, config.readable, config.hidden)
-        # A root of its own has empty places instead of the hidden ones; a few mounts do for it.
+        # With a separate root, a few empty mounts hide paths; otherwise folders that contain one are listed entry by
+        # entry.
         bound = self.isolation is Isolation.NAMESPACES
         spec = {
             "isolation": self.isolation,
@@ -217,7 +219,7 @@ class Sandbox:
         await self._zygote.start(config.boot_timeout_s)
 
     def _on_zygote_exit(self) -> None:
-        # On the way down the ladder it is no news.
+        # While `start` tries levels, this is expected.
         if self._proved and not self._closed:
             logger.warning(
                 "the process that interpreters are forked from has ended; the next session starts another"
@@ -236,7 +238,7 @@ class Sandbox:
 
 
 def _raise_descriptor_limit() -> None:
-    # A session has half a dozen descriptors, and the usual soft limit is 1024.
+    # A session uses half a dozen descriptors, and the usual soft limit is 1024.
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     if soft != hard:
         with contextlib.suppress(OSError, ValueError):
@@ -244,20 +246,20 @@ def _raise_descriptor_limit() -> None:
 
 
 class SandboxSession:
-    """An interpreter with state. Made by `Sandbox.open`.
+    """A stateful interpreter. Made by `Sandbox.open`.
 
-    Executions run one after the other. After one that ended the interpreter (`state_lost`) the next begins a new one,
-    with nothing of the old.
+    Executions run one at a time. After one that ended the interpreter (`state_lost`), the next starts a new one,
+    without variables or files.
 
     Args:
-        sandbox: Forks its interpreters.
-        limits: Its bounds.
-        snapshot: Keeps the state of before an execution that had to be killed.
+        sandbox: The sandbox that forks the session's interpreters.
+        limits: The session's limits.
+        snapshot: Whether to go back to the state before an execution that had to be killed; also allows forks.
 
     Attributes:
-        session_id: Its name, in results and logs.
-        isolation: What its code runs behind.
-        limits: Its bounds.
+        session_id: The session's id in results and logs.
+        isolation: The isolation level of its code.
+        limits: The session's limits.
     """
 
     def __init__(self, sandbox: Sandbox, limits: Limits, *, snapshot: bool) -> None:
@@ -277,13 +279,13 @@ class SandboxSession:
 
     @property
     def alive(self) -> bool:
-        """Whether its interpreter, and with it the state, lives."""
+        """Whether the interpreter, and with it the state, is alive."""
         return self._worker is not None and self._worker.alive
 
     async def execute(
         self, code: str, *, timeout_s: float | None = None, stdin: str | None = None
     ) -> Execution:
-        """Run code; see `Interpreter.execute`. `await` may stand outside of functions."""
+        """Run code, which may use top-level `await`; see `Interpreter.execute`."""
         return (await self._request({"op": "execute", "code": code, "stdin": stdin}, timeout_s))[0]
 
     async def call(
@@ -295,17 +297,17 @@ class SandboxSession:
         timeout_s: float | None = None,
         stdin: str | None = None,
     ) -> FunctionCall:
-        """Call a function that the code has defined, with values that cross as tagged JSON (`sandbox.values`).
+        """Call a function that the code has defined; values are passed as tagged JSON (`sandbox.values`).
 
         Args:
-            function: Its name in the session's namespace.
-            args: Its positional arguments.
-            kwargs: Its arguments by name.
-            timeout_s: Seconds; no more than the session's limit.
-            stdin: What it reads from standard input; None: nothing.
+            function: The function's name in the session's namespace.
+            args: Positional arguments.
+            kwargs: Keyword arguments.
+            timeout_s: Timeout in seconds, if shorter than the session's limit.
+            stdin: Content of standard input; None: empty.
 
         Raises:
-            NotPlainError: An argument is no such value.
+            NotPlainError: An argument cannot be passed as tagged JSON.
             SandboxClosedError: The session was closed.
         """
         message = {
@@ -322,20 +324,26 @@ class SandboxSession:
             try:
                 value = loads(text or b"", max_bytes=MAX_VALUE)
             except NotPlainError as error:
-                # Only an interpreter that the code has taken over says such a thing.
+                # Only an interpreter that the code has taken over sends such an answer.
                 execution = replace(
-                    execution, status="killed", exit_code=EXIT_KILLED, reason=f"it answered no value: {error}"
+                    execution,
+                    status="killed",
+                    exit_code=EXIT_KILLED,
+                    reason=f"its answer is not a value: {error}",
                 )
         return FunctionCall(execution=execution, value=value)
 
     async def serve(self, channel: socket.socket | None) -> None:
-        """Hand the session over to its agent (`inside/agent.py`); return when that has ended, or too much was written.
+        """Turn the interpreter into an agent (`inside/agent.py`); return when it has ended.
+
+        It is killed if its files exceed their limit.
 
         Args:
-            channel: A stream socket, whose other end asks the agent; to be closed by the caller. None: of `fork_agent`.
+            channel: A stream socket whose other end sends requests to the agent; the caller closes it. None for a
+                session made by `fork_agent`, which has one.
 
         Raises:
-            SandboxUnavailableError: There is no interpreter.
+            SandboxUnavailableError: No interpreter is alive or can be started.
         """
         async with self._turn:
             workspace = await self._ensure_interpreter()
@@ -347,23 +355,25 @@ class SandboxSession:
     async def fork_agent(
         self, channel: socket.socket, contexts: int, request_copy: Callable[[str], Awaitable[Any]]
     ) -> "SandboxSession":
-        """Fork a session that serves, opened with `snapshot`, one at a time: its interpreters, and a copy of its files.
+        """Fork a serving session, with its interpreters and a copy of its files.
+
+        The session must have been opened with `snapshot`. Only one fork at a time.
 
         Args:
-            channel: The copy's end of a channel of its own.
-            contexts: How many interpreters its agent has.
-            request_copy: Asks the agent to copy itself and its files to a folder.
+            channel: The copy's end of its own channel.
+            contexts: Number of interpreters of the agent.
+            request_copy: Asks the agent to copy itself, and its files to a folder.
 
         Returns:
-            A session that serves that channel once `serve` is awaited.
+            A session that serves the channel once `serve` is awaited.
 
         Raises:
-            SandboxUnavailableError: None can be had.
-            FileRefusedError: There is no room for a copy of the files.
+            SandboxUnavailableError: The session has ended, or cannot be forked.
+            FileRefusedError: There is no space for a copy of the files.
         """
         worker, workspace = self._worker, self._workspace
         if worker is None or workspace is None or not worker.alive:
-            raise SandboxUnavailableError("expected a sandbox that lives, got one that has ended")
+            raise SandboxUnavailableError("expected a running sandbox, got one that has ended")
         copy = await asyncio.to_thread(partial(workspace.branch, fill=False))
         try:
             forked = await worker.fork_agent(channel, contexts, partial(request_copy, copy.inside))
@@ -376,7 +386,7 @@ class SandboxSession:
 
     @property
     def related(self) -> bool:
-        """Whether others live that were forked from it, or from what it was forked from."""
+        """Whether other sessions of the same process tree are alive: its forks, or what it was forked from."""
         return self._worker is not None and self._worker.processes.tree.members > 1
 
     def freeze(self, *, frozen: bool) -> None:
@@ -385,7 +395,7 @@ class SandboxSession:
             (self._worker.processes.pause if frozen else self._worker.processes.begin)()
 
     async def put_file(self, path: str, data: bytes) -> FileInfo:
-        """Write a file of the workspace; see `Interpreter.put_file`."""
+        """Write a file in the workspace; see `Interpreter.put_file`."""
         async with self._turn:
             workspace = await self._open_workspace(path)
             return await asyncio.to_thread(workspace.put, path, data)
@@ -397,7 +407,7 @@ class SandboxSession:
             return await asyncio.to_thread(workspace.get, path)
 
     async def list_files(self) -> list[FileInfo]:
-        """Return the files of the workspace; see `Interpreter.list_files`."""
+        """Return the files in the workspace; see `Interpreter.list_files`."""
         async with self._turn:
             workspace = await self._open_workspace("")
             return await asyncio.to_thread(workspace.list)
@@ -405,15 +415,15 @@ class SandboxSession:
     async def fork(self, count: int) -> "list[SandboxSession]":
         """Fork the interpreter with its variables and a copy of the files.
 
-        The branches share the session's limits of memory and processes, and end by themselves.
+        The branches share the session's memory and process limits, and are closed independently.
 
         Args:
-            count: How many.
+            count: Number of branches.
 
         Raises:
-            ConfigurationError: It was not opened with `snapshot`.
-            SandboxUnavailableError: They cannot be had.
-            FileRefusedError: There is no room for a copy of the files.
+            ConfigurationError: The session was not opened with `snapshot`.
+            SandboxUnavailableError: The branches cannot be made.
+            FileRefusedError: There is no space for a copy of the files.
         """
         forks: asyncio.Future[list[SandboxSession]] = asyncio.get_running_loop().create_future()
         self._fork_requests.append((count, forks))
@@ -423,7 +433,8 @@ class SandboxSession:
         try:
             return await forks
         except BaseException:
-            # What is half made is finished first, or the interpreter would be out of step; and what is too many ended.
+            # A fork in progress is finished first, or the interpreter would be out of step; then its branches are
+            # closed.
             if forking is not self._forking:
                 await asyncio.shield(forking)
             if forks.done() and not forks.cancelled() and forks.exception() is None:
@@ -431,7 +442,7 @@ class SandboxSession:
             raise
 
     async def _fork_all(self) -> None:
-        """Make the forks that have been asked for meanwhile, together: each request costs the interpreter a turn."""
+        """Make all pending forks together, because each request to the interpreter takes time."""
         async with self._turn:
             requests, self._fork_requests, self._forking = self._fork_requests, [], None
             requests = [request for request in requests if not request[1].done()]
@@ -479,13 +490,13 @@ class SandboxSession:
             count -= len(copies)
 
     def interrupt(self) -> None:
-        """Interrupt what runs, or will as soon as its interpreter lives, as its time-out would; else do nothing."""
+        """Interrupt the code that runs, or waits for its interpreter to start, as a timeout would; else do nothing."""
         self._given_up = True
         if self._worker is not None:
             self._worker.stop("interrupt")
 
     async def restart(self) -> None:
-        """Start again without variables and files; see `Interpreter.restart`."""
+        """Replace the interpreter by a new one, without variables or files; see `Interpreter.restart`."""
         async with self._turn:
             await self._end_life()
             await self._ensure_interpreter()
@@ -544,11 +555,11 @@ class SandboxSession:
             with watch_disk(workspace, partial(worker.stop, "disk")):
                 execution, text = await worker.request(message, timeout_s)
         except BaseException:
-            # Nobody waits for the rest: the server's own deadline, or a client that went away.
+            # Cancelled, by the server's own deadline or a client that disconnected: the result is of no use.
             await self._end_life()
             raise
         if not execution.state_lost and await workspace.is_overfull():
-            # It was over before the first look, or an interrupt was enough to end it.
+            # The execution ended before the first poll of the disk, or an interrupt was enough to stop it.
             execution = finalize_execution(execution, "disk", Exit(signal=signal.SIGKILL), self.limits)
         return execution, text
 
@@ -558,21 +569,23 @@ class SandboxSession:
         if self._worker is not None and not self._worker.alive:
             if (own := self._worker.describe_own_exit()) is not None:
                 raise _InterpreterExitedError(
-                    f"{own}; variables and files are gone, the next request begins anew"
+                    f"{own}; variables and files are gone, the next request starts a new one"
                 )
             exit_ = self._worker.exited.result() if self._worker.exited.done() else Exit()
             await self._end_life()
             reason = (
-                ZYGOTE_ENDED if exit_.zygote else "the interpreter was ended because it did not begin in time"
+                ZYGOTE_ENDED
+                if exit_.zygote
+                else "the interpreter was ended because a branch did not start in time"
             )
             raise SandboxUnavailableError(
-                f"{reason}; variables and files are gone, the next request begins anew"
+                f"{reason}; variables and files are gone, the next request starts a new interpreter"
             )
         if self._worker is None or self._workspace is None:
             forked = await self._sandbox._fork_interpreter(self.limits, snapshot=self._snapshot)
             if self._closed:
                 await asyncio.shield(_close_all(*forked))  # type: ignore[unreachable]  # another task has closed it
-                raise SandboxClosedError("expected an open session, got one that was closed while it began")
+                raise SandboxClosedError("expected an open session, got one that was closed while it started")
             self._worker, self._workspace = forked
         return self._workspace
 
@@ -580,18 +593,18 @@ class SandboxSession:
         try:
             return await self._ensure_interpreter()
         except _InterpreterExitedError as error:
-            # Told here as the code's doing, and once more with the next execution.
+            # Reported here as caused by the code, and again with the next execution.
             raise FileRefusedError(path, str(error)) from None
 
     async def _end_life(self) -> None:
         worker, self._worker = self._worker, None
         workspace, self._workspace = self._workspace, None
-        # Whoever waits here may go away: what belongs to a life is given back all the same.
+        # Resources are released even if the caller is cancelled.
         await asyncio.shield(_close_all(worker, workspace))
 
 
 class _InterpreterExitedError(Exception):
-    """The code has ended its interpreter, which was not reported yet."""
+    """The code has ended its interpreter, and no result has reported that yet."""
 
 
 async def _close_all(worker: Worker | None, workspace: Workspace | None) -> None:
@@ -604,7 +617,7 @@ async def _close_all(worker: Worker | None, workspace: Workspace | None) -> None
 
 
 def _copy(workspace: Workspace, count: int) -> list[Workspace]:
-    """Return copies of the files, as many as there is room for, or raise what the first was refused with."""
+    """Return up to `count` copies of the files, as many as there is space for; raise if there is none for the first."""
     copies: list[Workspace] = []
     try:
         while len(copies) < count:

@@ -1,4 +1,4 @@
-"""The sandbox for callers without an event loop: the same objects, each call run on a thread that has one."""
+"""The sandbox for synchronous callers: the same objects, with each call run on a thread with an event loop."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any, Self
@@ -46,11 +46,11 @@ class SyncSession:
         return self._thread.run(self._session.list_files)
 
     def restart(self) -> None:
-        """Start again; see `SandboxSession.restart`."""
+        """Replace the interpreter by a new one; see `SandboxSession.restart`."""
         self._thread.run(self._session.restart)
 
     def close(self) -> None:
-        """End it. Idempotent."""
+        """End the interpreter and remove its files. Idempotent."""
         self._thread.run(self._session.close)
 
     def __enter__(self) -> Self:
@@ -68,10 +68,10 @@ class SyncSandbox:
             assert session.execute("1 + 1").result == "2"
 
     Args:
-        config: How interpreters are made.
+        config: The sandbox's settings.
 
     Raises:
-        SandboxUnavailableError: No level of isolation at or above the minimum holds here.
+        SandboxUnavailableError: No isolation level at or above the minimum works on this machine.
     """
 
     def __init__(self, config: SandboxConfig | None = None) -> None:
@@ -85,7 +85,7 @@ class SyncSandbox:
 
     @property
     def isolation(self) -> Isolation:
-        """What the self-test has proved."""
+        """The isolation level that the self-test proved."""
         return self._sandbox.isolation
 
     def open(self, limits: Limits | None = None, *, snapshot: bool = False) -> SyncSession:

@@ -1,19 +1,19 @@
-"""Python values as bounded, tagged JSON: how arguments go into the sandbox, and what a function answered comes out.
+"""Python values as bounded, tagged JSON, for the arguments and results of functions called in the sandbox.
 
-The same file runs on both sides, so it needs nothing but the standard library. Outside, `loads` reads what code may
-have forged: it bounds size and depth, builds only builtin types, and never runs anything of the sender's. Inside,
-`dumps` looks at values that code has made: it asks `type(x) is ...` and never a method of a subclass, so an object
-that lies about itself is refused, not believed.
+The same file runs on both sides, so it needs only the standard library. Outside, `loads` reads data that code may have
+forged: it limits size and depth, builds builtin types only, and never runs the sender's code. Inside, `dumps` reads
+values that code has made: it checks `type(x) is ...` and never calls a method of a subclass, so an object that lies
+about its type is refused.
 
-Null, booleans, integers of 64 bits, finite floats, text, lists and dicts with text for keys are themselves. All else
-is an object with one key that begins with "$":
+None, booleans, 64-bit integers, finite floats, strings, lists, and dicts with string keys map to plain JSON. Other
+values are an object with one key that begins with "$":
 
     {"$tuple": [1, 2]}          {"$set": [1, 2]}          {"$frozenset": [1, 2]}
     {"$int": "-1f...hex"}       {"$float": "nan"}         {"$complex": [0.0, 1.0]}
-    {"$bytes": "base64"}        {"$dict": [[1, "one"]]}   for keys that are not text, or would read as a tag
+    {"$bytes": "base64"}        {"$dict": [[1, "one"]]}   for keys that are not strings, or would read as a tag
 
-What is no such value (an instance of a class, a generator, numpy's scalars) is refused with its type's name. A
-Counter, a defaultdict and an OrderedDict arrive as a dict. Two references to one list arrive as two lists.
+Any other value (an instance of a class, a generator, a numpy scalar) is refused with its type's name. A Counter,
+defaultdict or OrderedDict arrives as a dict. Two references to one list arrive as two lists.
 """
 
 import binascii
@@ -32,26 +32,30 @@ MAX_BYTES: Final = 4 << 20
 _INT_MIN: Final = -(1 << 63)
 _INT_MAX: Final = (1 << 63) - 1
 
-# Compared by identity, all of them: to hash a class or to compare it would run its metaclass's methods.
+# Compared by identity: hashing or comparing a class would run methods of its metaclass.
 _DICTS: Final = (dict, OrderedDict, defaultdict, Counter)
 _SEQUENCES: Final = ((tuple, "$tuple"), (set, "$set"), (frozenset, "$frozenset"))
 
 _HEXADECIMAL: Final = frozenset("-0123456789abcdef")
 
-# An object that is written costs a few characters around what it holds.
+# Characters that an item or a tag adds to the JSON of its content.
 _ITEM_COST: Final = 2
 _TAG_COST: Final = 10
 
-# More equal hashes than chance explains: a set of them would take quadratic time to build.
+# More equal hashes than this are not chance, and a set of such items takes quadratic time to build.
 _MAX_SAME_HASH: Final = 50
 
 
 class NotPlainError(ValueError):
-    """A value that does not cross: of another type, too deep, too big, or JSON that means no value."""
+    """A value cannot be passed: its type is not supported, it is too deep or too large, or its JSON is invalid."""
 
 
 def dumps(value: Any, *, max_bytes: int = MAX_BYTES, max_depth: int = MAX_DEPTH) -> bytes:
-    """Return a value as tagged JSON. NotPlainError: It holds something of another type, or is too deep or too big."""
+    """Return a value as tagged JSON.
+
+    Raises:
+        NotPlainError: It contains a value of an unsupported type, or is too deep or too large.
+    """
     plain = encode(value, max_bytes=max_bytes, max_depth=max_depth)
     data = json.dumps(plain, separators=(",", ":"), allow_nan=False).encode("ascii")
     if len(data) > max_bytes:
@@ -63,7 +67,7 @@ def loads(data: bytes, *, max_bytes: int = MAX_BYTES, max_depth: int = MAX_DEPTH
     """Decode a value from tagged JSON, which may be untrusted.
 
     Raises:
-        NotPlainError: It is too big, too deep, no JSON, or JSON with a tag that means nothing.
+        NotPlainError: It is too large, too deep, not JSON, or has an invalid tag.
     """
     if len(data) > max_bytes:
         raise _too_big(max_bytes)
@@ -75,28 +79,28 @@ def loads(data: bytes, *, max_bytes: int = MAX_BYTES, max_depth: int = MAX_DEPTH
 
 
 def encode(value: Any, *, max_bytes: int = MAX_BYTES, max_depth: int = MAX_DEPTH) -> Any:
-    """Return a value as what `json.dumps` can write and `decode` can read.
+    """Return a value as an object that `json.dumps` can write and `decode` can read.
 
     Args:
-        value: the value.
-        max_bytes: about how long the JSON may become; `dumps` holds it exactly.
-        max_depth: how deep containers may be in containers.
+        value: The value.
+        max_bytes: Approximate limit of the JSON's size; `dumps` enforces it exactly.
+        max_depth: Maximum nesting of containers.
 
     Raises:
-        NotPlainError: It holds something of another type, or is too deep or too big.
+        NotPlainError: It contains a value of an unsupported type, or is too deep or too large.
     """
     encoder = _Encoder(max_bytes)
     try:
         return encoder.encode(value, max_depth)
-    except RuntimeError as error:  # another thread changes a dict meanwhile, or the stack was nearly full
-        raise NotPlainError(f"expected a value that stays as it is, got: {type(error).__name__}") from None
+    except RuntimeError as error:  # another thread changed a dict meanwhile, or the stack was nearly full
+        raise NotPlainError(f"expected a value that does not change, got: {type(error).__name__}") from None
 
 
 def decode(plain: Any, *, max_depth: int = MAX_DEPTH) -> Any:
     """Decode a value from parsed tagged JSON.
 
     Raises:
-        NotPlainError: It is too deep, or has a tag that means nothing.
+        NotPlainError: It is too deep, or has an invalid tag.
     """
     kind = type(plain)
     if kind is list:
@@ -117,13 +121,13 @@ def decode(plain: Any, *, max_depth: int = MAX_DEPTH) -> Any:
 
 
 def type_name(kind: type) -> str:
-    """Return a class's own name, even where its metaclass would say another."""
+    """Return a class's own name, even if its metaclass overrides `__name__`."""
     name: str = type.__dict__["__name__"].__get__(kind)
     return name
 
 
 class _Encoder:
-    """One value's encoding, with what it may still cost."""
+    """Encodes one value within a budget of bytes."""
 
     def __init__(self, budget: int) -> None:
         self._budget = budget
@@ -171,7 +175,7 @@ class _Encoder:
             raise _too_deep()
         self._pay(_ITEM_COST * (len(value) + 1))
         for first in value:
-            # Long flat lists are the usual big values; these lines look at them at the speed of C.
+            # Large values are usually long flat lists; this checks them at the speed of C.
             kind = type(first)
             if kind is int and _all_are(int, value) and min(value) >= _INT_MIN and max(value) <= _INT_MAX:
                 return list(value)
@@ -186,7 +190,7 @@ class _Encoder:
     def _dict(self, value: dict[Any, Any], depth: int) -> dict[str, Any]:
         if depth <= 0:
             raise _too_deep()
-        # Through `dict`, because a Counter has methods of its own that code can replace.
+        # Called on `dict`, because code can replace the methods of Counter.
         keys, items = dict.keys(value), dict.items(value)
         self._pay(_ITEM_COST * (len(keys) + 1))
         if _all_are(str, keys):
@@ -215,7 +219,7 @@ def _untag(tag: str, content: Any, depth: int) -> Any:
     except NotPlainError:
         raise
     except (TypeError, ValueError, binascii.Error):
-        raise NotPlainError(f"expected what {tag} stands for, got something else") from None
+        raise NotPlainError(f"expected valid content of {tag}, got something else") from None
 
 
 def _sequence(content: Any, depth: int) -> list[Any]:
@@ -268,7 +272,7 @@ def _complex(content: Any, depth: int) -> complex:
 
 
 def _check_spread(items: list[Any]) -> None:
-    # Hashes of numbers are not salted: whoever writes the frame could make all of them equal.
+    # Hashes of numbers are not salted, so the sender could choose numbers with equal hashes.
     if len(items) <= _MAX_SAME_HASH:
         return
     hashes = sorted(map(hash, items))
@@ -293,4 +297,4 @@ def _too_big(limit: int) -> NotPlainError:
 
 
 def _too_deep() -> NotPlainError:
-    return NotPlainError("expected a value that is not nested so deep (or within itself)")
+    return NotPlainError("expected a value that is nested less deep, and not within itself")

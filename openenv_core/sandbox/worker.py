@@ -1,4 +1,4 @@
-"""One life of a session's interpreter: its output, and the requests that it answers one by one."""
+"""The supervisor's side of a running interpreter: sends its requests, captures its output, enforces timeouts."""
 
 import asyncio
 import os
@@ -25,24 +25,24 @@ from openenv_core.sandbox.results import Execution
 
 _CHUNK: Final = 1 << 16
 _CHUNKS_PER_READ: Final = 8
-"""Chunks that are read before others have their turn."""
+"""Chunks to read before returning to the event loop."""
 
 INTERRUPT_REPEAT_INTERVAL_S: Final = 0.05
-"""Seconds after which an interrupt is repeated: one that comes before the code does reaches nobody."""
+"""Seconds after which an interrupt is repeated, because one that arrives before the code runs has no effect."""
 
 ORPHAN_INTERVAL_S: Final = 0.2
-"""Seconds after the end of an interpreter's channel within which its exit is told, unless the machine is busy."""
+"""Seconds within which an interpreter's exit is reported after its socket has closed, unless the machine is busy."""
 
 BRANCH_TIMEOUT_S: Final = 20.0
 
 
 class Capture:
-    """One pipe.
+    """Captures the output of one pipe.
 
     Args:
-        descriptor: Its reading end; closed by `close`.
-        keep: Bytes of one execution that are kept.
-        wrote: Called with the number of bytes whenever some came.
+        descriptor: The reading end; closed by `close`.
+        keep: Maximum number of bytes to keep per execution.
+        wrote: Called with the number of bytes after each read.
     """
 
     def __init__(self, descriptor: int, keep: int, wrote: Callable[[int], None]) -> None:
@@ -58,14 +58,14 @@ class Capture:
     def take(self) -> tuple[str, bool]:
         """Return the output since the last call, and whether it was truncated."""
         if self._open:
-            # What was written before the answer is in the pipe, and the pipe holds no more than this.
+            # All output before the answer is in the pipe by now, and the pipe cannot hold more than this.
             self._read(2 * _CHUNKS_PER_READ + 1)
         text, cut = self._retained.decode("utf-8", "replace"), self._total > len(self._retained)
         self._retained, self._total = bytearray(), 0
         return text, cut
 
     def close(self) -> None:
-        """Read no more. Idempotent."""
+        """Stop reading and close the pipe. Idempotent."""
         if self._open:
             self._open = False
             self._loop.remove_reader(self._descriptor)
@@ -91,7 +91,7 @@ class Capture:
 
 
 class Worker:
-    """An interpreter that was confined and waits for requests. Between them it is stopped, with all its threads."""
+    """A confined interpreter that handles requests one at a time. Between them it is stopped, with all its threads."""
 
     def __init__(self, connections: Connections, limits: Limits, processes: InterpreterProcesses) -> None:
         self.control = connections.control
@@ -119,29 +119,30 @@ class Worker:
 
     @property
     def exited(self) -> asyncio.Future[Exit]:
-        """How it ended."""
+        """Resolves to the interpreter's exit."""
         return self.processes.exited
 
     @property
     def alive(self) -> bool:
-        """Whether it can take requests."""
+        """Whether it can handle requests."""
         return not self._closed and not self.exited.done()
 
     def describe_own_exit(self) -> str | None:
-        """Return in words how the code has ended it although nothing ran any more; None: the zygote has, or it lives.
+        """Return a description of how the code ended the interpreter between requests, or None if it did not.
 
-        A thread has a moment between the answer and the pause, and its end may be heard of late. What nobody here has
-        done, somebody else's SIGKILL included, is the code's: else it could pass for a failure of ours.
+        A thread can still run between the answer and the pause, and the exit may be reported late. Every exit that the
+        sandbox has not caused, by another process's SIGKILL for example, is attributed to the code; otherwise code
+        could pass it off as a failure of the sandbox.
         """
         if self._late or not self.exited.done() or self.exited.result().zygote:
             return None
         return self._broken or "the code ended the interpreter after its last execution"
 
     async def request(self, message: dict[str, Any], timeout_s: float) -> tuple[Execution, bytes | None]:
-        """Ask something and wait for what becomes of it; never longer than the time, the grace, and a kill.
+        """Send a request and wait for the result, at most for the timeout, the grace period and a kill.
 
         Returns:
-            What it did, without files and what the session knows; and the text of its answer.
+            The execution, without its files and the session's fields; and the text of the answer.
         """
         began = self._loop.time()
         self._end_cause, self._written = None, 0
@@ -151,7 +152,7 @@ class Worker:
                 await self._send(pack_request({"id": self._number, **message}))
                 answer = await answered
             except BaseException:
-                # Whoever asked is gone, and what the code has done so far is unknown.
+                # The caller is gone, and what the code has done so far is unknown.
                 self.kill()
                 raise
             finally:
@@ -174,10 +175,12 @@ class Worker:
         return finalize_execution(execution, self._end_cause, exit_, self._limits, timeout_s), text
 
     async def serve(self, channel: socket.socket | None) -> None:
-        """Have it serve a channel (`inside/agent.py`) from now on, and return at its end: it answers nothing else.
+        """Turn the interpreter into an agent that serves a channel (`inside/agent.py`); return when it has ended.
+
+        It handles no other requests after that.
 
         Args:
-            channel: The agent's end; None: it was forked from one that serves, and has its own.
+            channel: The agent's end; None for a fork of an agent, which has its own.
         """
         self._serves = True
         with self._open_request() as answered:
@@ -189,15 +192,16 @@ class Worker:
     async def fork_agent(
         self, channel: socket.socket, contexts: int, request_copy: Callable[[], Awaitable[Any]]
     ) -> "Worker":
-        """Fork an agent that serves, with its interpreters.
+        """Fork a serving agent, with its interpreters.
 
         Args:
-            channel: The copy's end of a channel.
-            contexts: How many interpreters it has.
-            request_copy: Asks the agent to do so, in which time it takes the descriptors; raises where it refuses.
+            channel: The copy's end of its channel.
+            contexts: Number of interpreters of the agent.
+            request_copy: Asks the agent to fork, during which it receives the descriptors sent here; raises if the
+                agent refuses.
 
         Raises:
-            SandboxUnavailableError: The copy did not come to life.
+            SandboxUnavailableError: The copy did not start.
         """
         connections = Connections()
         with ExitStack() as stack:
@@ -213,7 +217,7 @@ class Worker:
                     outer += [ends[5], ends[1], ends[3]]
                 socket.send_fds(self.control, [b"A"], [*connections.inner, channel.fileno(), *outer])
                 connections.close_remote_ends()
-                stack.close()  # or a copy that fails would not be noticed
+                stack.close()  # with these ends open here, the end of a copy would go unnoticed
                 async with asyncio.timeout(BRANCH_TIMEOUT_S):
                     await request_copy()
                     notice = await receive_notice(connections.control, self.exited, FORKED)
@@ -229,10 +233,10 @@ class Worker:
                 raise
 
     async def branch(self, folders: Sequence[str]) -> "list[Worker | None]":
-        """Fork the interpreter once for each folder; None in place of a fork that failed.
+        """Fork the interpreter once for each folder; return None in place of a fork that failed.
 
         Args:
-            folders: Of the branches; at most `MAX_BRANCHES_PER_REQUEST`.
+            folders: The workspaces of the branches; at most `MAX_BRANCHES_PER_REQUEST`.
         """
         processes = self.processes
         born: list[Worker | None] = [None] * len(folders)
@@ -259,14 +263,14 @@ class Worker:
                                 branch = processes.branch(notice[0])
                                 born[number] = Worker(connections[number], self._limits, branch)
         except TimeoutError:
-            # It may be made yet, and the answer would be taken for the next one's: nothing else can be asked.
+            # The branch may still be made, and its answer would be taken for the next request's: end the interpreter.
             self._late = True
             processes.kill_all()
             await asyncio.wait([self.exited], timeout=EXIT_TIMEOUT_S)
         except OSError:
-            pass  # told below
+            pass  # reported as None
         except BaseException:
-            # Whoever asked is gone, and the answer is still to come: nothing else can be asked.
+            # The caller is gone, and the answer is still to come: no other request can follow.
             processes.kill_all()
             raise
         finally:
@@ -277,11 +281,11 @@ class Worker:
         return born
 
     def stop(self, reason: str) -> None:
-        """Interrupt what runs, and kill it if that does not help within the grace; else do nothing."""
+        """Interrupt the running request, and kill it after the grace period; do nothing if none runs."""
         if self._answered is None or self._branching or self._end_cause is not None or self._closed:
             return
         if reason == "timeout" and not self._answered.done():
-            # Where the loop was late the answer is there, and was not read yet.
+            # If the event loop is late, the answer may have arrived already.
             self._on_readable()
         if self._answered.done() or self._broken is not None:
             return
@@ -291,7 +295,7 @@ class Worker:
         self._kill_timer = self._loop.call_later(self._limits.grace_s, self._on_grace_expired)
 
     def kill(self) -> None:
-        """End what runs; the state before it goes on, where there is one. Where nothing runs, end the state."""
+        """Kill the running request, falling back to the state before it if a process has it; else the interpreter."""
         if self._answered is not None and self.processes.kill_running():
             self._schedule_kill()
         else:
@@ -299,7 +303,7 @@ class Worker:
             self.processes.kill_all()
 
     async def close(self) -> None:
-        """Kill it, wait until it is gone, and close what belongs to it. Idempotent."""
+        """Kill the interpreter, wait until it is gone, and release its resources. Idempotent."""
         if self._closed:
             return
         self._closed = True
@@ -311,7 +315,7 @@ class Worker:
 
     @contextmanager
     def _open_request(self) -> Iterator["asyncio.Future[Answer | None]"]:
-        """For the time of one request the interpreter goes on, and is expected to answer."""
+        """Resume the interpreter for one request, and yield a future of its answer; None if it exits first."""
         self._number += 1
         self._expected = self._number
         self._answered = answered = self._loop.create_future()
@@ -325,13 +329,13 @@ class Worker:
             self.processes.pause()
 
     async def _send(self, data: bytes) -> None:
-        # It reads nothing while code runs, and code runs only once all of it was read.
+        # The interpreter does not read while code runs, and runs code only after reading the whole request.
         try:
             sent = self.control.send(data)
         except BlockingIOError:
             sent = 0
         except OSError:
-            return  # it is dead; its exit says how
+            return  # it has died; its exit says how
         if sent < len(data):
             with suppress(OSError):
                 await self._loop.sock_sendall(self.control, data[sent:])
@@ -343,12 +347,12 @@ class Worker:
             return
         except OSError:
             data = b""
-        if data and self._serves:  # interpreters have this socket too, and nothing is to come from it
+        if data and self._serves:  # an agent's interpreters share this socket, and must not write to it
             self._loop.remove_reader(self.control.fileno())
             self._kill_broken("the code wrote to its agent's own channel")
             return
         if not data:
-            # Its exit follows, unless the code has only closed the descriptor.
+            # Its exit follows, unless the code has merely closed the descriptor.
             self._loop.remove_reader(self.control.fileno())
             self._loop.call_later(ORPHAN_INTERVAL_S, self._on_orphaned, ORPHAN_INTERVAL_S)
             return
@@ -366,7 +370,7 @@ class Worker:
         if self.exited.done() or self._closed:
             return
         ended = self.processes.has_ended()
-        # With others in its tree nobody tells how it has ended; on a busy machine it is told late.
+        # With other interpreters in its tree, its exit is not reported; on a busy machine it is reported late.
         if ended and self.processes.tree.members == 1 and waited_s < EXIT_TIMEOUT_S:
             self._loop.call_later(ORPHAN_INTERVAL_S, self._on_orphaned, waited_s + ORPHAN_INTERVAL_S)
         else:

@@ -1,4 +1,4 @@
-"""Sessions' files, seen from outside through a descriptor: where they lie, how many they may be, how they go."""
+"""Workspaces of sessions, accessed from outside through descriptors: reading, limits, copies and removal."""
 
 import asyncio
 import contextlib
@@ -27,7 +27,7 @@ from openenv_core.sandbox.results import FileInfo
 logger = logging.getLogger("openenv_core.sandbox")
 
 _TEMPORARY: Final = ".tmp"
-"""The folder for temporary files; it is not listed."""
+"""The folder for temporary files, which is not listed."""
 
 _MAX_DEPTH: Final = 32
 _FOLDER: Final = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
@@ -35,10 +35,10 @@ _QUICK_ENTRIES: Final = 64
 _QUICK_BYTES: Final = 256 << 10
 
 _PART: Final = 1 << 20
-"""Of a file that is hashed so many bytes are read at once."""
+"""Bytes of a file to read at once."""
 
 _SCANNERS: Final = 2
-"""Workspaces of a process that are hashed at once; the others wait, for the machine is one."""
+"""Number of workspaces that a process hashes at once; the others wait, to leave the machine to other work."""
 
 
 @cache
@@ -47,23 +47,24 @@ def _scanners() -> ThreadPoolExecutor:
 
 
 class _ScanTooLongError(Exception):
-    """There is more to look at than may be looked at on the event loop."""
+    """The workspace is too large to scan on the event loop."""
 
 
 class _UncountableError(Exception):
-    """There is a folder whose content cannot be counted: too deep, or made unreadable."""
+    """A folder's content cannot be counted: it is nested too deep, or was made unreadable."""
 
 
 class Workspace:
-    """The files of one life of a session.
+    """The files of one interpreter of a session.
 
     Args:
         folder: A descriptor of the folder; closed with the workspace.
-        limits: Of the session.
-        owner: User and group of what is written into it; None: this process's own.
-        bounded: Whether the file system itself holds the limits.
-        path: Its path, where it has to be removed at the end; else code sees it at the usual place.
-        removed: Called once it is closed, all branches of it are, and nothing is left of them.
+        limits: The session's limits.
+        owner: User and group of files written from outside; None: this process's own.
+        bounded: Whether the file system itself enforces the limits.
+        path: The folder's path, if it has to be removed; None if the code has its own file system, with the folder at
+            `WORKSPACE`.
+        removed: Called once the workspace and all its branches are closed and removed.
     """
 
     def __init__(
@@ -91,7 +92,7 @@ class Workspace:
         self.bounded = bounded
 
     def put(self, path: str, data: bytes) -> FileInfo:
-        """Write a file, and the folders above it. Blocks."""
+        """Write a file, creating missing folders. Blocks."""
         parts = _parts(path)
         if len(data) > min(self._limits.file_bytes, self._limits.disk_bytes):
             raise FileRefusedError(path, f"{len(data)} bytes are more than a file may have")
@@ -103,7 +104,7 @@ class Workspace:
             file = os.open(parts[-1], flags, 0o644, dir_fd=folder)
             stack.callback(os.close, file)
             if not stat.S_ISREG(os.fstat(file).st_mode):
-                raise FileRefusedError(path, "something else has this name")
+                raise FileRefusedError(path, "something other than a file has this name")
             os.ftruncate(file, 0)
             if self._owner is not None:
                 os.fchown(file, *self._owner)
@@ -131,17 +132,17 @@ class Workspace:
             stack.callback(os.close, file)
             status = os.fstat(file)
             if not stat.S_ISREG(status.st_mode):
-                raise FileRefusedError(path, "it is no plain file")
+                raise FileRefusedError(path, "it is not a regular file")
             if status.st_size > self._limits.file_bytes:
                 raise FileRefusedError(path, f"its {status.st_size} bytes are more than a file may have")
             yield file
 
     def list(self) -> "list[FileInfo]":
-        """Return the files, sorted by path; no more than the limit of files. Blocks."""
+        """Return the files, sorted by path, up to the limit of files. Blocks."""
         return sorted(self._scan(None).values(), key=lambda info: info.path)
 
     async def changes(self) -> tuple[FileInfo, ...]:
-        """Return the files that are new or different since the last time, sorted by path."""
+        """Return the files that are new or changed since the last scan, sorted by path."""
         before = {path: info for path, (_, info) in self._known.items()}
         try:
             now = self._scan(_QUICK_ENTRIES)
@@ -150,7 +151,11 @@ class Workspace:
         return tuple(now[path] for path in sorted(now) if before.get(path) != now[path])
 
     def branch(self, *, fill: bool = True) -> "Workspace":
-        """Return a copy of the files, in a folder of this one that is not listed; or room for one, unfilled. Blocks."""
+        """Return a workspace in an unlisted folder of this one. Blocks.
+
+        Args:
+            fill: Whether to copy the files; otherwise only check that there is space for a copy.
+        """
         name = f"branch-{next(self._names)}"
         if not fill and not self.bounded:
             own, ancestor = sum(status.st_size for _, status in self._walk(everything=False)), self
@@ -174,10 +179,10 @@ class Workspace:
         return copy
 
     def exceeds_limits(self, quick: int | None = None) -> bool:
-        """Return whether the files are more, larger together, or deeper than allowed. Blocks.
+        """Return whether the files exceed the limits of number, total size or depth. Blocks.
 
         Raises:
-            _ScanTooLongError: There are more than `quick`.
+            _ScanTooLongError: There are more than `quick` entries.
         """
         size = 0
         try:
@@ -192,7 +197,7 @@ class Workspace:
         return False
 
     async def is_overfull(self) -> bool:
-        """Return whether there is more than a file system with bounds of its own would hold."""
+        """Return whether the files exceed limits that the file system does not enforce itself."""
         if self.bounded:
             return False
         try:
@@ -201,7 +206,7 @@ class Workspace:
             return await asyncio.to_thread(self.exceeds_limits)
 
     async def close(self) -> None:
-        """Remove the files, as soon as no branch of them is in use any more. Idempotent."""
+        """Remove the files, once no branch of them is in use. Idempotent."""
         if self._closed:
             return
         self._closed = True
@@ -213,12 +218,13 @@ class Workspace:
         folder, self._folder = self._folder, -1
         try:
             if self._parent is not None:
-                # Code may live beside it and go on making folders; no more levels than files are allowed.
+                # Code of related sessions may go on making folders here. Folders cannot be nested deeper than the limit
+                # of files.
                 await asyncio.to_thread(remove_below, folder, None, 2 * self._limits.files)
             elif self._path is not None:
                 await asyncio.to_thread(remove_below, folder, self._path)
         except OSError as error:
-            # Nobody's answer depends on it; what is left goes with the sandbox.
+            # No result depends on it, and the rest is removed with the sandbox.
             logger.warning("the files of a session were not removed: %s", error)
         finally:
             with self._closing:
@@ -251,14 +257,14 @@ class Workspace:
             if quick is not None and hashed > _QUICK_BYTES:
                 raise _ScanTooLongError
             if hashed > self._limits.disk_bytes:
-                continue  # holes: it says to be larger than all files together may be
+                continue  # a sparse file: its size alone exceeds the limit of all files together
             with contextlib.suppress(OSError, FileRefusedError):
                 files[path] = (mark, self._read_file_info(path))
         self._known = files
         return {path: info for path, (_, info) in files.items()}
 
     def _read_file_info(self, path: str) -> FileInfo:
-        """Return what a file is, of which little is in memory at once: it may be holes, and its code another's."""
+        """Return a file's info, hashed piece by piece: a sparse file is large, and other code may have made it."""
         digest, size = hashlib.sha256(), 0
         with self._reading(path) as file:
             while data := os.read(file, min(self._limits.file_bytes - size, _PART)):
@@ -267,7 +273,7 @@ class Workspace:
         return FileInfo(path=path, size=size, sha256=digest.hexdigest())
 
     def _walk(self, *, everything: bool) -> Iterator[tuple[str, os.stat_result]]:
-        # Folders are opened one at a time, from the top: whoever nests them deep cannot use up descriptors.
+        # Folders are opened one at a time, so that deep nesting cannot exhaust descriptors.
         left: list[tuple[str, ...]] = [()]
         count = 0
         while left:
@@ -315,8 +321,8 @@ class Workspace:
         return folder
 
     def _open_top(self, stack: contextlib.ExitStack) -> int:
-        # Opened anew: two threads that list the same open folder would each see a part of it. And never by a number
-        # that was closed meanwhile, and is another session's by now.
+        # Reopened, because two threads that list through one descriptor would each see a part. The lock prevents use of
+        # a descriptor number that was closed meanwhile and may belong to another session.
         with self._closing:
             folder = os.open(".", _FOLDER, dir_fd=self._folder)
         stack.callback(os.close, folder)
@@ -336,7 +342,7 @@ def _parts(path: str) -> tuple[str, ...]:
 
 
 def _fingerprint(status: os.stat_result) -> tuple[int, ...]:
-    # Code can set the time of change of a file's content, but not that of its inode.
+    # Code can set a file's mtime, but not its ctime.
     return (status.st_ino, status.st_size, status.st_mtime_ns, status.st_ctime_ns)
 
 
@@ -354,19 +360,19 @@ def _translate_errors(path: str) -> Iterator[None]:
         yield
     except OSError as error:
         if error.errno in (errno.ELOOP, errno.ENOTDIR):
-            raise FileRefusedError(path, "a part of it is a link, or no folder") from None
+            raise FileRefusedError(path, "a part of it is a link, or not a folder") from None
         if error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
             raise FileRefusedError(path, "the workspace is full") from None
         raise FileRefusedError(path, (error.strerror or "it cannot be opened").lower()) from None
 
 
 DISK_POLL_INTERVAL_S: Final = 0.25
-"""Seconds between two looks. What code can write in that time is what it can exceed its limit by."""
+"""Seconds between two scans. Code can exceed its limit by as much as it can write in this time."""
 
 
 @contextlib.contextmanager
 def watch_disk(workspace: Workspace, on_exceeded: Callable[[], None]) -> Iterator[None]:
-    """Look at a workspace for the time of one execution; one that is over before the first look costs nothing."""
+    """Poll a workspace's limits during one execution; a short one ends before the first poll, at no cost."""
     if workspace.bounded:
         yield
         return
@@ -390,32 +396,32 @@ def watch_disk(workspace: Workspace, on_exceeded: Callable[[], None]) -> Iterato
 
 
 _MAX_ROUNDS: Final = 1 << 20
-"""How deep folders may be nested: each round brings the content of one level up."""
+"""Maximum nesting of folders that can be removed: each round moves the content of one level up."""
 
-# Where there is no O_PATH, no code runs here either: but hosted backends import this package too.
+# Platforms without O_PATH cannot run the sandbox, but hosted backends import this package there too.
 _FOLDER_FLAGS: Final = getattr(os, "O_PATH", 0) | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 
 _ENTRIES_PER_PASS: Final = 100_000
-"""Entries that are looked at before they are removed; a folder that grows meanwhile could be listed for ever."""
+"""Entries to list before removing them; a folder that grows meanwhile could be listed for ever."""
 
 _MAX_REFUSALS: Final = 100
-"""Rounds in which something may have refused to go: whoever changes a folder meanwhile causes that too."""
+"""Rounds with failed removals before giving up: code that changes a folder meanwhile causes failures too."""
 
 
 def remove_below(folder: int, name: str | None, rounds: int = _MAX_ROUNDS) -> None:
-    """Remove everything in a folder, and the folder. Blocks.
+    """Remove a folder and everything in it. Blocks.
 
-    Folders in it are moved up to it one by one, so that neither their depth nor the length of their paths matters.
+    Folders in it are moved up into it one by one, so that neither depth nor path length matters.
 
     Args:
-        folder: A descriptor of it.
-        name: Its path; None leaves the folder itself.
-        rounds: After so many it is given up, where somebody makes new entries as fast as they are removed.
+        folder: A descriptor of the folder.
+        name: The folder's path; None keeps the folder itself.
+        rounds: Rounds before giving up, in case new entries are made as fast as they are removed.
 
     Raises:
-        OSError: Something in it cannot be removed.
+        OSError: An entry cannot be removed.
     """
-    # Opened anew: another thread may still be listing it.
+    # Reopened: another thread may still be listing it.
     folder = os.open(".", _FOLDER, dir_fd=folder)
     try:
         _empty_all(folder, rounds)
@@ -458,7 +464,7 @@ def _remove(name: str, folder: int, fresh: Iterator[str]) -> None:
     try:
         for inner in _list_some(below):
             if not _unlink(inner, below):
-                # Moving a folder writes its "..", so it has to be writable itself.
+                # Moving a folder writes its "..", so the folder itself has to be writable.
                 os.close(_open_folder(inner, below))
                 os.rename(inner, next(fresh), src_dir_fd=below, dst_dir_fd=folder)
     finally:
@@ -467,10 +473,10 @@ def _remove(name: str, folder: int, fresh: Iterator[str]) -> None:
 
 
 def _open_folder(name: str, folder: int) -> int:
-    """Open a folder, whatever its mode keeps its owner from; the mode does not any more."""
+    """Open a folder, after giving its owner all permissions."""
     place = os.open(name, _FOLDER_FLAGS, dir_fd=folder)
     try:
-        # What the name leads to by now may be a link to anywhere, and the mode of what that names be changed.
+        # Changed through the descriptor: by now the name may be a link, and chmod would follow it anywhere.
         os.chmod(f"/proc/self/fd/{place}", 0o700)
         return os.open(".", _FOLDER, dir_fd=place)
     finally:
@@ -490,18 +496,18 @@ _LOCK: Final = ".lock"
 
 
 class Scratch:
-    """A folder of this process's own; its lock tells others that its owner lives."""
+    """A folder for this process's workspaces; its lock shows other processes that its owner is alive."""
 
     def __init__(self) -> None:
         sweep()
         self.path = Path(tempfile.mkdtemp(prefix=PREFIX))
-        # Sessions with a user of their own come through, and see no other's name.
+        # Sessions with their own users may pass through, but not list the other sessions.
         self.path.chmod(0o711)
         self._lock = _locked(self.path)
         self._numbers = itertools.count(1)
 
     def make(self, owner: tuple[int, int] | None) -> tuple[int, str]:
-        """Make a session's folder; return a descriptor of it, and its path."""
+        """Make a session's folder; return a descriptor of it and its path."""
         path = str(self.path / str(next(self._numbers)))
         os.mkdir(path, mode=0o700)
         if owner is not None:
@@ -509,7 +515,7 @@ class Scratch:
         return os.open(path, _FOLDER), path
 
     def close(self) -> None:
-        """Remove it. Idempotent."""
+        """Remove the folder. Idempotent."""
         lock, self._lock = self._lock, None
         if lock is not None:
             _remove_folder(self.path)
@@ -517,7 +523,7 @@ class Scratch:
 
 
 def sweep() -> None:
-    """Remove the folders of owners that were killed before they could."""
+    """Remove folders whose owners were killed before they could do so."""
     for path in Path(tempfile.gettempdir()).glob(f"{PREFIX}*"):
         if path.is_symlink() or not path.is_dir() or path.stat().st_uid != os.getuid():
             continue

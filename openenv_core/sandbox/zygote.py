@@ -1,4 +1,4 @@
-"""The client side of the zygote, a process that has imported everything and forks interpreters on request."""
+"""The supervisor's side of the zygote, a process that has imported all modules and forks interpreters on request."""
 
 import array
 import asyncio
@@ -45,20 +45,20 @@ _ENVIRONMENT: Final = {
     "HOME": "/nonexistent",
     "PYTHONDONTWRITEBYTECODE": "1",
     "MPLBACKEND": "module://ropewalk_figures",
-    # A library that starts threads when it is imported would have none of them after a fork.
+    # Threads that a library starts on import do not survive a fork.
     "OMP_NUM_THREADS": "1",
     "OPENBLAS_NUM_THREADS": "1",
     "MKL_NUM_THREADS": "1",
 }
-"""All that code sees of the environment; the server's own variables, its secrets among them, stay with it."""
+"""All environment variables that code sees. It must not see the server's, which include secrets."""
 
 
 class Zygote:
     """A running zygote.
 
     Args:
-        spec: What it is told: `ZygoteSpec` of `inside/walls.py`.
-        died: Called once when it is gone.
+        spec: The fields of `ZygoteSpec` (`inside/walls.py`).
+        died: Called once, when the zygote has ended.
     """
 
     def __init__(self, spec: dict[str, Any], died: Callable[[], None]) -> None:
@@ -77,18 +77,18 @@ class Zygote:
 
     @property
     def pid(self) -> int | None:
-        """Of its process; None before the start."""
+        """Its process id; None before the start."""
         return None if self._process is None else self._process.pid
 
     async def start(self, timeout_s: float) -> None:
-        """Start it, and return once it is ready.
+        """Start the zygote, and return once it is ready.
 
         Raises:
             SandboxUnavailableError: It ended, or was not ready in time.
-            ConfigurationError: A module cannot be imported.
+            ConfigurationError: A module to preload cannot be imported.
         """
         try:
-            # Short enough for the loop: the child is made without copying this process.
+            # Short enough for the event loop: the child is started without copying this process.
             self._process = subprocess.Popen(  # noqa: ASYNC220
                 [sys.executable, "-I", "-B", str(_BOOT), str(self._inner.fileno())],
                 stdin=subprocess.DEVNULL,
@@ -100,7 +100,7 @@ class Zygote:
                     **{name: os.environ[name] for name in LOADER_VARIABLES if name in os.environ},
                 },
                 cwd="/",
-                # A terminal's Ctrl-C is for the server, which ends the zygote in order.
+                # Ctrl-C in a terminal must reach only the server, which closes the zygote.
                 start_new_session=True,
             )
         except OSError as error:
@@ -136,19 +136,19 @@ class Zygote:
         removed: Callable[[], None],
         timeout_s: float,
     ) -> tuple[Worker, Workspace]:
-        """Have an interpreter forked, and wait until it is confined.
+        """Fork an interpreter, and wait until it is confined.
 
         Args:
-            limits: Of the session.
-            uid: Its user; None: the zygote's.
-            snapshot: Keeps the state of before an execution that had to be killed.
-            scratch: Where folders are made; None where sessions have a file system of their own.
-            cgroups: Makes control groups; None where there can be none.
-            removed: Called once the workspace is closed, all branches of it are, and nothing is left of them.
-            timeout_s: Seconds until it has to be ready.
+            limits: The session's limits.
+            uid: The interpreter's user; None: the zygote's.
+            snapshot: Whether requests run in forks, so that the state before one that is killed remains.
+            scratch: Makes workspace folders; None if sessions have their own file systems.
+            cgroups: Makes control groups; None if that is not possible.
+            removed: Called once the workspace and all its branches are closed and removed.
+            timeout_s: Seconds for the interpreter to be ready.
 
         Raises:
-            SandboxUnavailableError: It was not, or the zygote is gone.
+            SandboxUnavailableError: It was not ready in time, or the zygote is gone.
         """
         owner = None if uid is None else (uid, uid)
         forks = snapshot or limits.allow_subprocess
@@ -160,15 +160,15 @@ class Zygote:
                 place = Workspace(folder, limits, owner, bounded=False, path=path, removed=removed)
                 undo.push_async_callback(place.close)
             before = undo.enter_context(contextlib.ExitStack())
-            connections = Connections()  # before the group, since there may be no descriptor for it
+            connections = Connections()  # before the control group, which may fail for want of descriptors
             before.callback(connections.close)
-            # What one process may have is bounded without; what it and its children have together is not.
+            # Resource limits bound one process; only a control group bounds it and its children together.
             cgroup, doors = None, list[int]()
             if cgroups is not None and forks:
                 cgroup, doors = await _in_thread(partial(_make_cgroup, cgroups, limits), _drop_cgroup)
             tree = ProcessTree(exited, cgroup)
             undo.push_async_callback(tree.close)
-            # The connections are closed first: whoever is not known yet ends by that.
+            # On failure the connections are closed first, which ends a process whose id is not known yet.
             undo.enter_context(before.pop_all())
             spec = {"limits": asdict(limits), "uid": uid, "workdir": path, "snapshot": snapshot}
             try:
@@ -222,7 +222,7 @@ class Zygote:
             raise
 
     async def close(self) -> None:
-        """End it, and all interpreters with it. Idempotent."""
+        """End the zygote and all its interpreters. Idempotent."""
         if self._process is None:
             self.ended = True
             self._channel.close()
@@ -237,7 +237,7 @@ class Zygote:
             self._log.close()
 
     def output_tail(self) -> str:
-        """Return the end of what the zygote has written to its own streams."""
+        """Return the last part of the zygote's own output."""
         if self._log.closed:
             return ""
         size = os.fstat(self._log.fileno()).st_size
@@ -249,7 +249,7 @@ class Zygote:
         rights = (
             [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", descriptors))] if descriptors else []
         )
-        async with self._sending:  # the loop calls no more than one writer back
+        async with self._sending:  # the event loop supports one writer per descriptor
             while True:
                 try:
                     self._channel.sendmsg([data], rights)
@@ -292,7 +292,7 @@ class Zygote:
         self._loop.remove_writer(self._channel.fileno())
         self._channel.close()
         if self._writable is not None:
-            set_done(self._writable)  # nobody else will
+            set_done(self._writable)  # the event loop no longer will
         if not self._ready.done():
             output = self.output_tail()
             self._ready.set_exception(
@@ -311,7 +311,7 @@ class Zygote:
 
 
 def _reap(process: "subprocess.Popen[bytes]") -> None:
-    # Its channel is closed, but it may live: close() kills it.
+    # Its channel is closed, but it may still be alive: close() kills it.
     with contextlib.suppress(subprocess.TimeoutExpired):
         process.wait(SHUTDOWN_TIMEOUT_S)
 
@@ -326,7 +326,7 @@ def _refusal(message: dict[str, str]) -> Exception:
 
 
 async def _in_thread(make: Callable[[], T], drop: Callable[[T], None]) -> T:
-    """Make something in a thread; drop it where whoever waits is cancelled meanwhile."""
+    """Return the result of `make`, run in a thread; if the caller is cancelled meanwhile, pass it to `drop`."""
     making = asyncio.ensure_future(asyncio.to_thread(make))
 
     def drop_late(_: object) -> None:
@@ -343,7 +343,7 @@ async def _in_thread(make: Callable[[], T], drop: Callable[[T], None]) -> T:
 def _drop_folder(made: tuple[int, str]) -> None:
     folder, path = made
     os.close(folder)
-    with contextlib.suppress(OSError):  # all of them went before
+    with contextlib.suppress(OSError):  # the folder of all sessions may be gone already
         os.rmdir(path)
 
 
@@ -355,7 +355,7 @@ def _drop_cgroup(made: tuple[Cgroup, list[int]]) -> None:
 
 
 def _make_cgroup(maker: CgroupMaker, limits: Limits) -> tuple[Cgroup, list[int]]:
-    # The files of its own file system count as memory too; and what watches over it is a process.
+    # The files of the session's tmpfs count as memory too, and its supervising process counts as a process.
     try:
         cgroup = maker.make("session", limits.memory_bytes + limits.disk_bytes, limits.processes + 2)
         try:

@@ -1,4 +1,4 @@
-"""A template's folder, under another name."""
+"""Makes an environment's folder from a template, under a new name."""
 
 import os
 import re
@@ -19,24 +19,24 @@ TEMPLATES: Final[Mapping[str, str]] = {
     "tools": "a question to answer by calling tools",
     "gymnasium": "one of Gymnasium's environments, by its id",
 }
-"""What there is, and what it is. The first is whole; the folders of the others hold what is different in them."""
+"""Descriptions of the templates. The first is complete; the folders of the others have only the files that differ."""
 
 _EXTRAS: Final[Mapping[str, str]] = {"game": "server", "tools": "mcp,server", "gymnasium": "gymnasium,server"}
-"""What the environment needs of Ropewalk."""
+"""Ropewalk's extras that each template requires."""
 
 _FOLDER: Final = Path(__file__).with_name("templates")
 _LEFT_OUT: Final = ("__pycache__", ".pytest_cache", ".hypothesis", "*.egg-info", "*.py[co]")
-"""What running a template leaves in it."""
+"""Files that running a template leaves in its folder."""
 
 
 def make(names: EnvironmentNames, template: str = "game", parent: Path | None = None) -> Path:
-    """Make an environment's folder, whole or not at all.
+    """Make an environment's folder atomically: on failure nothing is left.
 
     Returns:
         The folder.
 
     Raises:
-        ConfigurationError: There is no such template, or the folder is there already or cannot be made.
+        ConfigurationError: The template does not exist, or the folder exists or cannot be made.
     """
     if template not in TEMPLATES:
         near = get_close_matches(template, TEMPLATES, n=1)
@@ -51,7 +51,7 @@ def make(names: EnvironmentNames, template: str = "game", parent: Path | None = 
             for name, text in _rename_texts(texts, names).items():
                 (unfinished / name).parent.mkdir(exist_ok=True)
                 (unfinished / name).write_text(text, encoding="utf-8")
-            # Takes the place of an empty folder too, and of no other.
+            # Also replaces an empty folder, but no other.
             unfinished.rename(folder)
     except OSError as error:
         raise ConfigurationError(
@@ -61,7 +61,7 @@ def make(names: EnvironmentNames, template: str = "game", parent: Path | None = 
 
 
 def make_task(names: EnvironmentNames, parent: Path | None = None) -> list[Path]:
-    """Make what trains a policy on the game: a task and a run's file, beside the environment's folder."""
+    """Write a task and a run's configuration for training on the game, next to the environment's folder."""
     parent = parent or Path.cwd()
     texts = {parent / name: text for name, text in _rename_texts(_read("task"), names).items()}
     for path in texts:
@@ -89,7 +89,7 @@ def _refuse_what_is_there(folder: Path) -> None:
 
 @contextmanager
 def _parent_of(folder: Path) -> Iterator[None]:
-    """Make the folders above one; where the block fails, remove those that this made."""
+    """Create missing parent folders; if the block fails, remove them again."""
     created: list[Path] = []
     try:
         for parent in reversed(folder.parents):
@@ -99,19 +99,19 @@ def _parent_of(folder: Path) -> Iterator[None]:
         yield
     except BaseException:
         for parent in reversed(created):
-            with suppress(OSError):  # somebody else's by now
+            with suppress(OSError):  # no longer empty
                 parent.rmdir()
         raise
 
 
 @contextmanager
 def _stage_folder(folder: Path) -> Iterator[Path]:
-    """Make a folder beside the one that it is to become, and remove it where the block fails."""
+    """Yield a temporary folder next to the final one; it is removed if the block fails."""
     staged = Path(tempfile.mkdtemp(prefix=f".{folder.name}-", dir=folder.parent))
     try:
         umask = os.umask(0o077)
         os.umask(umask)
-        staged.chmod(0o777 & ~umask)  # a temporary folder is its owner's alone
+        staged.chmod(0o777 & ~umask)  # mkdtemp creates it for the owner only
         yield staged
     except BaseException:
         shutil.rmtree(staged, ignore_errors=True)
@@ -119,7 +119,7 @@ def _stage_folder(folder: Path) -> Iterator[Path]:
 
 
 def _read(template: str) -> dict[str, str]:
-    """Return the texts of a template's files by their paths in it."""
+    """Return the texts of a template's files by relative path."""
     texts = {}
     for path in sorted((_FOLDER / template).rglob("*")):
         name = path.relative_to(_FOLDER / template)
@@ -131,7 +131,7 @@ def _read(template: str) -> dict[str, str]:
 
 
 def _rename_texts(texts: Mapping[str, str], names: EnvironmentNames) -> dict[str, str]:
-    """Return the files under their new name, wherever it stands in paths and texts."""
+    """Return the files with the place holder replaced by the new name, in paths and texts."""
     spellings = {
         PLACE_HOLDER.short: names.short,
         PLACE_HOLDER.short.replace("_", "-"): names.short.replace("_", "-"),

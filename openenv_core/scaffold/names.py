@@ -1,4 +1,4 @@
-"""The name of a new environment, and how each place spells it."""
+"""The name of a new environment, in each of its spellings."""
 
 import keyword
 import re
@@ -21,7 +21,7 @@ RESERVED: Final = {
     "ropewalk": "it is the name of this one",
     "place_holder": "templates are called that",
 }
-"""Names that would be taken for something else, and why."""
+"""Names that cannot be used, and why."""
 
 _NAME = re.compile(r"[a-z][a-z0-9]*(_[a-z0-9]+)*")
 _HUMP = re.compile(r"(?<=[a-z0-9])(?=[A-Z])")
@@ -32,7 +32,7 @@ class EnvironmentNames:
     """The spellings of one name.
 
     Attributes:
-        short: `rock_paper`; environments are served by it.
+        short: `rock_paper`; the name that environments are served by.
     """
 
     short: str
@@ -44,12 +44,12 @@ class EnvironmentNames:
 
     @property
     def image(self) -> str:
-        """`rock-paper-env`: the image; the distribution is `openenv-` with this."""
+        """`rock-paper-env`: the image; the distribution has the prefix `openenv-`."""
         return self.package.replace("_", "-")
 
     @property
     def prefix(self) -> str:
-        """`RockPaper`: what classes begin with."""
+        """`RockPaper`: the prefix of classes."""
         return "".join(word.capitalize() for word in self.short.split("_"))
 
     @property
@@ -59,14 +59,14 @@ class EnvironmentNames:
 
 
 PLACE_HOLDER: Final = EnvironmentNames("place_holder")
-"""What templates are called."""
+"""The name in the templates."""
 
 
 def names_of(text: str) -> EnvironmentNames:
-    """Return the spellings of a name; `dice`, `dice_env` and `dice-env` are the same one.
+    """Return the spellings of a name; `dice`, `dice_env` and `dice-env` are the same name.
 
     Raises:
-        ConfigurationError: No environment can be called that.
+        ConfigurationError: The name is not allowed.
     """
     short = text.replace("-", "_").removesuffix(SUFFIX)
     if not _NAME.fullmatch(short) or len(short) > LONGEST:
@@ -74,13 +74,13 @@ def names_of(text: str) -> EnvironmentNames:
             text, f"a name of lower-case letters, digits and single underscores, at most {LONGEST}"
         )
     if short == "env":
-        raise _refusal(text, "a name beside the ending _env")
+        raise _refusal(text, "a name before the suffix _env")
     if keyword.iskeyword(short) or keyword.issoftkeyword(short):
         raise _refusal(text, "a name that is no keyword of Python")
     if (reason := RESERVED.get(short)) is not None:
         raise _refusal(text, f"a name that is free ({reason})")
     names = EnvironmentNames(short)
-    # `ropewalk serve NAME` looks for both.
+    # `ropewalk serve NAME` looks up both.
     for module in (names.package, f"envs.{names.package}"):
         if (where := _find_installed(module)) is not None:
             raise _refusal(text, f"a name that is free (there is a package {module} at {where})")
@@ -88,7 +88,7 @@ def names_of(text: str) -> EnvironmentNames:
 
 
 def _find_installed(module: str) -> str | None:
-    """Return where a module is that a new package would hide, or be hidden by; not what lies in this folder."""
+    """Return where an installed module is that would conflict with a new package; the working directory is ignored."""
     if module in sys.stdlib_module_names:
         return "Python's own library"
     try:
@@ -101,7 +101,7 @@ def _find_installed(module: str) -> str | None:
     if where is None:
         return "this interpreter"
     cwd = Path.cwd().resolve()
-    # A folder of this name in the working directory is no installation: the folder itself says so, if it is in the way.
+    # A folder of this name in the working directory is not installed; if it is in the way, `make` reports it.
     return None if cwd in Path(where).resolve().parents and module.count(".") == 0 else where
 
 

@@ -1,1 +1,1 @@
-"""Between rollouts and trainer: what waits, how old it may be, and how it is laid out as arrays."""
+"""The buffer between rollouts and trainer: waiting groups, their staleness bound, and their layout as arrays."""

@@ -1,4 +1,4 @@
-"""Training samples as arrays; documents in rows, and in passes within a budget of tokens."""
+"""Training samples as arrays, packed into rows and divided into passes within a token budget."""
 
 import heapq
 from collections.abc import Sequence
@@ -12,7 +12,7 @@ from rl_bridge.errors import ConfigError
 from rl_bridge.types import TrainSample
 
 LEAST_GAP = 0.01
-"""Of a rank's mean: ranks that are nearer to each other are left as they are."""
+"""As a share of the mean tokens per rank: ranks that differ by less than this are not evened out further."""
 
 
 @dataclass(kw_only=True, slots=True, frozen=True)
@@ -20,10 +20,10 @@ class Packing:
     """The position of each document.
 
     Attributes:
-        row: Shape [U].
+        row: The document's row, shape [U].
         offset: The column of its first token, shape [U].
-        rows: How many rows there are, B.
-        length: Columns of every row, L: the longest document.
+        rows: The number of rows, B.
+        length: The number of columns of every row, L: the length of the longest document.
     """
 
     row: NDArray[np.int64]
@@ -33,14 +33,13 @@ class Packing:
 
 
 def pack(lengths: NDArray[np.int64]) -> Packing:
-    """Put documents into rows that are as long as the longest of them, the longest first, each where it fits first.
+    """Pack documents by first fit decreasing into rows as long as the longest document.
 
-    Rows never become longer than one row a document would be, so packing costs no attention over longer rows;
-    there are only fewer of them. First fit decreasing takes at most 11/9 of the fewest rows, and 6/9 of one more
-    (Dósa, 2007).
+    Rows are no longer than with one document per row, so packing adds no attention over longer rows; there are only
+    fewer rows. First fit decreasing takes at most 11/9 of the fewest possible rows, plus 6/9 (Dósa, 2007).
 
     Args:
-        lengths: Tokens of each document, shape [U], at least one document.
+        lengths: The number of tokens of each document, shape [U], at least one document.
     """
     order = np.argsort(-lengths, kind="stable")
     length = int(lengths[order[0]])
@@ -58,19 +57,19 @@ def pack(lengths: NDArray[np.int64]) -> Packing:
 def share_out(
     lengths: NDArray[np.int64], *, ranks: int, budget: int, least_passes: int = 1
 ) -> list[list[NDArray[np.int64]]]:
-    """Divide documents into passes, as many on each rank, none of more tokens than the budget.
+    """Divide documents into passes within a token budget, the same number of passes on each rank.
 
-    The longest go first, each to the pass that has least (R. L. Graham, 1969), so passes of one time have about as many
-    tokens on all ranks; then ranks exchange passes until they are near each other in sum.
+    The longest documents go first, each to the pass with the fewest tokens (R. L. Graham, 1969), so that simultaneous
+    passes have about as many tokens on all ranks; then ranks exchange passes until their sums are close.
 
     Args:
-        lengths: Tokens of each document, shape [U].
-        ranks: Who makes passes.
-        budget: Tokens a pass.
-        least_passes: On each rank.
+        lengths: The number of tokens of each document, shape [U].
+        ranks: The number of ranks.
+        budget: The most tokens of a pass.
+        least_passes: The fewest passes on each rank.
 
     Returns:
-        Of each rank, of each of its passes, the documents. Where there are too few, some passes have none.
+        For each rank and each of its passes, the documents' indices. If there are too few, some passes are empty.
 
     Raises:
         ConfigError: A document is longer than the budget.
@@ -87,7 +86,7 @@ def share_out(
         passes += 1
     order = np.argsort(-tokens, kind="stable").reshape(passes, ranks)
     sums = np.zeros(ranks, dtype=np.int64)
-    for number, some in enumerate(order):  # the largest of them to the rank that has least
+    for number, some in enumerate(order):  # the largest of them to the rank with the fewest tokens
         order[number, np.argsort(sums, kind="stable")] = some
         sums += tokens[order[number]]
     _even_out(order, tokens)
@@ -97,7 +96,7 @@ def share_out(
 
 
 def _spread(lengths: NDArray[np.int64], passes: int) -> tuple[list[list[int]], NDArray[np.int64]]:
-    """The documents of each pass, and their tokens."""
+    """Assign documents to passes; returns each pass's documents and its number of tokens."""
     assigned: list[list[int]] = [[] for _ in range(passes)]
     loads = [(0, number) for number in range(passes)]
     for document in np.argsort(-lengths, kind="stable").tolist():
@@ -111,7 +110,7 @@ def _spread(lengths: NDArray[np.int64], passes: int) -> tuple[list[list[int]], N
 
 
 def _even_out(order: NDArray[np.int64], tokens: NDArray[np.int64]) -> None:
-    """Have the ranks with most and least exchange passes with others, as long as that brings those nearer together."""
+    """Exchange passes between the ranks with the most and the fewest tokens and others while that narrows a gap."""
     while True:
         sums = tokens[order].sum(axis=0)
         mean = sums.mean()
@@ -122,7 +121,7 @@ def _even_out(order: NDArray[np.int64], tokens: NDArray[np.int64]) -> None:
             gains = (
                 tokens[order[:, extreme, None, None]] - tokens[order[None]]
             )  # [own pass, other pass, other]
-            # The squares of both sums become smaller by 2 gain (gap - gain).
+            # The sum of the squares of both ranks' sums decreases by 2 gain (gap - gain).
             better = gains * (gaps - gains)
             own, theirs, other = np.unravel_index(int(better.argmax()), better.shape)
             if better[own, theirs, other] > 0:
@@ -133,34 +132,34 @@ def _even_out(order: NDArray[np.int64], tokens: NDArray[np.int64]) -> None:
 
 
 PAD = 0
-"""Fills rows on the right. Attention is causal, so it is never looked at."""
+"""The token id that pads rows on the right. Attention is causal, so no token attends to it."""
 NO_DOCUMENT = -1
 
 
 @dataclass(kw_only=True, slots=True, frozen=True)
 class TrainBatch:
-    """Contexts, and the loss tokens that hang from them.
+    """Contexts and the loss tokens that are predicted from them.
 
     Attributes:
         tokens: Token ids of all contexts, one after the other, shape [sum of lengths].
-        lengths: Tokens of each context, shape [U].
-        context: Which context each loss token belongs to, shape [T].
-        position: The place in the context whose hidden state predicts the loss token, shape [T].
+        lengths: The number of tokens of each context, shape [U].
+        context: The index of each loss token's context, shape [T].
+        position: The position in the context whose hidden state predicts the loss token, shape [T].
         target: The loss token, shape [T].
         old_logprobs: Its behaviour log-probability, shape [T].
-        versions: The weights that it was sampled from, shape [T].
-        advantages: Shape [T].
-        trajectory: Which trajectory it belongs to, shape [T]. Its tokens are in the order in which they were sampled.
-        group: Which group the trajectory belongs to, shape [T].
-        rewards: What it earned at once, shape [T]: the trajectory's reward at the last of its tokens, 0 before.
-        index: Its place among the loss tokens of the whole batch, shape [T].
-        total: How many loss tokens the whole batch has, of which this may be a part.
-        weights: From `token_weights`, of its update, shape [T]; None before updates are made.
+        versions: The version of the weights that it was sampled from, shape [T].
+        advantages: Its advantage, shape [T].
+        trajectory: The index of its trajectory, shape [T]. A trajectory's tokens are in the order of sampling.
+        group: The index of the trajectory's group, shape [T].
+        rewards: Its immediate reward, shape [T]: the trajectory's reward at the trajectory's last token, 0 before.
+        index: Its position among the loss tokens of the whole batch, shape [T].
+        total: The number of loss tokens of the whole batch, of which this may be a part.
+        weights: Its weight from `token_weights` in its update, shape [T]; None before updates are made.
         reference_logprobs: Its log-probability under the reference policy, shape [T]; None without one.
         proximal_logprobs: Its log-probability under the trainer's weights before the first update on the batch, shape
-            [T]; None where nobody asks for them.
-        values: What the critic said of the state before it, likewise; None without a critic.
-        returns: What the critic should have said, shape [T]; None without a critic.
+            [T]; None if they are not needed.
+        values: The critic's value of the state before it, before the first update, shape [T]; None without a critic.
+        returns: The critic's target, shape [T]; None without a critic.
     """
 
     tokens: NDArray[np.int32]
@@ -184,10 +183,10 @@ class TrainBatch:
 
     @classmethod
     def from_samples(cls, samples: Sequence[TrainSample]) -> Self:
-        """Lay samples out as arrays. Those that saw the same share a context.
+        """Lay samples out as arrays. Samples with the same tokens before their last loss token share a context.
 
         Raises:
-            ValueError: A loss token has nothing before it, or there is no loss token at all.
+            ValueError: A sample begins with a loss token, or there is no loss token at all.
         """
         numbers: dict[bytes, int] = {}
         contexts: list[NDArray[np.int32]] = []
@@ -244,11 +243,11 @@ class TrainBatch:
         )
 
     def __len__(self) -> int:
-        """How many loss tokens there are."""
+        """The number of loss tokens."""
         return len(self.target)
 
     def with_reference(self, logprobs: NDArray[np.float32]) -> Self:
-        """The same batch with the reference policy's log-probabilities, shape [T]."""
+        """Return the batch with the reference policy's log-probabilities, shape [T]."""
         return replace(self, reference_logprobs=logprobs)
 
     def take(self, chosen: NDArray[np.int64]) -> Self:
@@ -270,7 +269,7 @@ class TrainBatch:
         )
 
     def split_by_trajectory(self, parts: int, generator: np.random.Generator) -> list[NDArray[np.int64]]:
-        """Shuffle trajectories into parts of nearly equal number: the loss tokens of each part that has any."""
+        """Shuffle trajectories into parts of nearly equal number; returns the loss tokens of each part that has any."""
         if parts == 1:
             return [np.arange(len(self))]
         order = generator.permutation(np.unique(self.trajectory))
@@ -278,10 +277,10 @@ class TrainBatch:
         return [np.flatnonzero(np.isin(self.trajectory, chunk)) for chunk in chunks]
 
     def packed(self, *, in_one_row: bool = False, multiple_of: int = 1) -> "PackedRows":
-        """The contexts laid out for one forward pass.
+        """Lay the contexts out for one forward pass.
 
         Args:
-            in_one_row: One after the other in a single row, for attention that is told where documents begin.
+            in_one_row: Put them one after the other in a single row, for attention with document boundaries.
             multiple_of: Rows are padded to a multiple of this length.
         """
         if in_one_row:
@@ -308,26 +307,26 @@ class TrainBatch:
 
 
 _OF_CONTEXTS = frozenset({"tokens", "lengths", "context", "total"})
-"""Fields of a batch that have no entry a loss token, or are made anew for a part."""
+"""Fields of a batch that have no entry per loss token, or are recomputed for a part."""
 
 
 def _within(lengths: NDArray[np.int64]) -> NDArray[np.int64]:
-    """The place of each token in its context."""
+    """Return the position of each token in its context."""
     return np.arange(int(lengths.sum())) - np.repeat(np.cumsum(lengths) - lengths, lengths)
 
 
 @dataclass(kw_only=True, slots=True, frozen=True)
 class PackedRows:
-    """What goes through the model in one pass.
+    """The input of the model for one pass.
 
     Attributes:
-        tokens: Shape [B, L].
-        positions: Of each token in its document, shape [B, L].
-        document: Which context each token belongs to, shape [B, L]; `NO_DOCUMENT` for padding.
-        row: Where the hidden state is from which each loss token is predicted, shape [T].
-        column: Likewise, shape [T].
+        tokens: Token ids, shape [B, L].
+        positions: The position of each token in its document, shape [B, L].
+        document: The index of each token's context, shape [B, L]; `NO_DOCUMENT` for padding.
+        row: The row of the hidden state from which each loss token is predicted, shape [T].
+        column: The column of that hidden state, shape [T].
         target: The loss tokens, shape [T].
-        one_a_row: True where no row holds two documents, so that causal attention keeps them apart already.
+        one_a_row: Whether each row holds one document, so that causal attention alone separates documents.
     """
 
     tokens: NDArray[np.int64]

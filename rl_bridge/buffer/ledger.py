@@ -1,8 +1,7 @@
-"""Who works on which group of rollouts, and what became of each.
+"""The ledger of groups: which lease each group is under, and whether it was trained or dropped.
 
-A group is admitted once, for the whole run: ids count up from 0. It is leased to a worker; what comes back under the
-current lease counts, whatever else comes back does not. So a group is trained at most once, however often its work was
-given out.
+A group is admitted once in a run; ids count up from 0. It is leased to a worker; only a result under the current lease
+counts, any other is discarded. So a group is trained at most once, however often it was leased.
 
     admitted -> leased -> finished -> trained
                   |  ^        |
@@ -20,15 +19,15 @@ from rl_bridge.types import PolicyVersion
 
 @dataclass(kw_only=True, slots=True, frozen=True)
 class GroupLease:
-    """The right to finish one group, until the ledger gives that right to another.
+    """The right to finish one group, until the ledger leases that group again.
 
     Attributes:
-        id: No two leases of a process share one, not even across a rewind.
+        id: Unique within a process, even across a rewind.
         group: The group's number in the run.
-        attempt: Which lease of this group it is, from 1.
-        floor: No token of the group will come from older weights than these.
-        since: The clock when it was given, in seconds.
-        first: The group that was, or will be, the first to start under the weights that are served.
+        attempt: The number of this lease among the group's leases, from 1.
+        floor: No token of the group will come from older weights than this version.
+        since: The time of the lease, in seconds of the caller's clock.
+        first: The number of the first group to start, or to be started, under the weights that are served.
     """
 
     id: int
@@ -44,8 +43,8 @@ class UnfinishedGroup:
     """A group that is not finished.
 
     Attributes:
-        floor: No token of it will come from older weights than these.
-        lease: Who works on it; None where nobody does.
+        floor: No token of it will come from older weights than this version.
+        lease: Its current lease; None if it waits for one.
     """
 
     floor: PolicyVersion
@@ -54,7 +53,7 @@ class UnfinishedGroup:
 
 @dataclass(kw_only=True, slots=True, frozen=True)
 class Fate:
-    """What became of a group: trained in the step that began from `version`, or dropped for `reason`."""
+    """The end of a group: trained in the step that began from `version`, or dropped for `reason`."""
 
     group: int
     version: PolicyVersion | None = None
@@ -63,10 +62,10 @@ class Fate:
 
 @dataclass(kw_only=True, slots=True)
 class _Waiting:
-    """Work that came back undone.
+    """A group that waits to be leased again.
 
     Attributes:
-        floor: The oldest weights in what is kept of it; None where nothing is.
+        floor: The oldest version of weights in the outcomes kept of it; None if none are kept.
     """
 
     group: int
@@ -76,7 +75,7 @@ class _Waiting:
 
 
 class Ledger:
-    """Keeps account of groups. Every change is one call; nothing here waits.
+    """Keeps the state of all groups. Every change is one synchronous call.
 
     Args:
         max_losses: How often the work on a group may be lost before the group is dropped; None for no limit.
@@ -92,31 +91,31 @@ class Ledger:
         self._served: PolicyVersion | None = None
         self._first = 0
         self.admitted = 0
-        """Groups so far; also the id of the next."""
+        """The number of groups so far, which is also the id of the next."""
         self.trained = 0
-        """Groups that were handed to the trainer."""
+        """The number of groups handed to the trainer."""
         self.dropped: Counter[str] = Counter()
-        """Groups given up, by reason."""
+        """The number of groups dropped, by reason."""
         self.late = 0
-        """Results under a lease that was not, or no longer, the group's. They changed nothing."""
+        """The number of results under a lease that was not current. They changed nothing."""
         self.lost = 0
-        """Leases that were lost, and given out again unless the group was dropped."""
+        """The number of lost leases; their groups wait to be leased again or were dropped."""
         self.on_fate: Callable[[Fate], None] = lambda fate: None
-        """Told of each as it comes."""
+        """Called with each group's fate."""
 
     @property
     def live(self) -> int:
-        """Groups admitted and not dropped: those trained, finished, leased or waiting."""
+        """The number of groups admitted and not dropped: those trained, finished, leased or waiting."""
         return self.admitted - self.dropped.total()
 
     @property
     def leases(self) -> list[GroupLease]:
-        """Those under way, oldest first."""
+        """The current leases, oldest first."""
         return list(self._leases.values())
 
     @property
     def waiting(self) -> int:
-        """Groups whose work was lost or given back, and that are not leased."""
+        """The number of groups whose work was lost or given back, and that are not leased."""
         return len(self._waiting)
 
     @property
@@ -125,15 +124,15 @@ class Ledger:
         return frozenset(self._finished)
 
     def lease(self, *, served: PolicyVersion, now: float, admit: bool) -> GroupLease | None:
-        """Lease the next group: a lost one first, else a new one.
+        """Lease the next group: a waiting one first, else a new one.
 
         Args:
-            served: The weights that every generator holds at least.
-            now: The clock, in seconds.
+            served: The version of the weights that every generator holds at least.
+            now: The current time, in seconds.
             admit: Whether a new group may start.
 
         Returns:
-            The lease; None where there is no work, or none that may start.
+            The lease; None if no group waits and no new one may start.
         """
         if served != self._served:
             self._served, self._first = served, self.admitted
@@ -158,7 +157,7 @@ class Ledger:
         return lease
 
     def complete(self, lease: int) -> bool:
-        """The group is finished and waits for the trainer. False where the result is late and must be thrown away."""
+        """Record that a group is finished and waits for the trainer; False if the lease is no longer current."""
         ended = self._end(lease)
         if ended is None:
             return False
@@ -169,8 +168,8 @@ class Ledger:
         """Record that a group's work is lost: it waits again, ahead of new groups, or is dropped.
 
         Args:
-            lease: Whose work it was.
-            floor: The oldest weights in what is kept of the group; None where nothing is.
+            lease: The id of the lease under which it was lost.
+            floor: The oldest version of weights in the outcomes kept of the group; None if none are kept.
 
         Returns:
             Whether the group waits again.
@@ -187,11 +186,14 @@ class Ledger:
         return True
 
     def give_back(self, lease: int, *, floor: PolicyVersion | None) -> bool:
-        """A worker that has to go hands its work on: the group waits again, and it is no loss. False where late.
+        """Record that a preempted worker gave its group back: it waits again, without counting as a loss.
 
         Args:
-            lease: The worker's.
-            floor: The oldest weights in what is kept of the work; None where nothing is.
+            lease: The id of the worker's lease.
+            floor: The oldest version of weights in the outcomes kept of the group; None if none are kept.
+
+        Returns:
+            False if the lease was not current.
         """
         losses = self._losses.get(lease, 0)
         ended = self._end(lease)
@@ -201,7 +203,7 @@ class Ledger:
         return True
 
     def drop(self, lease: int, reason: str) -> bool:
-        """Give a leased group up. False where the lease is not the group's any more."""
+        """Drop a leased group; False if the lease is no longer current."""
         ended = self._end(lease)
         if ended is None:
             return False
@@ -209,7 +211,7 @@ class Ledger:
         return True
 
     def discard(self, group: int, reason: str) -> None:
-        """Give a finished group up.
+        """Drop a finished group.
 
         Raises:
             KeyError: The group does not wait for the trainer.
@@ -218,13 +220,13 @@ class Ledger:
         self._drop(group, reason)
 
     def train(self, group: int, version: PolicyVersion) -> None:
-        """A finished group goes into the step that begins from `version`."""
+        """Record that a finished group is trained in the step that begins from `version`."""
         self._finished.remove(group)
         self.trained += 1
         self.on_fate(Fate(group=group, version=version))
 
     def under_way(self, *, served: PolicyVersion) -> list[UnfinishedGroup]:
-        """Every group that is leased or waits for a lease, those that may hold the oldest tokens first."""
+        """Return every group that is leased or waits for a lease, ordered by floor, oldest first."""
         groups = [UnfinishedGroup(floor=lease.floor, lease=lease) for lease in self._leases.values()]
         groups += [
             UnfinishedGroup(floor=served if work.floor is None else min(served, work.floor))
@@ -233,7 +235,7 @@ class Ledger:
         return sorted(groups, key=lambda group: group.floor)
 
     def state(self) -> dict[str, Any]:
-        """Everything that outlives the process, for `json`. What is leased is work to be done again."""
+        """Return the state for a checkpoint, as a JSON object. Leased groups become waiting ones to be played again."""
         waiting = [(work.group, work.attempts, work.losses) for work in self._waiting]
         waiting += [
             (lease.group, lease.attempt, self._losses[lease.id])
@@ -253,7 +255,7 @@ class Ledger:
         }
 
     def restore(self, state: dict[str, Any]) -> None:
-        """Go back to a state. Leases given out since then are void: what still comes under them is late."""
+        """Go back to a state. Leases made since then are void: results that still arrive under them are late."""
         self._leases.clear()
         self._losses.clear()
         self._waiting = deque(

@@ -1,4 +1,4 @@
-"""Groups on their way to the trainer: who may start one, how far ahead, and who is too late."""
+"""The replay buffer between rollouts and trainer: admission of groups, their staleness bound, and stragglers."""
 
 import asyncio
 import contextlib
@@ -12,12 +12,12 @@ from rl_bridge.types import Group, PolicyVersion
 
 
 class Admission:
-    """Says how many groups may start.
+    """Decides how many groups may start.
 
     Args:
-        groups_per_batch: Groups a step.
+        groups_per_batch: The number of groups in a step.
         max_staleness: The bound k.
-        iterations: Steps of the whole run; what they cannot train is not started.
+        iterations: The number of steps of the whole run; groups that they cannot train are not started.
     """
 
     def __init__(self, *, groups_per_batch: int, max_staleness: int, iterations: int) -> None:
@@ -30,29 +30,29 @@ class Admission:
         self.max_staleness = max_staleness
         self._iterations = iterations
         self.served: PolicyVersion = 0
-        """The weights that every serving generator holds at least."""
+        """The version of the weights that every serving generator holds at least."""
         self._first_step: PolicyVersion = 0
         self._trained_before = 0
 
     def begin_from(self, version: PolicyVersion, *, trained: int) -> None:
-        """Count from here on: a resumed run may have taken another number of groups a step before."""
+        """Count groups from this version on: earlier, a resumed run may have had another number of groups per step."""
         self._first_step, self._trained_before = version, trained
 
     def room(self, live: int) -> int:
-        """How many groups may start now; none or fewer where it is 0 or below."""
+        """Return how many groups may start now; none if it is 0 or negative."""
         steps = min(self.served + self.max_staleness + 1, self._iterations)
         return (steps - self._first_step) * self.groups_per_batch - (live - self._trained_before)
 
     def oldest(self, version: PolicyVersion) -> PolicyVersion:
-        """The oldest weights that a step from `version` may learn from."""
+        """Return the oldest version of weights that a step from `version` may learn from."""
         return version - self.max_staleness
 
     def overdue(self, version: PolicyVersion, under_way: Sequence[PolicyVersion]) -> int:
-        """How many of the groups under way, oldest first, the step from `version` has to wait for: rule (2).
+        """Return how many of the unfinished groups, oldest first, the step from `version` has to wait for: rule (2).
 
         Args:
-            version: The trainer's weights.
-            under_way: The oldest weights that each group under way may come from, ascending.
+            version: The version of the trainer's weights.
+            under_way: The oldest version that each unfinished group may come from, ascending.
         """
         last_steps = range(version, version + self.max_staleness + 1)
         return max(
@@ -62,21 +62,21 @@ class Admission:
 
 
 CUT_GRACE_PERIOD_S = 10.0
-"""How long a straggler's worker has to hand over the siblings that it has finished."""
+"""How long a straggler's worker has to return the siblings that it has finished."""
 
 STALE = "older than rollout.max_staleness allows"
 STRAGGLER = "straggler"
 
 
 class ReplayBuffer:
-    """Between rollouts and trainer. Holds at most `(max_staleness + 1)` steps' worth of groups, leased ones included.
+    """Holds finished groups for the trainer: at most `max_staleness + 1` steps' worth, leased groups included.
 
     Args:
-        ledger: Who works on what.
-        admission: How far ahead of the trainer rollouts may run.
+        ledger: The state of all groups.
+        admission: Bounds how far rollouts may run ahead of the trainer.
         timeout_s: How long `sample` waits for a step's groups.
-        straggler_timeout_s: How long `sample` waits for a group that may not be left for the next step, before it is
-            cut: what its siblings have finished by then is taken, or the group is dropped.
+        straggler_timeout_s: How long `sample` waits for a group that must not be left for the next step before it cuts
+            it: the siblings finished by then are taken, or the group is dropped.
     """
 
     def __init__(
@@ -85,12 +85,12 @@ class ReplayBuffer:
         self.ledger = ledger
         self.admission = admission
         self.cut: Callable[[Sequence[GroupLease]], None] = lambda leases: None
-        """Told of stragglers: their producers shall add what they have, now, or drop the lease."""
+        """Called with stragglers' leases: their producers must add what they have at once, or drop the lease."""
         self._timeout_s = timeout_s
         self._straggler_timeout_s = straggler_timeout_s
         self._groups: dict[int, Group] = {}
         self._oldest: dict[int, PolicyVersion] = {}
-        """Each group's version: to find it takes a look at each of its tokens, and there are millions."""
+        """Each group's version, cached because computing it reads every token of the group, possibly millions."""
         self._was_cut: set[int] = set()
         self._failure: BaseException | None = None
         self._may_start = asyncio.Event()
@@ -100,12 +100,12 @@ class ReplayBuffer:
         return len(self._groups)
 
     def served(self, version: PolicyVersion) -> None:
-        """Record that every serving generator has these weights or newer ones: more groups may start."""
+        """Record that every serving generator has these weights or newer ones, so that more groups may start."""
         self.admission.served = version
         self._notify()
 
     async def lease(self) -> GroupLease:
-        """Wait until a group may be played, and take it. Raises what `fail` was called with."""
+        """Wait until a group may be played, and lease it. Raises what `fail` was called with."""
         while True:
             self._raise_failure()
             lease = self.ledger.lease(
@@ -114,20 +114,20 @@ class ReplayBuffer:
                 admit=self.admission.room(self.ledger.live) > 0,
             )
             if lease is not None:
-                self._tell_sampler()  # it may have to wait for this one, and not for ever
+                self._tell_sampler()  # it may have to wait for this group, with a deadline
                 return lease
             await self._may_start.wait()
 
     async def add(self, group: Group, lease: GroupLease | None = None) -> bool:
-        """A finished group.
+        """Add a finished group.
 
         Args:
-            group: What came out.
-            lease: Under which it was played. Without one the group is admitted now, and given the next id, as soon as
-                one may start.
+            group: The group.
+            lease: The lease under which it was played. Without one this waits until a group may start, admits the group
+                and gives it the next id.
 
         Returns:
-            False where the lease was the group's no more: the group is thrown away.
+            False if the lease is no longer current, and the group is discarded.
         """
         if lease is None:
             lease = await self.lease()
@@ -142,26 +142,26 @@ class ReplayBuffer:
         return True
 
     def lose(self, lease: GroupLease, *, floor: PolicyVersion | None = None) -> bool:
-        """The work under a lease is gone; see `Ledger.lose`."""
+        """Record that the work under a lease is lost; see `Ledger.lose`."""
         return self._end_lease(lease, self.ledger.lose(lease.id, floor=floor))
 
     def give_back(self, lease: GroupLease, *, floor: PolicyVersion | None) -> bool:
-        """Give the work back to be leased again; see `Ledger.give_back`."""
+        """Give a group back to be leased again; see `Ledger.give_back`."""
         return self._end_lease(lease, self.ledger.give_back(lease.id, floor=floor))
 
     def drop(self, lease: GroupLease, reason: str) -> bool:
-        """Give a leased group up; see `Ledger.drop`."""
+        """Drop a leased group; see `Ledger.drop`."""
         return self._end_lease(lease, self.ledger.drop(lease.id, reason))
 
     async def sample(self, version: PolicyVersion, batch_size: int) -> list[Group]:
         """Take the groups of the step that begins from `version`.
 
         Args:
-            version: The trainer's weights.
-            batch_size: Groups; what `Admission` counts with.
+            version: The version of the trainer's weights.
+            batch_size: The number of groups; it must be `Admission.groups_per_batch`.
 
         Returns:
-            The oldest groups, by id. None is staler than allowed.
+            The oldest groups, ordered by id. None is staler than allowed.
 
         Raises:
             RolloutError: They were not there in time.
@@ -188,27 +188,27 @@ class ReplayBuffer:
                 raise RolloutError(
                     f"expected {batch_size} groups for the step from version {version} within "
                     f"{self._timeout_s:g} s, got {len(self._groups)}, with {len(self.ledger.leases)} under way; "
-                    "raise rollout.timeout_s, or look at what the environment waits for"
+                    "raise rollout.timeout_s, or see what the environment is waiting for"
                 )
             await self._change(until - now)
 
     def fail(self, failure: BaseException) -> None:
-        """Fail every waiter, now and later, with a reason: no more groups will come."""
+        """Have every waiter, now and later, raise `failure`: no more groups will come."""
         self._failure = self._failure or failure
         self._notify()
 
     def state(self) -> tuple[dict[str, Any], list[Group]]:
-        """Return the state for a checkpoint: the ledger, for `json`, and its finished groups.
+        """Return the state for a checkpoint: the ledger as a JSON object, and its finished groups.
 
-        Both are of this moment, and stay as they are: nobody changes a group that is finished.
+        It is a snapshot of this moment: finished groups are never modified.
         """
         return self.ledger.state(), [group for _, group in sorted(self._groups.items())]
 
     def restore(self, ledger: dict[str, Any], groups: Sequence[Group], *, served: PolicyVersion) -> None:
-        """Go back to a state; leases given out since then are void.
+        """Go back to a state; leases made since then are void.
 
         Raises:
-            RolloutError: The groups are not those that the ledger says are finished.
+            RolloutError: The groups are not those that the ledger lists as finished.
         """
         finished = {group.id: group for group in groups}
         if sorted(finished) != sorted(ledger["finished"]):
@@ -217,7 +217,7 @@ class ReplayBuffer:
                 f"got {sorted(finished)}; it is damaged: resume from an older one"
             )
         if isinstance(self._failure, ReplicaLostError | TrainerWentBackError | WeightsError):
-            self._failure = None  # what was lost is there again: that is why we go back
+            self._failure = None  # going back has repaired what failed
         self.ledger.restore(ledger)
         self.admission.begin_from(served, trained=self.ledger.trained)
         self._groups = finished
@@ -226,7 +226,10 @@ class ReplayBuffer:
         self.served(served)
 
     def _discard_stale(self, version: PolicyVersion) -> None:
-        """Only a resumption under a smaller bound, or a producer that takes no lease first, comes to this."""
+        """Discard groups beyond the staleness bound.
+
+        There are some only if a run resumes with a smaller bound, or a producer adds groups without a lease.
+        """
         oldest = self.admission.oldest(version)
         for number in [number for number, version in self._oldest.items() if version < oldest]:
             del self._groups[number], self._oldest[number]
@@ -239,7 +242,7 @@ class ReplayBuffer:
         return under_way[: max(overdue, 0)]
 
     def _hurry(self, lease: GroupLease, *, began: float, now: float) -> float:
-        """Cut a straggler where it is time to, drop it where that did not help. Returns when to look again."""
+        """Cut a straggler when its time is up, and drop it if that did not help; returns when to check again."""
         patience = max(began, lease.since) + self._straggler_timeout_s
         if now < patience:
             return patience

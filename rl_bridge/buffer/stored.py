@@ -1,4 +1,4 @@
-"""Finished groups as a checkpoint holds them: JSON, in which an episode is as long as its last prompt."""
+"""Serialization of finished groups for checkpoints: JSON in which each token of a growing chat is stored once."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, fields
@@ -12,7 +12,7 @@ from rl_bridge.types import Completion, Group, Trajectory, Turn
 
 @dataclass(kw_only=True, slots=True)
 class _Turn:
-    """A turn, whose prompt begins with the first `known` tokens of the chat so far; `prompt` is the rest of it."""
+    """A turn whose prompt begins with the first `known` tokens of the chat so far; `prompt` holds the rest."""
 
     known: int = 0
     prompt: list[int]
@@ -21,7 +21,7 @@ class _Turn:
 
 @dataclass(kw_only=True, slots=True)
 class _Trajectory(Trajectory):
-    turns: list[_Turn]  # type: ignore[assignment]  # it stands for one where it is kept, and nowhere else
+    turns: list[_Turn]  # type: ignore[assignment]  # only ever serialized, never used as a Trajectory
 
 
 @dataclass(kw_only=True, slots=True)
@@ -37,14 +37,14 @@ _TRAJECTORIES = TypeAdapter(list[_Trajectory], config=_CONFIG)
 def dump_groups(groups: Sequence[Group]) -> bytes:
     """Write groups as JSON.
 
-    Other threads come to their turn after each trajectory: to write one holds the interpreter's lock throughout.
+    The GIL is held while a trajectory is serialized, and released between two of them so that other threads can run.
     """
     return b"[" + b",".join(b"".join(_pieces(group)) for group in groups) + b"]"
 
 
 def _pieces(group: Group) -> Iterator[bytes]:
     without = _GROUPS.dump_json([_Group(**_without(group, "trajectories"), trajectories=[])])
-    yield without[1:].removesuffix(b"]}]")  # they are its last field
+    yield without[1:].removesuffix(b"]}]")  # trajectories are its last field
     for place, trajectory in enumerate(group.trajectories):
         if place:
             yield b","
@@ -54,10 +54,10 @@ def _pieces(group: Group) -> Iterator[bytes]:
 
 
 def load_groups(content: bytes) -> list[Group]:
-    """Read what `stored` wrote; prompts that shared their tokens do so again.
+    """Read the output of `dump_groups`; prompts that shared their tokens do so again.
 
     Raises:
-        ValueError: It wrote something else.
+        ValueError: The content is not such output.
     """
     return [
         Group(

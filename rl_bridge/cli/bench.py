@@ -1,4 +1,4 @@
-"""`ropewalk bench`: how much a run gets done, and what its processes do meanwhile."""
+"""`ropewalk bench`: a run's throughput, and how its processes spend their time."""
 
 import argparse
 import asyncio
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 DEFAULT_SECONDS = 10.0
 MIN_ITERATIONS = 3
-"""Of a synthetic job: with fewer it has not got going."""
+"""The fewest iterations of a synthetic job; fewer would measure its start-up."""
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
@@ -47,7 +47,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
 
 @with_exit_status("bench")
 def run(arguments: argparse.Namespace) -> int:
-    """Measure and print; returns 0, 1 where there is nothing to measure, 2 for a bad command line."""
+    """Measure and print; returns 0, 1 if there is nothing to measure, 2 for a bad command line."""
     _print(_measure(arguments), as_json=arguments.json)
     return 0
 

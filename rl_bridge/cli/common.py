@@ -1,4 +1,4 @@
-"""What commands have in common: keys among their words, how they end, and text from elsewhere for a terminal."""
+"""Helpers of the commands: configuration keys as arguments, exit statuses, untrusted text in a terminal."""
 
 import re
 import sys
@@ -17,20 +17,20 @@ if TYPE_CHECKING:
 NumberT = TypeVar("NumberT", int, float)
 
 TOP_LEVEL: Final = ("algorithm", "deterministic", "output_dir")
-"""Keys without a dot that no command has as an option of its own."""
+"""Keys without a dot that are not options of any command."""
 _KEY: Final = re.compile(
     rf"--(?P<key>{'|'.join(TOP_LEVEL)}|[A-Za-z_]\w*(?:\.\w+)+)(?P<value>=.*)?", re.DOTALL
 )
 
 
 def add_overrides(parser: ArgumentParser) -> None:
-    """Take changed keys of the configuration."""
+    """Add an argument for overrides of configuration keys."""
     text = "change a key of the file; also --section.key value"
     parser.add_argument("overrides", nargs="*", metavar="section.key=value", help=text)
 
 
 def number_type(option: str, kind: type[NumberT], *, least: float | None = None) -> Callable[[str], NumberT]:
-    """The type of an option that is a finite number, above 0 or no less than `least`."""
+    """Return an argparse type for a finite number above 0, or of at least `least`."""
     return partial(_parse_number, option, kind, least)
 
 
@@ -46,9 +46,8 @@ def _parse_number(option: str, kind: type[NumberT], least: float | None, text: s
 def overrides_first_class(argv: Sequence[str]) -> list[str]:
     """Return the arguments with every `--a.b c` and `--a.b=c` as `a.b=c`, and the others unchanged.
 
-    An option with a dot is a key, for no option of a command has one, and so are those of `TOP_LEVEL`. A key without a
-    value behind it is left without one, for whoever reads overrides to refuse. What begins with two dashes is the next
-    option and no value.
+    Options with a dot, which no command has, and those in `TOP_LEVEL` are keys. An argument that begins with two dashes
+    is the next option, never a value. A key without a value stays without one; parsing the overrides refuses it.
     """
     normalised: list[str] = []
     rest = list(argv)
@@ -73,7 +72,7 @@ MISUSED = 2
 
 
 def exit_status(command: str, work: Callable[[], int]) -> int:
-    """Run a command and print its error; returns 1 where it failed, 2 for a bad command line."""
+    """Run a command and print its error, if any; returns its status, 1 if it failed, 2 for a bad command line."""
     try:
         try:
             return work()
@@ -85,7 +84,7 @@ def exit_status(command: str, work: Callable[[], int]) -> int:
 
 
 def with_exit_status(command: str) -> Callable[[Callable[[Namespace], int]], Callable[[Namespace], int]]:
-    """Decorate what a command does, so that it ends as `exit_status` says."""
+    """Decorate a command's `run` so that it goes through `exit_status`."""
 
     def decorate(work: Callable[[Namespace], int]) -> Callable[[Namespace], int]:
         return wraps(work)(lambda arguments: exit_status(command, lambda: work(arguments)))
@@ -94,19 +93,19 @@ def with_exit_status(command: str) -> Callable[[Callable[[Namespace], int]], Cal
 
 
 def replace_unprintable(text: str) -> str:
-    """The same with a question mark for all that a terminal would act on."""
+    """Return the text with "?" for every character that is not printable, such as terminal escapes."""
     return "".join(letter if letter.isprintable() else "?" for letter in text)
 
 
 def escape_markup(text: str) -> str:
-    """The same as markup of rich's that means just this text."""
+    """Return rich markup that renders as exactly this text, unprintable characters replaced."""
     from rich.markup import escape
 
     return escape(replace_unprintable(text))
 
 
 def make_table(title: str | None, headings: Iterable[str], rows: Iterable[Sequence[object]]) -> "Table":
-    """A table of plain text; the column below a heading that begins with ">" is to the right."""
+    """Return a table of plain text; a heading that begins with ">" right-aligns its column."""
     from rich.table import Table
 
     rich_table = Table(title=title, title_justify="left")

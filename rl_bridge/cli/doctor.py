@@ -1,4 +1,4 @@
-"""`ropewalk doctor`: is this host, and are several together, fit for a run."""
+"""`ropewalk doctor`: checks whether this host, or several together, are fit for a run."""
 
 import argparse
 import json
@@ -57,7 +57,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
 
 @with_exit_status("doctor")
 def run(arguments: argparse.Namespace) -> int:
-    """Examine the host and print findings; returns 0, 1 where a run would fail, 2 for a bad command line."""
+    """Examine the host and print findings; returns 0, 1 if a run would fail, 2 for a bad command line."""
     from itertools import chain
 
     from rich.console import Console
@@ -121,7 +121,7 @@ def _make_meeting(arguments: argparse.Namespace, config: "Config | None", *, gpu
 
 
 def _find_free_port() -> int:
-    """Below those that the kernel gives to whoever connects: seconds pass until it is listened on."""
+    """Return a free port below the kernel's ephemeral range, as it is bound only seconds later."""
     while True:
         port = random.randrange(*PORT_RANGE)
         with suppress(OSError), socket.create_server((LOOPBACK, port)):

@@ -1,4 +1,4 @@
-"""What `ropewalk eval --config FILE` does: the policy of a training run's file plays held-out episodes."""
+"""`ropewalk eval --config FILE`: play held-out episodes with the policy of a training run's file."""
 
 import time
 from collections.abc import Sequence
@@ -11,9 +11,9 @@ def evaluate_config(config: str, overrides: Sequence[str], name: str | None) -> 
     """Evaluate; returns the exit status: 0, 1 if it failed, 2 for a bad command line.
 
     Args:
-        config: A run's YAML file, or the folder of such an evaluation, to go on with it.
-        overrides: Changed keys of it, `section.key=value`.
-        name: The folder's below output_dir; None: the run's and the time.
+        config: A run's YAML file, or the folder of an evaluation to resume.
+        overrides: Changed keys, each as `section.key=value`.
+        name: The evaluation's folder below output_dir; None makes one of the run's name and the time.
     """
     return exit_status("eval", lambda: _evaluate(config, overrides, name))
 

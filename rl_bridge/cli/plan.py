@@ -24,7 +24,7 @@ COST = {
     "on_demand_price": "of another GPU an hour",
     "spot_kind_on_demand_price": "what a GPU of the spot kind costs on demand; by default as the others",
 }
-"""Options of that part, and their help."""
+"""Options of `ropewalk plan cost`, with their help."""
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
@@ -61,7 +61,7 @@ def _parse_bandwidths(text: str) -> list[float]:
 
 @with_exit_status("plan")
 def run(arguments: argparse.Namespace) -> int:
-    """Compute the plan and print it; returns 0, 1 where a checkpoint cannot be read, 2 for a bad command line."""
+    """Compute the plan and print it; returns 0, 1 if a checkpoint cannot be read, 2 for a bad command line."""
     plan = _make_plan(arguments)
     if arguments.json:
         print(json.dumps(plan.as_json(gpu_gb=arguments.gpu_gb)))

@@ -1,4 +1,4 @@
-"""A plan as tables."""
+"""Renders a run's plan as tables."""
 
 import math
 from collections.abc import Iterator
@@ -12,7 +12,7 @@ from rl_bridge.planning import WHY_NOT_14, RentedFleet, RoleMemory, RunPlan
 
 
 def render_plan(plan: RunPlan, *, gpu_gb: float | None) -> RenderableType:
-    """What a plan knows, one table below the other; with the memory of one GPU, in GB, what does not fit too."""
+    """Return the plan as tables; with the memory of one GPU, in GB, also what fits."""
     return Group(*_render_parts(plan, gpu_gb))
 
 

@@ -32,7 +32,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
 
 @with_exit_status("rollouts")
 def run(arguments: argparse.Namespace) -> int:
-    """Serve until Ctrl-C, or write; returns 0, 1 where there is nothing to read, 2 for a bad command line."""
+    """Serve until Ctrl-C, or write the file; returns 0, 1 if no rollouts are found, 2 for a bad command line."""
     if not 0 <= arguments.port <= MAX_PORT:
         raise ConfigError(f"expected --port from 0 to {MAX_PORT}, got {arguments.port}")
     folder = _find_folder(arguments.run)
@@ -79,7 +79,7 @@ def _write(folder: Path, out: Path) -> None:
     except OSError as error:
         raise ConfigError(f"cannot write {str(out)!r}: {error.strerror}") from error
     finally:
-        with contextlib.suppress(OSError):  # it was finished, or never begun
+        with contextlib.suppress(OSError):  # it was renamed, or never created
             partial.unlink()
     print(
         f"{out}: {out.stat().st_size / 2**20:.1f} MB, to be opened by any browser, with or without a network"
@@ -91,7 +91,7 @@ def _read_records(folder: Path) -> Iterator[bytes]:
 
     try:
         yield from read_lines(folder)
-    except OSError as error:  # what cannot be read is not to pass for what cannot be written
+    except OSError as error:  # `_write` would take it for an error of writing
         raise NoRecordsError(f"cannot read {str(error.filename)!r}: {error.strerror}") from error
 
 

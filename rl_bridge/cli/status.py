@@ -1,4 +1,4 @@
-"""`ropewalk status`: the status of a running run."""
+"""`ropewalk status`: the status of a live run."""
 
 import argparse
 import asyncio
@@ -14,7 +14,7 @@ from rl_bridge.metrics.status import ADDRESS_FILE, StatusSnapshot, read_served_a
 
 DEFAULT_WATCH_S = 2.0
 RUNS = "runs"
-"""Where runs are looked for; the default of `output_dir`."""
+"""The folder searched for runs; the default of `output_dir`."""
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
@@ -34,7 +34,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
 
 @with_exit_status("status")
 def run(arguments: argparse.Namespace) -> int:
-    """Print the status; returns 0, 1 where nothing answers or hosts are missing, 2 for a bad command line."""
+    """Print the status; returns 0, 1 if no run answers or hosts are missing, 2 for a bad command line."""
     from rich.console import Console
     from rich.live import Live
 
@@ -57,7 +57,7 @@ def run(arguments: argparse.Namespace) -> int:
             try:
                 snapshot = request_snapshot(address)
             except StatusError:
-                print(f"the run at {address} answers no more", file=sys.stderr)
+                print(f"the run at {address} no longer answers", file=sys.stderr)
                 break
     if (num_hosts := arguments.num_nodes) is None or len(snapshot.hosts) >= num_hosts:
         return 0
@@ -67,7 +67,7 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def add_source(parser: argparse.ArgumentParser) -> argparse._MutuallyExclusiveGroup:
-    """Add the options that say which run."""
+    """Add the options that select the run."""
     source = parser.add_mutually_exclusive_group()
     source.add_argument("--addr", metavar="HOST:PORT", help="ask the run that serves its status there")
     text = f"the run in this folder; by default the newest live one in ./{RUNS}"
@@ -76,7 +76,7 @@ def add_source(parser: argparse.ArgumentParser) -> argparse._MutuallyExclusiveGr
 
 
 def find_live_address(arguments: argparse.Namespace) -> str:
-    """Where the run that is meant serves its status; StatusError where that is over, or there is no live run."""
+    """Return the address where the selected run serves its status; StatusError if there is no such live run."""
     if arguments.addr is not None:
         return str(arguments.addr)
     if arguments.run is not None:
@@ -89,7 +89,7 @@ def find_live_address(arguments: argparse.Namespace) -> str:
     runs = Path(RUNS)
     for file in sorted(runs.glob(f"*/{ADDRESS_FILE}"), key=lambda file: file.stat().st_mtime, reverse=True):
         if (address := read_served_address(file.parent)) is not None:
-            with contextlib.suppress(StatusError):  # one that was killed leaves its address behind
+            with contextlib.suppress(StatusError):  # a killed run leaves its address file behind
                 request_snapshot(address)
                 return address
     raise StatusError(
@@ -99,7 +99,7 @@ def find_live_address(arguments: argparse.Namespace) -> str:
 
 
 def request_snapshot(address: str) -> StatusSnapshot:
-    """Ask once; raises as `request_status` does."""
+    """Request the status once; raises as `request_status` does."""
     return asyncio.run(request_status(address))
 
 

@@ -1,4 +1,4 @@
-"""A snapshot of a run as tables."""
+"""Renders a run's status snapshot as tables."""
 
 import time
 from collections import Counter
@@ -14,15 +14,15 @@ from rl_bridge.metrics.spans import SpanTotals
 from rl_bridge.metrics.status import SERVING, StatusSnapshot
 
 MAX_ROWS = 8
-"""Leases shown, those that are under way longest; and events, the last."""
+"""The most rows shown: of leases the oldest, of events the last."""
 MAX_UNACCOUNTED_SHARE = 0.02
-"""The share of a process's wall time that may stay without a name."""
+"""The share of a process's wall time that may be unaccounted for."""
 SHOWN_SHARE = 0.0005
-"""What took less of it is not listed."""
+"""Phases with a smaller share of the wall time are not listed."""
 
 
 def render_status(snapshot: StatusSnapshot) -> RenderableType:
-    """The tables of a snapshot, one below the other."""
+    """Return the tables of a snapshot, stacked."""
     behind = snapshot.version > snapshot.served
     served = f"generators serve version {snapshot.served}" if behind else "served by every generator"
     head = (
@@ -83,7 +83,7 @@ def _make_mesh_table(snapshot: StatusSnapshot) -> Table:
 
 
 def make_span_table(spans: Mapping[str, SpanTotals], *, title: str) -> Table:
-    """Return a table with a line for each process: work, waiting, unaccounted time, and processor time."""
+    """Return a table with a row per process: work, idle, unaccounted and CPU time."""
     headings = ("process", ">work", ">idle", ">unaccounted", ">CPU", "works on", "waits for")
     totals_by_process = {process: totals for process, totals in spans.items() if totals.wall_s > 0.0}
     spans_table = make_table(
@@ -109,5 +109,5 @@ def _format_optional(value: object) -> str:
 
 
 def _format_duration(seconds: float) -> str:
-    """1:02:05, or 2:05 below an hour."""
+    """Format a duration as 1:02:05, or 2:05 below an hour."""
     return str(timedelta(seconds=round(seconds))).removeprefix("0:").removeprefix("0")

@@ -33,11 +33,11 @@ def run(arguments: argparse.Namespace) -> int:
     from rl_bridge.config.effects import find_unused_keys
     from rl_bridge.rollout.rehearsal import rehearse
 
-    for line in find_unused_keys(config):  # before there is more to read
+    for line in find_unused_keys(config):  # before other output could bury the warnings
         print(f"ropewalk train: warning: {line}", file=sys.stderr)
 
     rehearse(config)
-    # The heavy stack loads only now, after everything that can be wrong with the words has been said.
+    # Imported only now: faults of the command line and the configuration show before the heavy stack loads.
     from rl_bridge.loops.session import train_run
 
     return train_run(config, folder, resume=arguments.resume is not None)
@@ -75,7 +75,7 @@ def _prepare(arguments: argparse.Namespace) -> "tuple[Config, Path]":
 
 
 def _require_same_run(saved: "Config", resumed: "Config") -> None:
-    """Refuse what would make a resumed run another one: its weights would not be those that it reports."""
+    """Refuse changes that would make a resumed run a different one, whose weights its report would misdescribe."""
     for key, old, new in (
         ("seed", saved.seed, resumed.seed),
         ("model.path", saved.model.path, resumed.model.path),
@@ -86,7 +86,7 @@ def _require_same_run(saved: "Config", resumed: "Config") -> None:
                 for config in (saved, resumed)
             ),
         ),
-        # Another data.source may be the same file elsewhere: that its examples are others shows when they are read.
+        # A new data.source may be the same file, moved; whether its examples differ is checked when they are read.
         ("data.sampling", saved.data and saved.data.sampling, resumed.data and resumed.data.sampling),
         (
             "env.tasks and env.sampling",
@@ -95,7 +95,7 @@ def _require_same_run(saved: "Config", resumed: "Config") -> None:
                 for config in (saved, resumed)
             ),
         ),
-        # A critic is in the checkpoint, or is not.
+        # It decides whether checkpoints contain a critic.
         ("algorithm.advantage", saved.algorithm.advantage, resumed.algorithm.advantage),
     ):
         if old != new:

@@ -1,4 +1,4 @@
-"""`algorithm.*`: what the loss is. A name sets defaults; every key can be overridden."""
+"""`algorithm.*`: the loss. A name sets defaults; every key can be overridden."""
 
 from types import MappingProxyType
 from typing import Annotated, Any, Literal, Self
@@ -11,7 +11,7 @@ GROUP_ADVANTAGES = "rl_bridge.algorithms.advantages:group_advantages"
 WITHOUT_VARIANCE = "rl_bridge.algorithms.advantages:without_variance"
 _PATH = r"[\w.]+:\w+"
 DottedPath = Annotated[str, Field(pattern=f"^{_PATH}$")]
-"""A function as `package.module:function`; what each is called with is in rl_bridge.algorithms.functions."""
+"""A function as `package.module:function`; rl_bridge.algorithms.functions has the signatures."""
 
 _GRPO: dict[str, Any] = {
     "advantage": "group",
@@ -38,32 +38,32 @@ PRESETS = MappingProxyType(
         "ppo": _GRPO | {"advantage": "gae", "aggregation": "token_mean", "value_clip": 0.2},
     }
 )
-"""What each name stands for: the settings that its paper gives, apart from the KL term, which is 0 everywhere.
+"""The settings behind each name, as in its paper, except for the KL term, which is 0 everywhere.
 
-arXiv 2402.03300 (grpo, whose paper has a `kl_coef` of 0.04), 2503.20783 (dr_grpo), 2503.14476 (dapo), 2507.18071 (gspo;
-its clip range is meant for long answers), 2506.13585 (cispo, whose paper does not say how high its cap is, and takes
-dynamic sampling and the penalty of length from dapo too; both are off here), 1707.06347 (ppo).
+arXiv 2402.03300 (grpo; the paper has a `kl_coef` of 0.04), 2503.20783 (dr_grpo), 2503.14476 (dapo), 2507.18071 (gspo;
+its clip range is meant for long answers), 2506.13585 (cispo; the paper does not give its upper cap, and also uses
+dapo's dynamic sampling and length penalty, both off here), 1707.06347 (ppo).
 """
 
 
 class AlgorithmConfig(Section):
-    """`algorithm.*`: what the loss is. `algorithm: dapo` is short for `algorithm: {name: dapo}`.
+    """`algorithm.*`: the loss. `algorithm: dapo` is short for `algorithm: {name: dapo}`.
 
-    The defaults below are those of `grpo`; other names have others, see `PRESETS`.
+    The defaults below are those of `grpo`; for other names see `PRESETS`.
     """
 
     name: Literal["grpo", "dr_grpo", "dapo", "gspo", "cispo", "ppo"] = "grpo"
     advantage: Annotated[str, Field(pattern=f"^(group|gae|{_PATH})$")] = "group"
-    """How good an answer was: beside its siblings, by a function `package.module:function` of their rewards, or by a
-    critic that is trained too (gae)."""
+    """How advantages are computed: relative to an answer's siblings (group), by a function `package.module:function` of
+    their rewards, or by a critic that is trained too (gae)."""
     normalize_std: bool = True
-    """Divide advantages by their standard deviation: of the group (GRPO; false is Dr. GRPO), or with `gae` of the
-    batch, whose mean is taken away too."""
+    """Divide advantages by their standard deviation: that of the group (GRPO; false is Dr. GRPO), or with `gae` that of
+    the batch, whose mean is subtracted too."""
     loss: DottedPath = "rl_bridge.algorithms.policy_loss:policy_loss"
-    """The function that says what each token costs, as `package.module:function`. The one that is built in is put
-    together from the keys below, and another is told them too."""
+    """The function that computes the loss of each token, as `package.module:function`. The built-in one is composed by
+    the keys below, which another one gets too."""
     objective: Literal["clip", "cispo", "reinforce"] = "clip"
-    """The clipped surrogate; the log-probability, weighted by the capped ratio; or by nothing but the advantage."""
+    """The clipped surrogate; the log-probability, weighted by the capped ratio; or weighted by the advantage alone."""
     ratio: Literal["token", "sequence"] = "token"
     """The probability ratio of each token, or the geometric mean over the trajectory (GSPO)."""
     clip_low: Annotated[float, Field(gt=0.0, le=1.0)] = 0.2
@@ -71,51 +71,51 @@ class AlgorithmConfig(Section):
     clip_high: Positive = 0.2
     """How far above 1 it may rise; above `clip_low` it is "clip-higher"."""
     dual_clip: Annotated[float, Field(gt=1.0)] | None = None
-    """Bounds the loss of a token with a negative advantage by this many times the advantage; None does not."""
+    """Bounds the loss of a token with a negative advantage by this multiple of the advantage; None sets no bound."""
     aggregation: Literal["token_mean", "sequence_mean", "fixed_length"] = "sequence_mean"
-    """How token losses become one number; see rl_bridge.algorithms.policy_loss."""
+    """How token losses are aggregated; see rl_bridge.algorithms.policy_loss."""
     entropy_coef: NonNegative = 0.0
     """Bonus for the policy's entropy, in units of advantage per nat."""
     entropy_hold: Fraction = 1.0
-    """The share of the run for which the bonus stays as it is; afterwards it falls linearly."""
+    """The share of the run for which the bonus is constant; afterwards it falls linearly."""
     entropy_final_factor: Fraction = 1.0
-    """What is left of the bonus at the end, as a share of `entropy_coef`."""
+    """The bonus at the end of the run, as a share of `entropy_coef`."""
     kl_coef: NonNegative = 0.0
     """Weight of the KL divergence to the initial policy; above 0 a reference model is started."""
     kl_estimator: Literal["k1", "k2", "k3"] = "k3"
     """How the divergence is estimated; see rl_bridge.algorithms.policy_loss."""
     kl_in: Literal["loss", "reward"] = "loss"
-    """Whether it is added to the loss, or taken from the rewards before advantages are computed."""
+    """Whether it is added to the loss, or subtracted from the rewards before advantages are computed."""
     correction: Literal["none", "truncated", "icepop", "decoupled"] = "none"
-    """What is done where the engine's probabilities are not the trainer's. All but `none` have the trainer compute the
-    probabilities before the first update, which the ratios are then against, and weigh each token by what it finds;
-    see rl_bridge.algorithms.policy_loss."""
+    """How differences between the engine's and the trainer's probabilities are corrected. All but `none` have the
+    trainer compute the probabilities before the first update, which ratios are then relative to, and weight each token
+    by the difference; see rl_bridge.algorithms.policy_loss."""
     correction_cap: Positive = 2.0
     """The largest weight of `truncated`."""
     correction_low: Positive = 0.5
-    """`icepop` leaves out tokens whose weight is below."""
+    """`icepop` drops tokens with a lower weight."""
     correction_high: Positive = 5.0
-    """`icepop` leaves out tokens whose weight is above."""
+    """`icepop` drops tokens with a higher weight."""
     dynamic_sampling: bool = False
     """Drop groups whose rewards are all equal, and play others instead."""
     group_filter: DottedPath | None = None
-    """A function `package.module:function` that says which groups are dropped, in place of dynamic sampling."""
+    """A function `package.module:function` that decides which groups are dropped, in place of dynamic sampling."""
     max_refills: Count = 2
-    """How many groups dynamic sampling, or the filter, may drop for each that a step trains; beyond that they are
-    trained as they are. What a step does not need, no later one has."""
+    """How many groups dynamic sampling, or the filter, may drop for each that a step trains; beyond that, groups are
+    trained as they are. Unused refills do not carry over to later steps."""
     overlong: Literal["train", "mask", "penalty"] = "train"
-    """What is done about trajectories that a limit cut off: train them, leave them out of the loss, or lower the reward
-    of whatever comes near the limit."""
+    """How trajectories cut off by a limit are treated: trained, left out of the loss, or (penalty) by lowering the
+    reward of every trajectory near the limit."""
     overlong_share: Annotated[float, Field(gt=0.0, le=1.0)] = 0.2
-    """The last share of the greatest length, over which the penalty grows from 0 to 1."""
+    """The last share of the maximum length, over which the penalty grows from 0 to 1."""
     gamma: Annotated[float, Field(gt=0.0, le=1.0)] = 1.0
-    """Discount of `gae`, per token of the policy's."""
+    """Discount of `gae`, per token of the policy."""
     gae_lambda: Fraction = 0.95
     """How far `gae` looks ahead: 0 trusts the critic, 1 the rewards."""
     value_clip: Positive | None = None
-    """How far the critic's value of a token may move in one iteration before its gradient stops; None: any way."""
+    """How far the critic's value of a token may move in one iteration before its gradient stops; None sets no limit."""
     critic_learning_rate: Positive | None = None
-    """Of the critic; None takes the policy's. Its schedule is the policy's too."""
+    """The critic's learning rate; None takes the policy's. It follows the policy's schedule."""
 
     @model_validator(mode="before")
     @classmethod
@@ -154,10 +154,10 @@ class AlgorithmConfig(Section):
 
     @property
     def recomputes_old(self) -> bool:
-        """Whether the trainer computes the probabilities before the first update itself."""
+        """Whether the trainer itself computes the probabilities before the first update."""
         return self.correction != "none"
 
     @property
     def advantage_function(self) -> str:
-        """The dotted path of what makes advantages of a group's rewards; with a critic they are not trained with."""
+        """The dotted path of the function of a group's rewards; with a critic, training does not use its advantages."""
         return GROUP_ADVANTAGES if self.advantage in ("group", "gae") else self.advantage

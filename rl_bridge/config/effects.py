@@ -1,4 +1,4 @@
-"""Keys that do nothing because of another key, and what a configuration still lacks before a run can begin."""
+"""Keys without effect because of another key, and checks that a configuration is ready to train."""
 
 from collections.abc import Callable, Mapping
 from importlib.util import find_spec
@@ -13,7 +13,7 @@ from rl_bridge.config.sections import Section
 from rl_bridge.errors import ConfigError
 
 Condition = tuple[str, Callable[[AlgorithmConfig], bool]]
-"""What a key needs, in words; and whether it is there."""
+"""What a key requires: a description, and whether it is met."""
 
 _RATIO: Condition = ("algorithm.objective is clip or cispo", lambda config: config.objective != "reinforce")
 _ENTROPY_DECAY: Condition = (
@@ -47,7 +47,7 @@ CONDITIONS: Final[Mapping[str, Condition]] = MappingProxyType(
         "critic_learning_rate": _CRITIC,
     }
 )
-"""Keys of `algorithm.*` that count only together with another one. Those that are wrong without it are refused."""
+"""Keys of `algorithm.*` that only have an effect together with another. Invalid combinations are refused elsewhere."""
 
 
 EPISODE_KEYS: Final[Mapping[str, tuple[str, ...]]] = MappingProxyType(
@@ -57,15 +57,17 @@ EPISODE_KEYS: Final[Mapping[str, tuple[str, ...]]] = MappingProxyType(
         "evaluation": ("episodes",),
     }
 )
-"""Keys of each section that count where an environment is played: a dataset's prompt has one answer, which no
-environment can refuse, and none is held out."""
+"""Keys of each section that only apply to environments: a dataset's prompt has one answer, which no environment can
+refuse, and no prompts are held out."""
 
 
 def find_unused_keys(config: Config) -> list[str]:
-    """What somebody has set and is not used, a line a key; what a name or a default sets is nobody's mistake."""
+    """Return a line for each key that was set without effect; values from presets and defaults do not count."""
     lines = find_unused_algorithm_keys(config.algorithm)
     if isinstance(config.env, EnvConfig) and config.env.weight != 1:
-        lines.append(f"env.weight={config.env.weight} has no effect: it counts where env has several by name")
+        lines.append(
+            f"env.weight={config.env.weight} has no effect: it only counts if env has several by name"
+        )
     groups = config.trainer.iterations * config.rollout.groups_per_step
     for key, env in ((env_key(name, "sampling"), env) for name, env in config.environments.items()):
         if env.sampling == "signal" and env.tasks is not None and env.tasks >= groups:
@@ -98,10 +100,10 @@ def find_unused_keys(config: Config) -> list[str]:
 
 
 def find_unused_algorithm_keys(algorithm: AlgorithmConfig) -> list[str]:
-    """The lines of `algorithm.*`."""
+    """Return the lines for `algorithm.*`."""
     defaults = AlgorithmConfig(name=algorithm.name)
     return [
-        f"algorithm.{key}={getattr(algorithm, key)} has no effect: it counts where {condition}"
+        f"algorithm.{key}={getattr(algorithm, key)} has no effect: it only counts if {condition}"
         for key, (condition, is_met) in CONDITIONS.items()
         if getattr(algorithm, key) != getattr(defaults, key) and not is_met(algorithm)
     ]
@@ -110,14 +112,14 @@ def find_unused_algorithm_keys(algorithm: AlgorithmConfig) -> list[str]:
 def _find_unused_with_data(section: str, keys: Section) -> list[str]:
     fields = type(keys).model_fields
     return [
-        f"{section}.{key}={getattr(keys, key)} has no effect: it counts where env.* is set, not data.*"
+        f"{section}.{key}={getattr(keys, key)} has no effect: it only counts if env.* is set, not data.*"
         for key in EPISODE_KEYS[section]
         if getattr(keys, key) != fields[key].default
     ]
 
 
 def require_trainable(config: Config) -> None:
-    """Raise ConfigError, with every fault, for what lacks something to learn from or a way to hosts."""
+    """Raise ConfigError, listing every fault, if the configuration is valid but cannot be trained."""
     checks = (
         *(
             _check_source(config),

@@ -1,4 +1,4 @@
-"""YAML and dotted overrides into a validated `Config`, with errors that say what to do."""
+"""Loading a validated `Config` from YAML and dotted overrides, with helpful errors."""
 
 import contextlib
 import difflib
@@ -22,16 +22,16 @@ from rl_bridge.errors import ConfigError
 
 SectionT = TypeVar("SectionT", bound=Section)
 _MERGE = "tag:yaml.org,2002:merge"
-"""Of `<<`, which may be there more than once."""
+"""The tag of the key `<<`, which may occur more than once."""
 
 CONFIG_FILE = "config.yaml"
-"""In a run's folder: the configuration with every key and override, from which the run can be resumed."""
+"""The configuration in a run's folder, with every key and override, from which the run can be resumed."""
 PARTIAL_CONFIG_FILE = f"{CONFIG_FILE}.partial"
-"""Beside it while it is written."""
+"""The same while it is being written."""
 
 
 def save_config(config: Config, folder: Path) -> None:
-    """Write the whole configuration into a run's folder. Where that fails the one before it is as it was."""
+    """Write the whole configuration into a run's folder; if that fails, a previous one is unchanged."""
     text = yaml.safe_dump(config.model_dump(mode="json"), sort_keys=False)
     partial = folder / PARTIAL_CONFIG_FILE
     try:
@@ -44,7 +44,7 @@ def save_config(config: Config, folder: Path) -> None:
 
 
 def require_name(name: str | None, *, kind: str) -> None:
-    """Refuse a `--name` that is no name of a folder, in which `kind` (a plural) is kept, with a ConfigError."""
+    """Raise ConfigError if a `--name` is not a plain folder name; `kind` is the plural of what is named."""
     if name is not None and not re.fullmatch(NAME_PATTERN, name):
         raise ConfigError(
             f"expected --name as letters, digits, dots, dashes and underscores, got {name!r}; "
@@ -53,7 +53,7 @@ def require_name(name: str | None, *, kind: str) -> None:
 
 
 def make_folder_exists_error(folder: Path) -> ConfigError:
-    """Return the error message for a new run whose folder exists."""
+    """Return the error for a new run whose folder exists."""
     return ConfigError(
         f"expected a new folder for the run, {str(folder)!r} exists; choose another --name, "
         f"or go on with it by --resume {folder}"
@@ -61,7 +61,7 @@ def make_folder_exists_error(folder: Path) -> ConfigError:
 
 
 def load_config(path: str | Path, overrides: Iterable[str] = ()) -> Config:
-    """Read a run's configuration from a YAML file; an override is `a.b=value`, its value YAML too.
+    """Read a run's configuration from a YAML file and overrides of the form `a.b=value`, with a value in YAML.
 
     Raises:
         ConfigError: The file cannot be read, or a key or a value is wrong. The message lists every fault.
@@ -70,18 +70,19 @@ def load_config(path: str | Path, overrides: Iterable[str] = ()) -> Config:
 
 
 def load_section(path: str | Path, overrides: Iterable[str], schema: type[SectionT]) -> SectionT:
-    """Read a file with keys of its own, a recipe's for example; otherwise as `load_config`."""
+    """Read a file with another schema, such as a recipe's; otherwise like `load_config`."""
     data = _read_yaml(Path(path))
-    # The name first: other overrides are about what it stands for, wherever they stand.
+    # The algorithm's name first: other overrides change its preset, whatever their order.
     for override in sorted(overrides, key=_is_algorithm_name, reverse=True):
         _apply_override(data, override)
     return _validate(data, schema)
 
 
 def colocate_if_needed(config: Config, gpus: int) -> Config:
-    """The same, colocated where that was left open and this machine has too few GPUs.
+    """Return the configuration, colocated if `monarch.colocate` is unset and this machine has too few GPUs.
 
-    ConfigError where it cannot be.
+    Raises:
+        ConfigError: The colocated configuration is not valid.
     """
     monarch, roles = config.monarch, config.monarch.roles
     can_colocate = roles.policy.gpus and 0 < roles.trainer.gpus <= gpus < monarch.gpus
@@ -105,11 +106,11 @@ def _validate(data: dict[str, Any], schema: type[SectionT]) -> SectionT:
 
 
 def resolve(reference: str, *, key: str) -> Any:
-    """Import what `package.module:name`, which the key has, names; ConfigError where there is no such thing."""
+    """Import the object that a key names as `package.module:name`; ConfigError if there is none."""
     module_name, colon, attribute = reference.partition(":")
     if not (module_name and colon and attribute):
         raise ConfigError(f"expected {key} as 'package.module:name', got {reference!r}")
-    if str(Path.cwd()) not in sys.path:  # what a command is asked for is usually where one stands
+    if str(Path.cwd()) not in sys.path:  # the module is usually in the current folder
         sys.path.insert(0, str(Path.cwd()))
     try:
         module = importlib.import_module(module_name)
@@ -129,7 +130,7 @@ def resolve(reference: str, *, key: str) -> Any:
 def resolve_function(
     reference: str, *, key: str, signature: str, args: tuple[Any, ...], **kwargs: Any
 ) -> Callable[..., Any]:
-    """Import a function that can be called with such arguments, as `signature` tells; ConfigError for others."""
+    """Import a function; ConfigError if it cannot be called with these arguments (described by `signature`)."""
     function = resolve(reference, key=key)
     if not callable(function) or inspect.iscoroutinefunction(function):
         kind = "a coroutine function" if callable(function) else type(function).__name__
@@ -141,12 +142,12 @@ def resolve_function(
             f"{key}={reference}: expected a function of {signature}, got one where {error}"
         ) from error
     except ValueError:
-        pass  # written in C, without a signature that could be looked at
-    return function  # type: ignore[no-any-return]  # what is callable is all that is known of it
+        pass  # a function in C without a signature to check
+    return function  # type: ignore[no-any-return]  # all that is known is that it is callable
 
 
 class _UniqueKeyLoader(yaml.SafeLoader):
-    """Refuses a key that is there twice, of which YAML would take the last and forget the other."""
+    """Refuses duplicate keys, of which YAML would silently keep the last."""
 
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Hashable, Any]:
         keys: set[str] = set()
@@ -203,7 +204,7 @@ def _is_algorithm_name(override: str) -> bool:
 
 
 def _drop_preset_values(algorithm: dict[str, Any]) -> dict[str, Any]:
-    """What its name does not stand for anyway. A saved run has all keys: beside them no name means anything."""
+    """Drop values equal to the current preset's. A saved run has all keys, which would override any new preset."""
     name = algorithm.get("name", "grpo")
     if not isinstance(name, str) or name not in PRESETS:
         return algorithm
@@ -227,7 +228,7 @@ def _explain(fault: Mapping[str, Any], schema: type[BaseModel]) -> str:
 def _find_section(location: tuple[Any, ...], schema: type[BaseModel]) -> type[BaseModel]:
     model = schema
     for key in location:
-        if str(key) in model.model_fields:  # otherwise it is the name of one of several environments
+        if str(key) in model.model_fields:  # otherwise it is the name of an environment
             model = next(_iter_sections(model.model_fields[str(key)].annotation))
     return model
 

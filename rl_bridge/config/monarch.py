@@ -1,4 +1,4 @@
-"""`monarch.*`: which processes a run consists of, on which hosts and GPUs, and what happens when one is lost."""
+"""`monarch.*`: a run's processes, their hosts and GPUs, and what happens when one is lost."""
 
 import logging
 import math
@@ -15,20 +15,20 @@ class RoleConfig(Section):
     """One row of the role table."""
 
     replicas: Count = 1
-    """How often the role is there; each replica serves by itself."""
+    """Number of replicas; each serves by itself."""
     procs: Count = 1
-    """Processes a replica on each of its hosts: the trainer's ranks, for example."""
+    """Processes per replica on each of its hosts: the trainer's ranks, for example."""
     hosts: Count = 1
-    """Hosts a replica."""
+    """Hosts per replica."""
     gpus: Annotated[int, Field(ge=0)] = 0
-    """GPUs a replica; 0 computes on the CPU."""
+    """GPUs per replica; 0 computes on the CPU."""
 
 
 class CoderConfig(RoleConfig):
     """`monarch.roles.coder`: servers that run code for reward functions and tasks."""
 
     app: str = "envs.code_interpreter_env.server.app:app"
-    """What they serve."""
+    """The application that they serve."""
 
 
 class RolesConfig(Section):
@@ -41,11 +41,11 @@ class RolesConfig(Section):
     environment: RoleConfig = RoleConfig()
     """Servers of `env.app` or `env.image`; they run on the controller's host."""
     coder: CoderConfig | None = None
-    """On the controller's host too; `rl_bridge.environments.servers.coder_urls()` tells where."""
+    """These run on the controller's host too; `rl_bridge.environments.servers.coder_urls()` returns their addresses."""
 
     @model_validator(mode="after")
     def _check(self) -> Self:
-        for name in ("trainer", "reference", "reward"):  # of the policy see generator.tensor_parallel
+        for name in ("trainer", "reference", "reward"):  # the policy's depend on generator.tensor_parallel
             role: RoleConfig = getattr(self, name)
             if role.gpus not in (0, role.procs * role.hosts):
                 raise ValueError(
@@ -74,11 +74,11 @@ class RolesConfig(Section):
         return self
 
     def gpus(self) -> int:
-        """GPUs that all roles together use."""
+        """Return the number of GPUs that all roles use together."""
         return sum(self._gpus())
 
     def most_gpus(self) -> int:
-        """GPUs of the role that uses most."""
+        """Return the number of GPUs of the role that uses most."""
         return max(self._gpus())
 
     def _gpus(self) -> list[int]:
@@ -88,13 +88,13 @@ class RolesConfig(Section):
 
 
 class RestartPolicy(Section):
-    """`monarch.restarts.*`: how often a lost replica is started again."""
+    """`monarch.restarts.*`: how often a lost replica is restarted."""
 
     budget: Annotated[int, Field(ge=0)] = 3
     """Restarts of one replica within `window_s`; one more loss ends the run."""
     window_s: Seconds = 600.0
     backoff_s: NonNegative = 0.5
-    """Before the first restart; doubles with each further one in the window."""
+    """The wait before the first restart; doubles with each further one in the window."""
     max_backoff_s: NonNegative = 30.0
 
     @model_validator(mode="after")
@@ -111,33 +111,35 @@ class MonarchConfig(Section):
     """`monarch.*`: the mesh."""
 
     heartbeat_interval: Seconds = 1.0
-    """Seconds between two looks at whether a process is alive: about how late a death is noticed."""
+    """Seconds between checks whether a process is alive: about how late a death is noticed."""
     start_timeout_s: Seconds = 600.0
-    """How long a replica may take from its process to its first call: it loads the model, and a generator that joins
-    later fetches the weights. With `colocate` `trainer.timeout_s` more, for another's turn may come first."""
+    """How long a replica may take from the start of its process to its first call: it loads the model, and a generator
+    that joins later fetches the weights. With `colocate`, `trainer.timeout_s` is added, as another role may have its
+    turn first."""
     roles: RolesConfig = RolesConfig()
     restarts: RestartPolicy = RestartPolicy()
     colocate: bool | None = None
-    """Trainer and generators take turns on the same GPUs: generators sleep while the trainer works, whose weights and
-    moments are in the host's memory otherwise. Left open, it is so where there are too few GPUs for both."""
+    """Trainer and generators take turns on the same GPUs: generators sleep while the trainer works, and its weights and
+    moments are in host memory otherwise. Unset, this is done if there are too few GPUs for both."""
     workers: tuple[str, ...] = ()
-    """Addresses of other hosts' workers, such as `tcp://10.0.0.2:26600`; none: everything runs on this machine."""
+    """Addresses of other hosts' workers, such as `tcp://10.0.0.2:26600`; with none, everything runs on this machine."""
     job: str | None = None
-    """What makes a Monarch job, as `package.module:function`: a SlurmJob or KubernetesJob with a mesh `hosts`."""
+    """A function that makes a Monarch job, as `package.module:function`: a SlurmJob or KubernetesJob with a mesh
+    `hosts`."""
     cpu_mesh: str | None = None
-    """A further mesh of that job, of hosts without GPUs: roles that need none are put there, as long as there is one to
-    be reached. `num_nodes` and `gpus_per_node` are about `hosts`."""
+    """Another mesh of that job, with hosts without GPUs: roles that need no GPU are placed there while one of its hosts
+    is reachable. `num_nodes` and `gpus_per_node` describe `hosts`."""
     transport: Literal["auto", "shared_memory", "cuda_ipc", "rdma", "torchstore"] = "auto"
-    """How weights travel; auto is shared memory on this machine, RDMA (or TCP, where there is none) between hosts.
+    """How weights are sent; auto is shared memory on this machine, and RDMA (or TCP, if there is none) between hosts.
     `cuda_ipc` leaves them on a GPU that trainer and generator take turns on (`colocate`)."""
     master_addr: str = "127.0.0.1"
     """The controller's address: where the status is served, and what other hosts connect to."""
     master_port: Port = 29500
-    """The controller's port for the traffic of the mesh, where there are other hosts."""
+    """The controller's port for traffic of the mesh, if there are other hosts."""
     coord_port: Port = 0
     """The port of the status; 0 takes a free one. `ropewalk status` finds it by the run's folder."""
     num_nodes: Count = 1
-    """How many hosts with GPUs there are; more than one is reached by `workers` or `job`."""
+    """Number of hosts with GPUs; more than one requires `workers` or `job`."""
     gpus_per_node: Annotated[int, Field(ge=0)] = 0
     """GPUs on each of them."""
 
@@ -157,7 +159,7 @@ class MonarchConfig(Section):
 
     @property
     def gpus(self) -> int:
-        """GPUs that the roles use together; colocated, each role counts them anew."""
+        """GPUs that the roles use together; colocated, those of the role that uses most."""
         return self.roles.most_gpus() if self.colocate else self.roles.gpus()
 
     @property
@@ -166,7 +168,7 @@ class MonarchConfig(Section):
         return not self.workers and self.job is None
 
     def with_roles(self, roles: RolesConfig, *, colocate: bool | None) -> Self:
-        """The same with another role table."""
+        """Return the configuration with another role table; ValueError if its GPUs are more than there are."""
         changed = self.model_copy(update={"roles": roles, "colocate": colocate})
         _check_gpu_count(changed)
         return changed
@@ -188,11 +190,11 @@ def _expand_dtype(dtype: object) -> object:
 
 
 Dtype = Annotated[Literal["auto", "float32", "bfloat16"], BeforeValidator(_expand_dtype)]
-"""What weights are computed in; bf16 and fp32 for short, auto as `resolve_dtype` says."""
+"""The dtype to compute in; bf16 and fp32 are short forms, and `resolve_dtype` resolves auto."""
 
 
 def resolve_dtype(dtype: Dtype, gpus: int) -> Dtype:
-    """Return the dtype of "auto": bfloat16 with GPUs, float32 without."""
+    """Resolve "auto" to bfloat16 with GPUs and float32 without."""
     if dtype != "auto":
         return dtype
     return "bfloat16" if gpus else "float32"
@@ -206,18 +208,18 @@ def derive_monarch(
     reference: bool,
     tensor_parallel: int = 1,
 ) -> MonarchConfig:
-    """The mesh with what `trainer.num_gpus` implies; a role that the table gives stays as it is.
+    """Return the mesh with the roles that `trainer.num_gpus` implies; roles given in the table are kept.
 
-    The trainer gets a rank a GPU, over as few hosts as have them. With 0 it computes on the CPU, and so does whatever
-    else the table leaves open. Otherwise the reference gets a GPU where there is one, and the generators one each, or
-    `tensor_parallel`: as many generators as there are GPUs left for, and no more than rollout workers where somebody
-    has said how many of those. The GPUs are those of `monarch`; where it names none, and no other hosts, those of this
-    machine; and where these do not do, nobody knows: there is a generator a worker. Where none is left, and nobody said
-    otherwise, generators are colocated, on the trainer's GPUs.
+    The trainer gets one rank per GPU, on as few hosts as possible. With 0 GPUs it computes on the CPU, and so does
+    every role that the table omits. Otherwise the reference model, if any, gets one GPU, and each generator
+    `tensor_parallel` GPUs. There are as many generators as remaining GPUs allow, and at most `num_workers` if that is
+    set. GPUs are counted by `monarch`, or if it names none and no other hosts, on this machine; if these are too few,
+    the number is taken as unknown, and there is one generator per worker. If no GPU remains, generators are colocated
+    on the trainer's GPUs, unless `monarch.colocate` is false.
 
     Raises:
-        ValueError: The table gives the trainer another number of GPUs, the trainer's cannot be shared out evenly over
-            hosts, or none is left for a generator.
+        ValueError: The table gives the trainer another number of GPUs, the trainer's GPUs cannot be divided evenly over
+            its hosts, or none is left for a generator.
     """
     configured = monarch.roles
     roles: dict[str, RoleConfig] = {"trainer": _make_trainer_role(num_gpus, monarch)}
@@ -274,7 +276,7 @@ def _make_trainer_role(num_gpus: int, monarch: MonarchConfig) -> RoleConfig:
 
 
 def visible_gpus() -> tuple[str, ...]:
-    """What the GPUs of this machine are called: those of CUDA_VISIBLE_DEVICES, or of the driver."""
+    """Return the names of this machine's GPUs: those in CUDA_VISIBLE_DEVICES, or all of the driver's."""
     devices = os.environ.get("CUDA_VISIBLE_DEVICES")
     if devices is not None:
         return _parse_devices(devices)
@@ -282,7 +284,7 @@ def visible_gpus() -> tuple[str, ...]:
 
 
 def _parse_devices(devices: str) -> tuple[str, ...]:
-    """What CUDA makes of its variable: it stops at what is no device, as -1; where one is named twice it shows none."""
+    """Parse CUDA_VISIBLE_DEVICES as CUDA does: it stops at an invalid device such as -1; a duplicate hides all GPUs."""
     names: list[str] = []
     for name in map(str.strip, devices.split(",")):
         if not name or name.startswith("-"):

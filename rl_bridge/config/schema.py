@@ -1,4 +1,4 @@
-"""The configuration of a run. Every key is used; an unknown one is refused with its nearest neighbour."""
+"""The configuration of a run. Unknown keys are refused, with the closest known one as a suggestion."""
 
 from collections.abc import Mapping
 from typing import Annotated, Any, Final, Literal, Self, TypeAlias, get_args
@@ -21,9 +21,9 @@ from rl_bridge.config.sections import (
 )
 
 NAME_PATTERN = r"^[A-Za-z0-9][A-Za-z0-9._-]*$"
-"""What a run may be called: the name of one folder, nothing that leads elsewhere."""
+"""A run's name: a single folder's, so that it cannot lead elsewhere."""
 EPISODES_ON_GPUS = 500
-"""Held-out episodes of a model that wants a GPU: the mean of as many rewards of 0 or 1 is known within 0.045."""
+"""Held-out episodes with GPUs by default: the mean of so many rewards of 0 or 1 is accurate to 0.045."""
 TASK_OF_A_WORLD = "rl_bridge.rollout.tool_task:ToolWorldTask"
 
 
@@ -35,72 +35,72 @@ class LoraConfig(Section):
     """`model.lora.*`: train low-rank adapters beside frozen weights. `model.lora: {}` takes the defaults.
 
     A layer computes W x + alpha / rank B A x, arXiv 2106.09685. There is no dropout: the engine samples without it, so
-    that the trainer's probabilities would be others.
+    the trainer's probabilities would differ.
     """
 
     rank: Annotated[int, Field(ge=1, le=512)] = 16
-    """Rows of A, columns of B. vLLM takes 512 at most."""
+    """Rows of A, columns of B. vLLM supports at most 512."""
     alpha: Positive = 32.0
     """The product B A is multiplied by alpha / rank."""
     targets: Annotated[tuple[LoraTarget, ...], Field(min_length=1)] = LORA_TARGETS
-    """The layers that have an adapter, by their names in checkpoints: all of attention and feed-forward network."""
+    """The layers with an adapter, by their names in checkpoints; by default all of attention and feed-forward."""
     push: Literal["merged", "adapter"] = "merged"
-    """What generators are sent: whole weights W + alpha / rank B A, or A and B alone, which vLLM computes beside W."""
+    """What generators are sent: whole weights W + alpha / rank B A, or only A and B, which vLLM applies beside W."""
 
 
 class ModelConfig(Section):
     """`model.*`: the policy's checkpoint."""
 
     path: str | None = None
-    """A folder in the Hugging Face layout. Where it is absent, the task makes a policy of its own."""
+    """A folder in the Hugging Face layout. Without it, the task makes a policy of its own."""
     dtype: Dtype = "auto"
-    """What trainer, reference and generators compute in, and weights travel in: bfloat16 or float32, bf16 and fp32 for
-    short; auto is bfloat16 where trainer or generators have GPUs, and float32 on CPUs. The trainer's master weights,
-    gradients and moments are float32 either way."""
+    """What trainer, reference and generators compute in, and weights are sent in: bfloat16 (short bf16) or float32
+    (fp32). auto is bfloat16 if trainer or generators have GPUs, and float32 otherwise. The trainer's master weights,
+    gradients and moments are always float32."""
     lora: LoraConfig | None = None
     """None trains all weights."""
     thinking: bool = False
-    """Whether chat templates that know `enable_thinking` (Qwen3's does) let the policy think before it answers."""
+    """Whether chat templates with `enable_thinking` (such as Qwen3's) let the policy think before it answers."""
     tool_calls: Literal["auto", "hermes", "llama"] = "auto"
-    """How the policy writes calls of tools; auto looks at the chat template."""
+    """How the policy writes tool calls; auto detects it from the chat template."""
     repair_tool_calls: bool = False
-    """Whether a call in JSON that is almost right is mended. Otherwise it ends its episode and is penalised."""
+    """Whether a call in almost valid JSON is repaired. Otherwise it ends its episode and is penalised."""
 
 
 class EnvConfig(Section):
-    """`env.*`: the environment's servers. Exactly one of `app`, `image` and `url` is given."""
+    """`env.*`: the environment's servers. Set exactly one of `app`, `image` and `url`."""
 
     app: str | None = None
     """An ASGI application to serve from processes of this machine, as `package.module:name`."""
     image: str | None = None
     """A Docker image to serve from containers of this machine."""
     url: str | tuple[str, ...] | None = None
-    """The address of a server that already runs, or several."""
+    """The address of a running server, or several."""
     token_file: str | None = None
-    """A file with the token that the servers at `url` ask for; rollout workers read it, wherever they run."""
+    """A file with the token for the servers at `url`; rollout workers read it, on whatever host they run."""
     sessions: Count = 128
-    """Episodes in flight, over all rollout workers: one WebSocket session each. Unless it is set, where generators have
-    GPUs: `rollout.max_num_seqs` for each of them, and no more than a batch for each step of `rollout.max_staleness` and
-    one; over all environments, where there are several."""
+    """Episodes in flight over all rollout workers, each with a WebSocket session of its own. If generators have GPUs,
+    the default is `rollout.max_num_seqs` for each of them, but at most 1 + `rollout.max_staleness` batches, divided
+    among the environments if there are several."""
     reset: dict[str, Any] = Field(default_factory=dict)
-    """Options sent with every reset, beside the seed."""
+    """Options sent with every reset, apart from the seed."""
     connect_timeout_s: Seconds = 30.0
-    """How long the beginning of a session may take."""
+    """How long opening a session may take."""
     reset_timeout_s: Seconds = 30.0
     """How long one reset may take."""
     message_timeout_s: Seconds = 30.0
     """How long one step may take."""
     restarts: Annotated[int, Field(ge=0)] = 10
-    """How often a server that we started is started again before the run ends, or goes on without the environment."""
+    """How often a server started by the run is restarted before the run ends, or continues without the environment."""
     task: str | None = None
-    """Its own `rollout.task`."""
+    """This environment's `rollout.task`."""
     tasks: Count | None = None
-    """How many tasks training has, each a seed, to come back to; None gives every group a seed of its own."""
+    """The number of training tasks, each a seed, that groups come back to; None gives every group a seed of its own."""
     sampling: Sampling = "uniform"
-    """Which of `tasks` a group begins from: pass after pass over all, each in an order of its own (uniform) or in one
-    (sequential), or more often what had siblings below the best of their group the last times (signal)."""
+    """How groups choose among `tasks`: in passes over all of them, shuffled (uniform) or in order (sequential), or
+    preferring tasks whose recent groups had siblings below the best of their group (signal)."""
     weight: Positive = 1.0
-    """Of several environments: how many groups begin in this one for each that begins in one of weight 1."""
+    """With several environments: the number of groups in this one for each group in one of weight 1."""
 
     @property
     def urls(self) -> tuple[str, ...]:
@@ -130,12 +130,12 @@ EnvName: TypeAlias = Annotated[str, Field(pattern=r"^[A-Za-z]\w*$", max_length=4
 
 
 def env_key(name: str, key: str) -> str:
-    """How a key of an environment is written, by its name in `Config.environments`."""
+    """Return the dotted key of an environment, given its name in `Config.environments`."""
     return ".".join(filter(None, ("env", name, key)))
 
 
 ENV_FORMS: Final = ("<one>", "<several>")
-"""Where pydantic says in which form of `env` something is wrong."""
+"""Tags of the two forms of `env`, which pydantic puts into the location of an error."""
 
 
 def _env_form(env: Any) -> str:
@@ -158,71 +158,71 @@ class DataConfig(Section):
     """`data.*`: prompts to answer, instead of an environment to play."""
 
     source: str
-    """A file of JSON lines (`prompt`, and if there are `target` and `id`), or the dotted path of an iterable."""
+    """A file of JSON lines (`prompt`, optionally `target` and `id`), or the dotted path of an iterable."""
     sampling: Sampling = "uniform"
-    """Which example a group answers: pass after pass over all, each in an order of its own (uniform) or in that of the
-    source (sequential), or more often what had siblings below the best of their group the last times (signal)."""
+    """How groups choose examples: in passes over all of them, shuffled (uniform) or in the source's order (sequential),
+    or preferring examples whose recent groups had siblings below the best of their group (signal)."""
 
 
 class RolloutConfig(Section):
     """`rollout.*`: how trajectories are collected."""
 
     task: str | None = None
-    """What ties the run to its environment, as `package.module:Class`; a subclass of rl_bridge.rollout.Task. A world of
-    tools whose first observation has its task in words needs none."""
+    """The class that ties the run to its environment, as `package.module:Class`: a subclass of rl_bridge.rollout.Task.
+    Not needed for a world of tools whose first observation states its task in words."""
     num_workers: Count = 1
-    """Processes that play episodes; each has an equal share of `env.sessions`. Unless it is set, where generators have
-    GPUs: one for each of them."""
+    """Processes that play episodes; each has an equal share of `env.sessions`. If generators have GPUs, the default is
+    one per generator."""
     batch_size: Count = 512
-    """Trajectories an iteration; a multiple of `group_size`."""
+    """Trajectories per iteration; a multiple of `group_size`."""
     group_size: Annotated[int, Field(ge=2)] = 8
     """Siblings that share a seed."""
     num_turns: Count = 32
-    """Exchanges an episode at most, and steps: an answer with several calls of tools takes as many."""
+    """The most exchanges per episode, and the most steps: an answer with several tool calls takes several."""
     fork_turn: Count | tuple[Count, Count] | None = None
-    """After how many turns of one episode the siblings of a group part, each from a fork of its session: a number, or
-    the least and the most, between which each group draws. What they share is context. None has each begin with a
-    reset. The environment has to say that it can be forked (`FORKABLE`)."""
+    """The number of turns after which the siblings of a group diverge, each from a fork of one session: a number, or a
+    least and a most, between which each group draws. The turns that they share are context. With None, each begins with
+    a reset. The environment has to declare that it can be forked (`FORKABLE`)."""
     episode_timeout_s: Seconds | None = None
-    """After how long since its reset an episode begins no exchange any more, and is truncated."""
+    """How long after its reset an episode may begin another exchange; then it is truncated."""
     max_new_tokens: Count = 16
-    """Tokens an answer at most."""
+    """The most tokens of an answer."""
     max_length: Annotated[int, Field(ge=2)] = 4096
-    """Prompt and answer together at most, in tokens."""
+    """The most tokens of prompt and answer together."""
     temperature: Annotated[float, Field(ge=0.01)] = 1.0
-    """Of the sampling; the trainer divides its logits by the same number. vLLM raises lower ones to 0.01."""
+    """The sampling temperature, which the trainer applies to its logits too. vLLM raises lower values to 0.01."""
     max_staleness: Annotated[int, Field(ge=0, le=1000)] = 0
     """How many updates old the weights behind a training sample may be. 0 is the synchronous loop: collect, train,
-    synchronise. Above 0 episodes go on being played while the trainer works, as many steps ahead."""
+    synchronise. Above 0, episodes are played while the trainer works, up to so many steps ahead."""
     weight_update: Literal["drain", "continue", "keep_cache"] = "drain"
-    """How generators take new weights: finish what they have been asked first (drain), or go on with it under the new
-    ones: with keys and values computed anew (continue), or with those of the old weights (keep_cache)."""
+    """How generators take new weights: after finishing their requests (drain), or by continuing them under the new
+    weights, with keys and values recomputed (continue) or those of the old weights (keep_cache)."""
     min_group_size: Annotated[int, Field(ge=2)] = 2
-    """Siblings with which a group is trained where others were lost or late. With fewer it is dropped."""
+    """The least siblings with which a group is trained if others were lost or late. With fewer it is dropped."""
     straggler_timeout_s: Seconds = 600.0
-    """How long a batch waits for a group that would be too stale for the next one. After that the group goes with the
-    siblings that are there, or is dropped."""
+    """How long a batch waits for a group that would be too stale for the next one. After that the group is trained with
+    the siblings that have ended, or is dropped."""
     max_attempts: Count = 3
-    """How often an episode, or a group whose worker was lost, is tried again after a failure not the policy's."""
+    """How often an episode is tried if failures not the policy's end it, and how often a group may lose its worker."""
     max_lost_share: Annotated[float, Field(gt=0.0, le=1.0)] = 0.5
-    """With more than this share of the latest episodes dropped because their environment or engine failed, the run
-    ends: eight groups of them, or as many as a step takes. 1 never ends it."""
+    """The run ends if more than this share of the latest episodes was dropped because their environment or engine
+    failed, over eight groups, or as many as a step takes. 1 never ends it."""
     spot_eligible: bool = False
-    """Rollout workers may be taken away at any time: a group is played again however often its worker is lost. The
+    """Rollout workers may be preempted at any time: a group is played again however often its worker is lost. The
     workers' own restarts are bounded by `monarch.restarts` either way."""
     checkpoint_on_preemption: bool = False
-    """A worker that is told to go (SIGTERM) hands back the episodes that it has finished; and a run that is told to
-    go writes a checkpoint before it ends."""
+    """On SIGTERM, a worker returns the episodes that it has finished, and a run writes a checkpoint before it ends."""
     generate_timeout_s: Seconds = 300.0
-    """How long a generator may sample no token at all before what it was asked for is given up."""
+    """How long a generator may go without sampling any token before its requests fail."""
     timeout_s: Seconds = 1200.0
-    """How long the collection of one batch may take, all told; a straggler has to have been waited for by then."""
+    """How long collecting one batch may take in total, including the wait for stragglers."""
     max_num_seqs: Count = 256
-    """Prompts the engine works on at once."""
+    """Prompts that the engine processes at once."""
     kv_cache_mb: Count = 256
     """Memory for the engine's key-value cache, in MiB, on a CPU."""
     gpu_memory_utilization: Annotated[float, Field(gt=0.0, le=1.0)] = 0.85
-    """Share of its GPU's memory for the engine, which has it to itself; a toy model's takes less (docs/gpus.md)."""
+    """The share of its GPU's memory for the engine, which has the GPU to itself; a toy model needs less
+    (docs/gpus.md)."""
 
     @model_validator(mode="after")
     def _check_groups(self) -> Self:
@@ -255,37 +255,37 @@ class RolloutConfig(Section):
 
     @property
     def sessions_a_group(self) -> int:
-        """Sessions that a group has at once: one a sibling, and the one that they were forked from."""
+        """Sessions that a group has at once: one per sibling, and with `fork_turn` the one they are forked from."""
         return self.group_size + (self.fork_turn is not None)
 
     @property
     def groups_per_step(self) -> int:
-        """Groups an iteration."""
+        """Groups per iteration."""
         return self.batch_size // self.group_size
 
 
 class EvaluationConfig(Section):
-    """`evaluation.*`: how the policy is looked at."""
+    """`evaluation.*`: how the policy is evaluated."""
 
     interval: Annotated[int, Field(ge=0)] = 10
-    """Iterations between two probes of the greedy policy by the task; 0 probes at the end alone."""
+    """Iterations between the task's probes of the greedy policy; 0 probes only at the end."""
     episodes: Annotated[int, Field(ge=0)] = 10_000
-    """Held-out episodes that the greedy policy plays at the end, with seeds that training never uses. Unless it is set,
-    500 where generators have GPUs."""
+    """Held-out episodes that the greedy policy plays at the end, with seeds that training never uses. If generators
+    have GPUs, the default is 500."""
 
 
 class Config(Section):
-    """A whole run. What some keys imply for others is filled in while it is made; nothing changes afterwards."""
+    """A whole run. Defaults that depend on other keys are filled in during validation; it is immutable afterwards."""
 
     name: str = Field(default="run", min_length=1, pattern=NAME_PATTERN)
     """The run's folder is `<output_dir>/<name>-<date>-<time>`; `--name` names it exactly."""
     output_dir: str = "runs"
     seed: Annotated[int, Field(ge=0, lt=2**31)] = 0
-    """Decides the initial weights where the task makes them, the deals, and the sampling's generator. Two runs
-    of one seed still differ, unless `deterministic` is set: which prompts share a batch is a matter of timing."""
+    """Determines the initial weights if the task makes them, the environments' seeds, and the sampling's generator. Two
+    runs with one seed still differ, unless `deterministic` is set: which prompts share a batch depends on timing."""
     deterministic: bool = False
-    """Every completion has a seed of its own, and batches an order: two runs of one seed are equal to the bit, killed
-    and resumed or not. Needs `rollout.max_staleness` of 0."""
+    """Every completion has its own seed, and batches a fixed order: runs with the same seed are bitwise equal, even if
+    killed and resumed. Requires a `rollout.max_staleness` of 0."""
     env: Envs | None = None
     """One environment to play, or several by name: `env: {blackjack: {app: ..., weight: 3}, shop: {app: ...}}`."""
     data: DataConfig | None = None
@@ -302,14 +302,14 @@ class Config(Section):
 
     @property
     def environments(self) -> dict[str, EnvConfig]:
-        """The environments by name; one that stands alone in `env` is called "". None of a run on a dataset."""
+        """The environments by name; a single one in `env` has the name "". Empty for a run on a dataset."""
         if self.env is None:
             return {}
         return {"": self.env} if isinstance(self.env, EnvConfig) else self.env
 
     @property
     def environment(self) -> EnvConfig:
-        """The environment of a run on one, which `of` makes of each of several; ValueError of another run."""
+        """The environment of a run on a single one; ValueError otherwise, where `of` selects one."""
         if not isinstance(self.env, EnvConfig):
             raise ValueError(
                 f"expected a run on one environment, got {len(self.environments)}; use Config.of"
@@ -317,24 +317,24 @@ class Config(Section):
         return self.env
 
     def of(self, name: str) -> Self:
-        """This configuration as that of a run on one of its `environments` alone."""
+        """Return the configuration of a run on one of the `environments` alone."""
         env = self.environments[name]
         rollout = self.rollout.model_copy(update={"task": env.task or self.rollout.task})
         return self.model_copy(update={"env": env, "rollout": rollout})
 
     @property
     def has_reference(self) -> bool:
-        """Whether there is a reference model beside the trainer, which with LoRA is one when its adapters are off."""
+        """Whether there is a separate reference model; with LoRA the trainer serves as one, its adapters off."""
         return self.algorithm.kl_coef > 0 and self.model.lora is None
 
     @property
     def call_timeout_s(self) -> float:
-        """How long a call of a generator may take; colocated, the trainer's turn may come in between."""
+        """How long a generator's call may take; colocated, the trainer's turn may come in between."""
         return self.rollout.timeout_s + (self.trainer.timeout_s if self.monarch.colocate else 0.0)
 
     @property
     def pushed_adapter(self) -> LoraConfig | None:
-        """The adapters that generators are sent; None where they are sent whole weights."""
+        """The adapters that generators are sent; None if they are sent whole weights."""
         lora = self.model.lora
         return lora if lora is not None and lora.push == "adapter" else None
 
@@ -349,7 +349,7 @@ class Config(Section):
 
     @model_validator(mode="after")
     def _check_source(self) -> Self:
-        """Neither may come later: see `require_trainable`."""
+        """Refuse conflicts; a source may still be missing, which `require_trainable` checks."""
         if self.env is not None and self.data is not None:
             raise ValueError(
                 "expected one of env (an environment to play: env.app, env.image or env.url) and data (prompts to "
@@ -367,9 +367,9 @@ class Config(Section):
 
     @model_validator(mode="after")
     def _derive_from_gpus(self) -> Self:
-        """What is left open follows from the role table, and that from `trainer.num_gpus`, where it is set.
+        """Fill unset keys from the role table, and that from `trainer.num_gpus` if set.
 
-        One numeric type is for trainer and generators: weights travel in it, and probabilities are compared.
+        Trainer and generators share one dtype: weights are sent in it, and their probabilities are compared.
         """
         rollout, num_gpus = self.rollout, self.trainer.num_gpus
         if num_gpus is not None:
@@ -440,7 +440,7 @@ class Config(Section):
             object.__setattr__(self, name, section)
 
     def decided_by_gpus(self) -> dict[str, Any]:
-        """The keys that the GPUs decide unless somebody has set them, and what they are."""
+        """Return the keys whose defaults depend on the GPUs, with their values."""
         worlds = self.environments
         sessions = sum(env.sessions for env in worlds.values())
         return {

@@ -1,4 +1,4 @@
-"""What parts of the configuration are made of; `generator.*`, `trainer.*`, `reward.*`, `records.*`, `metrics.*`."""
+"""Base class and types of the sections; `generator.*`, `trainer.*`, `reward.*`, `records.*`, `metrics.*`."""
 
 import re
 from typing import Annotated, Any, Literal, Self
@@ -10,11 +10,11 @@ Fraction = Annotated[float, Field(ge=0.0, le=1.0)]
 Positive = Annotated[float, Field(gt=0.0)]
 NonNegative = Annotated[float, Field(ge=0.0)]
 Seconds = Annotated[float, Field(gt=0.0, le=1e9)]
-"""31 years at most: with more than nine times that, Python's own waits raise an OverflowError when they begin."""
+"""At most 31 years: from nine times that, Python's own waits raise an OverflowError."""
 Count = Annotated[int, Field(ge=1)]
 Port = Annotated[int, Field(ge=0, le=65535)]
 Sampling = Literal["uniform", "sequential", "signal"]
-"""How groups are given tasks: `rl_bridge.data.sampling`."""
+"""How tasks are assigned to groups; see `rl_bridge.data.sampling`."""
 
 
 class Section(BaseModel):
@@ -23,7 +23,7 @@ class Section(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
 
     def with_defaults(self, **values: Any) -> Self:
-        """Return the section with other defaults for keys that are not set."""
+        """Return the section with new values for keys that were not set."""
         unset = {key: value for key, value in values.items() if key not in self.model_fields_set}
         return self.model_copy(update=unset)
 
@@ -32,21 +32,21 @@ EngineKind = Literal["auto", "vllm", "vllm_async", "openai"]
 
 
 class GeneratorConfig(Section):
-    """`generator.*`: what answers prompts. Replicas of it are `monarch.roles.policy`."""
+    """`generator.*`: the inference engine. Its replicas are `monarch.roles.policy`."""
 
     engine: EngineKind = "auto"
     """`vllm`: vLLM's engine within the replica's process. `vllm_async`: its AsyncLLM, whose engine has a process of its
-    own beside the replica's. `auto`: vllm_async on one GPU, vllm on a CPU and on several GPUs. `openai`: a server that
-    already runs; its weights cannot be updated, so it can be evaluated and not trained."""
+    own. `auto`: vllm_async on one GPU, vllm on a CPU and on several GPUs. `openai`: a running server; its weights
+    cannot be updated, so it can be evaluated but not trained."""
     tensor_parallel: Count = 1
-    """GPUs of a replica, which share each layer: vLLM's tensor parallelism, a process each beside the replica's."""
+    """GPUs per replica that share each layer: vLLM's tensor parallelism, with a process for each GPU."""
     url: str | None = Field(default=None, pattern=r"^https?://\S+$")
-    """Where an OpenAI-compatible server is, up to and with `/v1`. It has to return token ids (vLLM's does)."""
+    """The URL of an OpenAI-compatible server, including `/v1`. It has to return token ids (vLLM's does)."""
     model: str | None = Field(default=None, min_length=1)
-    """What that server calls the model. `model.path` is the folder of the same model's tokenizer."""
+    """The model's name on that server. `model.path` is the folder of the same model's tokenizer."""
     key_variable: str | None = Field(default=None, min_length=1)
-    """The environment variable that holds the server's key; with none no key is sent. The key itself belongs into no
-    file: configurations are saved with runs."""
+    """The environment variable with the server's API key; None sends no key. Never put the key itself into a file:
+    configurations are saved with runs."""
 
     @field_validator("url")
     @classmethod
@@ -56,13 +56,13 @@ class GeneratorConfig(Section):
         try:
             parts = urlsplit(url)
             valid = bool(parts.hostname) and parts.port != 0
-        except ValueError:  # a port that is none
+        except ValueError:  # invalid port
             valid = False
         if not valid or parts.username is not None or parts.query or parts.fragment:
-            # Not repeated here: who writes a key into it does not want it in a log.
+            # The URL is not quoted: it may contain a key, which must not get into a log.
             raise ValueError(
-                "expected generator.url as http://HOST:PORT/v1, got something else, or more: what lets in is the key "
-                "in the environment variable that generator.key_variable names, never a part of the address"
+                "expected generator.url as http://HOST:PORT/v1, got something else: put the key "
+                "into the environment variable that generator.key_variable names, never into the URL"
             )
         return url.rstrip("/")
 
@@ -71,8 +71,8 @@ class GeneratorConfig(Section):
     def _check_key_variable(cls, name: str | None) -> str | None:
         if name is not None and not re.fullmatch("[A-Za-z_][A-Za-z0-9_]*", name):
             raise ValueError(
-                "expected generator.key_variable to be the name of an environment variable, got something that is no "
-                "such name; the key itself belongs into the variable"
+                "expected generator.key_variable to be the name of an environment variable, got something "
+                "else; put the key itself into that variable"
             )
         return name
 
@@ -97,7 +97,7 @@ class GeneratorConfig(Section):
         return self
 
     def find_training_obstacle(self) -> str | None:
-        """Why this cannot be trained; None where it can."""
+        """Return why this cannot be trained; None if it can."""
         if self.engine != "openai":
             return None
         return (
@@ -114,32 +114,32 @@ class TrainerConfig(Section):
     """`trainer.*`: the optimisation."""
 
     num_gpus: Annotated[int, Field(ge=0)] | None = None
-    """GPUs that train, a rank each; what `monarch.roles` leaves open follows (see rl_bridge.config.monarch): above 0
-    generators get the GPUs that are left, 0 is the CPU. Without it the role table says all."""
+    """GPUs that train, one rank each. Roles not set in `monarch.roles` follow from it (see rl_bridge.config.monarch):
+    above 0 generators get the remaining GPUs, 0 is the CPU. None leaves everything to the role table."""
     iterations: Count = 100
     """How often the loop collects, trains and synchronises."""
     updates_per_iteration: Count = 1
-    """Optimizer steps an iteration; the batch is split evenly between them, by trajectory."""
+    """Optimizer steps per iteration; the batch is split evenly between them, by trajectory."""
     tokens_per_pass: Count = 16_384
-    """Tokens of distinct rows that go through the model at once on each rank; `rollout.max_length`, if that is more.
-    Fewer take less memory and give the same gradient."""
+    """Tokens of distinct rows that go through the model at once on each rank; at least `rollout.max_length`. Fewer take
+    less memory and give the same gradient."""
     tokens_per_chunk: Count = 1024
-    """Loss tokens that have logits at once, in trainer and reference: 2 x tokens x vocabulary x 4 bytes, 1.2 GB with
+    """Loss tokens whose logits exist at once, in trainer and reference: 2 x tokens x vocabulary x 4 bytes, 1.2 GB with
     Qwen3's vocabulary. The result is the same."""
     gradient_accumulation_steps: Count = 1
-    """Passes forward and backward behind one optimizer step, on every rank, at least; a small `tokens_per_pass` makes
-    more. The gradient is the same."""
+    """The least forward and backward passes per optimizer step, on every rank; a small `tokens_per_pass` makes more.
+    The gradient is the same."""
     activation_checkpointing: Checkpointing = "auto"
-    """What the backward pass computes anew in place of keeping it, in policy and critic: nothing, all of a block but
-    attention and every second product of matrices, or all of it. `auto`: as little as the GPU has room for, by what
-    `ropewalk plan` works out (docs/training.md); nothing on a CPU. The gradient is the same."""
+    """What the backward pass recomputes instead of keeping it, in policy and critic: nothing (none), all of a block but
+    attention and every second matrix product (selective), or all of it (full). `auto`: as little as fits the GPU by
+    the estimates of `ropewalk plan` (docs/training.md); nothing on a CPU. The gradient is the same."""
     compile: bool = False
-    """Whether the blocks of policy and critic are compiled by torch.compile. It needs a C++ compiler on every host of
-    the trainer, and takes its time in the first iterations."""
+    """Whether to compile the blocks of policy and critic with torch.compile. It needs a C++ compiler on every host of
+    the trainer, and slows the first iterations down."""
     tensor_parallel: Count = 1
     """Ranks that share each layer; the other ranks of monarch.roles.trainer share the data (FSDP2)."""
     pipeline_parallel: Literal[1] = 1
-    """A model's layers stay together: spread it by `tensor_parallel`, and over more ranks of monarch.roles.trainer."""
+    """Not supported: spread a model by `tensor_parallel`, and over more ranks of monarch.roles.trainer."""
     collective_timeout_s: Seconds = 300.0
     """How long ranks wait for each other."""
     learning_rate: Positive = 1e-6
@@ -148,16 +148,16 @@ class TrainerConfig(Section):
     decay_fraction: Fraction = 0.0
     """The last share of the run over which the learning rate falls linearly."""
     final_lr_factor: Fraction = 0.0
-    """What is left of the learning rate at the end of the decay."""
+    """The learning rate at the end of the decay, as a share of `learning_rate`."""
     betas: tuple[Annotated[float, Field(ge=0, lt=1)], Annotated[float, Field(ge=0, lt=1)]] = (0.9, 0.95)
     weight_decay: NonNegative = 0.0
     max_grad_norm: Positive = 1.0
-    """Gradients are scaled down to this norm."""
+    """Gradients with a larger norm are scaled down to this one."""
     checkpoint_interval: Annotated[int, Field(ge=0)] = 50
     """Iterations between checkpoints; 0 keeps none."""
     timeout_s: Seconds = 1800.0
-    """How long one step, one checkpoint or the way of new weights to the generators may take; one generator's transfer
-    of them a quarter of it."""
+    """How long one step, one checkpoint or sending new weights to the generators may take; a transfer to one generator
+    may take a quarter of it."""
     num_threads: Count = 1
     """CPU threads of the trainer's process."""
 
@@ -166,45 +166,44 @@ class RecordsConfig(Section):
     """`records.*`: what `ropewalk rollouts` shows."""
 
     groups: Annotated[int, Field(ge=0)] = 2
-    """Groups of every iteration that are kept whole, drawn at random; 0 keeps none."""
+    """Groups of every iteration that are recorded whole, drawn at random; 0 records none."""
     max_mb: Count = 64
-    """MiB of the run's folder that they may take. The first eighth stays; then the oldest ones go."""
+    """MiB of the run's folder that they may take; then the oldest are dropped, except for the first eighth."""
 
 
 class MetricsConfig(Section):
-    """`metrics.*`: where the metrics of each iteration go, beside `metrics.jsonl` and the console."""
+    """`metrics.*`: where each iteration's metrics go, in addition to `metrics.jsonl` and the console."""
 
     sinks: tuple[Literal["tensorboard", "wandb", "trackio"], ...] = ("tensorboard",)
     """TensorBoard's event files, Weights & Biases, Trackio."""
     project: str = Field(default="ropewalk", min_length=1)
-    """The project of the latter two; a run is called after its folder there."""
+    """The project in the latter two, where a run is named after its folder."""
 
 
 class RewardConfig(Section):
     """`reward.*`: rewards that are added to the environment's own."""
 
     illegal_answer: float = -1.0
-    """The reward of an answer that is no legal action, or that the environment refuses. It ends the episode."""
+    """The reward of an answer that is not a legal action, or that the environment refuses. It ends the episode."""
     function: Annotated[
         str | tuple[str, ...], BeforeValidator(lambda value: () if value is None else value)
     ] = ()
-    """The dotted path of a function `(prompt, response, target) -> float | None`, or several that vote. What it gives
-    an episode is added to what the environment gave; answers to a dataset's prompts are rewarded by it alone. null is
-    none."""
+    """The dotted path of a function `(prompt, response, target) -> float | None`, or several that vote. Its reward is
+    added to the environment's; answers to a dataset's prompts are rewarded by it alone. null is none."""
     weights: tuple[Positive, ...] = ()
-    """Of the votes, one a function; all equal where there are none."""
+    """The weights of the votes, one per function; by default all are equal."""
     rule: Literal["mean", "majority", "min"] = "mean"
     """How votes become a reward."""
     quorum: Fraction = 0.5
-    """The share of the weight that has to have voted; with less the answer has no reward, and is left out."""
+    """The share of the weights that has to vote; with less the answer has no reward, and is left out."""
     timeout_seconds: Seconds = 10.0
-    """How long a function may take. One that takes longer is killed with all that it started, and votes None."""
+    """How long a function may take. One that takes longer is killed with everything it started, and votes None."""
     start_timeout_seconds: Seconds = 60.0
-    """How long the import of the functions may take, in each of their processes."""
+    """How long importing the functions may take, in each of their processes."""
     workers: Count = 2
-    """Processes in which functions are called, in each replica of monarch.roles.reward."""
+    """Processes that call functions, in each replica of monarch.roles.reward."""
     drop_failures: bool = False
-    """A function that raises votes None and is counted; false ends the run."""
+    """Whether a function that raises votes None and is counted; if false, it ends the run."""
     model: str | None = None
     """A reward model instead of functions: a checkpoint for sequence classification with one label."""
 
@@ -222,5 +221,5 @@ class RewardConfig(Section):
 
     @property
     def functions(self) -> tuple[str, ...]:
-        """The dotted paths of the functions that vote; none where there is a model, or nothing."""
+        """The dotted paths of the functions that vote; empty with a model, or without rewards."""
         return (self.function,) if isinstance(self.function, str) else self.function

@@ -12,9 +12,9 @@ from rl_bridge.services.actor import ServiceActor
 
 
 class DatasetActor(ServiceActor):
-    """A thin shell around `Dataset`, for a service of one replica.
+    """Serves a `Dataset`, as a service of one replica.
 
-    It keeps nothing: one that is started again has the same example at each place, and samples from the first on.
+    It saves no state: a restarted one has the same example at each place, and `sample` begins again at the first.
     """
 
     REPEATABLE = frozenset({"sample", "at", "identity"})
@@ -25,7 +25,7 @@ class DatasetActor(ServiceActor):
 
     @concurrent_endpoint
     async def setup(self) -> None:
-        """Read the examples through."""
+        """Open the source, which reads and checks all examples."""
         data = self._config
         source = await asyncio.to_thread(open_source, data.source)
         self._dataset = Dataset(source, seed=self._seed, shuffle=data.sampling != "sequential")

@@ -1,4 +1,4 @@
-"""Examples: where they come from, by their places; `rl_bridge.data.sampling` has their order."""
+"""Examples and their sources, by index; `rl_bridge.data.sampling` decides their order."""
 
 import hashlib
 import importlib
@@ -19,7 +19,7 @@ class Example:
     """One task.
 
     Attributes:
-        id: Names it; its place in the source where that names none.
+        id: Its name; its index in the source if that gives none.
         prompt: The chat that the policy answers.
         target: What a reward function compares the answer with.
     """
@@ -30,11 +30,11 @@ class Example:
 
 
 class Source(Protocol):
-    """Examples by their place."""
+    """A sequence of examples."""
 
     digest: str
-    """Of everything in it, and the same in every process: sources of one digest have the same examples at the same
-    places."""
+    """A hash of all content, the same in every process: sources with equal digests have the same examples at the same
+    indices."""
 
     def __len__(self) -> int: ...
 
@@ -42,10 +42,13 @@ class Source(Protocol):
 
 
 class JsonLines:
-    """A file with an object a line: `prompt` (a text or a chat), and if there are `target` and `id`.
+    """A file with one object per line: `prompt` (a text or a chat), and optionally `target` and `id`.
 
-    It is read through and checked once, ConfigError where a line is no example; afterwards only the places of its lines
-    are kept in memory. It may not change while it is used.
+    The file is read and checked once; afterwards only the offsets of its lines are in memory. It must not change while
+    in use.
+
+    Raises:
+        ConfigError: The file cannot be read, or a line is not an example.
     """
 
     def __init__(self, path: Path) -> None:
@@ -77,7 +80,7 @@ class JsonLines:
 
 
 class ExampleList:
-    """Examples from an iterable of such, or of mappings as the lines of `JsonLines` are, kept in memory."""
+    """Examples in memory, from an iterable of `Example` or of mappings like the lines of `JsonLines`."""
 
     def __init__(self, items: Iterable[Any], *, name: str) -> None:
         self._examples = [
@@ -96,14 +99,15 @@ class ExampleList:
 
 
 def _type_name(value: object) -> str:
-    """All that counts of a value that JSON does not know: its `repr` may be another text in each process."""
+    """Return what stands in JSON for a value of an unknown type, whose `repr` may differ between processes."""
     return type(value).__qualname__
 
 
 def open_source(name: str) -> Source:
-    """Find examples: in a file of JSON lines, or by the dotted path of an iterable or of what returns one.
+    """Open a file of JSON lines, or the iterable at a dotted path (or returned by the callable there).
 
-    ConfigError where there is neither, or there are no examples in it.
+    Raises:
+        ConfigError: There is neither, or it has no examples.
     """
     source: Source
     if name.endswith(".jsonl") or Path(name).is_file():
@@ -135,7 +139,7 @@ def _parse_example(line: bytes, where: str, place: int) -> Example:
     try:
         item = json.loads(line)
     except ValueError as error:
-        raise ConfigError(f"expected a JSON object, got what is none: {error} ({where})") from error
+        raise ConfigError(f"expected a JSON object, got invalid JSON: {error} ({where})") from error
     return _check_example(item, where, place)
 
 
@@ -146,13 +150,13 @@ def _check_example(item: object, where: str, place: int) -> Example:
 
 
 def require_encodable(value: object, where: str) -> None:
-    """Refuse what has half a character in it: JSON may have one, and no tokenizer takes it."""
+    """Raise ConfigError if a text has a lone surrogate, which JSON allows and tokenizers refuse."""
     try:
         json.dumps(value, ensure_ascii=False, default=_type_name).encode()
     except UnicodeEncodeError as error:
         text, at = error.object, error.start
         raise ConfigError(
-            f"expected text that UTF-8 can encode, got {text[at]!r} behind {text[max(0, at - 40) : at]!r} ({where})"
+            f"expected text that UTF-8 can encode, got {text[at]!r} after {text[max(0, at - 40) : at]!r} ({where})"
         ) from error
 
 
@@ -180,9 +184,9 @@ def _is_message(message: object) -> bool:
 
 
 class Dataset:
-    """Examples, and what a checkpoint has to know of them.
+    """Examples in the order in which they are sampled, with an identity for checkpoints.
 
-    The seed decides the order of every pass over them; without `shuffle` it is that of the source.
+    The seed determines the order of every pass over them; without `shuffle` it is that of the source.
     """
 
     def __init__(self, source: Source, *, seed: int, shuffle: bool = True) -> None:
@@ -193,17 +197,17 @@ class Dataset:
         self._taken = 0
 
     def sample(self) -> Example:
-        """The next example, for whoever does not number them."""
+        """Return the next example, for callers that do not number them."""
         example = self.at(self._passes[self._taken])
         self._taken += 1
         return example
 
     def at(self, place: int) -> Example:
-        """The example at a place of the source."""
+        """Return the example at an index of the source."""
         return self._source[place]
 
     def identity(self) -> dict[str, Any]:
-        """What decides which example stands where, and when it is its turn, as a checkpoint holds it."""
+        """Return what determines the examples and their order, to be saved in checkpoints."""
         return {
             "digest": self._source.digest,
             "examples": len(self._source),
@@ -213,7 +217,7 @@ class Dataset:
 
 
 def require_same(before: Mapping[str, Any], now: Mapping[str, Any]) -> None:
-    """Refuse to go on with another `Dataset.identity` than a checkpoint has, with a ConfigError.
+    """Raise ConfigError if a `Dataset.identity` differs from the checkpoint's.
 
     With other examples, or in another order, some would be answered twice and others never.
     """

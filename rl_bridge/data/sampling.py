@@ -1,4 +1,4 @@
-"""Sampling of tasks for groups: uniformly in passes over all of them, or by their learning signal."""
+"""Sampling of tasks for groups: in passes over all of them, or by their learning signal."""
 
 import math
 from collections import Counter
@@ -11,20 +11,20 @@ from numpy.typing import NDArray
 from rl_bridge.config.sections import Sampling
 
 LATEST_WEIGHT: Final = 0.5
-"""What the latest group of a task is worth in the estimate of the next one's signal."""
+"""The weight of a task's latest group in the moving average of its signal."""
 STEEPNESS: Final = 3
-"""The power of that estimate in a task's weight."""
+"""The exponent of that average in a task's weight."""
 FLOOR_SHARE: Final = 1 / 16
-"""The weight that every task has, in parts of the mean weight."""
+"""The least weight of a task, as a share of the mean weight."""
 
 
 class Passes:
-    """Numbers 0, 1, 2, ... to tasks: pass after pass, each with every task once. The seed decides, and nothing else.
+    """Maps draws 0, 1, 2, ... to tasks, in passes that have every task once. The seed alone determines the order.
 
     Args:
-        tasks: In a pass.
-        seed: Decides the order of every pass.
-        shuffle: Whether every pass has an order of its own; otherwise it is that of the tasks.
+        tasks: Number of tasks.
+        seed: Determines the order of every pass.
+        shuffle: Whether to shuffle every pass anew; otherwise tasks come in their own order.
     """
 
     def __init__(self, tasks: int, *, seed: int, shuffle: bool = True) -> None:
@@ -41,37 +41,37 @@ class Passes:
 
 
 class TaskSampler:
-    """Gives every group of a run a task.
+    """Assigns a task to every group of a run.
 
-    By signal, a task is drawn in proportion to q^3 + mean(q^3) / 16. q estimates the signal of its next group, which is
-    the share of siblings that earned less than the best of them: 0 where all earned the same, so that nothing can be
-    learned from them, and the more the rarer success is among them, so that the task will teach for longer. It is an
-    exponential moving average over the task's groups, which begins from the mean of the tasks that have been played.
-    The second term starves nothing: a task has at least a seventeenth of the draws that passes would give it. Tasks
-    take turns by smooth weighted round-robin: each gains its share with every draw, and the one that has most pays 1.
+    By signal, a task is drawn in proportion to q^3 + mean(q^3) / 16. q estimates the signal of its next group, the
+    share of siblings that earn less than the best of them: 0 if all earn the same, so that nothing can be learned, and
+    higher the rarer success is, so that the task teaches for longer. q is an exponential moving average over the task's
+    groups and starts at the mean of the tasks played so far. The second term avoids starvation: a task gets at least
+    1/17 of the draws that passes would give it. Draws are a smooth weighted round-robin: with every draw each task's
+    credit grows by its share, and the task with the most credit is drawn and pays 1.
 
-    What a group came to counts for a draw where its number is below a bound that the caller gives. With a bound below
-    which all groups have ended, the draws are the same however the groups overtake each other.
+    A draw takes into account the results of groups whose number is below a bound given by the caller. If all groups
+    below the bound have ended, draws do not depend on the order in which groups end.
 
     Args:
-        tasks: They are numbered from 0.
+        tasks: Number of tasks, which are numbered from 0.
         sampling: How they are drawn.
-        seed: The run's.
+        seed: The run's seed.
     """
 
     def __init__(self, tasks: int, *, sampling: Sampling, seed: int) -> None:
         self._tasks = tasks
         self._by_signal = sampling == "signal"
         self._passes = Passes(tasks, seed=seed, shuffle=sampling != "sequential")
-        self._first_credit = np.random.default_rng(seed).permutation(tasks) / tasks**2  # the order of equals
+        self._first_credit = np.random.default_rng(seed).permutation(tasks) / tasks**2  # orders equal tasks
         self.restore({})
 
     def draw(self, group: int, *, known: int) -> int:
         """Return the task of a group, the same at each call until the group has ended.
 
         Args:
-            group: Its number in the run.
-            known: What groups below this number came to counts, if they have ended.
+            group: The group's number in the run.
+            known: Results of groups below this number are taken into account, if they have ended.
         """
         if group not in self._drawn:
             for ended in sorted(number for number in self._results if number < known):
@@ -97,24 +97,24 @@ class TaskSampler:
         return task
 
     def _expected_signals(self) -> NDArray[np.float64]:
-        """What each task's next group is expected to have, shape [tasks]: an unplayed one's, what the others have."""
+        """Return the expected signal of each task's next group, shape [tasks]; of unplayed tasks the others' mean."""
         unplayed = np.isnan(self._signal)
         signals = self._signal[~unplayed]
         return np.where(unplayed, signals.mean() if signals.size else 0.5, self._signal)
 
     def end(self, group: int, signal: float | None) -> None:
-        """A group is over; others, of other samplers, mean nothing.
+        """Note that a group has ended; groups of other samplers are ignored.
 
         Args:
-            group: Its number in the run.
-            signal: The share of siblings that earned less than the best of them; None where nobody can say.
+            group: The group's number in the run.
+            signal: The share of siblings that earned less than the best of them; None if unknown.
         """
         task = self._drawn.pop(group, None)
         if self._by_signal and task is not None and signal is not None:
             self._results[group] = task, signal
 
     def metrics(self) -> dict[str, float]:
-        """How often tasks were drawn since the beginning, and how many had no variance the last time."""
+        """Return how often tasks were drawn since the beginning, and the share without variance in the last group."""
         draws = [draws for draws, tasks in self._times.items() if tasks]
         return {
             "tasks/draws_min": float(min(draws)),
@@ -124,7 +124,7 @@ class TaskSampler:
         }
 
     def state(self) -> dict[str, Any]:
-        """All that decides which tasks are drawn from here on, for `json`."""
+        """Return everything that determines future draws, as JSON values."""
         return {
             "passed": self._passed,
             "draws": sorted(self._draws.items()),
@@ -136,14 +136,14 @@ class TaskSampler:
         }
 
     def restore(self, state: Mapping[str, Any]) -> None:
-        """Go back to a state; an empty one is the beginning."""
+        """Restore a state; an empty one is the initial state."""
         self._passed: int = state.get("passed", 0)
-        """Draws, and so places in the passes that are taken."""
+        """Number of draws so far, and so the position in the passes."""
         self._draws = Counter[int](dict(state.get("draws", ())))
         self._times = Counter({0: self._tasks - len(self._draws)}) + Counter(self._draws.values())
-        """By a number of draws, how many tasks have had so many: there may be millions of tasks."""
+        """Number of tasks by number of draws, so that `metrics` need not scan millions of tasks."""
         self._signal = np.array(state.get("signal") or [None] * self._tasks, dtype=np.float64)
-        """By task, the average of its groups; NaN where none has ended."""
+        """Moving average of the signal by task; NaN if none of its groups has ended."""
         self._dull = set[int](state.get("dull", ()))
         """Tasks whose latest group had no variance."""
         self._credit: NDArray[np.float64] = np.array(state.get("credit") or self._first_credit)
@@ -151,4 +151,4 @@ class TaskSampler:
         self._results: dict[int, tuple[int, float]] = {
             group: (task, signal) for group, task, signal in state.get("results", ())
         }
-        """By group: what is not counted yet."""
+        """Results by group, not yet taken into account."""

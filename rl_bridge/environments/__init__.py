@@ -1,1 +1,1 @@
-"""Environment servers: started and kept alive by the controller, used by workers through leased sessions."""
+"""Environment servers: the controller starts and supervises them, workers use them through leased sessions."""

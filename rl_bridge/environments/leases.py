@@ -1,4 +1,4 @@
-"""Sessions on one or several environment servers: opened, kept, and lent to one episode at a time."""
+"""Leases of sessions on environment servers: sessions are opened, reused, and leased to one episode at a time."""
 
 import asyncio
 import contextlib
@@ -27,14 +27,13 @@ from rl_bridge.metrics.spans import span
 
 @dataclass(kw_only=True, slots=True, frozen=True)
 class SessionDeadlines:
-    """Every wait for an environment, in seconds.
+    """Deadlines of all waits for an environment, in seconds.
 
     Attributes:
-        free_s: Until a session is free: one of those that the worker may have, and again one of those that the servers
-            have room for.
-        connect_s: Until a session is open, all attempts and pauses together, where no server can be reached.
-        reset_s: Until an episode has begun.
-        step_s: Until a step has been taken.
+        free_s: For a free session: first for one of the worker's places, then again for room on a server.
+        connect_s: For opening a session while no server can be reached, all attempts and pauses together.
+        reset_s: For a reset.
+        step_s: For a step.
     """
 
     free_s: float = 600.0
@@ -44,7 +43,7 @@ class SessionDeadlines:
 
     @classmethod
     def of(cls, config: Config) -> Self:
-        """As the configuration of a run on one environment says."""
+        """Read the deadlines from the configuration of a run on one environment."""
         env = config.environment
         return cls(
             free_s=config.rollout.timeout_s,
@@ -58,36 +57,36 @@ Client: TypeAlias = EnvClient[Any, Any, Any]
 T = TypeVar("T")
 
 BACKOFF_S = 0.1
-"""After the first failure; doubles with each further one."""
+"""The pause after the first failure; doubles with each further one."""
 MAX_BACKOFF_S = 5.0
 FULL_SERVER_BACKOFF_S = 1.0
-"""Between two attempts at a server that has no room, where it does not say how long."""
+"""The pause between two attempts at a full server that does not say when to retry."""
 
 
 class ServerRecord:
-    """The state of one server. All times are of the event loop's clock, in seconds.
+    """The state of one server. All times are the event loop's, in seconds.
 
-    A server that cannot be reached is asked again after a pause that grows, by one session alone. A server without
-    room is asked for a few sessions more after a while.
+    An unreachable server is retried after a growing pause, by one session alone. A full server is asked for a few more
+    sessions after a while.
     """
 
     def __init__(self, url: str) -> None:
         self.url = url
         self.idle: list[tuple[float, Client]] = []
-        """Open sessions that nobody uses, and since when; the one that was used last is the last."""
+        """Open, unused sessions and the time since which each is unused; the most recently used is last."""
         self.held = 0
-        """Sessions that are in use, or being opened or closed."""
+        """The number of sessions in use or being opened or closed."""
         self.opening = 0
-        """Those of them that are being opened."""
+        """The number of sessions being opened."""
         self.gone = False
-        """Whether it was taken off the list: it gets no further session, and those that end are not kept."""
+        """Whether it was removed from the list: it gets no new sessions, and sessions whose lease ends are closed."""
         self._failures = 0
         self._retry_at = 0.0
         self._room: int | None = None
         self._ask_at = 0.0
 
     def usable(self, now: float) -> bool:
-        """Whether a session can be had here, or may be worth asking for."""
+        """Whether a session is available here or may be requested."""
         if self._failures and (now < self._retry_at or self.opening):
             return False
         if self.idle or self._room is None or self.held < self._room:
@@ -95,79 +94,78 @@ class ServerRecord:
         return now >= self._ask_at
 
     def usable_at(self) -> float | None:
-        """When to look again at a server that is not usable; None where something else has to happen first."""
+        """When an unusable server may become usable; None while another session is trying to reach it."""
         if self._failures:
             return None if self.opening else self._retry_at
         return self._ask_at
 
     @property
     def crowded(self) -> bool:
-        """Whether it serves, but refused a session for lack of room."""
+        """Whether it is reachable but refused a session for lack of room."""
         return self._room is not None and not self._failures
 
     def begin_opening(self, now: float) -> None:
-        """A session is being opened."""
+        """Record that a session is being opened."""
         self.held += 1
         self.opening += 1
         if self._room is not None and self.held > self._room:
             self._room, self._ask_at = self.held + self.held // 8, now + FULL_SERVER_BACKOFF_S
 
     def opened(self) -> None:
-        """A session could be opened."""
+        """Record that a session was opened."""
         self._failures = 0
 
     def failed(self, now: float) -> None:
-        """It could not be reached, or a session broke."""
+        """Record that it could not be reached or that a session broke."""
         if now < self._retry_at:
-            return  # the sessions of a server that dies fail together: one failure, not one each
+            return  # when a server dies all its sessions fail: count one failure, not one each
         doublings = min(
             self._failures, 32
-        )  # a thousand, of a server that is down for hours, no float can hold
+        )  # a server that is down for hours has failures enough to overflow a float
         pause = min(BACKOFF_S * 2**doublings, MAX_BACKOFF_S)
         self._failures += 1
         self._retry_at = now + pause * random.uniform(0.5, 1.0)
 
     def refused(self, now: float, retry_after_s: float | None) -> None:
-        """Record that it refused a session for lack of room; the session counts as held."""
+        """Record that it refused a session for lack of room; the session is still counted in `held`."""
         self._room = self.held - 1 + len(self.idle)
         self._ask_at = now + (
             FULL_SERVER_BACKOFF_S if retry_after_s is None else min(retry_after_s, MAX_BACKOFF_S)
         )
 
     def renewed(self) -> None:
-        """Reset the state of a server that is reported to serve."""
+        """Clear the failures and the known room of a server that is reported to serve."""
         self._failures, self._retry_at, self._room = 0, 0.0, None
 
 
 class LeasedSession:
-    """Resets and steps of one session, each within its deadline. `SessionLeases.lease` makes it."""
+    """A leased session whose resets and steps each have a deadline; made by `SessionLeases.lease`."""
 
     def __init__(self, leases: "SessionLeases", server: ServerRecord, client: Client) -> None:
         self._leases = leases
         self.server = server
         self.client = client
         self.broken = False
-        """Whether a request failed. Nobody can say how its episode stands; the session is not used again.
+        """Whether a request failed, which leaves the episode's state unknown; the session is not reused.
 
-        One that was refused has changed nothing.
+        A request that failed validation changed nothing and does not count.
         """
         self.forks: list[LeasedSession] = []
-        """Made of this one by `SessionLeases.fork`; they end with its lease."""
+        """Sessions that `SessionLeases.fork` made of this one; they end with its lease."""
 
     @property
     def url(self) -> str:
-        """Where its server is."""
+        """Its server's URL."""
         return self.server.url
 
     async def reset(self, **options: Any) -> StepResult[Any]:
         """Begin an episode; `options` are `seed` and whatever else the environment takes.
 
-        A server that takes a session in and then has no room for it is a refusal like any other: the session
-        moves to where there is room.
+        If the server accepted the session but now has no room for it, the session moves to a server with room.
 
         Raises:
             openenv_core.ClientError: As `EnvClient.reset`; `RequestTimeoutError` after the deadline.
-            rl_bridge.errors.SessionUnavailableError: No server had room in time.
+            rl_bridge.errors.SessionUnavailableError: No server had room before the deadline.
         """
         began = asyncio.get_running_loop().time()
         while True:
@@ -188,7 +186,7 @@ class LeasedSession:
         )
 
     async def fork(self, count: int) -> list[Client]:
-        """Return clients of sessions that begin where this one stands; see `SessionLeases.fork`."""
+        """Return clients of `count` sessions forked from this one's current state; see `SessionLeases.fork`."""
         return await self._within(
             self._leases.deadlines.reset_s, "fork", "env.reset_timeout_s", self.client.fork(count)
         )
@@ -205,7 +203,7 @@ class LeasedSession:
                 raise
             raise RequestTimeoutError(
                 f"expected a {operation} of {self.url} within {seconds:g} s, it is not done; "
-                f"raise {key}, or see what the environment waits for"
+                f"raise {key}, or see what the environment is waiting for"
             ) from error
         except ValidationFailedError:
             sound = True
@@ -220,30 +218,29 @@ class LeasedSession:
 logger = logging.getLogger(__name__)
 
 Connect: TypeAlias = Callable[[str], Client]
-"""Makes a client of the server at a URL, not connected yet. Its own deadline for replies should not be the
-shorter one: `SessionDeadlines` has them."""
+"""Makes a client, not connected yet, of the server at a URL. Its reply timeout should be longer than the deadlines in
+`SessionDeadlines`."""
 
 IDLE_SESSION_TTL_S = 30.0
-"""How long a session stays open that nobody uses. Other workers may wait for room on its server."""
+"""How long an unused session stays open; other workers may be waiting for room on its server."""
 CLOSE_TIMEOUT_S = 5.0
-"""How long a session that ends may hold its place. What is still open then is broken off."""
+"""How long closing a session may take; after that it is aborted, and its place is free."""
 
 
 class SessionLeases:
-    """A bounded number of sessions over the servers of a list that may change at any time.
+    """Leases a bounded number of sessions over a list of servers that may change at any time.
 
     A session is opened when it is needed, on the server where this worker has the fewest in use, and kept for the
-    next episode. One whose episode failed is closed, and the next episode gets a fresh one. A server that cannot be
-    reached is left alone for a while that grows; while there is none to be had at all, who asks for a session waits
-    for one within the deadline.
+    next episode. A session whose request failed is closed, and the next episode gets a fresh one. An unreachable server
+    is retried after a growing pause; while no session is available at all, callers wait for one until the deadline.
 
-    Bound to the event loop that it is used on.
+    An instance is bound to the event loop on which it is used.
 
     Args:
         connect: Makes a client.
-        sessions: Sessions at most, over all servers; idle ones make way for others.
-        deadlines: Of every wait.
-        urls: The servers; none where `replace` tells them later.
+        sessions: The greatest number of sessions, over all servers; idle ones are closed to make room for others.
+        deadlines: The deadlines of all waits.
+        urls: The servers; may be empty if `replace` sets them later.
     """
 
     def __init__(
@@ -257,15 +254,15 @@ class SessionLeases:
         self.deadlines = deadlines or SessionDeadlines()
         self.sessions = sessions
         self.taken = 0
-        """Places that an episode has, or that are not free yet since their session is being closed."""
+        """Places held by an episode, or by a session that is being closed."""
         self.closing = 0
-        """The latter of them."""
+        """Places held by a session that is being closed."""
         self.opened = 0
-        """Sessions opened, since the beginning."""
+        """The number of sessions opened so far."""
         self.failed = 0
-        """Attempts to open one that failed, since the beginning."""
+        """The number of failed attempts to open a session so far."""
         self.discarded = 0
-        """Sessions given up after a failure, since the beginning."""
+        """The number of sessions discarded after a failure so far."""
         self._connect = connect
         self._places = asyncio.BoundedSemaphore(sessions)
         self._taking = asyncio.Lock()
@@ -281,7 +278,7 @@ class SessionLeases:
 
     @property
     def lent(self) -> int:
-        """Sessions that an episode has, or waits for a server to open."""
+        """Sessions that episodes hold or wait for a server to open."""
         return self.taken - self.closing
 
     @property
@@ -290,9 +287,9 @@ class SessionLeases:
         return sum(len(server.idle) for server in self._servers.values())
 
     def replace(self, urls: Sequence[str]) -> None:
-        """Take another list of servers. Sessions in use on others are finished, and not kept after that.
+        """Replace the list of servers. Sessions in use on removed servers stay until their lease ends, then close.
 
-        Must be called on the event loop where sessions are in use. What failed on those that were known is forgotten.
+        Must be called on the event loop on which sessions are used. Clears the failures of all listed servers.
         """
         for url in [url for url in self._servers if url not in urls]:
             server = self._servers.pop(url)
@@ -304,15 +301,15 @@ class SessionLeases:
 
     @asynccontextmanager
     async def lease(self, forks: int = 0) -> AsyncIterator[LeasedSession]:
-        """Have a session to oneself for the length of the block.
+        """Lease a session for the length of the block.
 
-        It is kept for the next one, unless a request failed or the block is left by an exception. `forks` says how many
-        more `fork` may make of it.
+        Afterwards it is kept for the next lease, unless a request failed or the block raised. `forks` is the number of
+        sessions that `fork` may make of it.
 
         Raises:
-            SessionUnavailableError: None was to be had within the deadlines.
-            openenv_core.AuthenticationError: The server wants a token, or another one; also `AccessRefusedError`.
-            openenv_core.ClientError: The server refuses sessions for a reason that will not pass.
+            SessionUnavailableError: No session was available before the deadlines.
+            openenv_core.AuthenticationError: The server requires a token, or another one; also `AccessRefusedError`.
+            openenv_core.ClientError: The server refuses sessions for a permanent reason.
             RolloutError: The leases were closed.
         """
         with span("lease", waits_for="session"):
@@ -341,7 +338,7 @@ class SessionLeases:
                 self._end(session)
 
     async def fork(self, session: LeasedSession, count: int) -> list[LeasedSession]:
-        """Make of a session others that begin where it stands, and end with its lease, which was told of so many."""
+        """Fork `count` sessions, at most the lease's `forks`, from a session's state; they end with its lease."""
         for client in await session.fork(count):
             self._hold(session.server)
             session.forks.append(LeasedSession(self, session.server, client))
@@ -351,9 +348,9 @@ class SessionLeases:
     async def renew(
         self, session: LeasedSession, since: float | None = None, refusal: CapacityError | None = None
     ) -> None:
-        """Put another session into the place of a leased one that failed, or was refused after it was opened.
+        """Replace a leased session that failed, or that its server refused after opening it.
 
-        `since` is when the wait for it began, where that was not now. Raises as `lease` does.
+        `since` is when the wait began, now by default. Raises as `lease` does.
         """
         given_up = session.server, session.client
         session.server, session.client = await self._obtain(since=since, last=refusal)
@@ -362,25 +359,25 @@ class SessionLeases:
         self._shut(*given_up)
 
     def learn(self, server: ServerRecord, error: BaseException) -> None:
-        """Update a server's state by a failure."""
+        """Update a server's state after a failure."""
         now = asyncio.get_running_loop().time()
         if isinstance(error, CapacityError):
             server.refused(now, error.retry_after_s)
             if not self._refusal_logged:
                 self._refusal_logged = True
                 logger.warning(
-                    "%s admits fewer than the %d sessions of env.sessions, the others play: %s",
+                    "%s admits fewer than the %d sessions of env.sessions; those admitted go on playing: %s",
                     server.url,
                     self.sessions,
                     error,
                 )
         elif isinstance(error, ConnectionFailedError | ConnectionLostError):
             server.failed(now)
-            # They have most likely broken too, and would each cost an episode an attempt.
+            # The idle sessions have most likely broken too, and would each cost an episode an attempt.
             self._close_idle(server)
 
     async def close(self) -> None:
-        """Close every session. Those in use break; waiters get an error."""
+        """Close every session, those in use included; waiters get an error."""
         self._closed = True
         for server in self._servers.values():
             self._close_idle(server)
@@ -392,7 +389,7 @@ class SessionLeases:
     async def _take_places(self, count: int) -> None:
         taken = 0
         try:
-            # In turn: two who wait for what the other one has would wait for ever.
+            # One caller at a time: two that each hold a part of what the other needs would deadlock.
             async with asyncio.timeout(self.deadlines.free_s) as timeout, self._taking:
                 while taken < count:
                     await self._places.acquire()
@@ -415,7 +412,7 @@ class SessionLeases:
     async def _obtain(
         self, *, since: float | None = None, last: ClientError | None = None
     ) -> tuple[ServerRecord, Client]:
-        """Return a session, an idle one or a fresh one. It is held until it is given to `_keep` or `_shut`."""
+        """Return an idle or a new session. It counts as held until it is passed to `_keep` or `_shut`."""
         clock = asyncio.get_running_loop().time
         began = clock() if since is None else since
         latest = began + self.deadlines.free_s
@@ -424,7 +421,7 @@ class SessionLeases:
                 async with asyncio.timeout_at(min(clock() + self.deadlines.connect_s, latest)) as timeout:
                     while True:
                         if self._closed:
-                            raise RolloutError("expected open sessions, got some that were closed")
+                            raise RolloutError("the session leases are closed")
                         server = self._choose()
                         if server is None:
                             await self._pause()
@@ -444,7 +441,7 @@ class SessionLeases:
                 if not timeout.expired():
                     raise
                 if self._crowded and clock() < latest:
-                    continue  # the time went by in a pause, or while this process stood still
+                    continue  # the time passed in a pause, or while this process was suspended
                 servers = ", ".join(self._servers) or "no server"
                 raise SessionUnavailableError(
                     f"expected a session on {servers} within {clock() - began:.3g} s, got none: "
@@ -459,11 +456,11 @@ class SessionLeases:
 
     @property
     def _crowded(self) -> bool:
-        """Whether what is waited for is the end of an episode, of ours or of others, not a server."""
+        """Whether the wait is for room on a full server, that is for an episode to end, here or on another worker."""
         return any(server.crowded for server in self._servers.values())
 
     async def _pause(self) -> None:
-        """Wait until something has changed, or a server may be asked again."""
+        """Wait until a server's state changes or a server may be retried."""
         now = asyncio.get_running_loop().time()
         times = [at for server in self._servers.values() if (at := server.usable_at()) is not None]
         with contextlib.suppress(TimeoutError):
@@ -492,7 +489,7 @@ class SessionLeases:
         return client
 
     def _keep(self, server: ServerRecord, client: Client) -> None:
-        """Keep a healthy session for reuse, or close it where it is not needed any more."""
+        """Keep a healthy session for reuse, or close it if its server was removed or the leases are closed."""
         if server.gone or self._closed:
             self._shut(server, client)
             return
@@ -503,7 +500,7 @@ class SessionLeases:
         self._release(server)
 
     def _end(self, session: LeasedSession) -> None:
-        """Close a session; its place is free when it is closed."""
+        """Start closing a session; its place is free once it is closed."""
 
         def ended(_: "asyncio.Task[None]") -> None:
             self.closing -= 1
@@ -513,7 +510,7 @@ class SessionLeases:
         self._shut(session.server, session.client).add_done_callback(ended)
 
     def _shut(self, server: ServerRecord, client: Client) -> "asyncio.Task[None]":
-        """Close a session that is held, without waiting for it. It is held until it is closed."""
+        """Start closing a held session without waiting for it; it counts as held until it is closed."""
 
         def ended(task: "asyncio.Task[None]") -> None:
             self._ends.discard(task)
@@ -533,7 +530,7 @@ class SessionLeases:
         self._shut(server, server.idle.pop(0)[1])
 
     def _close_unused(self) -> None:
-        """Close the sessions that nobody has used for long, and come back when the next has become one of them."""
+        """Close the sessions that have been unused for too long, and schedule the next sweep."""
         loop = asyncio.get_running_loop()
         for server in self._servers.values():
             while server.idle and server.idle[0][0] + IDLE_SESSION_TTL_S <= loop.time():
@@ -544,7 +541,7 @@ class SessionLeases:
         )
 
     def _hold(self, server: ServerRecord) -> None:
-        """Count a session of a server as in use, until it is given to `_keep` or `_shut`."""
+        """Count a session of a server as held, until it is passed to `_keep` or `_shut`."""
         self._held += 1
         server.held += 1
 
@@ -559,7 +556,7 @@ class SessionLeases:
 
 
 async def _close(client: Client) -> None:
-    """Close a session, in order where that is possible in time. Nobody is interested in why it is not."""
+    """Close a session, within the timeout; failures are ignored, for the session is not used again."""
     with contextlib.suppress(Exception):
         async with asyncio.timeout(CLOSE_TIMEOUT_S):
             await client.close()

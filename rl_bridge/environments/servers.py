@@ -1,4 +1,4 @@
-"""The environment servers of a run: found or started, supervised, and announced with address and token."""
+"""The environment servers of a run: started or given by URL, supervised, and announced to their users."""
 
 import asyncio
 import json
@@ -29,18 +29,18 @@ T = TypeVar("T")
 HTTP_PORT = 80
 
 POLL_INTERVAL_S = 0.2
-"""Between two looks at a server, so the longest that its death stays unnoticed."""
+"""Interval of checks whether a server's process is alive: the longest that its death goes unnoticed."""
 PROBE_INTERVAL_S = 5.0
-"""Between two questions after a server's health, and how long an answer may take."""
+"""Pause between two health probes of a server, and the timeout of each."""
 SILENCE_LIMIT_S = 60.0
-"""How long a server may answer none of them until it counts as dead. One whose environments compute on its event
-loop answers late: longer than a step may take."""
+"""How long a server may answer no probe before it counts as dead. It is longer than a step may take: a server whose
+environments compute on its event loop answers only afterwards."""
 STOP_RETRY_INTERVAL_S = 0.5
-"""Between two attempts to end a server whose start is still under way."""
+"""Pause between two attempts to stop a server that is still starting."""
 
 
 class Watchable(Provider, WatchedProvider, Protocol):
-    """A provider whose server can be looked at; a start that is under way fails where it is stopped."""
+    """A provider whose server can be watched; stopping it makes a start in progress fail."""
 
 
 class ServerState(StrEnum):
@@ -50,14 +50,14 @@ class ServerState(StrEnum):
     SERVING = "serving"
     RESTARTING = "restarting"
     FAILED = "failed"
-    """Its restart budget is gone."""
+    """Its restart budget is exhausted."""
     STOPPED = "stopped"
 
 
 class SupervisedServer:
-    """Keeps one server alive, which is called `source` in messages.
+    """Keeps one server alive; messages call it `source`.
 
-    The provider's calls are made in `threads`; `changed` is called on the event loop whenever `url` is another.
+    The provider's methods are called in `threads`; `changed` is called on the event loop whenever `url` changes.
     """
 
     def __init__(
@@ -76,24 +76,24 @@ class SupervisedServer:
         self._changed = changed
         self._starting: asyncio.Future[str] | None = None
         self.restarts = 0
-        """How often it has been started again."""
+        """The number of restarts."""
         self.state = ServerState.STOPPED
-        """What it is doing."""
+        """The server's state."""
         self.url: str | None = None
-        """Where it serves; None while it does not."""
+        """The URL at which it serves; None while it does not."""
 
     @property
     def pid(self) -> int | None:
-        """The process that watches over it, where it is one of this machine's."""
+        """The id of the process that guards it; None if it does not run in a local process."""
         return getattr(self._provider, "pid", None)
 
     async def start(self) -> None:
-        """Start it."""
+        """Start the server."""
         self.state = ServerState.STARTING
         await self._start()
 
     async def traceback(self) -> str:
-        """The last traceback that it printed; empty where there is none."""
+        """Return the last traceback that it printed; empty if there is none."""
         return sanitize(await self._call(lambda: last_traceback(self._provider.output())))
 
     async def supervise(self) -> NoReturn:
@@ -104,20 +104,20 @@ class SupervisedServer:
             await self._restart(f"{reason}\n{await self._call(self._last_words)}")
 
     async def stop(self) -> None:
-        """Stop it, also while it starts. Raises what the provider does."""
+        """Stop it, also while it is starting. Raises what the provider raises."""
         self._set(None, ServerState.STOPPED)
         while self._starting is not None and not self._starting.done():
-            # A start may not have come to where a stop has an effect.
+            # Repeated, because a start may not have reached the point from which a stop takes effect.
             await self._call(self._provider.stop)
             await asyncio.wait({self._starting}, timeout=STOP_RETRY_INTERVAL_S)
         if self._starting is not None:
             await asyncio.gather(
                 self._starting, return_exceptions=True
-            )  # whoever started it was told, or is gone
+            )  # the caller of `start` gets the exception
         await self._call(self._provider.stop)
 
     async def _until_lost(self) -> str:
-        """Return what became of the server, when something has."""
+        """Wait until the server is lost; returns how."""
         watchers = [asyncio.create_task(self._until_ended()), asyncio.create_task(self._until_silent())]
         try:
             done, _ = await asyncio.wait(watchers, return_when=asyncio.FIRST_COMPLETED)
@@ -140,7 +140,7 @@ class SupervisedServer:
             if await self._call(self._answers):
                 last_reply = clock()
             elif sent - last_reply >= SILENCE_LIMIT_S:
-                # Not before it was asked that late: what stood still until then may be this machine.
+                # The probe itself must have been sent that late: before, this machine may have been suspended.
                 return f"it has not answered for {SILENCE_LIMIT_S:g} s"
             await asyncio.sleep(PROBE_INTERVAL_S)
 
@@ -153,11 +153,11 @@ class SupervisedServer:
                     f"expected the environment's server {self._source} to need at most {self._policy.budget} restarts "
                     f"in {self._policy.window_s:g} s, it was lost once more; see why, or raise the budget: {reason}"
                 )
-            logger.warning("the environment's server %s is started again: %s", self._source, reason)
+            logger.warning("restarting the environment's server %s: %s", self._source, reason)
             await asyncio.sleep(pause)
             self.restarts += 1
             try:
-                await self._call(self._provider.stop)  # what is left of it
+                await self._call(self._provider.stop)  # its remaining processes
                 await self._start()
             except ProviderError as error:
                 reason = str(error)
@@ -178,7 +178,7 @@ class SupervisedServer:
         try:
             status_of(urlsplit(self.url).port or HTTP_PORT, PROBE_INTERVAL_S)
         except ValueError:
-            return True  # it asks for a token, or says that it is not well; it says something
+            return True  # it requires a token or reports that it is unhealthy, but it does answer
         except OSError:
             return False
         return True
@@ -191,31 +191,32 @@ class SupervisedServer:
 
 
 OnChange: TypeAlias = Callable[[tuple[str, ...]], Awaitable[None]]
-"""Told the servers that serve, whenever that changes. The next change is told when it has returned."""
+"""Called with the URLs of the serving servers whenever they change; calls do not overlap."""
 
 SPARE_CONTAINERS = 1
-"""Kept warm beside those in use, so that a lost container is replaced in milliseconds."""
+"""Containers kept warm beside those in use, so that a lost one is replaced in milliseconds."""
 
 
 class EnvironmentServers:
     """One or several environment servers behind a list of URLs.
 
-    Servers of `app` and `image` are started here, and started again when they die, within the restart policy. A URL
-    is somebody else's: it stays on the list, and whoever cannot reach it tries again.
+    Servers of `app` and `image` are started here, and restarted within the restart policy when they die. A server given
+    by URL is not managed: its URL stays on the list, and clients that cannot reach it retry.
 
         async with EnvironmentServers(app="envs.blackjack_env.server.app:app", count=2) as servers:
             leases.replace(servers.urls)
 
     Args:
-        app: An ASGI application to serve from local processes, as `package.module:name`; or one of the next two.
+        app: An ASGI application to serve from local processes, as `package.module:name`; alternatively `image` or
+            `urls`.
         image: A Docker image to serve from containers; they come from a pool that keeps a spare one warm.
         urls: Servers that already run.
-        count: How many servers to start.
+        count: The number of servers to start.
         container: Fields of `openenv_core.providers.ContainerOptions` for `image`.
-        restarts: How often one server may be started again, and how soon.
-        on_change: Told the URLs whenever they change.
-        logs: A folder where each server of `app` has a file with what it prints, `environment-0.log` and so on.
-        name: What such files are called.
+        restarts: How often and how soon each server may be restarted.
+        on_change: Called with the URLs whenever they change.
+        logs: A folder for a log of each server of `app`: `environment-0.log` and so on.
+        name: The stem of the log files' names.
     """
 
     def __init__(
@@ -243,7 +244,7 @@ class EnvironmentServers:
             self._pool = DockerPool(image, count + SPARE_CONTAINERS, **(container or {}))
             providers = [self._pool.provider() for _ in range(count)]
         self._news = asyncio.Event()
-        # Starting, watching and stopping block; a stop has to get a thread while a start and a probe have theirs.
+        # Start, probe and stop block: three threads per server, so that a stop never waits for the other two.
         self._threads = ThreadPoolExecutor(max(3 * len(providers), 1), "ropewalk-servers")
         self._servers = [
             SupervisedServer(
@@ -256,7 +257,7 @@ class EnvironmentServers:
 
     @property
     def urls(self) -> tuple[str, ...]:
-        """The servers that serve now, as far as is known."""
+        """The URLs of the servers that serve now, as far as is known."""
         return self._given or tuple(server.url for server in self._servers if server.url is not None)
 
     @property
@@ -265,7 +266,7 @@ class EnvironmentServers:
         return list(self._servers)
 
     async def __aenter__(self) -> Self:
-        """Start the servers; ProviderError where one could not be started, and none is left running."""
+        """Start the servers; ProviderError if one could not be started, and then none is left running."""
         try:
             await asyncio.gather(*(server.start() for server in self._servers))
         except BaseException:
@@ -273,7 +274,7 @@ class EnvironmentServers:
             raise
         self._tasks = [asyncio.create_task(server.supervise()) for server in self._servers]
         if self._on_change is not None:
-            self._news.set()  # the first list is news too
+            self._news.set()  # the first list is announced too
             self._tasks.append(asyncio.create_task(self._tell(self._on_change)))
         return self
 
@@ -283,12 +284,12 @@ class EnvironmentServers:
         await self._stop()
 
     async def traceback(self) -> str:
-        """The last traceback that a server printed which was started here; empty where there is none."""
+        """Return the last traceback that a server started here has printed; empty if there is none."""
         tracebacks = await asyncio.gather(*(server.traceback() for server in self._servers))
         return next(filter(None, tracebacks), "")
 
     async def watch(self) -> None:
-        """Never return while the servers can be had; RoleError where one died and its restart budget is gone."""
+        """Wait for ever; RoleError if a server dies and its restart budget is exhausted."""
         if not self._tasks:
             await asyncio.get_running_loop().create_future()
         await asyncio.wait(self._tasks, return_when=asyncio.FIRST_COMPLETED)
@@ -317,7 +318,7 @@ class EnvironmentServers:
 
 @asynccontextmanager
 async def serving(several: Iterable[EnvironmentServers]) -> AsyncIterator[None]:
-    """Start all of these side by side, and stop them so; ProviderError where one cannot be started."""
+    """Start all of these concurrently, and stop them likewise; ProviderError if one cannot be started."""
     opened: list[EnvironmentServers] = []
 
     async def open_one(one: EnvironmentServers) -> None:
@@ -337,7 +338,7 @@ async def serving(several: Iterable[EnvironmentServers]) -> AsyncIterator[None]:
 
 
 def read_token(file: str | None) -> str | None:
-    """The token in `env.token_file`: its first line that is no comment, as `ropewalk serve --token-file` reads them."""
+    """Read the token of `env.token_file`: the first line that is no comment, as for `ropewalk serve --token-file`."""
     if file is None:
         return None
     try:
@@ -352,23 +353,23 @@ def read_token(file: str | None) -> str | None:
 
 
 ENVIRONMENT_VARIABLE: Final = "ROPEWALK_CODERS"
-"""In the processes of reward functions and rollout workers: the file with the addresses."""
+"""Names the file with the coder servers' URLs, in the processes of reward functions and rollout workers."""
 
 
 def coders_file(folder: Path) -> Path:
-    """The file of a run."""
+    """Return the path of a run's file of coder URLs."""
     return folder.absolute() / "coders.json"
 
 
 def tell_coders(file: Path, urls: Sequence[str]) -> None:
-    """Write the addresses of the servers that serve now; a reader sees the old ones or the new ones."""
+    """Write the URLs of the servers that serve now, atomically: a reader sees the old list or the new one."""
     written = file.with_suffix(".partial")
     written.write_text(json.dumps(list(urls)) + "\n", encoding="utf-8")
     written.replace(file)
 
 
 def coder_urls() -> tuple[str, ...]:
-    """Where code can be run now, for reward functions and tasks: addresses of `monarch.roles.coder`'s servers."""
+    """Return the URLs of `monarch.roles.coder`'s servers, on which reward functions and tasks can run code now."""
     file = os.environ.get(ENVIRONMENT_VARIABLE)
     if file is None:
         raise ConfigError(

@@ -1,1 +1,1 @@
-"""The policy as a service: vLLM in an actor's process or beside it, or a server; and the caller's side of it."""
+"""The policy as a service: vLLM in an actor's process or its own, or a remote server; and the client."""

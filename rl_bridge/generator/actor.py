@@ -20,9 +20,9 @@ from rl_bridge.services.options import Turn, own_seed
 from rl_bridge.weights.store import WeightStore
 
 POLL_INTERVAL_S = 5.0
-"""How often it is looked whether the engine is stuck."""
+"""How often the engine's health is checked."""
 SHUTDOWN_TIMEOUT_S = 60.0
-"""How long a process may take to end."""
+"""How long the process may take to end after the engine has failed."""
 
 T = TypeVar("T")
 
@@ -30,7 +30,7 @@ _log = logging.getLogger(__name__)
 
 
 def _of_replica(method: Callable[..., Any]) -> Any:
-    """An endpoint that is the replica's method of the same name."""
+    """Make an endpoint that calls the replica's method of the same name."""
 
     async def call(self: "PolicyActor", *args: Any, **kwargs: Any) -> Any:
         result = method(self._replica, *args, **kwargs)
@@ -41,9 +41,9 @@ def _of_replica(method: Callable[..., Any]) -> Any:
 
 
 class PolicyActor(ServiceActor):
-    """A thin shell around `PolicyReplica`. Its process ends with its engine, so that another is started."""
+    """A thin shell around `PolicyReplica`. Its process ends with its engine, so that the service restarts it."""
 
-    REPLAYED = (("update_weights", "sleep"),)  # one that is to sleep needs no weights, which may be gone
+    REPLAYED = (("update_weights", "sleep"),)  # a sleeping replica needs no weights, which may be gone
     REPEATABLE = frozenset({"generate", "generate_many", "version"})
 
     def __init__(self, config: Config, model_path: str | Path, store: WeightStore | None = None) -> None:
@@ -54,13 +54,13 @@ class PolicyActor(ServiceActor):
     def options(
         cls, *, with_gpus: bool = False, environment: Mapping[str, str] | None = None, **options: Any
     ) -> BoundOptions:
-        """See `ServiceActor.options`; vLLM's own variables follow from whether a replica has a GPU."""
+        """See `ServiceActor.options`; `with_gpus` also determines vLLM's environment variables."""
         own = engine_environment(on_gpu=with_gpus) | dict(environment or {})
         return super().options(with_gpus=with_gpus, environment=own, **options)
 
     @concurrent_endpoint
     async def setup(self) -> None:
-        """Load the engine; returns when it can answer."""
+        """Load the engine; returns when it can generate."""
         await self._replica.setup()
         self._watch = asyncio.ensure_future(self._end_with_the_engine())
 
@@ -77,9 +77,9 @@ class PolicyActor(ServiceActor):
             os._exit(1)
 
     async def _alive(self, work: Awaitable[T]) -> T:
-        """What comes of work, but no word of an engine that has ended: it was not the caller's doing.
+        """Await `work`, but withhold the error of a failed engine from the caller, which is not to blame.
 
-        The process ends, and a lost replica's calls are repeated elsewhere, or by the one that takes its place.
+        The process ends meanwhile, so the service sees a lost replica and retries the call on another one.
         """
         try:
             return await work

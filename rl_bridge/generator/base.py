@@ -1,4 +1,4 @@
-"""The base of engines: an event loop on a thread of its own, and futures for callers on other threads."""
+"""The base class of engines: an event loop on its own thread, with futures for callers on other threads."""
 
 import asyncio
 import contextlib
@@ -20,14 +20,14 @@ if TYPE_CHECKING:
 
 @dataclass(kw_only=True, slots=True, frozen=True)
 class LoadMetrics:
-    """What taking new weights cost, in seconds.
+    """The durations of a weight update, in seconds.
 
     Attributes:
-        pause_s: In which no new prompt was begun.
-        load_s: Of these, in which the weights were replaced and nothing was generated at all. In the rest what had been
-            asked for before was answered.
-        handover_s: Before the pause, in which they were copied to where the engine can read them; 0 of one in this
-            process.
+        pause_s: The time in which no new prompt was started.
+        load_s: The part of the pause in which the weights were replaced and nothing was generated. In the rest, earlier
+            requests were completed.
+        handover_s: The time before the pause in which the weights were copied to where the engine can read them; 0 for
+            an engine in this process.
     """
 
     pause_s: float
@@ -36,21 +36,21 @@ class LoadMetrics:
 
 
 GRACE_PERIOD_S = 5.0
-"""What has been submitted ends by itself when the end is announced; for what does not there is a bound."""
+"""The longest wait for submitted work when the engine ends; such work normally ends by itself."""
 
 T = TypeVar("T")
 
 
 class Engine(ABC):
-    """Answers prompts, and takes new weights.
+    """Completes prompts and takes new weights.
 
-    All of it is coroutines, begun in the order in which they are submitted, from whatever thread, in an event loop on a
-    thread of the engine's own. At its end `_clean_up` is called there, when nothing else runs any more.
+    All work is coroutines on an event loop on the engine's own thread; they can be submitted from any thread and start
+    in the order of submission. At the end `_clean_up` is called there, after all other work.
 
     Attributes:
-        version: The weights that it samples from.
-        ended: Done when it is no more: with None after `close`, otherwise with what it died of.
-        statistics: What vLLM says of its cache and its tokens; None of an engine that is not ours.
+        version: The version of the weights that it samples from.
+        ended: Done when the engine has ended: with None after `close`, otherwise with its error.
+        statistics: vLLM's statistics of its cache and tokens; None for a remote server.
     """
 
     statistics: "EngineStatistics | None"
@@ -58,7 +58,7 @@ class Engine(ABC):
     def __init__(self, name: str, *, stop_timeout_s: float) -> None:
         self.version: PolicyVersion = 0
         self.ended: Future[None] = Future()
-        self.ended.set_running_or_notify_cancel()  # or who does not wait any more would take it from the others
+        self.ended.set_running_or_notify_cancel()  # otherwise one cancelled waiter would cancel it for all
         self._stop_timeout_s = stop_timeout_s
         self._lock = threading.Lock()
         self._loop: asyncio.AbstractEventLoop | None = None
@@ -69,7 +69,7 @@ class Engine(ABC):
         self._thread = threading.Thread(target=self._run, name=name, daemon=True)
 
     def start(self) -> "Future[None]":
-        """Begin loading; the future is done when it can answer, or has failed."""
+        """Start loading; the future is done when the engine can generate, or has failed."""
         with self._lock:
             self._loop = asyncio.new_event_loop()
         self._thread.start()
@@ -78,48 +78,49 @@ class Engine(ABC):
     def generate(
         self, prompts: Sequence[Sequence[int]], sampling: SamplingSettings, seeds: Sequence[int] | None = None
     ) -> "Future[list[Completion]]":
-        """Answer prompts, each a sequence of token ids; one completion a prompt, in order. Cancelling ends the work.
+        """Complete prompts, each a sequence of token ids; one completion per prompt, in order.
 
-        Seeds, one a prompt, from 0, decide the answers, whatever else the engine works on. Without, they are drawn from
-        the engine's own generator.
+        Cancelling the future ends the work. Seeds, one per prompt and not negative, determine the completions whatever
+        else the engine works on; without them the engine's own generator samples.
 
         Raises:
-            GeneratorError: The engine has failed, or is closed. The future has one, too, where a prompt is refused, or
-                the engine has sampled no token for `rollout.generate_timeout_s` while it waited.
+            GeneratorError: The engine has failed or is closed. The future, too, gets one if a prompt is refused or the
+                engine has sampled no token for `rollout.generate_timeout_s` while it waited.
         """
         return self._submit(self._generate(prompts, sampling, seeds))
 
     @abstractmethod
     def load(self, version: PolicyVersion, state: "Mapping[str, Tensor] | None") -> "Future[LoadMetrics]":
-        """Take new weights, which tokens report from then on, and wake where it sleeps.
+        """Load new weights, whose version tokens report from then on; wakes a sleeping engine.
 
-        With `rollout.weight_update` "drain", what was asked for before is answered first, under the old ones.
+        With `rollout.weight_update` "drain", earlier requests are completed first, under the old weights.
 
-        With "keep_cache" answers under way go on with the keys and values that they have: the least is computed, and a
-        token's distribution is that of its weights after a context that older ones have read. Its log-probability is of
-        just that distribution, so ratios against it are right, and larger. Of other prompts' keys and values a prompt
-        is given none that are of older weights than it was asked at (`prompt_of`).
+        With "keep_cache", completions in progress continue with their cached keys and values. That costs the least
+        computation; a token's distribution is that of its weights given a context computed by older ones. Its
+        log-probability is of exactly that distribution, so ratios against it are right, and larger. A prompt never
+        reuses other prompts' keys and values of older weights than those at the time of its request (`prompt_of`).
 
-        With "continue", answers under way go on under the new ones. The keys and values of their tokens so far are
-        computed anew. So every token is sampled from the distribution that the weights it names have after the tokens
-        before it, which is what the trainer computes. And vLLM can drop the cached prefixes of the old weights, which
-        it cannot while requests hold some; new prompts would be answered from them.
+        With "continue", completions in progress continue under the new weights, with the keys and values of their
+        tokens so far recomputed. So every token is sampled from the distribution of the weights that it reports given
+        the tokens before it, which is what the trainer computes. vLLM can then also drop the cached prefixes of the
+        old weights, which it cannot do while requests hold some, and which new prompts would otherwise reuse.
 
-        The state has tensors under their Hugging Face names; with `model.lora.push` of "adapter" those of the adapters
-        under PEFT's, or none for the weights that the engine began with. They must not change until the future is done.
-        None: the weights that it has are those. Where replacing the weights fails half-way the engine ends.
+        `state` has tensors under their Hugging Face names. With `model.lora.push` of "adapter" it has those of the
+        adapters under PEFT's names, or none for the weights that the engine started with. They must not change until
+        the future is done. A `state` of None means that the engine has these weights already. If replacing the weights
+        fails half-way, the engine ends.
         """
 
     @abstractmethod
     def sleep(self) -> "Future[None]":
-        """Answer nothing until the next `load`, and leave the GPU's memory to others; on a CPU all stays where it is.
+        """Generate nothing until the next `load`, and free the GPU's memory; on a CPU everything stays in memory.
 
-        Answers under way are as for `load`: with `rollout.weight_update` "drain" they come first, with "continue" they
-        go on when it wakes, their keys and values computed anew.
+        Completions in progress are handled as in `load`: with `rollout.weight_update` "drain" they are finished first,
+        with "continue" they go on when the engine wakes, with their keys and values recomputed.
         """
 
     def check(self) -> None:
-        """Raise GeneratorError where it has failed, or is closed."""
+        """Raise GeneratorError if the engine has failed or is closed."""
         with self._lock:
             if self._closed:
                 raise self._error()
@@ -142,13 +143,13 @@ class Engine(ABC):
     async def _clean_up(self) -> None: ...
 
     def _submit(self, work: Coroutine[Any, Any, T]) -> "Future[T]":
-        """Have a coroutine run; cancelling the future cancels it. GeneratorError once the engine has ended."""
+        """Run a coroutine; cancelling the future cancels it. Raises GeneratorError once the engine has ended."""
         with self._lock:
             if self._closed or self._loop is None:
                 work.close()
                 raise self._error()
             future = asyncio.run_coroutine_threadsafe(self._await_or_fail(work), self._loop)
-            self._under_way.add(future)  # before the end can be announced, which looks for it there
+            self._under_way.add(future)  # under the lock, so that the engine's end waits for it
         future.add_done_callback(self._under_way.discard)
         return future
 
@@ -184,7 +185,7 @@ class Engine(ABC):
         try:
             with asyncio.Runner(loop_factory=lambda: loop) as runner:
                 runner.run(self._until_ended())
-        except BaseException as error:  # the thread's death must reach whoever waits
+        except BaseException as error:  # waiters must learn that the thread has died
             self._end(error)
             self._failure = self._failure or error
         if self._failure is None:

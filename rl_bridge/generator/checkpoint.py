@@ -1,4 +1,4 @@
-"""A checkpoint in vLLM's engine, as a policy of `ropewalk eval`."""
+"""A checkpoint, served by vLLM's engine, as a policy of `ropewalk eval`."""
 
 import asyncio
 import json
@@ -19,11 +19,11 @@ from rl_bridge.tokens.tool_calls import CallStyle, UnparsableCall, parse_tool_ca
 from rl_bridge.types import SamplingSettings
 
 MAX_LENGTH = 32_768
-"""Of prompt and answer together, where a checkpoint would take more: its cache has to fit."""
+"""The most tokens of prompt and answer together, even if the checkpoint allows more: the cache has to fit."""
 
 
 class CheckpointModel:
-    """See `openenv_core.evaluation.policies.ChatModel`; a prompt and its answer have at most `max_length` tokens."""
+    """A `ChatModel` (`openenv_core.evaluation.policies`); prompt and answer have at most `max_length` tokens."""
 
     def __init__(self, settings: EvaluationSettings, engine: Engine, max_length: int) -> None:
         self.tokenizer = ChatTokenizer(Path(settings.policy).expanduser())
@@ -37,7 +37,7 @@ class CheckpointModel:
 
     @classmethod
     async def open(cls, settings: EvaluationSettings) -> "CheckpointModel":
-        """Start the engine; ConfigurationError where it is no checkpoint, or a package or a setting is missing."""
+        """Start the engine; ConfigurationError if there is no checkpoint, or a package or a setting is missing."""
         with _of_the_core():
             engine, longest = await asyncio.to_thread(_engine, settings)
             try:
@@ -55,18 +55,18 @@ class CheckpointModel:
             chat = Conversation(self.tokenizer, [_message(message) for message in messages], tools)
         if tools and self.tokenizer.call_style is None:
             raise PolicyError(
-                "expected a chat template that tells how calls of tools are written, got one that does not; "
+                "expected a chat template that defines how tool calls are written, got one that does not; "
                 "--mode text has them written as text"
             )
         return CheckpointChat(self, chat, seed, calls=bool(tools))
 
     async def close(self) -> None:
-        """End the engine."""
+        """Close the engine."""
         await asyncio.to_thread(self.engine.close)
 
 
 class CheckpointChat:
-    """See `openenv_core.evaluation.policies.Chat`. Nothing is tokenized twice."""
+    """A `Chat` (`openenv_core.evaluation.policies`). Nothing is tokenized twice."""
 
     def __init__(self, model: CheckpointModel, chat: Conversation, seed: int, *, calls: bool) -> None:
         self._model = model
@@ -76,7 +76,7 @@ class CheckpointChat:
         self._answer: Sequence[int] = ()
 
     async def answer(self) -> ChatAnswer | None:
-        """See `Chat.answer`. An answer that is cut off leaves no room either: what it lacks nobody knows."""
+        """See `Chat.answer`. A truncated answer also returns None, because its rest is unknown."""
         model, prompt = self._model, self._chat.prompt
         if len(prompt) > model.longest_prompt:
             return None
@@ -96,7 +96,7 @@ class CheckpointChat:
             in_thought=model.tokenizer.opens_thought(prompt),
         )
         text = model.tokenizer.text(completion.tokens)
-        if isinstance(parsed, UnparsableCall):  # `tell` will say what was expected
+        if isinstance(parsed, UnparsableCall):  # the caller then tells the model what was expected
             return ChatAnswer(text)
         calls = tuple(RequestedCall("", call.name, dict(call.arguments)) for call in parsed)
         return ChatAnswer(text, calls)
@@ -108,7 +108,7 @@ class CheckpointChat:
 
 
 def _engine(settings: EvaluationSettings) -> tuple[Engine, int]:
-    """Make an engine of a checkpoint; return it, and the greatest length of what it takes."""
+    """Make an engine of a checkpoint; returns it and its greatest length of prompt and answer, in tokens."""
     folder = Path(settings.policy).expanduser().absolute()
     try:
         described = json.loads((folder / "config.json").read_bytes())
@@ -142,7 +142,7 @@ def _message(message: Mapping[str, Any]) -> ChatMessage:
 
 @contextmanager
 def _of_the_core() -> Iterator[None]:
-    """Raise the bridge's errors as the core's."""
+    """Translate the bridge's errors into the core's."""
     try:
         yield
     except (ConfigError, MissingDependencyError) as error:

@@ -1,4 +1,4 @@
-"""The caller's side of the generator: many callers of one prompt each, few calls of many prompts."""
+"""The generator's client: it batches single prompts of many callers into few calls."""
 
 import asyncio
 import math
@@ -15,10 +15,10 @@ from rl_bridge.types import Completion, SamplingSettings
 GenerateCall = Callable[
     [list[Sequence[int]], SamplingSettings, list[int] | None], Awaitable[list[Completion]]
 ]
-"""Sends prompts, how to sample, and seeds, to an engine: `policy.generate_many.route`."""
+"""Sends prompts, sampling settings and seeds to an engine: `policy.generate_many.route`."""
 
 TOKENS_A_CALL = 512
-"""The longest answers that a call may ask for together: who is answered early waits for all others of it."""
+"""The most new tokens that a call may request, over all of its prompts: short answers wait for the call's longest."""
 
 _CLOSED = "the generator is closed"
 
@@ -37,7 +37,7 @@ class _Ask:
 
 @dataclass(slots=True)
 class _Lane:
-    """What waits for one replica, or for any; and calls under way, each with the prompts that it could have carried."""
+    """The prompts that wait for one replica, or for any, and the calls in flight with the capacity of each."""
 
     waiting: deque[_Ask] = field(default_factory=deque)
     calls: "dict[asyncio.Task[None], int]" = field(default_factory=dict)
@@ -45,19 +45,19 @@ class _Lane:
 
 
 class GeneratorClient:
-    """Gathers the prompts of concurrent callers into batches.
+    """Batches the prompts of concurrent callers.
 
-    While as many calls are under way as the replicas are meant to have, prompts gather; when one comes back, those that
-    have gathered go out together. So a lone prompt is not delayed, and under load a call carries many: as many as fit,
-    of long answers fewer, and no more than leave every replica its share.
+    While the replicas have as many calls in flight as they should, prompts queue; when a call returns, the queued
+    prompts are sent together. So a lone prompt is not delayed, and under load a call carries many prompts: fewer if
+    their answers are long, and not more than leaves every replica its share.
 
     Args:
         call: Sends a batch to the least loaded replica; usually `policy.generate_many.route`.
-        max_batch: Prompts a call at most.
-        max_calls: Full calls under way at most a replica: one being generated, one waiting at the engine.
-        replicas: Tells how many replicas there are now.
-        timeout_s: How long one call may take, what it waits for a replica to serve included.
-        open_session: Opens a session of `generate_many`, near another one; None where there is but one replica.
+        max_batch: The most prompts of a call.
+        max_calls: The most full calls in flight per replica: one being generated, one waiting at the engine.
+        replicas: Returns the current number of replicas.
+        timeout_s: The deadline of one call, including the wait for a replica to serve.
+        open_session: Opens a session of `generate_many`, near another one; None if there is only one replica.
     """
 
     def __init__(
@@ -77,12 +77,12 @@ class GeneratorClient:
         self._timeout_s = timeout_s
         self._open_session = open_session
         self._lanes: defaultdict[int | None, _Lane] = defaultdict(_Lane)
-        """By replica; that of None is for prompts which any replica may answer."""
+        """By replica; the lane of None is for prompts that any replica may complete."""
         self._closed = False
 
     @contextmanager
     def settled(self, near: StickySession | None = None) -> Iterator["SettledClient"]:
-        """Answer a conversation at one replica, while it serves: that of one that begins alike, if there is one."""
+        """Return a client for one conversation, bound to a replica: that of `near`, which shares its prefix, if any."""
         session = None if self._open_session is None else self._open_session(near)
         try:
             yield SettledClient(self, session)
@@ -97,7 +97,7 @@ class GeneratorClient:
         seed: int | None = None,
         session: StickySession | None = None,
     ) -> Completion:
-        """Answer one prompt; those with equal settings travel together. A seed decides the answer."""
+        """Complete one prompt, batched with others of equal settings. A seed determines the answer."""
         if self._closed:
             raise GeneratorError(_CLOSED)
         ask = _Ask(prompt, sampling, seed, session)
@@ -105,17 +105,17 @@ class GeneratorClient:
         lane = self._lanes[replica]
         lane.waiting.append(ask)
         if not lane.scheduled and self._room(replica, self._size(sampling)):
-            # After everything that is ready to run now: those callers' prompts go along.
+            # After everything that is ready to run now, so that those callers' prompts join the batch.
             lane.scheduled = True
             asyncio.get_running_loop().call_soon(self._flush, replica)
         return await ask.future
 
     def _size(self, sampling: SamplingSettings) -> int:
-        """How many prompts a call may carry."""
+        """Return how many prompts a call may carry."""
         return max(1, min(self._max_batch, TOKENS_A_CALL // max(1, sampling.max_new_tokens)))
 
     def _room(self, replica: int | None, size: int) -> bool:
-        """Whether one more call of this size may be under way."""
+        """Whether one more call of this size may be sent."""
         replicas = max(1, self._replicas()) if replica is None else 1
         return sum(self._lanes[replica].calls.values()) + size <= self._max_calls * self._max_batch * replicas
 
@@ -130,7 +130,7 @@ class GeneratorClient:
             batch: list[_Ask] = []
             while lane.waiting and len(batch) < min(size, share) and lane.waiting[0].goes_with(first):
                 ask = lane.waiting.popleft()
-                if not ask.future.done():  # its caller has been cancelled
+                if not ask.future.done():  # its caller was cancelled
                     batch.append(ask)
             if batch:
                 task = asyncio.ensure_future(self._send(batch))
@@ -139,7 +139,7 @@ class GeneratorClient:
 
     def _on_batch_done(self, replica: int | None, batch: list[_Ask], task: "asyncio.Task[None]") -> None:
         del self._lanes[replica].calls[task]
-        for ask in batch:  # a task that is cancelled before it begins has told nobody
+        for ask in batch:  # a task that is cancelled before it starts has not resolved the futures
             if not ask.future.done():
                 ask.future.set_exception(GeneratorError(_CLOSED))
         self._flush(replica)
@@ -153,7 +153,7 @@ class GeneratorClient:
                         completions = await self._ask(batch)
                         break
                     except PromptRefusedError as refused:
-                        # It was that prompt's caller alone who asked for something wrong.
+                        # Only that prompt's caller made a mistake: send the others again.
                         _fail([batch[refused.prompt]], refused)
                         batch = [*batch[: refused.prompt], *batch[refused.prompt + 1 :]]
         except BaseException as error:
@@ -174,7 +174,7 @@ class GeneratorClient:
 
     async def _ask(self, batch: list[_Ask]) -> list[Completion]:
         seeds = [ask.seed for ask in batch if ask.seed is not None] or None
-        # Whose replica is lost meanwhile goes where the first of them goes, this once.
+        # Prompts of sessions whose replica was lost meanwhile follow the first one's session, this once.
         session = batch[0].session
         call = self._call if session is None else session.generate_many.route
         completions = await call([ask.prompt for ask in batch], batch[0].sampling, seeds)
@@ -187,7 +187,7 @@ class GeneratorClient:
         self._closed = True
         calls = [call for lane in self._lanes.values() for call in lane.calls]
         for lane in self._lanes.values():
-            waiting = list(lane.waiting)  # first, so that a call that ends sends nothing more
+            waiting = list(lane.waiting)  # emptied first, so that a call that ends sends nothing more
             lane.waiting.clear()
             _fail(waiting, GeneratorError(_CLOSED))
         for task in calls:
@@ -197,7 +197,7 @@ class GeneratorClient:
 
 @dataclass(slots=True, frozen=True)
 class SettledClient:
-    """A client whose prompts go to one replica; see `GeneratorClient.settled`."""
+    """A client bound to one replica; see `GeneratorClient.settled`."""
 
     client: GeneratorClient
     session: StickySession | None
@@ -205,11 +205,11 @@ class SettledClient:
     async def complete(
         self, prompt: Sequence[int], sampling: SamplingSettings, seed: int | None = None
     ) -> Completion:
-        """Answer one prompt; see `GeneratorClient.complete`."""
+        """Complete one prompt; see `GeneratorClient.complete`."""
         return await self.client.complete(prompt, sampling, seed, self.session)
 
     def settled(self) -> "AbstractContextManager[SettledClient]":
-        """Answer the prompts of a conversation that begins like this one."""
+        """Return a client for a conversation that shares this one's prefix."""
         return self.client.settled(self.session)
 
 

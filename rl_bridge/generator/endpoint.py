@@ -1,4 +1,4 @@
-"""A server that speaks the OpenAI protocol, as an engine: for policies that are looked at and not trained."""
+"""An engine backed by a server that speaks the OpenAI protocol, for policies that are evaluated and not trained."""
 
 import asyncio
 import math
@@ -23,16 +23,16 @@ if TYPE_CHECKING:
 
 
 ALTERNATIVES = 5
-"""The most likely tokens that servers tell of: more is nowhere allowed by default."""
+"""The number of most likely tokens to request: no server allows more by default."""
 LEAST_LOGPROB = -9999.0
-"""What vLLM writes for minus infinity, which JSON does not have."""
+"""vLLM's value for minus infinity, which JSON does not have."""
 ROUNDING = 1e-3
 SMALLEST_SPREAD = 1e-4
-"""Of a distribution flatter than this (in nats squared) no temperature can be seen."""
+"""The least spread of a distribution, in nats squared, from which its temperature can be determined."""
 
 
 TokenId = Annotated[int, Field(strict=True, ge=0, lt=1 << 31)]
-"""No tokenizer has others, and some fail at them in words that say nothing of a server."""
+"""A token id. No tokenizer has others; some fail on them with errors that do not point to the server."""
 
 
 class _Logprobs(BaseModel):
@@ -53,7 +53,7 @@ class _Usage(BaseModel):
 
 
 class CompletionResponse(BaseModel):
-    """A server's answer to one prompt; what else is in it does not matter here."""
+    """A server's response to one prompt, as far as it is needed here."""
 
     choices: list[_Choice]
     usage: _Usage | None = None
@@ -65,9 +65,9 @@ def body(
     sampling: SamplingSettings,
     seed: int | None,
     *,
-    alternatives: int = 1,  # some servers take 0 for none at all, that of the sampled token included
+    alternatives: int = 1,  # with 0 some servers leave out the sampled token's own log-probability
 ) -> dict[str, Any]:
-    """The request for one prompt. A prompt a request: a server takes one seed for all prompts of one."""
+    """Make the request for one prompt; only one, because a server applies one seed to all prompts of a request."""
     request: dict[str, Any] = {
         "model": model,
         "prompt": list(prompt),
@@ -76,9 +76,9 @@ def body(
         "stop_token_ids": list(sampling.stop_token_ids),
         "logprobs": alternatives,
         "return_token_ids": True,
-        "return_tokens_as_token_ids": True,  # or two tokens of the same text would be one
+        "return_tokens_as_token_ids": True,  # otherwise two tokens of the same text would be merged
         "add_special_tokens": False,
-        # A server's own defaults may be others, from the model's generation_config.json for one.
+        # A server's own defaults may differ, for example by the model's generation_config.json.
         "top_p": 1.0,
         "top_k": -1,
         "min_p": 0.0,
@@ -94,7 +94,7 @@ def body(
 
 
 def read(content: bytes) -> CompletionResponse:
-    """The answer that a server gave; raises ConfigError where it is none."""
+    """Parse a server's response; raises ConfigError if it does not follow the protocol."""
     try:
         return CompletionResponse.model_validate_json(content)
     except ValidationError as error:
@@ -112,8 +112,8 @@ def completion_of(
     """Return the completion of an answer; its weights count as version 0.
 
     Raises:
-        ConfigError: Tokens or log-probabilities are missing, or not those of what was asked for.
-        GeneratorError: The server gave up on the prompt.
+        ConfigError: Tokens or log-probabilities are missing or do not match the request.
+        GeneratorError: The server aborted the completion.
     """
     if len(answer.choices) != 1:
         raise _refusal("one answer", f"{len(answer.choices)}", "use a server that knows n=1")
@@ -128,7 +128,7 @@ def completion_of(
         raise _refusal(
             "the ids of the tokens with each answer",
             "text alone",
-            "tokens cannot be had back from text; use a server that knows return_token_ids, such as vllm serve",
+            "tokens cannot be recovered from text; use a server that knows return_token_ids, such as vllm serve",
         )
     if len(tokens) > sampling.max_new_tokens:
         raise _refusal(
@@ -137,7 +137,7 @@ def completion_of(
             "use a server that knows max_tokens",
         )
     cut = isinstance(choice.stop_reason, int) and tokens[-1:] != [choice.stop_reason]
-    if cut or not tokens:  # what ends at once has that token at least
+    if cut or not tokens:  # even an answer that stops at once has the stop token
         which = f", {choice.stop_reason}," if cut else ""
         raise _refusal(
             f"the token that ended an answer{which} as a part of it",
@@ -186,7 +186,7 @@ def _is_logprob(value: float) -> bool:
 
 
 def first_alternatives(answer: CompletionResponse) -> dict[str, float]:
-    """Log-probabilities of the most likely first tokens of an answer; raises ConfigError where there are none."""
+    """Return the log-probabilities of an answer's most likely first tokens; ConfigError if they are missing."""
     logprobs = answer.choices[0].logprobs if answer.choices else None
     tops = None if logprobs is None else logprobs.top_logprobs
     if not tops or not tops[0] or len(tops[0]) < 2:
@@ -202,11 +202,11 @@ def first_alternatives(answer: CompletionResponse) -> dict[str, float]:
 def require_sampling_distribution(
     at_one: Mapping[str, float], at_temperature: Mapping[str, float], temperature: float
 ) -> bool:
-    """Raise ConfigError for log-probabilities (by token) of another distribution than is sampled from at `temperature`.
+    """Raise ConfigError if log-probabilities, by token, are not of the distribution sampled from at `temperature`.
 
-    With l the log-probabilities at temperature 1, those at T are l / T less a constant. So differences between tokens
-    are 1 / T as large: their ratio is fitted by least squares, and has to be nearer to 1 / T than to 1. Returns whether
-    it could be seen, which it cannot where all tokens are equally likely.
+    With l the log-probabilities at temperature 1, those at T are l / T minus a constant. So differences between tokens
+    are 1 / T times as large: this ratio is fitted by least squares, and must be nearer to 1 / T than to 1. Returns
+    whether it could be determined, which it cannot if all tokens are equally likely.
     """
     values = (*at_one.values(), *at_temperature.values())
     if not all(_is_logprob(value) for value in values):
@@ -214,7 +214,7 @@ def require_sampling_distribution(
             "every token to be possible",
             "some with a probability of 0",
             "top-p, top-k or min-p is in force whatever the request says; "
-            "the trainer cannot compute what is left by them",
+            "the trainer cannot compute the truncated distribution",
         )
     common = sorted(at_one.keys() & at_temperature.keys(), key=lambda token: -at_one[token])
     if not common:
@@ -241,16 +241,16 @@ def _refusal(expected: str, got: str, remedy: str) -> ConfigError:
 
 STOP_TIMEOUT_S = 10.0
 LONGEST_BESIDE = 4 << 20
-"""Bytes of an answer that hold no tokens: the list of all models that a service has, for one."""
+"""The most bytes of a response apart from its tokens, such as the list of all models of a service."""
 BYTES_A_TOKEN = 512
-"""Of JSON, at most: a token's text, number, log-probability and alternatives."""
+"""The most bytes of JSON per token: its text, id, log-probability and alternatives."""
 NAMED = 10
-"""Models that an error tells of."""
+"""The most models that an error lists."""
 
 
 @contextmanager
 def _of_the_bridge(place: int = 0) -> Iterator[None]:
-    """Raise the core's errors as the bridge's; `place` is the prompt's in its batch."""
+    """Translate the core's errors into the bridge's; `place` is the prompt's index in its batch."""
     try:
         yield
     except ConfigurationError as error:
@@ -261,7 +261,7 @@ def _of_the_bridge(place: int = 0) -> Iterator[None]:
 
 class _Model(BaseModel):
     id: str
-    max_model_len: int | None = None  # vLLM's; others do not say
+    max_model_len: int | None = None  # only vLLM has this field
 
 
 class _Models(BaseModel):
@@ -269,12 +269,12 @@ class _Models(BaseModel):
 
 
 class EndpointEngine(Engine):
-    """Answers batches of prompts by asking a server, at most `rollout.max_num_seqs` at a time.
+    """Completes prompts by requests to a server, at most `rollout.max_num_seqs` at a time.
 
-    A server that is overloaded, or not up yet, is asked again, ever more slowly, for as long as an answer may take. Its
-    version is always 0: the server's weights are what they are. The futures' errors, beside those of every engine:
-    ConfigError where the server does not serve the model, or not to us, or where its tokens or log-probabilities are
-    missing or wrong.
+    A server that is overloaded or not up yet is retried with growing pauses, for as long as an answer may take. The
+    version is always 0, because the server's weights never change. In addition to every engine's errors, the futures
+    raise ConfigError if the server does not serve the model, denies access, or returns missing or wrong tokens or
+    log-probabilities.
     """
 
     def __init__(self, config: Config) -> None:
@@ -289,19 +289,19 @@ class EndpointEngine(Engine):
         self._deadlines: set[asyncio.Timeout] = set()
 
     def load(self, version: PolicyVersion, state: "Mapping[str, Tensor] | None") -> "Future[LoadMetrics]":
-        """Refuse."""
+        """Raise WeightsError: a server's weights cannot be updated."""
         raise WeightsError(
             f"expected an engine of the run's own to take version {version}, got the server at {self._generator.url}; "
             "its weights cannot be updated, so it cannot be trained: use generator.engine=vllm or vllm_async"
         )
 
     def sleep(self) -> "Future[None]":
-        """Refuse: a server's GPUs are its own; a run that would ask is refused before (`find_training_obstacle`)."""
+        """Raise GeneratorError: a server's GPUs are its own. `find_training_obstacle` rejects such runs beforehand."""
         raise GeneratorError(
             f"expected an engine of the run's own to put to sleep, got {self._generator.url}"
         )
 
-    # From here on: in the loop.
+    # The rest runs on the engine's event loop.
 
     async def _start(self) -> None:
         PROCESS_SPANS.rest("prompts")
@@ -367,7 +367,7 @@ class EndpointEngine(Engine):
         return completion_of(answer, prompt=prompt, sampling=sampling)
 
     async def _check_logprobs(self, prompt: Sequence[int], sampling: SamplingSettings) -> None:
-        """Check once for each temperature that log-probabilities are those of the sampling."""
+        """Check once for each temperature that log-probabilities are those of the sampling distribution."""
         async with self._checking:
             if sampling.temperature in self._checked:
                 return
@@ -394,7 +394,7 @@ class EndpointEngine(Engine):
         assert self._http is not None
         with _of_the_bridge(place):
             answer = await self._http.request("POST", "/completions", body)
-        for deadline in self._deadlines:  # who answers is not late, however many wait for their turn
+        for deadline in self._deadlines:  # a server that answers is not late, however many prompts are queued
             deadline.reschedule(asyncio.get_running_loop().time() + self._rollout.generate_timeout_s)
         return read(answer)
 

@@ -1,8 +1,8 @@
-"""vLLM's engine, in this process or in one of its own; its requests and answers on a thread of this one.
+"""vLLM's engine, in this process or in its own; its requests are handled on a thread of this process.
 
 In this process the engine has no child that could be orphaned when its actor is killed, and on a CPU it starts several
-times faster. In one of its own it costs a longer start and a copy of the weights, and its steps wait for nobody: what
-goes on in the actor's process, messages and their encoding, does not take the interpreter's lock from the engine.
+times faster. A process of its own costs a longer start and a copy of the weights, but its steps never wait for the GIL
+while the actor's process encodes and sends messages.
 """
 
 import asyncio
@@ -35,18 +35,18 @@ from rl_bridge.metrics.spans import REST, span
 from rl_bridge.types import Completion, PolicyVersion, SamplingSettings
 
 POLL_INTERVAL_S = 1.0
-"""How often it is looked whether the engine's process is there."""
+"""How often it is checked that the engine's process is alive."""
 LOAD_FACTOR = 2.0
-"""New weights may take so many times as long as an engine may go without a token."""
+"""The timeout of a weight update, as a multiple of how long an engine may go without a token."""
 ABORT_TIMEOUT_S = 30.0
-"""For the engine to hear that nobody wants some answers any more."""
+"""The longest that aborting requests may take."""
 STOP_TIMEOUT_S = 30.0
 SLEEP: Final[Mapping[str, Any]] = MappingProxyType({"level": 1, "mode": "keep"})
-"""vLLM moves the weights to the host's memory, drops keys and values, and keeps what is under way."""
+"""vLLM moves the weights to the host's memory, drops keys and values, and keeps requests in progress."""
 
 
 class VllmEngine(Engine):
-    """vLLM's engine, in this process or `apart` from it. `seed` is of its own generator of random numbers."""
+    """vLLM's engine, in this process or, with `apart`, in its own. `seed` seeds its random number generator."""
 
     statistics: EngineStatistics
 
@@ -54,7 +54,7 @@ class VllmEngine(Engine):
         super().__init__("vllm-engine", stop_timeout_s=STOP_TIMEOUT_S)
         self.statistics = EngineStatistics()
         self.holds_weights = not apart and config.generator.tensor_parallel == 1
-        """Whether its weights are in this process, which hands it new ones as they are."""
+        """Whether its weights are in this process, so that new ones can be passed to it directly."""
         self._apart = apart
         self._config = config
         self._rollout = config.rollout
@@ -65,27 +65,27 @@ class VllmEngine(Engine):
         self._adapter_ids = itertools.count(1)
         self._sender = WeightSender()
         self._in_order = asyncio.Lock()
-        """Held by who hands something to the engine; it goes round in the order of asking."""
+        """Held while something is passed to the engine; granted in the order of requests."""
         self._replacing = asyncio.Lock()
         self._ids = itertools.count()
         self._doing = {"load weights": 0, "sleep": 0, "generate": 0}
-        """How many do what; the first that anybody does is what the engine is said to do."""
+        """The number of tasks in each activity; the first activity with any counts as the engine's."""
         self._slow_until = 0.0
-        """When it was last through with weights or falling asleep, on the clock of `time.monotonic`."""
+        """When it last finished loading weights or falling asleep, in seconds of `time.monotonic`."""
         self._changed = asyncio.Event()
         self._idle = asyncio.Event()
         self._idle.set()
         self._sign: Future[bool] | None = None
-        """A sign of life that the engine was asked for, when `check` was called."""
+        """The latest liveness probe that `check` sent to the engine."""
         self._asked = 0.0
 
     def load(self, version: PolicyVersion, state: Mapping[str, Tensor] | None) -> "Future[LoadMetrics]":
-        """See `Engine.load`. The old ones answer what is asked for while they are copied.
+        """See `Engine.load`. While new weights are copied, requests are completed under the old ones.
 
-        The engine is paused for it by its own means: it stops between two steps and drops all keys and values but with
-        `weight_update` "keep_cache"; with "continue" it computes those of answers under way anew when it goes on. An
-        engine that has not done it within twice `rollout.generate_timeout_s`, once what comes first is answered, has
-        failed and ends.
+        vLLM's own pause stops the engine between two steps and drops all keys and values except with `weight_update`
+        "keep_cache"; with "continue" it recomputes those of completions in progress when it resumes. An engine that has
+        not done this within twice `rollout.generate_timeout_s`, after any requests to be drained first, has failed and
+        ends.
         """
         return self._submit(self._load(version, state))
 
@@ -94,7 +94,7 @@ class VllmEngine(Engine):
         return self._submit(self._sleep())
 
     def check(self) -> None:
-        """See `Engine.check`; no sign of life for longer than what it does may take is no working either."""
+        """See `Engine.check`; also raises if the engine answers no probe for longer than its activity may take."""
         super().check()
         slow = self._doing["load weights"] or self._doing["sleep"]
         limit_s = self._rollout.generate_timeout_s * (LOAD_FACTOR if slow else 1.0)
@@ -105,7 +105,7 @@ class VllmEngine(Engine):
                 f"expected the engine to make a step within {limit_s:g} s, it has been at one for {silent_s:.0f} s"
             )
 
-    # From here on: in the loop.
+    # The rest runs on the engine's event loop.
 
     async def _start(self) -> None:
         try:
@@ -128,7 +128,7 @@ class VllmEngine(Engine):
     async def _generate(
         self, prompts: Sequence[Sequence[int]], sampling: SamplingSettings, seeds: Sequence[int] | None
     ) -> list[Completion]:
-        collectors: list[Any] = []  # of what is under way
+        collectors: list[Any] = []  # of requests in progress
         try:
             async with self._while_it_samples():
                 await self._in_order.acquire()
@@ -160,7 +160,7 @@ class VllmEngine(Engine):
     async def _while_it_samples(self) -> AsyncIterator[None]:
         """Raise TimeoutError once the engine has sampled no token of any request for too long.
 
-        While it takes weights nobody expects one: those have a time of their own.
+        Time spent loading weights does not count: that has a timeout of its own.
         """
         loop, began = asyncio.get_running_loop(), time.monotonic()
         again: asyncio.TimerHandle
@@ -186,8 +186,8 @@ class VllmEngine(Engine):
             async with asyncio.timeout(ABORT_TIMEOUT_S):
                 await self._llm.abort([collector.request_id for collector in collectors], internal=True)
         except TimeoutError:
-            self._end(GeneratorError(f"expected the engine to give answers up within {ABORT_TIMEOUT_S:g} s"))
-        except Exception as error:  # whoever waits is told of why there was something to give up
+            self._end(GeneratorError(f"expected the engine to abort requests within {ABORT_TIMEOUT_S:g} s"))
+        except Exception as error:  # the caller gets the error that led to the abort instead
             self._end(error)
 
     async def _add(
@@ -197,7 +197,7 @@ class VllmEngine(Engine):
         seeds: Sequence[int] | None,
         collectors: list[Any],
     ) -> None:
-        """Hand prompts to the engine, one after the other; `collectors` grows by what each answer will come to."""
+        """Pass prompts to the engine one by one, and append the collector of each to `collectors`."""
         try:
             params = sampling_params(sampling, seeds, prompts=len(prompts))
         except refusals() as error:
@@ -215,7 +215,7 @@ class VllmEngine(Engine):
                 raise PromptRefusedError(place, str(error)) from error
 
     async def _load(self, version: PolicyVersion, state: Mapping[str, Tensor] | None) -> LoadMetrics:
-        # In one piece: an engine left in the middle of it would be paused for good.
+        # Shielded from cancellation: an engine left in the middle of it would be paused for good.
         return await asyncio.shield(self._replace(version, state))
 
     async def _replace(self, version: PolicyVersion, state: Mapping[str, Tensor] | None) -> LoadMetrics:
@@ -226,7 +226,7 @@ class VllmEngine(Engine):
                 load, handed = "load_handed_over", await asyncio.to_thread(self._sender.write, state)
             requested = time.monotonic()
             async with self._hold_requests(f"load version {version}"):
-                if asleep:  # first the weights alone: vLLM goes on with what is under way when all is awake
+                if asleep:  # the weights alone first: vLLM resumes requests once everything is awake
                     with self._at("load weights"):
                         await self._llm.wake_up(["weights"])
                 elif state is not None:
@@ -259,19 +259,19 @@ class VllmEngine(Engine):
 
     @contextlib.asynccontextmanager
     async def _hold_requests(self, action: str) -> AsyncIterator[None]:
-        """Hand nothing else to the engine within the block; where that fails or takes too long, the engine ends."""
+        """Pass no requests to the engine within the block; if the block fails or takes too long, the engine ends."""
         limit_s = LOAD_FACTOR * self._rollout.generate_timeout_s
         deadline = asyncio.timeout(limit_s)
         try:
             async with self._in_order:
                 if self._rollout.weight_update == "drain" and not self.statistics.asleep:
-                    # By vLLM's own mode "wait" what is asked and not begun would be left to the new weights. It ends,
-                    # for answers that get no token are given up.
+                    # vLLM's own mode "wait" would leave requests that have not started to the new weights. The wait
+                    # ends in any case, because requests that get no token are aborted.
                     await self._idle.wait()
                 async with deadline:
                     yield
         except Exception as error:
-            # Some tensors may have been replaced: nothing that this engine says can be trusted any more.
+            # Some tensors may have been replaced already: the engine's output can no longer be trusted.
             failure = EngineFailedError(
                 f"expected the engine to {action} within {limit_s:g} s, it has not"
                 if deadline.expired()
@@ -281,7 +281,7 @@ class VllmEngine(Engine):
             raise failure from error
 
     async def _replace_adapter(self, state: Mapping[str, Tensor], lora: LoraConfig) -> None:
-        """Remove the current adapter and load the new one; without tensors there is none afterwards."""
+        """Replace the current adapter; without tensors there is none afterwards."""
         before = self._adapter
         with adapter_request(state, lora, next(self._adapter_ids)) as request:
             if before is not None:
@@ -291,7 +291,7 @@ class VllmEngine(Engine):
         self._adapter = request
 
     async def _watch_health(self) -> None:
-        """Notice when the engine's process is gone."""
+        """End the engine when its process is gone."""
         try:
             while True:
                 await self._llm.check_health()
@@ -300,7 +300,7 @@ class VllmEngine(Engine):
             self._end(error)
 
     async def _account(self) -> None:
-        """Record spans of the engine's activity as the replica's: the engine's process works for it alone."""
+        """Record the engine's activity as this process's spans: the engine works for this replica alone."""
         while True:
             self._changed.clear()
             doing = next((activity for activity, count in self._doing.items() if count), REST)
@@ -315,7 +315,7 @@ class VllmEngine(Engine):
         try:
             yield
         finally:
-            if activity != "generate":  # first: `check` looks from another thread
+            if activity != "generate":  # set before the count changes: `check` reads both on another thread
                 self._slow_until = time.monotonic()
             self._doing[activity] -= 1
             self._tell()
@@ -334,7 +334,7 @@ class VllmEngine(Engine):
 
 
 def require_tokens(prompt: Sequence[int], vocabulary: int) -> None:
-    """Raise ValueError for a token that the model does not have: without a tokenizer vLLM fails at the embedding."""
+    """Raise ValueError for a token outside the vocabulary: without a tokenizer vLLM fails only at the embedding."""
     for place, token in enumerate(prompt):
         if not 0 <= token < vocabulary:
             raise ValueError(f"expected token ids from 0 to {vocabulary - 1}, got {token!r} at place {place}")

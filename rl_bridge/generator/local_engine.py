@@ -1,29 +1,28 @@
-"""vLLM's engine inside this process, stepped by the event loop that asks it."""
+"""vLLM's engine inside this process, stepped by the event loop that uses it."""
 
 import asyncio
 from typing import Any
 
 TURNS_A_STEP = 4
-"""Of the event loop, beside each step: what was asked meanwhile is begun with, what was answered is told, at once."""
+"""Iterations of the event loop after each step, so that new requests start and finished ones are returned at once."""
 
 
 class Collector:
-    """Where one request's answer will be; as vLLM's own."""
+    """Receives one request's output, like vLLM's own collector."""
 
     def __init__(self, request_id: str) -> None:
         self.request_id = request_id
         self.answered: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
 
     async def get(self) -> Any:
-        """Wait for it."""
+        """Wait for the output."""
         return await self.answered
 
 
 class LocalEngine:
     """A `vllm.LLMEngine` with those methods of `vllm.v1.engine.async_llm.AsyncLLM` that `VllmEngine` calls.
 
-    They are carried out at once: in the loop no step is under way while something else is. What fails in a step fails
-    whoever waits for an answer.
+    They run synchronously on the event loop, so never during a step. An error in a step fails all pending requests.
     """
 
     def __init__(self, engine: Any) -> None:
@@ -47,38 +46,38 @@ class LocalEngine:
                 for _ in range(TURNS_A_STEP):
                     await asyncio.sleep(0)
         except Exception as error:
-            self._failure = error  # also of a step that nobody waits for any more
+            self._failure = error  # for `check_health`, even if no request is pending
             for collector in self._requests.values():
                 if not collector.answered.done():
                     collector.answered.set_exception(error)
-                    collector.answered.exception()  # of several prompts that wait together one is asked
+                    collector.answered.exception()  # marks it as retrieved: of a batch only the first is awaited
 
     def _tell(self, output: Any) -> None:
         collector = self._requests.pop(output.request_id, None)
-        if collector is not None and not collector.answered.done():  # it was, where nobody waits any more
+        if collector is not None and not collector.answered.done():  # it is done if the caller was cancelled
             collector.answered.set_result(output)
 
     async def add_request(self, request_id: str, prompt: Any, params: Any, *, lora_request: Any) -> Collector:
-        """Begin with a prompt."""
+        """Add a request; returns the collector of its output."""
         self._engine.add_request(request_id, prompt, params, lora_request=lora_request)
         self._requests[request_id] = collector = Collector(request_id)
         self._changed.set()
         return collector
 
     async def abort(self, ids: list[str], *, internal: bool) -> None:
-        """Give requests up."""
+        """Abort requests."""
         self._engine.abort_request(ids)
         for request_id in ids:
             self._requests.pop(request_id, None)
 
     async def pause_generation(self, *, mode: str, clear_cache: bool) -> None:
-        """Make no step until `resume_generation`; those under way compute anew what is not to be kept."""
+        """Make no step until `resume_generation`; with `clear_cache`, requests recompute their keys and values."""
         self._stands_still["paused"] = True
         if clear_cache:
             self._engine.reset_prefix_cache(reset_running_requests=True)
 
     async def resume_generation(self) -> None:
-        """Go on."""
+        """Resume stepping."""
         self._go_on("paused")
 
     async def sleep(self, *, level: int, mode: str) -> None:
@@ -87,7 +86,7 @@ class LocalEngine:
         self._stands_still["asleep"] = True
 
     async def wake_up(self, tags: list[str]) -> None:
-        """Take back memory; with that of keys and values, which are computed anew, it goes on."""
+        """Take memory back; stepping resumes with the tag "kv_cache", and requests recompute their keys and values."""
         if "kv_cache" in tags:
             self._engine.reset_prefix_cache(reset_running_requests=True)
         self._engine.wake_up(tags)
@@ -99,11 +98,11 @@ class LocalEngine:
         self._changed.set()
 
     async def collective_rpc(self, method: str, args: tuple[Any, ...]) -> None:
-        """Call a method of each worker."""
+        """Call a method on each worker."""
         self._engine.collective_rpc(method, args=args)
 
     async def update_weight_version(self, version: str) -> None:
-        """Have tokens say from now on that they are of these weights."""
+        """Set the version of the weights that tokens report from now on."""
         self._engine.set_weight_version(version)
 
     async def add_lora(self, request: Any) -> None:
@@ -111,19 +110,19 @@ class LocalEngine:
         self._engine.add_lora(request)
 
     async def remove_lora(self, number: int) -> None:
-        """Forget an adapter."""
+        """Remove an adapter."""
         self._engine.remove_lora(number)
 
     async def check_health(self) -> None:
-        """Raise what a step failed with: no other is made after it."""
+        """Raise the error of a failed step; none follows it."""
         if self._failure is not None:
             raise self._failure
 
     async def is_paused(self) -> bool:
-        """Return whether it is paused; called between two steps."""
+        """Return whether it is paused; runs between two steps."""
         return self._stands_still["paused"]
 
     async def end(self) -> None:
-        """Shut the engine down now, or it would end the process groups of the next one here."""
+        """Shut the engine down now: later it would destroy the process groups of the next engine in this process."""
         self._stepping.cancel()
         self._engine.engine_core.shutdown()

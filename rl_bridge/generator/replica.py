@@ -1,4 +1,4 @@
-"""One replica of the policy: an engine, and where its weights come from."""
+"""One replica of the policy: an engine and the source of its weights."""
 
 import asyncio
 import time
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
 
 def make_engine(config: Config, model_path: str | Path, *, seed: int | None = None) -> Engine:
-    """Make an engine of the kind that `generator.engine` names, not started yet; without a seed it has the run's."""
+    """Make the engine that `generator.engine` names, not started yet; `seed` defaults to the run's."""
     if config.generator.engine == "openai":
         return EndpointEngine(config)
     apart = config.generator.engine == "vllm_async"
@@ -44,12 +44,12 @@ INITIAL: PolicyVersion = 0
 
 @dataclass(kw_only=True, slots=True, frozen=True)
 class UpdateMetrics:
-    """What taking new weights cost.
+    """The durations of a weight update.
 
     Attributes:
-        transport_s: Seconds until the tensors were there, while answers were generated as ever.
-        pause_s: Seconds in which no new prompt was begun.
-        load_s: Of these, seconds in which the engine replaced its weights and generated nothing at all.
+        transport_s: Seconds until the tensors had arrived, during which generation went on.
+        pause_s: Seconds in which no new prompt was started.
+        load_s: The part of the pause, in seconds, in which the engine replaced its weights and generated nothing.
     """
 
     version: PolicyVersion
@@ -59,9 +59,9 @@ class UpdateMetrics:
 
 
 class PolicyReplica:
-    """Answers prompts, and serves the version that it is told to; without a store, the checkpoint's alone.
+    """Completes prompts with the version of the weights set by `update_weights`; without a store, the checkpoint's.
 
-    With a turn on the GPU that is shared with a trainer it begins asleep, and takes weights when the turn is its own.
+    With a turn on a GPU shared with a trainer, it starts asleep and loads weights once it holds the turn.
     """
 
     def __init__(
@@ -78,7 +78,7 @@ class PolicyReplica:
         self._store = store
         self._checkpoint = Checkpoint(model_path)
         self._engine = make_engine(config, model_path, seed=seed)
-        # Where this process has the engine's weights, parts of tensors are joined beside them.
+        # If this process holds the engine's weights, tensors are assembled from their parts on the same device.
         in_process = isinstance(self._engine, VllmEngine) and self._engine.holds_weights
         self._device = "cuda" if in_process and torch.cuda.is_available() else "cpu"
         self._updates = asyncio.Lock()
@@ -89,9 +89,9 @@ class PolicyReplica:
         return self._engine.ended
 
     async def setup(self) -> None:
-        """Load the engine; returns when it can answer."""
+        """Load the engine; returns when it can generate."""
         if self._turn is not None:
-            # Others compute meanwhile: of the engine's start this much needs no GPU.
+            # This part of the start needs no GPU, so others can compute meanwhile.
             with log_phase("importing vLLM"):
                 await asyncio.to_thread(import_engine)
             with log_phase("waiting for a turn on the GPU"):
@@ -112,7 +112,7 @@ class PolicyReplica:
     async def generate(
         self, prompt: Sequence[int], sampling: SamplingSettings | None = None, seed: int | None = None
     ) -> Completion:
-        """Answer one prompt; see `generate_many`."""
+        """Complete one prompt; see `generate_many`."""
         return (await self.generate_many([prompt], sampling, None if seed is None else [seed]))[0]
 
     async def generate_many(
@@ -121,7 +121,7 @@ class PolicyReplica:
         sampling: SamplingSettings | None = None,
         seeds: Sequence[int] | None = None,
     ) -> list[Completion]:
-        """Answer prompts, in order; see `Engine.generate`. Without sampling settings those of `rollout` count."""
+        """Complete prompts, in order; see `Engine.generate`. The sampling settings default to those of `rollout`."""
         rollout = self._config.rollout
         sampling = sampling or SamplingSettings(
             temperature=rollout.temperature, max_new_tokens=rollout.max_new_tokens
@@ -129,13 +129,13 @@ class PolicyReplica:
         return await asyncio.wrap_future(self._engine.generate(prompts, sampling, seeds))
 
     async def update_weights(self, version: PolicyVersion) -> UpdateMetrics:
-        """Take a version: the first from the checkpoint, the others from the store. One at a time, in order.
+        """Load a version: the initial one from the checkpoint, others from the store. One at a time, in order.
 
         Raises:
-            WeightsError: The store does not have it, it is not of this model, or the engine is a server, which takes
-                none; the weights are as before.
+            WeightsError: The store does not have it, it does not fit the model, or the engine is a remote server; the
+                weights are unchanged.
             GeneratorError: The engine failed.
-            RoleError: The turn on the GPU did not come.
+            RoleError: The turn on the GPU was not available in time.
         """
         async with self._updates:
             began = time.monotonic()
@@ -144,7 +144,7 @@ class PolicyReplica:
             await self._turn.take(self._config.trainer.timeout_s)
             try:
                 return await self._take(version, began)
-            except WeightsError:  # it sleeps on, and a trainer that has yet to bring weights needs the turn
+            except WeightsError:  # it stays asleep, and the trainer needs the turn to publish weights
                 self._turn.give_back()
                 raise
 
@@ -154,12 +154,12 @@ class PolicyReplica:
                 return await self._load(version, None, began)
             if self._engine.version == INITIAL:
                 return UpdateMetrics(version=version, transport_s=0.0, pause_s=0.0, load_s=0.0)
-            # With adapters the engine's own weights are still those.
+            # With adapters, the engine's own weights are still the initial ones.
             adapters = self._config.pushed_adapter is not None
             first = {} if adapters else await asyncio.to_thread(self._checkpoint.tensors)
             return await self._load(version, first, began)
         if self._config.generator.engine == "openai":
-            return await self._load(version, {}, began)  # which refuses, before a store is asked
+            return await self._load(version, {}, began)  # raises WeightsError before the store is used
         if self._store is None:
             raise WeightsError(f"expected a store of weights to take version {version} from, got none")
         async with self._store.open(version, device=self._device) as state:
@@ -175,7 +175,7 @@ class PolicyReplica:
         try:
             metrics = await asyncio.shield(loading)
         except asyncio.CancelledError:
-            await asyncio.wait({loading})  # the engine reads what our caller would give back
+            await asyncio.wait({loading})  # the engine still reads tensors that the caller would release
             raise
         return UpdateMetrics(
             version=version,
@@ -185,15 +185,15 @@ class PolicyReplica:
         )
 
     def version(self) -> PolicyVersion:
-        """The version being served."""
+        """Return the version being served."""
         return self._engine.version
 
     def statistics(self) -> EngineTotals | None:
-        """What the engine has counted since it began; None of a server."""
+        """Return the engine's totals since it started; None for a remote server."""
         return None if self._engine.statistics is None else self._engine.statistics.totals
 
     def health(self) -> None:
-        """Look whether the engine works."""
+        """Check the engine; raises GeneratorError if it does not work."""
         self._engine.check()
 
     async def close(self) -> None:
@@ -212,20 +212,20 @@ class Checkpoint:
         self._shapes: dict[str, tuple[int, ...]] | None = None
 
     def tensors(self) -> dict[str, Tensor]:
-        """Read the weights."""
+        """Read all weights."""
         return {name: opened.get_tensor(name) for name, opened in self._weights()}
 
     def require_like(self, state: Mapping[str, Tensor]) -> None:
         """Raise WeightsError unless a state dict has every tensor of the checkpoint, in its shape.
 
-        vLLM only logs which weights it was not given, and goes on with the old ones; shapes it notices when some
-        tensors have been replaced already.
+        vLLM only logs missing weights and goes on with the old ones, and notices wrong shapes when some tensors have
+        been replaced already.
         """
         if self._shapes is None:
             self._shapes = {
                 name: tuple(opened.get_slice(name).get_shape()) for name, opened in self._weights()
             }
-            # Where the output layer is the embedding some files have it a second time; no trainer sends it so.
+            # With tied embeddings some files hold the output layer a second time; the trainer never sends it.
             if read_hf_config(self._path).get("tie_word_embeddings"):
                 self._shapes.pop(OUTPUT, None)
         missing = [name for name in self._shapes if name not in state]
@@ -242,14 +242,14 @@ class Checkpoint:
                 )
 
     def _weights(self) -> Iterator[tuple[str, Any]]:
-        """Each tensor's name, with the open file that it is in."""
+        """Yield each tensor's name with the open file that holds it."""
         files = sorted(self._path.glob("*.safetensors"))
         if not files:
             raise ModelError(f"expected weights in *.safetensors at {str(self._path)!r}, found none")
         for file in files:
             try:
                 with safe_open(file, framework="pt") as opened:
-                    for name in opened.keys():  # noqa: SIM118 - it is no mapping
+                    for name in opened.keys():  # noqa: SIM118 - not a mapping
                         yield name, opened
             except (OSError, SafetensorError) as error:
                 raise ModelError(f"cannot read the weights in {str(file)!r}: {error}") from error

@@ -1,4 +1,4 @@
-"""What we ask of vLLM, in its own words: an engine, its statistics, sampling parameters, a finished answer."""
+"""The interface to vLLM: building an engine, its statistics, sampling parameters and finished requests."""
 
 import asyncio
 import math
@@ -27,26 +27,27 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 OWNER_VARIABLE = "ROPEWALK_ENGINE_OWNER"
-"""Tells an engine's own process whose it is, by number."""
+"""The variable that tells an engine's own process the id of the process that owns it."""
 SEED_LIMIT = 2**63
-"""Seeds are from 0 to below this: what PyTorch's generators take, less the negative ones; vLLM takes -1 for none."""
+"""Seeds are from 0 to below this: those of PyTorch's generators without negative ones, as vLLM's -1 means no seed."""
 KV_BLOCK_TOKENS = 16
-"""Tokens of a block of the key-value cache, as vLLM divides it on a GPU."""
+"""The number of tokens in a block of vLLM's key-value cache on a GPU."""
 MOST_KV_BLOCKS = 2**19
-"""Blocks of a GPU's key-value cache, 8 million tokens, where the prompts at once need no more. vLLM makes an object of
-each when it starts, in 1 to 3 microseconds and 100 bytes, and goes through all of them whenever the cache is cleared. A
-policy of two layers would have thirty million on a large card: a minute of its start, and seconds of every sleep."""
+"""The most blocks of a GPU's key-value cache, 8 million tokens, unless concurrent prompts need more. vLLM makes an
+object of each when it starts, at 1 to 3 microseconds and 100 bytes, and visits all of them whenever the cache is
+cleared. A policy of two layers would have thirty million on a large GPU: a minute of its start, and seconds of every
+sleep."""
 
 
 @dataclass(slots=True)
 class EngineTotals:
-    """What an engine has counted since it began; travels between processes.
+    """An engine's totals since it started; they are sent between processes.
 
     Attributes:
-        prompt_tokens: Tokens of prompts that were looked up in the prefix cache.
-        cached_tokens: Those of them that were found there, and not computed again.
+        prompt_tokens: Prompt tokens that were looked up in the prefix cache.
+        cached_tokens: Prompt tokens that were found there, and not computed again.
         generated_tokens: Tokens that were sampled.
-        preemptions: Requests that lost their keys and values to others, and are computed anew.
+        preemptions: Requests that lost their keys and values to others, and were recomputed.
         kv_cache_usage: The share of the key-value cache that is in use now.
     """
 
@@ -61,9 +62,10 @@ class EngineStatistics:
     """Replaces vLLM's stat loggers, and sums up their statistics.
 
     Attributes:
-        totals: Since the engine began.
-        last_token_at: When the last token was sampled, or the engine woke, on the clock of `time.monotonic`; 0 before.
-        asleep: Whether the engine has been put to sleep.
+        totals: The totals since the engine started.
+        last_token_at: When the last token was sampled or the engine last fell asleep or woke, in seconds of
+            `time.monotonic`; 0 before.
+        asleep: Whether the engine is asleep.
     """
 
     def __init__(self) -> None:
@@ -78,7 +80,7 @@ class EngineStatistics:
         mm_cache_stats: Any = None,
         engine_idx: int = 0,
     ) -> None:
-        """Take the statistics of one step; vLLM calls this."""
+        """Add the statistics of one step; vLLM calls this."""
         totals = self.totals
         if scheduler_stats is not None:
             totals.kv_cache_usage = scheduler_stats.kv_cache_usage
@@ -91,21 +93,21 @@ class EngineStatistics:
                 self.last_token_at = time.monotonic()
 
     def record_sleep_state(self, sleep: int, level: int) -> None:
-        """The engine sleeps (1) or has woken (0); vLLM calls this."""
+        """Record that the engine sleeps (1) or has woken (0); vLLM calls this."""
         self.asleep, self.last_token_at = bool(sleep), time.monotonic()
 
     def log(self) -> None:
-        """VLLM calls this now and then; there is nothing to print."""
+        """Do nothing; vLLM calls this periodically."""
 
     def seconds_without_token(self, since: float) -> float:
-        """How long no token has been sampled, counted from a moment at the earliest; nobody expects one asleep."""
+        """Return the seconds without a token, counted from `since` at the earliest; 0 while the engine sleeps."""
         return 0.0 if self.asleep else time.monotonic() - max(since, self.last_token_at)
 
 
 def import_engine() -> None:
-    """Import what `build_engine` needs, which takes long and no GPU; MissingDependencyError where it is not there."""
-    # In this process nothing waits for another; and apart, on a CPU, the executor "uni" is overruled otherwise, and a
-    # worker has yet another process, which would outlive its owner.
+    """Import vLLM, which takes long but needs no GPU; MissingDependencyError if it is not installed."""
+    # An engine in this process needs no other one. For an engine apart, on a CPU, vLLM would otherwise override the
+    # executor "uni" and start yet another process for the worker, which would outlive its owner.
     os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"
     try:
         import vllm
@@ -117,10 +119,10 @@ def import_engine() -> None:
 def build_engine(
     config: Config, model_path: str, *, seed: int, statistics: EngineStatistics, apart: bool
 ) -> Any:
-    """Load a `vllm.LLMEngine` in this process, as a `LocalEngine`; or, `apart` from it, vLLM's `AsyncLLM`.
+    """Load a `vllm.LLMEngine` in this process, as a `LocalEngine`, or with `apart` an `AsyncLLM` in its own process.
 
-    Blocks until it is loaded. It belongs to the event loop that runs here, and a process of its own to this thread,
-    with which it ends. GeneratorError where it cannot start.
+    Blocks until it is loaded. The engine is bound to the running event loop; a process of its own ends with this
+    thread. Raises GeneratorError if the engine cannot start.
     """
     import_engine()
     import vllm
@@ -129,11 +131,11 @@ def build_engine(
     kind: Any = AsyncLLM if apart else vllm.LLMEngine
     arguments: Any = vllm.AsyncEngineArgs if apart else vllm.EngineArgs
     options, loader = _options(config, model_path, seed), "WeightLoader"
-    if apart or config.generator.tensor_parallel > 1:  # or a process for each rank
+    if apart or config.generator.tensor_parallel > 1:  # the latter has a process for each rank
         _own_processes()
         loader = "OwnedWeightLoader"
     if not apart and config.rollout.weight_update != "drain":
-        # Or a step that the old weights have computed would be told of after the new ones came.
+        # Otherwise a step computed by the old weights would be reported after the new ones are loaded.
         options["async_scheduling"] = False
     try:
         with _modules_that_can_be_looked_at(), _semaphores_without_a_name():
@@ -141,40 +143,40 @@ def build_engine(
                 arguments(worker_extension_cls=f"rl_bridge.generator.vllm_worker.{loader}", **options)
             )
     except Exception as error:
-        where = "; its process has told why in this generator's log, in logs/ of the run" if apart else ""
+        where = "; the reason is in this generator's log, in the run's logs/" if apart else ""
         raise GeneratorError(f"vLLM cannot start on {model_path!r}: {error}{where}") from error
     started.logger_manager.stat_loggers = [statistics]
     return started if apart else LocalEngine(started)
 
 
 def _own_processes() -> None:
-    """Have vLLM's processes begin so that they end with this one."""
-    # Forked from a process with threads, as an actor's is, one might never start.
+    """Have vLLM start its processes such that they end with this one."""
+    # A process forked from one with threads, such as an actor's, may deadlock before it starts.
     os.environ["VLLM_WORKER_MULTIPROC_METHOD"] = "spawn"
     os.environ[OWNER_VARIABLE] = str(os.getpid())
 
 
 async def end_engine(engine: Any) -> None:
-    """End an engine, and where it has a process of its own, that and the sockets to it; in its event loop."""
+    """End an engine, with its own process and the sockets to it, if any; call it on the engine's event loop."""
     if isinstance(engine, LocalEngine):
         await engine.end()
         return
     core = engine.engine_core
     engine.shutdown()
-    # Where its process has died another thread has handed the sockets' closing to this loop.
+    # If its process has died, another thread has scheduled the closing of the sockets on this loop.
     await asyncio.sleep(0)
-    # vLLM closes its sockets, and leaves their context, which has threads, to the garbage collector. A context waits
-    # for its sockets for ever, so one that would have to stays as it is.
+    # vLLM closes its sockets but leaves their context, which has threads, to the garbage collector. `term` waits for
+    # all sockets for ever, so a context with open sockets is left alone.
     if all(socket.closed for socket in core.ctx._sockets):
         core.resources.ctx.term()
 
 
 @contextmanager
 def _semaphores_without_a_name() -> Iterator[None]:
-    """Have whatever is loaded make its locks between processes so that they leave nothing when this one is killed.
+    """Have semaphores made within the block leave nothing behind when this process is killed.
 
-    Where new processes are not forked, and Monarch has them spawned, a semaphore has a name in /dev/shm for as long as
-    it is there. vLLM's executor makes one, and the progress bar of its loader, which nobody shares.
+    Under the start method "spawn", which Monarch sets, a semaphore has a name in /dev/shm as long as it exists; under
+    "fork" it has none. vLLM's executor and its loader's progress bar make semaphores that no other process uses.
     """
     chosen = multiprocessing.get_start_method(allow_none=True)
     multiprocessing.set_start_method("fork", force=True)
@@ -186,12 +188,12 @@ def _semaphores_without_a_name() -> Iterator[None]:
 
 @contextmanager
 def _modules_that_can_be_looked_at() -> Iterator[None]:
-    """Hide modules for the block that hold objects whose attributes must not be inspected.
+    """Hide modules with objects whose attributes cannot be inspected from vLLM within the block.
 
-    On a CPU vLLM looks for its kernels behind every name of every module, and gives up where one raises, as Flask's
-    `request` does outside of a request. Who trains or evaluates may well have Flask: Monarch's dashboard is made of it.
+    On a CPU vLLM inspects every name of every module for its kernels, and fails if one raises, as Flask's `request`
+    does outside of a request. Flask is often imported: Monarch's dashboard uses it.
     """
-    # One of PyTorch's names warns whoever looks at it.
+    # One of PyTorch's names warns on access.
     warnings.filterwarnings("ignore", "`torch.distributed.reduce_op` is deprecated", FutureWarning)
     hidden = {name: module for name, module in list(sys.modules.items()) if not _can_be_looked_at(module)}
     for name in hidden:
@@ -206,7 +208,7 @@ def _can_be_looked_at(module: ModuleType) -> bool:
     for value in list(getattr(module, "__dict__", {}).values()):
         try:
             hasattr(value, "__dict__")
-        except Exception:  # whatever it is, vLLM does not expect it
+        except Exception:  # vLLM does not expect any
             return False
     return True
 
@@ -224,7 +226,7 @@ def _options(config: Config, model_path: str, seed: int) -> dict[str, Any]:
         "max_num_seqs": 1 if config.deterministic else rollout.max_num_seqs,
         "tensor_parallel_size": config.generator.tensor_parallel,
         "distributed_executor_backend": "uni" if config.generator.tensor_parallel == 1 else "mp",
-        # Log-probabilities of the distribution that was sampled from, temperature included.
+        # Log-probabilities are of the distribution sampled from, temperature included.
         "logprobs_mode": "processed_logprobs",
         "disable_log_stats": False,
         "seed": seed,
@@ -236,39 +238,39 @@ def _options(config: Config, model_path: str, seed: int) -> dict[str, Any]:
             options["kv_cache_memory_bytes"] = kv_bytes
     else:
         options["kv_cache_memory_bytes"] = rollout.kv_cache_mb << 20
-        # A seeded request whose prompt is split over steps crashes the engine on a CPU: vLLM turns back the
-        # request's generator, which only those of GPUs can. So prompts are whole, and steps long enough.
+        # A seeded request whose prompt is split over steps crashes the engine on a CPU: vLLM rewinds the request's
+        # generator, which only GPU generators support. So prompts are not split, and steps are long enough for them.
         options["enable_chunked_prefill"] = False
         options["max_num_batched_tokens"] = max(8192, rollout.max_length, rollout.max_num_seqs)
     if (lora := config.pushed_adapter) is not None:
-        from vllm.config.lora import MaxLoRARanks  # there are a few to choose from
+        from vllm.config.lora import MaxLoRARanks  # the few ranks that vLLM allows
 
         rank = next(rank for rank in get_args(MaxLoRARanks) if rank >= lora.rank)
         options |= {"enable_lora": True, "max_loras": 1, "max_lora_rank": rank}
     if config.deterministic:
-        # Kernels are chosen by shape: a row's result may depend on how many rows there are.
+        # Kernels are chosen by shape, so a row's result may depend on the number of rows.
         options["enable_prefix_caching"] = False
     return options
 
 
 def _small_kv_cache_bytes(config: Config, model_path: str) -> int | None:
-    """The key-value cache of a model so small that its share of the GPU would be too many blocks; None of others."""
+    """Return the bytes of the cache for a model so small that its share of the GPU is too many blocks, else None."""
     from vllm.platforms import current_platform
 
     if os.environ.get("CUDA_VISIBLE_DEVICES", "").startswith("MIG-"):
-        return None  # the driver tells the memory of the whole GPU, not of the part
+        return None  # the driver reports the memory of the whole GPU, not of the MIG instance
     try:
         model = read_architecture(Path(model_path))
     except ModelError:
-        return None  # vLLM knows more of them than we do
+        return None  # vLLM supports more architectures than the trainer
     share = config.rollout.gpu_memory_utilization * current_platform.get_device_total_memory()
     return small_kv_cache_bytes(config, model, round(share))
 
 
 def small_kv_cache_bytes(config: Config, model: Architecture, share: int) -> int | None:
-    """Bytes for `MOST_KV_BLOCKS` blocks, or for twice the prompts at once; None where that is not far below `share`.
+    """Return the bytes of `MOST_KV_BLOCKS` blocks, or of twice the concurrent prompts' if these are more.
 
-    Far below, so that weights and activations of such a model have their room beside it.
+    None unless that is at most half of `share`, which leaves room for such a model's weights and activations.
     """
     rollout = config.rollout
     width = 4 if config.model.dtype == "float32" else 2
@@ -281,9 +283,9 @@ def small_kv_cache_bytes(config: Config, model: Architecture, share: int) -> int
 
 @contextmanager
 def adapter_request(state: "Mapping[str, Tensor]", lora: LoraConfig, number: int) -> Iterator[Any]:
-    """A `vllm.LoRARequest` of adapters under PEFT's names, whose files are there within the block; None of none.
+    """Make a `vllm.LoRARequest` of adapters under PEFT's names, with files that exist within the block.
 
-    Its number, from 1, is one that no other adapter of the engine has had.
+    Yields None if `state` is empty. `number`, from 1, must be new among the engine's adapters.
     """
     from vllm.lora.request import LoRARequest
 
@@ -296,14 +298,14 @@ def adapter_request(state: "Mapping[str, Tensor]", lora: LoraConfig, number: int
 
 
 def refusals() -> tuple[type[Exception], ...]:
-    """What is raised at a request that is wrong; anything else means that the engine is."""
+    """Return the exceptions that vLLM raises for an invalid request; any other means that the engine has failed."""
     from vllm.exceptions import VLLMClientError
 
     return (VLLMClientError, ValueError, TypeError, OverflowError)
 
 
 def sampling_params(sampling: SamplingSettings, seeds: Sequence[int] | None, *, prompts: int) -> list[Any]:
-    """One `vllm.SamplingParams` a prompt; raises ValueError for a seed or a setting out of range, or too few seeds."""
+    """Make a `vllm.SamplingParams` per prompt; ValueError for a seed or setting out of range, or too few seeds."""
     if seeds is None:
         return [_sampling_params(sampling, None)] * prompts
     if len(seeds) != prompts or not all(map(_is_seed, seeds)):
@@ -324,37 +326,35 @@ def _sampling_params(sampling: SamplingSettings, seed: int | None) -> Any:
         max_tokens=sampling.max_new_tokens,
         stop_token_ids=list(sampling.stop_token_ids),
         seed=seed,
-        logprobs=0,  # of the sampled token alone
+        logprobs=0,  # only the sampled token's
         detokenize=False,
         output_kind=RequestOutputKind.FINAL_ONLY,
     )
 
 
 def kept_from(rollout: RolloutConfig, version: PolicyVersion) -> PolicyVersion | None:
-    """The weights that a prompt's keys and values may be of whatever is loaded later; None where they are not kept."""
+    """Return the version of a prompt's keys and values if they survive later weight updates, else None."""
     return version if rollout.weight_update == "keep_cache" else None
 
 
 def prompt_of(tokens: Sequence[int], kept_from: PolicyVersion | None) -> dict[str, Any]:
-    """A prompt as vLLM takes it. Where keys and values are kept it shares those of its own version's prompts alone."""
+    """Make vLLM's form of a prompt. If keys and values are kept, it shares only those of its own version's prompts."""
     salt = {} if kept_from is None else {"cache_salt": str(kept_from)}
     return {"type": "token", "prompt_token_ids": list(tokens), **salt}
 
 
 def completion_of(answer: Any, *, kept_from: PolicyVersion | None = None) -> Completion:
-    """The answer of a finished request, a `vllm.CompletionOutput`; GeneratorError where the engine gave up on it.
+    """Convert a finished request's `vllm.CompletionOutput`; GeneratorError if the engine aborted it.
 
-    With `kept_from`, as of its prompt, the first token is said to be of no later weights, so that no answer passes for
-    younger than what it was computed from.
+    With its prompt's `kept_from`, the first token reports no later version than that, so that no completion counts as
+    newer than the keys and values that it was computed from.
     """
     if answer.finish_reason not in ("stop", "length"):
         raise GeneratorError(
             f"expected the engine to finish an answer by stop or length, it did by {answer.finish_reason}"
         )
     logprobs = [at[token].logprob for token, at in zip(answer.token_ids, answer.logprobs, strict=True)]
-    if not all(
-        map(math.isfinite, logprobs)
-    ):  # no loss could be made of them, nor of a checkpoint that has them
+    if not all(map(math.isfinite, logprobs)):  # neither a loss nor a checkpoint can be made of others
         raise GeneratorError(
             f"expected the engine to sample tokens with a finite log-probability, got {logprobs!r:.200}; where that "
             "goes on, its weights or its kernels are broken"
@@ -371,12 +371,12 @@ def completion_of(answer: Any, *, kept_from: PolicyVersion | None = None) -> Com
 
 
 ONE_THREAD = {"OMP_NUM_THREADS": "1"}
-"""For a role's environment: roles take turns, and idle OpenMP threads that spin cost more than they compute."""
+"""For a role's environment: roles take turns, and spinning idle OpenMP threads cost more than they gain."""
 
 
 def engine_environment(*, on_gpu: bool) -> dict[str, str]:
-    """The variables that the engine's process begins with; vLLM reads them when it is imported."""
-    # On a GPU a start takes minutes, and vLLM's own lines are all that tells how far it is, and what a turn takes.
+    """Return the environment variables of the engine's process; vLLM reads them when it is imported."""
+    # On a GPU a start takes minutes, and only vLLM's own log shows its progress and what the start spends time on.
     level = os.environ.get("VLLM_LOGGING_LEVEL") or ("INFO" if on_gpu else "WARNING")
     environment = {**ONE_THREAD, "VLLM_LOGGING_LEVEL": level, "VLLM_NO_USAGE_STATS": "1"}
     if not on_gpu:

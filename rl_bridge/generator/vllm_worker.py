@@ -1,11 +1,12 @@
-"""What vLLM's worker learns for us: it takes weights in place. vLLM loads these classes by name.
+"""Extensions of vLLM's worker that replace weights in place. vLLM loads these classes by name.
 
-An engine in a process of its own gets them through anonymous memory, which is written once and read in place; those
-on a GPU (`monarch.transport=cuda_ipc`) it reads where they are, and is told the addresses alone. That process belongs
-to the one that started it: when its owner is killed, nobody else would end it. So the kernel is asked to, as soon as
-this module is imported there, which is before the model is loaded. Nor is a terminal's Ctrl-C for it, which reaches
-every process of the foreground group: vLLM would have it end the engine, while its owner, which decides, is still to
-stop everything in order.
+An engine in its own process gets the weights through anonymous memory, which is written once and read in place. Weights
+on a GPU (`monarch.transport=cuda_ipc`) are read where they are, and only their addresses are sent.
+
+If the owner of that process is killed, nothing else would end it. So when this module is imported there, before the
+model is loaded, it has the kernel kill the process with its owner. The process also ignores a terminal's Ctrl-C, which
+reaches every process of the foreground group: vLLM would end the engine, while its owner still has to stop everything
+in order.
 """
 
 import contextlib
@@ -29,7 +30,7 @@ from rl_bridge.weights.snapshot import StoredPart, layout, own_shards
 
 
 class WeightLoader:
-    """Mixed into vLLM's worker (`worker_extension_cls`)."""
+    """A mixin of vLLM's worker (`worker_extension_cls`) for an engine in this process."""
 
     model_runner: Any
     device: Any
@@ -38,15 +39,15 @@ class WeightLoader:
     def load_policy(self, state: Mapping[str, Tensor]) -> None:
         """Replace the weights in place.
 
-        `reload_weights` rather than `load_weights`: on a CPU the linear layers keep prepacked copies of
-        their weights, which only the former renews. It leaves out an output layer that shares the
-        embedding's weights, since nothing is loaded under that layer's own name: its copy is renewed here.
+        Uses `reload_weights` rather than `load_weights`: on a CPU the linear layers keep prepacked copies of their
+        weights, which only the former renews. It omits an output layer that shares the embedding's weights, since
+        nothing is loaded under that layer's own name, so that layer's copy is renewed here.
         """
-        # Moved first, so that a GPU converts them to its own type: vLLM gives the process one thread.
+        # Moved first, so that a GPU does the type conversion: vLLM gives the process only one CPU thread.
         moved = ((name, value.to(self.device)) for name, value in state.items())
         self.reload_weights(
             weights_iterator=moved
-        )  # the worker's own: layers may ask for vLLM's configuration
+        )  # the worker's method sets vLLM's configuration, which layers may need
         head = getattr(self.model_runner.get_model(), "lm_head", None)
         if head is not None and "lm_head.weight" not in state:
             head.quant_method.process_weights_after_loading(head)
@@ -54,7 +55,7 @@ class WeightLoader:
 
 @dataclass(slots=True, frozen=True)
 class Handover:
-    """Where tensors lie, in the memory of another process of this machine."""
+    """The location of tensors in the memory of another process on this machine."""
 
     pid: int
     fd: int
@@ -64,18 +65,18 @@ class Handover:
 
 
 class WeightSender:
-    """The sending side. Its memory is reused: the next `write` overwrites what the last one handed over."""
+    """The sending side. Its memory is reused: each `write` overwrites the tensors of the previous one."""
 
     def __init__(self) -> None:
         self._segment: Segment | None = None
 
     def write(self, state: Mapping[str, Tensor]) -> bytes:
-        """Copy tensors to where another process of this machine can read them, for as long as this one lives.
+        """Copy tensors to memory that another process on this machine can read, as long as this process lives.
 
-        Of a snapshot on a GPU, which is held until the other process has taken it, nothing is copied here.
+        A snapshot on a GPU, which is held until the other process has read it, is not copied.
 
         Returns:
-            A pickled `Handover` or `SnapshotState`: of bytes alone, so that it travels by msgpack.
+            A pickled `Handover` or `SnapshotState`, as bytes so that msgpack can encode it.
         """
         if isinstance(state, SnapshotState) and isinstance(state.held, Buffers):
             return pickle.dumps(state)
@@ -85,27 +86,27 @@ class WeightSender:
             self._segment = Segment(nbytes)
         segment = self._segment
         room = torch.frombuffer(segment.map, dtype=torch.uint8)
-        for name, part in parts.items():  # one by one: of a snapshot each is put together here
+        for name, part in parts.items():  # one by one, because a snapshot assembles each tensor on access
             copy_all([(view(room, part), state[name])])
         return pickle.dumps(Handover(os.getpid(), segment.fd, segment.inode, segment.nbytes, parts))
 
     def close(self) -> None:
-        """Give the memory back."""
+        """Release the memory."""
         segment, self._segment = self._segment, None
         if segment is not None:
-            with contextlib.suppress(BufferError):  # being written still: the memory goes with the process
+            with contextlib.suppress(BufferError):  # during a write: the memory is freed with the process
                 segment.close()
 
 
 class WeightReceiver:
-    """The receiving side. It keeps its mapping: the first look at each page of a new one costs more than a copy."""
+    """The receiving side. It keeps its mapping: page faults of a new mapping cost more than a copy."""
 
     def __init__(self) -> None:
         self._inode: int | None = None
         self._bytes = torch.empty(0, dtype=torch.uint8)
 
     def read(self, handed: bytes) -> Mapping[str, Tensor]:
-        """The tensors in place, read-only, until the next `write` of the giver."""
+        """Return the tensors in place, read-only, valid until the sender's next `write`."""
         handover: Handover | SnapshotState = pickle.loads(handed)
         if isinstance(handover, SnapshotState):
             return handover
@@ -117,14 +118,14 @@ class WeightReceiver:
 
 
 def end_with_owner() -> None:
-    """Have this process killed when the one that started it ends, or at once where it has ended already; not before."""
+    """Have this process killed when its owner ends, or at once if it has ended already; does nothing in the owner."""
     owner = int(os.environ[OWNER_VARIABLE])
     if os.getpid() == owner:
         return
     die_with_parent()
     if os.getppid() != owner:
         os.kill(os.getpid(), signal.SIGKILL)
-    if threading.current_thread() is threading.main_thread():  # nobody else may
+    if threading.current_thread() is threading.main_thread():  # only this thread may set handlers
         signal.signal(signal.SIGINT, signal.SIG_IGN)
 
 
@@ -133,14 +134,14 @@ if OWNER_VARIABLE in os.environ:
 
 
 class OwnedWeightLoader(WeightLoader):
-    """Mixed into vLLM's worker (`worker_extension_cls`)."""
+    """A mixin of vLLM's worker (`worker_extension_cls`) for an engine or ranks in their own processes."""
 
     def load_handed_over(self, handed: bytes) -> None:
-        """Replace the weights in place by those that the owner has written down."""
+        """Replace the weights in place by those that the owner has written."""
         receiver: WeightReceiver = self.__dict__.setdefault("ropewalk_weight_receiver", WeightReceiver())
         state = receiver.read(handed)
         if isinstance(state, SnapshotState) and isinstance(state.held, Buffers):
-            with contextlib.closing(state.held):  # of copies nothing is left in memory that is another's
+            with contextlib.closing(state.held):  # the tensors are copies: no mapping is needed afterwards
                 self.load_policy(state.copied_to(self.device))
         else:
             self.load_policy(state)

@@ -32,7 +32,7 @@ from rl_bridge.rollout.dispatcher import Dispatcher
 from rl_bridge.rollout.groups import EpisodeCounts, Tally, greatest_length, overlong, rollout_metrics
 from rl_bridge.rollout.policy import ChatPolicy
 from rl_bridge.rollout.single_turn import DatasetReport
-from rl_bridge.rollout.task import Task
+from rl_bridge.rollout.task import Task, to_floats
 from rl_bridge.services.handle import LocalService
 from rl_bridge.services.options import ByRank
 from rl_bridge.trainer.passes import rank_batches
@@ -286,9 +286,8 @@ class Run:
     def _environment_metrics(self, name: str, groups: Sequence[Group], tally: Tally) -> dict[str, float]:
         """Return an environment's metrics of its trajectories; of several environments all metrics of the run."""
         own = [group for group in groups if group.environment == name]
-        metrics = (
-            dict(self.tasks[name].metrics([t for group in own for t in group.trajectories])) if own else {}
-        )
+        trajectories = [trajectory for group in own for trajectory in group.trajectories]
+        metrics = to_floats(self.tasks[name].metrics(trajectories), "metrics") if own else {}
         if (sampler := self.dispatcher.samplers.get(name)) is not None:
             metrics.update(sampler.metrics())
         if name:
@@ -317,7 +316,7 @@ class Run:
         return {
             f"{environment_prefix(name)}probe/{metric}": value
             for name, task in self.tasks.items()
-            for metric, value in (await task.probe(self.chat)).items()
+            for metric, value in to_floats(await task.probe(self.chat), "probe").items()
         }
 
     async def checkpoint(self, *, now: bool = False) -> None:

@@ -32,7 +32,7 @@ from rl_bridge.loops.folder_lock import folder_of_ones_own, is_unused
 from rl_bridge.loops.recovery import train_to_the_end
 from rl_bridge.loops.run import Run, writing
 from rl_bridge.metrics.spans import PROCESS_SPANS
-from rl_bridge.rollout.task import REPORT_FILE, Task, load_tasks
+from rl_bridge.rollout.task import REPORT_FILE, Task, load_tasks, to_floats
 from rl_bridge.services.hosts import Hosts
 from rl_bridge.trainer.checkpoints import newest_checkpoint
 
@@ -243,7 +243,7 @@ async def _play(
             f"none of {players.config.evaluation.episodes} held-out episodes could be played, the last one because: "
             f"{whole['last_absence']}"
         )
-    return results, {name: dict(await task.probe(players.chat)) for name, task in tasks.items()}
+    return results, {name: to_floats(await task.probe(players.chat), "probe") for name, task in tasks.items()}
 
 
 def _whole(

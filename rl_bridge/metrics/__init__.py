@@ -1,1 +1,1 @@
-"""What a run measures: metrics and where they go, and how each process spends its time."""
+"""Metrics of a run and their sinks, and how each process spends its time."""

@@ -1,4 +1,4 @@
-"""Where the metrics of each iteration go: a line for people, JSON lines, TensorBoard, trackers as extras."""
+"""Sinks of each iteration's metrics: a line on the console, JSON lines, TensorBoard, optional trackers."""
 
 import contextlib
 import json
@@ -25,59 +25,59 @@ class Sink(Protocol):
         ...
 
     def rewind(self, iteration: int) -> None:
-        """Forget what came after an iteration: it is trained again."""
+        """Remove what came after an iteration, which is trained again."""
         ...
 
     def close(self, *, failed: bool = False) -> None:
-        """Flush and let go; `failed` says whether the run did."""
+        """Flush and close; `failed` is whether the run failed."""
         ...
 
 
 class JsonlSink:
-    """One JSON object a line: `iteration`, then the metrics by name. A resumed run continues its file."""
+    """Writes one JSON object per line: `iteration`, then the metrics by name. A resumed run continues its file."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
         self._file = path.open("a", encoding="utf-8")
 
     def write(self, iteration: int, metrics: Mapping[str, float]) -> None:
-        """Append a line, and flush it: a run that is cut off keeps what it has measured."""
+        """Append a line, and flush it so that a killed run keeps its metrics."""
         self._file.write(json.dumps({"iteration": iteration, **metrics}) + "\n")
         self._file.flush()
 
     def rewind(self, iteration: int) -> None:
-        """Take the later lines out."""
+        """Remove the later lines."""
         self._file.close()
         rewind(self._path, iteration)
         self._file = self._path.open("a", encoding="utf-8")
 
     def close(self, *, failed: bool = False) -> None:
         """Close the file."""
-        with contextlib.suppress(OSError):  # of a line that could not be written, as `write` has said
+        with contextlib.suppress(OSError):  # of an unwritten line, which `write` has raised already
             self._file.close()
 
 
 def environment_prefix(name: str) -> str:
-    """Before the metrics of one of several environments; of one that is alone it is empty."""
+    """Return the prefix of an environment's metrics; empty for a run's only environment."""
     return f"env/{name}/" if name else ""
 
 
 class EnvironmentSink(JsonlSink):
-    """The rows of one of several environments, as those of a run on it alone would be."""
+    """Writes the rows of one of several environments as a run on it alone would have them."""
 
     def __init__(self, path: Path, name: str) -> None:
         super().__init__(path)
         self._prefix = environment_prefix(name)
 
     def write(self, iteration: int, metrics: Mapping[str, float]) -> None:
-        """Append its own metrics, and those of the whole run that it has no own ones of."""
+        """Append the environment's metrics, and the run's metrics that it does not override."""
         shared = {name: value for name, value in metrics.items() if not name.startswith("env/")}
         own = {name: value for name, value in metrics.items() if name.startswith(self._prefix)}
         super().write(iteration, shared | {name.removeprefix(self._prefix): own[name] for name in own})
 
 
 def rewind(path: Path, iteration: int) -> Mapping[str, float]:
-    """Take from a file of JSON lines what came after an iteration, or was cut off; returns the last row that stays."""
+    """Remove rows after an iteration, and a truncated one, from a file of JSON lines; returns the last row left."""
     if not path.exists():
         return {}
     end, row = _find_row(path, iteration)
@@ -86,12 +86,12 @@ def rewind(path: Path, iteration: int) -> Mapping[str, float]:
 
 
 def last_row(path: Path) -> Mapping[str, float]:
-    """The last row of a file of JSON lines that is whole; an empty one where there is none."""
+    """Return the last complete row of a file of JSON lines; empty if there is none."""
     return _find_row(path, sys.maxsize)[1]
 
 
 def _find_row(path: Path, iteration: int) -> tuple[int, Mapping[str, float]]:
-    """Where the last row up to an iteration ends, and that row. Looked for from the end: files grow for weeks."""
+    """Return the end and the content of the last row up to an iteration. Scans from the end, as files grow large."""
     if not path.stat().st_size:
         return 0, {}
     with path.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as content:
@@ -107,7 +107,7 @@ def _find_row(path: Path, iteration: int) -> tuple[int, Mapping[str, float]]:
 
 
 class TensorBoardSink:
-    """Event files that `tensorboard --logdir` reads."""
+    """Writes event files for `tensorboard --logdir`."""
 
     def __init__(self, folder: Path) -> None:
         from torch.utils.tensorboard import SummaryWriter
@@ -117,12 +117,12 @@ class TensorBoardSink:
         self._writer = SummaryWriter(self._folder)
 
     def write(self, iteration: int, metrics: Mapping[str, float]) -> None:
-        """Add one scalar a figure."""
+        """Add one scalar per metric."""
         for name, value in metrics.items():
             self._writer.add_scalar(name, value, iteration)
 
     def rewind(self, iteration: int) -> None:
-        """Have TensorBoard forget what earlier files say of later iterations."""
+        """Have TensorBoard purge the later iterations in earlier files."""
         self._writer.close()
         self._writer = self._make_writer(self._folder, purge_step=iteration + 1)
 
@@ -132,18 +132,18 @@ class TensorBoardSink:
 
 
 class MetricsLog:
-    """Hands metrics to every sink."""
+    """Passes metrics on to every sink."""
 
     def __init__(self, sinks: Iterable[Sink]) -> None:
         self._sinks = list(sinks)
 
     def write(self, iteration: int, metrics: Mapping[str, float]) -> None:
-        """Hand the metrics of one iteration to every sink."""
+        """Pass the metrics of one iteration to every sink."""
         for sink in self._sinks:
             sink.write(iteration, metrics)
 
     def rewind(self, iteration: int) -> None:
-        """Have every sink forget what came after an iteration."""
+        """Have every sink remove what came after an iteration."""
         for sink in self._sinks:
             sink.rewind(iteration)
 
@@ -153,7 +153,7 @@ class MetricsLog:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        with contextlib.ExitStack() as closing:  # all of them, whatever one raises
+        with contextlib.ExitStack() as closing:  # closes all sinks even if one raises
             for sink in self._sinks:
                 closing.callback(sink.close, failed=error is not None)
 
@@ -161,19 +161,19 @@ class MetricsLog:
 logger = logging.getLogger(__name__)
 
 FINISH_TIMEOUT_S: Final = 60.0
-"""How long the end of a run waits for what is not uploaded yet. It stays in the run's folder."""
+"""How long the end of a run waits for uploads; what is not uploaded stays in the run's folder."""
 
 
 class TrackerSink(ABC):
-    """Hands metrics to a tracker, whose steps only ever go up.
+    """Sends metrics to a tracker, whose steps only increase.
 
-    What a tracker has it keeps: iterations that are trained again after a loss keep the metrics that they had first.
-    What goes wrong with it on the way is told once, and the training goes on. A file in the run's folder has the id of
-    the tracker's run, by which a resumed run goes on with it.
+    A tracker cannot rewind: iterations that are trained again after a loss keep their first metrics. If a tracker fails
+    during training, that is logged once and training continues. A file in the run's folder stores the id of the
+    tracker's run, which a resumed run continues.
     """
 
     name: str
-    """Of the package, and of the sink."""
+    """The name of the package and of the sink."""
 
     def __init__(self, folder: Path, project: str, config: Mapping[str, Any]) -> None:
         self._state_file = folder / f"{self.name}.json"
@@ -192,23 +192,23 @@ class TrackerSink(ABC):
 
     @abstractmethod
     def _start_run(self, folder: Path, project: str, config: Mapping[str, Any], *, resumes: bool) -> Any:
-        """Begin a run, or go on with the one that is known."""
+        """Start a run, or resume the known one."""
 
     def write(self, iteration: int, metrics: Mapping[str, float]) -> None:
-        """Log the metrics of an iteration, unless the tracker has some of it already."""
+        """Log the metrics of an iteration, unless the tracker has that iteration already."""
         if iteration <= self._last_iteration or self._is_broken:
             return
         try:
             self._run.log(dict(metrics), step=iteration)
         except Exception as error:
             self._is_broken = True
-            logger.warning("%s takes no metrics any more; metrics.jsonl has them: %s", self.name, error)
+            logger.warning("%s no longer takes metrics; metrics.jsonl still has them: %s", self.name, error)
             return
         self._last_iteration = iteration
         self._save_state()
 
     def rewind(self, iteration: int) -> None:
-        """Do nothing: a tracker does not forget."""
+        """Do nothing: trackers cannot rewind."""
         return
 
     def close(self, *, failed: bool = False) -> None:
@@ -228,7 +228,7 @@ class TrackerSink(ABC):
 
 
 class WandbSink(TrackerSink):
-    """Weights & Biases. Its own variables count, such as WANDB_MODE=offline, WANDB_ENTITY and WANDB_API_KEY."""
+    """Weights & Biases. Its environment variables apply: WANDB_MODE=offline, WANDB_ENTITY, WANDB_API_KEY etc."""
 
     name = "wandb"
     _remedy = "log in by `wandb login`, or set WANDB_MODE=offline and `wandb sync` the run later"
@@ -259,7 +259,7 @@ class TrackioSink(TrackerSink):
     def _start_run(self, folder: Path, project: str, config: Mapping[str, Any], *, resumes: bool) -> Any:
         import trackio
 
-        # It goes on with a run by its name, so the name says which of several runs of one name this is.
+        # Trackio resumes runs by name, so the id tells several runs of one name apart.
         name = f"{folder.name}-{self._id}"
         return trackio.init(
             project=project,
@@ -287,15 +287,15 @@ COLUMNS: tuple[tuple[str, str, str], ...] = (
     ("time/train_s", "train", ".2f"),
     ("time/sync_s", "sync", ".2f"),
 )
-"""Figure, heading, format. A figure that an iteration lacks is left out of its line."""
+"""(metric, heading, format). Metrics that an iteration lacks are omitted from its line."""
 HIDDEN_IF_ZERO: frozenset[str] = frozenset({"rollout/ending/failed_environment", "rollout/episodes_retried"})
-"""Those that are left out where they are 0. Attempts are counted since the run began."""
+"""Metrics omitted if 0. Retries are counted since the run began."""
 
 
 def format_iteration(
     iteration: int, iterations: int, metrics: Mapping[str, float], *, remaining_s: float
 ) -> str:
-    """The line of one iteration; `remaining_s` is an estimate."""
+    """Return the console line of one iteration; `remaining_s` is an estimate."""
     cells = [
         f"{heading} {metrics[name]:{format_spec}}"
         for name, heading, format_spec in COLUMNS

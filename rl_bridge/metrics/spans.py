@@ -1,4 +1,4 @@
-"""Where the wall time of a process goes, and what that adds up to over several."""
+"""Accounting for the wall time of a process by spans, and sums over several processes."""
 
 import asyncio
 import re
@@ -12,13 +12,13 @@ from types import TracebackType
 from typing import Any, Final, Self, TypeAlias
 
 REST: Final = "rest"
-"""What a process does while nobody has work for it."""
+"""The activity of a process that has no work to do."""
 SPAN: Final = "span"
-"""What the names of these metrics begin with."""
+"""The prefix of these metrics' names."""
 _NUMBER_SUFFIX: Final = re.compile(r"(-\d+)+$")
 
 Key: TypeAlias = tuple[str, str | None]
-"""What a process does, and whom it waits for; None where it works."""
+"""An activity, and what it waits for; None if it is work."""
 
 
 @dataclass(kw_only=True, slots=True, frozen=True)
@@ -26,9 +26,10 @@ class SpanTotals:
     """Seconds by activity.
 
     Attributes:
-        began: When the counting began, in seconds since the epoch; tells one process's totals from its successor's.
-        wall_s: Wall time, of several processes together where totals were merged.
-        seconds: Parts of the wall time; what is missing from it is unaccounted for.
+        began: When counting began, in seconds since the epoch; distinguishes a process from its successor.
+        wall_s: Wall time; summed over processes if totals were merged.
+        cpu_s: CPU time.
+        seconds: Parts of the wall time; the rest of it is unaccounted for.
     """
 
     began: float
@@ -50,16 +51,16 @@ class SpanTotals:
 
     @property
     def rest_s(self) -> float:
-        """Seconds in which nobody had work for it."""
+        """Seconds without work to do."""
         return sum(spent for (name, _), spent in self.seconds.items() if name == REST)
 
     @property
     def unaccounted_s(self) -> float:
-        """Seconds that no span names."""
+        """Seconds outside of all spans."""
         return max(0.0, self.wall_s - sum(self.seconds.values()))
 
     def subtract(self, earlier: Self | None) -> Self:
-        """The stretch since earlier totals of the same process; of another one, or none, the whole of these."""
+        """Return the totals since `earlier`; all of them if that is None or of another process."""
         if earlier is None or earlier.began != self.began:
             return self
         return type(self)(
@@ -74,7 +75,7 @@ class SpanTotals:
         )
 
     def merge(self, other: Self) -> Self:
-        """These and another process's, as if one after the other."""
+        """Return the sum of these and another process's totals."""
         keys = dict.fromkeys((*self.seconds, *other.seconds))
         return type(self)(
             began=min(self.began, other.began),
@@ -84,7 +85,7 @@ class SpanTotals:
         )
 
     def metrics(self, process: str) -> dict[str, float]:
-        """Shares of the wall time of a process such as `trainer`, by the names that the log uses."""
+        """Return shares of the wall time of a process such as `trainer`, by their names in the log."""
         if self.wall_s <= 0.0:
             return {}
         parts = {"unaccounted": self.unaccounted_s, "cpu": self.cpu_s}
@@ -97,7 +98,7 @@ class SpanTotals:
 
     @classmethod
     def from_metrics(cls, metrics: Mapping[str, float], wall_s: float) -> dict[str, Self]:
-        """Totals of a stretch of `wall_s` seconds, by process, from the shares that the log has of it."""
+        """Return the totals of an interval of `wall_s` seconds, by process, from its shares in the log."""
         by_process: dict[str, tuple[float, dict[Key, float]]] = {}
         for figure, share in metrics.items():
             top, _, rest = figure.partition("/")
@@ -109,7 +110,7 @@ class SpanTotals:
             if kind == "cpu":
                 cpu_s = share * wall_s
             elif name:
-                # Waiting is logged by what was waited for alone.
+                # The log has only the reason of waiting, not the activity.
                 seconds[(name, None) if kind == "work" else (kind, name)] = share * wall_s
             by_process[process] = cpu_s, seconds
         return {
@@ -128,7 +129,7 @@ class SpanTotals:
 
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> Self:
-        """What `as_json` was made from."""
+        """Parse the result of `as_json`."""
         return cls(
             began=float(data["began"]),
             wall_s=float(data["wall_s"]),
@@ -141,15 +142,15 @@ class SpanTotals:
 
 
 class SpanWindow:
-    """Turns the totals of processes that go on counting into the shares of one stretch after another."""
+    """Splits the running totals of processes into consecutive intervals."""
 
     def __init__(self) -> None:
         self._earlier: dict[str, SpanTotals] = {}
 
     def advance(self, totals: Mapping[str, SpanTotals]) -> dict[str, SpanTotals]:
-        """What was spent since the last call, by process.
+        """Return the totals since the last call, by process.
 
-        One that was replaced begins anew, one that is missing is forgotten.
+        A replaced process starts from zero; a missing one is dropped.
         """
         spent = {process: total.subtract(self._earlier.get(process)) for process, total in totals.items()}
         self._earlier = dict(totals)
@@ -157,7 +158,7 @@ class SpanWindow:
 
 
 def group_by_role(totals: Mapping[str, SpanTotals]) -> dict[str, SpanTotals]:
-    """Totals of the processes of each role together; a process is called as its role, or `<role>-<number>...`."""
+    """Sum totals by role; a process is named after its role, or `<role>-<number>...`."""
     roles: dict[str, SpanTotals] = {}
     for process, total in totals.items():
         role = _NUMBER_SUFFIX.sub("", process)
@@ -174,11 +175,14 @@ def _sum_by_name(pairs: Iterable[tuple[str, float]]) -> dict[str, float]:
 
 START: Key = ("start", None)
 Owner = asyncio.Task[object] | int
-"""The task, or the thread by its number, that a span belongs to."""
+"""The task, or the thread's identifier, that a span belongs to."""
 
 
 class Spans:
-    """Gives the wall time of one process out to spans."""
+    """Distributes the wall time of one process over spans.
+
+    Concurrent spans share it equally; while any span works, spans that wait get nothing.
+    """
 
     def __init__(
         self,
@@ -200,14 +204,14 @@ class Spans:
         self._began_cpu = cpu_clock()
 
     def span(self, name: str, waits_for: str | None = None) -> "_Span":
-        """Account for what happens within `with spans.span(...)`."""
+        """Return a context manager that accounts for the time within it."""
         return _Span(self, (name, waits_for))
 
     def rest(self, waits_for: str) -> None:
-        """From now on, whenever nothing is attended to, the process waits for this.
+        """Count time outside of spans and calls, from now on, as waiting for this.
 
-        For a process that does something only when it is called: then every call belongs into `call`. What no span
-        names before that went into its start.
+        For a process that works only when called; every call then has to be in `call`. Time outside of spans until now
+        counts as the process's start.
         """
         with self._lock:
             now = self._account()
@@ -216,13 +220,13 @@ class Spans:
             self._rest = (REST, waits_for)
 
     def started(self) -> None:
-        """What no span has named up to now went into the start of the process. For one that never rests."""
+        """Count time outside of spans until now as the process's start. For a process that never rests."""
         with self._lock:
             self._assign_to_start(self._account())
 
     @contextmanager
     def call(self) -> Iterator[None]:
-        """Attend to a call within the block: what no span names there is unaccounted for, not rest."""
+        """Mark the block as handling a call: time outside of spans in it is unaccounted for, not rest."""
         with self._lock:
             self._account()
             self._calls += 1
@@ -234,7 +238,7 @@ class Spans:
                 self._calls -= 1
 
     def totals(self) -> SpanTotals:
-        """What has been given out since the beginning; open spans count up to now."""
+        """Return the totals since the beginning; open spans count up to now."""
         with self._lock:
             now = self._account()
             return SpanTotals(
@@ -257,7 +261,7 @@ class Spans:
         with self._lock:
             self._account()
             span.closed = True
-            # A span that ends before one within it (an abandoned generator's does) is passed over by that one.
+            # A span that ends before an inner one (an abandoned generator's does) is skipped when the inner one ends.
             if self._current.get(span.owner) is not span:
                 return
             self._close_key(span.key)
@@ -271,7 +275,7 @@ class Spans:
                 self._open_key(parent.key)
 
     def _account(self) -> float:
-        """Give out the time since the last change; the lock is held."""
+        """Distribute the time since the last change; the lock is held."""
         now = self._clock()
         open_now = self._working or self._waiting
         if not open_now and not self._calls and self._rest is not None:
@@ -299,7 +303,7 @@ class Spans:
 
 
 class _Span:
-    """One passage through a `with` block."""
+    """The context manager of one span."""
 
     __slots__ = ("closed", "key", "owner", "parent", "spans")
 
@@ -324,23 +328,23 @@ class _Span:
 def _current_owner() -> Owner:
     try:
         task = asyncio.current_task()
-    except RuntimeError:  # no loop runs in this thread
+    except RuntimeError:  # no event loop runs in this thread
         task = None
     return threading.get_ident() if task is None else task
 
 
 PROCESS_SPANS = Spans()
-"""Those of this process; it begins with the import."""
+"""The spans of this process, counted from the import on."""
 
 
 def span(name: str, waits_for: str | None = None) -> _Span:
-    """Account for what happens within its block, among the spans of this process; see `Spans.span`."""
+    """Account for the time within its block, among the spans of this process; see `Spans.span`."""
     return PROCESS_SPANS.span(name, waits_for)
 
 
 @contextmanager
 def log_phase(label: str) -> Iterator[None]:
-    """Tell this process's log when something long begins and when it is over: what hangs is what began last."""
+    """Log the begin and the end of something slow to stderr; a phase without an end is the one that hangs."""
     began, outcome = time.monotonic(), "failed"
     _log_line(f"{label} ...")
     try:

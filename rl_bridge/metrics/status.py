@@ -1,4 +1,4 @@
-"""The status of a running run, served over HTTP."""
+"""The status of a live run, served over HTTP."""
 
 import asyncio
 import contextlib
@@ -35,15 +35,15 @@ Totals = Annotated[SpanTotals, PlainValidator(_as_totals), PlainSerializer(SpanT
 
 
 class Row(BaseModel):
-    """A part of a snapshot. What a newer run says beside it is passed over."""
+    """A part of a snapshot. Unknown keys, from a newer version of this package, are ignored."""
 
     model_config = ConfigDict(frozen=True)
 
 
 class ReplicaRow(Row):
-    """One replica of a service, and its processes (`pids`, one a rank).
+    """One replica of a service, and its processes (`pids`, one per rank).
 
-    A replica that is restarted keeps its `id`; `host` is None while it does not run, `version` where it has no weights.
+    A restarted replica keeps its `id`. `host` is None while it does not run, `version` if it has no weights.
     """
 
     id: int
@@ -63,7 +63,7 @@ class ServiceRow(Row):
 
 
 class LeaseRow(Row):
-    """A group that a rollout worker is at work on, in which attempt (the first is 1), and for how many seconds."""
+    """A group leased to a rollout worker: the attempt (the first is 1), and its age in seconds."""
 
     group: int
     worker: str
@@ -72,7 +72,7 @@ class LeaseRow(Row):
 
 
 class EventRow(Row):
-    """Something that befell a service, or one replica of it, at so many seconds since the epoch."""
+    """An event of a service, or of one replica of it; `at` is in seconds since the epoch."""
 
     at: float
     service: str
@@ -85,10 +85,10 @@ class StatusSnapshot(Row):
 
     Attributes:
         version: How many of the `iterations` have been trained.
-        served: The weights that every serving generator holds.
-        groups: How many groups are in which state, by the ledger.
+        served: The oldest weights among serving generators.
+        groups: The number of groups in each state of the ledger.
         spans: How each process has spent its time since it began.
-        metrics: The newest iteration's metrics, as far as they are finite.
+        metrics: The newest iteration's finite metrics.
     """
 
     name: str
@@ -110,7 +110,7 @@ class StatusSnapshot(Row):
 
     @property
     def hosts(self) -> frozenset[str]:
-        """The hosts that somebody is alive on, the controller's among them."""
+        """Hosts with live processes, including the controller's."""
         replicas = (replica for service in self.services for replica in service.replicas)
         return frozenset(
             {self.host, *(replica.host for replica in replicas if replica.host and replica.pids)}
@@ -120,25 +120,25 @@ class StatusSnapshot(Row):
 logger = logging.getLogger(__name__)
 
 ADDRESS_FILE: Final = "status.json"
-"""In the folder of a run that is under way: where its status is served."""
+"""In the folder of a live run: the address where its status is served."""
 LOOPBACK: Final = "127.0.0.1"
 MAX_CALLERS: Final = 32
 MAX_BYTES: Final = 16 << 20
 MAX_HEAD_BYTES: Final = 8192
 TIMEOUT_S: Final = 5.0
 SNAPSHOT_MAX_AGE_S: Final = 0.2
-"""How long a snapshot is handed out: a crowd of callers costs the controller no more than a few."""
+"""How long a snapshot is cached, so that many clients cost the controller no more than a few."""
 
 
 class StatusServer:
-    """Serves snapshots over HTTP while a run lasts: `GET /status` as JSON, `GET /metrics` in Prometheus's format.
+    """Serves snapshots over HTTP during a run: `GET /status` as JSON, `GET /metrics` in Prometheus's format.
 
     Args:
-        host: To listen on.
-        port: 0 for any that is free.
-        snapshot: Takes one; called in the loop's thread, so it must not wait.
-        refresh: Awaited before one is taken: looks for what can only be asked for. It has deadlines of its own.
-        folder: The run's; the address is written there. None keeps it to the caller.
+        host: The host to listen on.
+        port: The port; 0 for any free one.
+        snapshot: Takes a snapshot; called on the event loop, so it must not block.
+        refresh: Awaited before each snapshot, to query remote state. It has deadlines of its own.
+        folder: The run's folder, to write the address to; None writes it nowhere.
     """
 
     def __init__(
@@ -189,8 +189,8 @@ class StatusServer:
     async def _handle_connection(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         task = asyncio.current_task()
         assert task is not None
-        # Whoever does not take it in time does without; and where the run is over, asyncio's streams would make a
-        # cancelled task an error in the log.
+        # Slow clients are disconnected. Cancellation at the end of the run is swallowed, as asyncio's streams would log
+        # a cancelled task as an error.
         try:
             if len(self._callers) < MAX_CALLERS:
                 self._callers.add(task)
@@ -204,13 +204,13 @@ class StatusServer:
         except (TimeoutError, ConnectionError, asyncio.CancelledError):
             pass
         except (asyncio.IncompleteReadError, asyncio.LimitOverrunError):
-            pass  # it was no request
+            pass  # not a valid request
         finally:
             writer.transport.abort()
             self._callers.discard(task)
 
     async def _respond(self, head: str, listens_on: str) -> tuple[bytes, bytes]:
-        """Return head and body of the response to a request with this head, which came in at this address."""
+        """Return head and body of the response to a request with this head, received at this local address."""
         method, path, *_ = [*head.split("\r\n", 1)[0].split(" "), ""]
         kind, status = "application/json", "200 OK"
         if _is_rebound(head, listens_on):
@@ -225,7 +225,7 @@ class StatusServer:
             try:
                 body = encode_metrics(StatusSnapshot.model_validate_json(body))
                 kind = "text/plain; version=0.0.4; charset=utf-8"
-            except ValidationError:  # it has the reason why none could be taken
+            except ValidationError:  # the body says why no snapshot could be taken
                 status = "503 Service Unavailable"
         else:
             body = await self._take_snapshot()
@@ -239,7 +239,7 @@ class StatusServer:
                     if self._refresh is not None:
                         await self._refresh()
                     text = self._snapshot().model_dump_json()
-                except Exception as error:  # the run goes on; who asked is told
+                except Exception as error:  # the run goes on; the client gets the error
                     logger.exception("the run's status could not be taken")
                     text = json.dumps({"error": f"{type(error).__name__}: {error}"})
                 self._body, self._taken_at = text.encode() + b"\n", time.monotonic()
@@ -247,7 +247,7 @@ class StatusServer:
 
 
 class _Collector:
-    """One snapshot, as a collector of prometheus_client."""
+    """A collector of prometheus_client for one snapshot."""
 
     def __init__(self, snapshot: StatusSnapshot) -> None:
         self._snapshot = snapshot
@@ -276,7 +276,7 @@ class _Collector:
         oldest_s = max((lease.age_s for lease in snapshot.leases), default=0.0)
         yield family(gauge, "oldest_lease_seconds", "Of the groups under way, the oldest.", {(): oldest_s})
         replicas = [(service.name, replica) for service in snapshot.services for replica in service.replicas]
-        # Behind its word a state may say why, in whatever words.
+        # After its first word a state may have a free-text reason.
         states = Counter((name, replica.state.split()[0]) for name, replica in replicas)
         yield family(gauge, "replicas", "Replicas of each service in each state.", states, "service", "state")
         in_flight, restarts = Counter[tuple[str, ...]](), Counter[tuple[str, ...]]()
@@ -304,12 +304,17 @@ def encode_metrics(snapshot: StatusSnapshot) -> bytes:
     """Return a snapshot as text in Prometheus's format."""
     from prometheus_client.exposition import generate_latest
 
-    registry: Any = _Collector(snapshot)  # of a registry no more than `collect` is asked for
+    registry: Any = _Collector(snapshot)  # `generate_latest` only needs `collect` of a registry
     return generate_latest(registry)
 
 
 async def request_status(address: str, *, timeout_s: float = TIMEOUT_S) -> StatusSnapshot:
-    """Request the status of a run at HOST:PORT. ConfigError: no address; StatusError: no run answers in time."""
+    """Request the status of a run at HOST:PORT.
+
+    Raises:
+        ConfigError: The address is not HOST:PORT.
+        StatusError: No run answers there in time.
+    """
     host, port = parse_address(address)
     try:
         async with asyncio.timeout(timeout_s):
@@ -335,7 +340,7 @@ async def request_status(address: str, *, timeout_s: float = TIMEOUT_S) -> Statu
 
 
 def _is_rebound(head: str, listens_on: str) -> bool:
-    """Whether a page's browser may have been led to loopback by a name of the page's own."""
+    """Whether a request may be DNS rebinding: it came in on loopback, for a host that is a domain name."""
     host_headers = [line[5:].strip() for line in head.split("\r\n") if line[:5].lower() == "host:"]
     host = (host_headers[0] if host_headers else "").rpartition("]")[0][1:] or (
         host_headers[0] if host_headers else ""
@@ -350,10 +355,10 @@ def _is_rebound(head: str, listens_on: str) -> bool:
 
 
 def choose_status_host(host: str, *, is_local: bool) -> str:
-    """Where a run's status is served that was told to serve it on a host.
+    """Return the host to serve a run's status on, given the configured one.
 
-    A configuration for a cluster names the cluster's controller. Where the run is alone on a machine that has no such
-    address (`is_local`: all its processes are here), nobody could ask there, and it serves on loopback.
+    A configuration for a cluster names the cluster's controller. If all of a run's processes are on one machine
+    (`is_local`) that does not have this address, the status is served on loopback instead.
     """
     if not is_local or is_own(host):
         return host
@@ -362,7 +367,7 @@ def choose_status_host(host: str, *, is_local: bool) -> str:
 
 
 def parse_address(address: str) -> tuple[str, int]:
-    """Host and port of HOST:PORT; an IPv6 address is in brackets. ConfigError where it is none."""
+    """Parse HOST:PORT into host and port; an IPv6 address is in brackets. ConfigError if it is not an address."""
     host, colon, port = address.rpartition(":")
     bare = host.removeprefix("[").removesuffix("]")
     if not (colon and bare and port.isdecimal() and 0 < int(port) < 65536) or (":" in bare) != (bare != host):
@@ -371,12 +376,12 @@ def parse_address(address: str) -> tuple[str, int]:
 
 
 def format_address(host: str, port: int) -> str:
-    """HOST:PORT of a host and a port."""
+    """Format a host and a port as HOST:PORT, an IPv6 address in brackets."""
     return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
 
 
 def read_served_address(folder: Path) -> str | None:
-    """Where the run in a folder says that its status is served; None where it says nothing."""
+    """Return the address in a run's folder where its status is served; None if there is none."""
     try:
         return str(json.loads((folder / ADDRESS_FILE).read_text())["address"])
     except (OSError, ValueError, KeyError, TypeError):

@@ -1,4 +1,4 @@
-"""How much a run got done in a stretch of time, and what its processes did meanwhile."""
+"""A run's throughput in an interval, and how its processes spent it."""
 
 import itertools
 import json
@@ -14,24 +14,24 @@ from rl_bridge.metrics.spans import SpanTotals, SpanWindow, group_by_role
 from rl_bridge.metrics.status import StatusSnapshot
 
 TRAINED_STATE: Final = "trained"
-"""Among `StatusSnapshot.groups`: those that were handed to the trainer."""
+"""The state in `StatusSnapshot.groups` of groups that went to the trainer."""
 GROUPS: Final = "rollout/groups"
-"""Logged with each iteration: how many groups it was trained on."""
+"""A metric of each iteration: the number of groups that it was trained on."""
 ELAPSED: Final = "time/elapsed_s"
-"""Logged with each iteration: wall time of the training up to it, set-up apart, over every resumption."""
+"""A metric of each iteration: wall time of training so far, without set-up, over all resumptions."""
 
 TARGETS: Final[Mapping[str, float]] = MappingProxyType({"rollout": 0.8, "policy": 0.8, "trainer": 0.9})
-"""The share of its time in which a role should have something to do: what makes rollouts, workers and generators, and
-what trains on them."""
+"""The share of its time that a role should be busy: rollout workers, generators and the trainer."""
 
 
 @dataclass(kw_only=True, slots=True, frozen=True)
 class Throughput:
-    """The work that was done in a time span.
+    """A run's work in an interval.
 
     Attributes:
+        seconds: Its length.
         steps: Training steps that ended in it.
-        groups: Groups that went to the trainer; None where nobody has counted.
+        groups: Groups that went to the trainer in it; None if unknown.
         roles: How the processes of each role spent it.
     """
 
@@ -49,14 +49,14 @@ class Throughput:
         return max(shares, default=0.0)
 
     def utilisation(self, role: str) -> float | None:
-        """The share of a role's time in which it had something to do; None where there is no such role."""
+        """Return the share of a role's time in which it had something to do; None if there is no such role."""
         totals = self.roles.get(role)
         if totals is None or totals.wall_s <= 0.0:
             return None
         return 1.0 - (totals.rest_s + totals.unaccounted_s) / totals.wall_s
 
     def meets_target(self, role: str) -> bool | None:
-        """Whether a role reaches its target; None where it has none, or is not there."""
+        """Whether a role reaches its target; None if it has none, or does not exist."""
         busy, target = self.utilisation(role), TARGETS.get(role)
         return None if busy is None or target is None else busy >= target
 
@@ -78,7 +78,7 @@ class Throughput:
 
     @classmethod
     def from_snapshots(cls, earlier: StatusSnapshot, later: StatusSnapshot) -> Self:
-        """What a run did from one snapshot to another; StatusError where they are not of one run that went on."""
+        """Measure between two snapshots; StatusError if they are of different runs, or the run went back."""
         if earlier.began != later.began or later.version < earlier.version:
             raise StatusError(
                 f"expected one run that goes on, got version {earlier.version} of {earlier.name!r} and then "
@@ -97,19 +97,17 @@ class Throughput:
 
     @classmethod
     def from_log(cls, file: Path) -> Self:
-        """What a run did that is over, its first iteration apart; StatusError where `metrics.jsonl` does not say."""
+        """Measure a run from its `metrics.jsonl`, except its first iteration; StatusError if that has too little."""
         merged: dict[str, SpanTotals] = {}
         seconds, steps, groups = 0.0, 0, 0.0
-        for earlier, row in itertools.pairwise(
-            _read_rows(file)
-        ):  # one after the other: there may be a million of them
+        for earlier, row in itertools.pairwise(_read_rows(file)):  # lazily: there may be a million rows
             elapsed = row[ELAPSED] - earlier[ELAPSED]
             for process, totals in SpanTotals.from_metrics(row, elapsed).items():
                 merged[process] = merged[process].merge(totals) if process in merged else totals
             seconds, steps, groups = seconds + elapsed, steps + 1, groups + row.get(GROUPS, math.nan)
         if not merged:
             raise StatusError(
-                f"expected at least two iterations with spans in {str(file)!r}, got none behind another; "
+                f"expected at least two iterations with spans in {str(file)!r}, got fewer; "
                 "let the run go on, or measure one that does"
             )
         return cls(
@@ -134,5 +132,5 @@ def _parse_row(line: str) -> Mapping[str, float]:
     try:
         row = json.loads(line)
     except ValueError:
-        return {}  # a run that was killed leaves its last line unfinished
+        return {}  # a killed run leaves its last line incomplete
     return row if isinstance(row, dict) else {}

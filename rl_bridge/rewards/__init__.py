@@ -1,1 +1,1 @@
-"""Rewards that are computed outside of the environment: functions in processes of their own, learned models."""
+"""Rewards computed outside of the environment: by functions in separate processes, or by learned models."""

@@ -1,9 +1,9 @@
-"""Evaluates reward functions in a process of its own, and what a pool and its workers say to each other.
+"""The worker process that evaluates reward functions, and the protocol between it and its pool.
 
 python -m rl_bridge.rewards._worker FD FUNCTION...
 
-FD is a connected socket. Both sides send frames of a length and so many bytes. The first one tells that the functions
-are there, or why not.
+FD is a connected socket. Both sides send length-prefixed frames. The worker's first one reports whether the functions
+could be imported.
 """
 
 import json
@@ -21,7 +21,7 @@ from rl_bridge.rewards.function import RewardFunction, check_reward, load_functi
 TRACEBACK_CHARACTERS = 4000
 LENGTH = struct.Struct(">I")
 STARTED = b""
-"""What a worker says before it calls a function: whether a process that died had begun decides whose loss it is."""
+"""The worker's frame before it calls a function. If the process dies, it tells whether the evaluation had begun."""
 
 
 @dataclass(kw_only=True, slots=True, frozen=True)
@@ -29,9 +29,9 @@ class RewardReply:
     """The result of an evaluation, or of a worker's start.
 
     Attributes:
-        reward: The number, or None.
-        error: Why there is neither; empty where there is.
-        pid: The worker's.
+        reward: The reward, or None.
+        error: Why the evaluation or the start failed; empty if it did not.
+        pid: The worker's process id.
     """
 
     reward: float | None = None
@@ -39,18 +39,18 @@ class RewardReply:
     pid: int = 0
 
     def encode(self) -> bytes:
-        """The frame's content. It is read by a process that does not run code of the function's: no pickle."""
+        """Encode as a frame's content: not pickle, as the reader must not run the function's code."""
         return json.dumps(asdict(self)).encode()
 
     @classmethod
     def decode(cls, data: bytes) -> "RewardReply":
-        """Of a frame that a worker sent."""
+        """Decode the content of a worker's frame."""
         return cls(**json.loads(data))
 
 
 def main(fd: int, paths: list[str]) -> None:
     """Answer requests until the pool closes the connection."""
-    os.set_inheritable(fd, False)  # what a function starts shall not keep the connection open
+    os.set_inheritable(fd, False)  # processes that a function starts must not keep the connection open
     with socket.socket(fileno=fd) as connection:
         try:
             functions = [load_function(path) for path in paths]
@@ -64,7 +64,7 @@ def main(fd: int, paths: list[str]) -> None:
 
 
 def _evaluate(paths: list[str], functions: list[RewardFunction], content: bytes) -> RewardReply:
-    """Call a function, and put what comes of it into words."""
+    """Call a function and return its reward or error."""
     path = ", ".join(paths)
     try:
         function, prompt, response, target = pickle.loads(content)
@@ -81,7 +81,7 @@ def _send(connection: socket.socket, content: bytes) -> None:
 
 
 def _receive(connection: socket.socket) -> bytes | None:
-    """The next frame's content; None where the pool has closed."""
+    """Return the next frame's content, or None if the pool has closed the connection."""
     head = _receive_exactly(connection, LENGTH.size)
     return None if head is None else _receive_exactly(connection, LENGTH.unpack(head)[0])
 

@@ -13,7 +13,7 @@ from rl_bridge.services.actor import ServiceActor
 
 
 class RewardActor(ServiceActor):
-    """A thin shell around `RewardPool`: verifiable rewards."""
+    """Serves verifiable rewards from a `RewardPool`."""
 
     REPEATABLE = frozenset({"evaluate_response"})
 
@@ -29,7 +29,7 @@ class RewardActor(ServiceActor):
 
     @concurrent_endpoint
     async def evaluate_response(self, prompt: Any, response: str, target: Any) -> float | None:
-        """Have every function vote on a response, all at once, and count; see `RewardPool.evaluate`."""
+        """Have all functions vote on a response concurrently, and count the votes; see `RewardPool.evaluate`."""
         with PROCESS_SPANS.call(), span("evaluate", waits_for="reward functions"):
             votes: list[Any] = await asyncio.gather(
                 *(
@@ -38,14 +38,14 @@ class RewardActor(ServiceActor):
                 ),
                 return_exceptions=True,
             )
-        for outcome in votes:  # when all have ended
+        for outcome in votes:  # raised only after all have ended
             if isinstance(outcome, BaseException):
                 raise outcome
         return count_votes(votes, self._config)
 
     @concurrent_endpoint
     async def health(self) -> None:
-        """Raise where there can be no processes any more."""
+        """Raise RewardError if the pool can start no more processes."""
         self._pool.check()
 
     @concurrent_endpoint
@@ -55,7 +55,7 @@ class RewardActor(ServiceActor):
 
 
 class RewardModelActor(ServiceActor):
-    """A thin shell around `RewardModel`: learned rewards. The target plays no part in them."""
+    """Serves learned rewards from a `RewardModel`, which ignores the target."""
 
     REPEATABLE = frozenset({"evaluate_response"})
 
@@ -74,10 +74,10 @@ class RewardModelActor(ServiceActor):
 
     @concurrent_endpoint
     async def evaluate_response(self, prompt: Any, response: str, target: Any = None) -> float | None:
-        """Evaluate a response; None where it is longer than the model may see."""
+        """Score a response; None if prompt and response are longer than the model's limit."""
         return await self._batches.evaluate(prompt, response)
 
     @concurrent_endpoint
     async def health(self) -> None:
-        """Raise where the model does."""
+        """Raise RewardError if the model fails."""
         await self._batches.evaluate("Are you well?", "Yes.")

@@ -1,4 +1,4 @@
-"""A learned reward model: a language model with one number at its end."""
+"""A learned reward model: a language model with a scalar head."""
 
 import asyncio
 import logging
@@ -22,7 +22,7 @@ except ImportError as error:
 logger = logging.getLogger(__name__)
 
 MAX_BATCH = 16
-"""Responses a forward pass."""
+"""Responses per forward pass."""
 
 Prompt: TypeAlias = str | Sequence[ChatMessage]
 
@@ -30,10 +30,10 @@ Prompt: TypeAlias = str | Sequence[ChatMessage]
 class RewardModel:
     """Scores responses by a checkpoint for sequence classification with one label, in the Hugging Face layout.
 
-    What is longer than `max_length` tokens, prompt and response together, has no reward.
+    A response has no reward if it is longer than `max_length` tokens, the prompt included.
 
     Raises:
-        ModelError: The checkpoint cannot be loaded, or has another number of labels than one.
+        ModelError: The checkpoint cannot be loaded, or does not have exactly one label.
     """
 
     def __init__(self, path: str, *, max_length: int) -> None:
@@ -59,9 +59,13 @@ class RewardModel:
 
     @torch.inference_mode()
     def score(self, pairs: Sequence[tuple[Prompt, str]]) -> list[float | None]:
-        """Score responses to prompts, texts or chats, shape [B]; None for one that is longer than the model may see.
+        """Score responses to prompts (texts or chats).
 
-        RewardError where the model says what is no number.
+        Returns:
+            The rewards, shape [B]; None for a response that is too long.
+
+        Raises:
+            RewardError: The model's output is not finite.
         """
         with span("score"):
             rows = [self._tokenize(prompt, response) for prompt, response in pairs]
@@ -92,8 +96,8 @@ class RewardModel:
 
     def _forward(self, rows: Sequence[list[int]]) -> list[float]:
         longest = max(map(len, rows))
-        # The model takes its number from the last token that is not padding, and finds that by its id. Checkpoints
-        # pad with their end token, which ends texts too; so the id here is one that no text of the batch has.
+        # The model reads its score at the last token that is not padding, which it finds by the padding id. Checkpoints
+        # pad with their end token, which also ends texts; so we use an id that no text of the batch contains.
         padding = next(
             token for token in range(longest * len(rows) + 1) if not any(token in row for row in rows)
         )
@@ -108,7 +112,7 @@ class RewardModel:
 
 
 class RewardBatches:
-    """Gathers concurrent callers into batches, which are scored in a thread: while one is, the next gathers."""
+    """Batches concurrent calls and scores each batch in a thread, while the next one gathers."""
 
     def __init__(
         self, score: Callable[[Sequence[tuple[Prompt, str]]], list[float | None]], *, max_batch: int
@@ -119,7 +123,7 @@ class RewardBatches:
         self._task: asyncio.Task[None] | None = None
 
     async def evaluate(self, prompt: Prompt, response: str) -> float | None:
-        """Score one response; RewardError where the model failed."""
+        """Score one response; RewardError if the model fails."""
         future: asyncio.Future[float | None] = asyncio.get_running_loop().create_future()
         self._queue.append(((prompt, response), future))
         if self._task is None:
@@ -146,7 +150,7 @@ class RewardBatches:
             logger.exception("the reward model failed")
             failure = RewardError(f"expected rewards of the model, got {type(error).__name__}: {error}")
         for place, (_, future) in enumerate(batch):
-            if future.done():  # its caller has been cancelled
+            if future.done():  # the caller was cancelled
                 continue
             if failure is None:
                 future.set_result(rewards[place])

@@ -1,4 +1,4 @@
-"""Reward functions in processes of their own: bounded in number, in time, and in what they leave."""
+"""A pool of processes that evaluate reward functions, with time limits and without leftovers."""
 
 import asyncio
 import itertools
@@ -20,13 +20,13 @@ from rl_bridge.errors import RewardError
 from rl_bridge.rewards._worker import LENGTH, STARTED, RewardReply
 
 REAP_TIMEOUT_S = 10.0
-"""How long a guard that was told to end its worker may take."""
+"""How long a guard may take to end its worker."""
 
 
 class RewardWorker:
-    """One process that evaluates one response at a time, and the guard that ends it with everything that it started.
+    """A process that evaluates one response at a time, and the guard that ends it with everything it started.
 
-    `start` makes it.
+    Made by `start`.
     """
 
     def __init__(
@@ -36,15 +36,15 @@ class RewardWorker:
         self._reader = reader
         self._writer = writer
         self.pid = 0
-        """The process that calls the functions."""
+        """The id of the process that calls the functions."""
 
     @classmethod
     async def start(cls, functions: Sequence[str], *, timeout_s: float) -> Self:
         """Start a process and wait until it has imported its functions.
 
         Raises:
-            RewardError: They are not there, or the process ended, or took too long.
-            OSError: There can be no further process.
+            RewardError: An import failed, or the process ended or took too long.
+            OSError: The system cannot start another process.
         """
         guard, connection = _spawn(functions)
         self = cls(guard, *await asyncio.open_connection(sock=connection))
@@ -63,7 +63,7 @@ class RewardWorker:
                 ) from error
             if isinstance(error, ConnectionError):
                 raise RewardError(
-                    f"expected {names} to be imported, but the process ended over it; its output tells why"
+                    f"expected {names} to be imported, but the process ended during the import; its output tells why"
                 ) from error
             raise
         self.pid = reply.pid
@@ -78,9 +78,9 @@ class RewardWorker:
         """Have one request evaluated.
 
         Raises:
-            TimeoutError: It took too long. The process is still at it.
-            BrokenPipeError: The process had ended before it began.
-            ConnectionError: The process ended meanwhile.
+            TimeoutError: It took too long. The process is still running it.
+            BrokenPipeError: The process ended before the evaluation began.
+            ConnectionError: The process ended during the evaluation.
         """
         started = False
         try:
@@ -109,7 +109,7 @@ class RewardWorker:
             self._guard.kill()
             self._guard.wait()
         if self._guard.returncode < 0 and self.pid:
-            # Somebody killed the guard. The kernel has killed the worker then, but nobody what that started.
+            # The guard was killed. The kernel kills the worker with it, but not what the worker started.
             with suppress(ProcessLookupError, PermissionError):
                 os.killpg(self.pid, signal.SIGKILL)
 
@@ -142,26 +142,26 @@ def _spawn(functions: Sequence[str]) -> tuple["subprocess.Popen[bytes]", socket.
 logger = logging.getLogger(__name__)
 
 MAX_LOST = 2
-"""Processes that may end under one evaluation: the one that it ran in, and the one where it was tried again."""
+"""Processes that may end during one evaluation: that of the first try, and that of the retry."""
 MAX_ATTEMPTS = 16
-"""At one evaluation, those included that met with a process that had ended already."""
+"""Attempts per evaluation, including those that found their process already ended."""
 START_ATTEMPTS = 3
-"""At a worker whose functions cannot be imported any more."""
+"""Attempts to start a worker whose functions can no longer be imported."""
 SPAWN_ATTEMPTS = 8
-"""At one for which the machine has no process: a minute of that is no reason to end a run of days."""
+"""Attempts to start a worker if the system is out of processes: a minute of that must not end a run of days."""
 BACKOFF_S = 0.5
-"""After a worker could not be started; doubles."""
+"""The wait after the first failed start of a worker; doubles with each."""
 
 
 class RewardPool:
     """Evaluates responses in a fixed number of processes.
 
     A function that takes too long is killed with every process that it started, and so is one whose caller is
-    cancelled. Where a process is killed by somebody else, what it evaluated is tried once more in another. What
-    raises is tried once more too; when it raises again, it is the function's doing.
+    cancelled. If something else kills the process, the evaluation is retried once in another. It is also retried once
+    if the function raises; a second exception is the function's fault.
 
-    None of these is a reward: the evaluation is None, and counted by its reason. A function that raises ends the run
-    instead, unless `drop_failures` is set, since as a rule all of its rewards are wrong then.
+    Each of these makes the evaluation None, counted by its reason, except that a function that raises ends the run
+    unless `drop_failures` is set, as all of its rewards are probably wrong.
     """
 
     def __init__(self, reward: RewardConfig) -> None:
@@ -172,21 +172,21 @@ class RewardPool:
         self._renewals: set[asyncio.Task[None]] = set()
         self._broken = ""
         self.counts = Counter[str]()
-        """What became of evaluations: scored, unscored, timed_out, raised (twice), lost (twice); and retried attempts,
+        """Outcomes of evaluations: scored, unscored, timed_out, raised (twice), lost (twice); and retried attempts,
         workers_started and workers_lost."""
 
     @property
     def pids(self) -> list[int]:
-        """The processes that call the functions."""
+        """The ids of the processes that call the functions."""
         return [worker.pid for worker in self._workers]
 
     def check(self) -> None:
-        """Raise RewardError where the pool can have no processes any more, or was closed."""
+        """Raise RewardError if the pool was closed, or can start no more processes."""
         if self._broken:
             raise RewardError(self._broken)
 
     async def __aenter__(self) -> Self:
-        """Start the processes; RewardError where the functions cannot be imported, or are none."""
+        """Start the processes; RewardError if the functions cannot be imported, or are not functions."""
         try:
             starts = (self._add_worker() for _ in range(self._reward.workers))
             for outcome in await asyncio.gather(*starts, return_exceptions=True):
@@ -201,14 +201,14 @@ class RewardPool:
         await self.close()
 
     async def evaluate(self, *, prompt: Any, response: Any, target: Any, function: int = 0) -> float | None:
-        """Have one of the functions evaluate a response; all that it is told can be pickled.
+        """Have a function, given by its index, evaluate a response. All arguments must be picklable.
 
         Returns:
-            The reward; None where there is none, for a reason that is counted.
+            The reward; None if there is none, with its reason in `counts`.
 
         Raises:
-            RewardError: The function raised, or returned something else; or the pool can have no processes any more,
-                or was closed.
+            RewardError: The function raised, or did not return a reward; or the pool was closed, or can start no more
+                processes.
         """
         content = pickle.dumps((function, prompt, response, target))
         lost = raised = 0
@@ -219,14 +219,14 @@ class RewardPool:
             except ConnectionError as error:
                 self._start_renewal(worker)
                 self.counts["workers_lost"] += 1
-                lost += not isinstance(error, BrokenPipeError)  # who had not begun has nothing to do with it
+                lost += not isinstance(error, BrokenPipeError)  # if it had not begun, it cannot be the cause
                 if lost == MAX_LOST:
                     break
             except TimeoutError:
                 self._start_renewal(worker)
                 self.counts["timed_out"] += 1
                 return None
-            except BaseException:  # nobody waits for the outcome, which may take long
+            except BaseException:  # cancelled: do not let the evaluation run on
                 self._start_renewal(worker)
                 raise
             else:
@@ -246,7 +246,7 @@ class RewardPool:
         return None
 
     async def close(self) -> None:
-        """End every process. Evaluations under way raise RewardError."""
+        """End every process. Pending evaluations raise RewardError."""
         self._mark_broken("expected an open pool of reward functions, got one that was closed")
         for renewal in self._renewals:
             renewal.cancel()
@@ -259,14 +259,14 @@ class RewardPool:
         self.counts["raised"] += 1
         message = (
             f"expected a reward, but {error.rstrip()}\n"
-            "mend the function, let it return None where it cannot say, or set reward.drop_failures"
+            "fix the function, have it return None if it cannot tell, or set reward.drop_failures"
         )
         if not self._reward.drop_failures:
             raise RewardError(message)
         logger.warning("a response is left out: %s", message)
 
     async def _acquire_worker(self) -> RewardWorker:
-        """Return a worker that nobody else has until it is given back."""
+        """Return a worker for exclusive use until it is released."""
         self.check()
         while self._idle:
             worker = self._idle.popleft()
@@ -292,7 +292,7 @@ class RewardPool:
         self._idle.append(worker)
 
     def _start_renewal(self, worker: RewardWorker) -> None:
-        """Put another worker into the place of one, without waiting for it."""
+        """Replace a worker in the background."""
         renewal = asyncio.create_task(self._replace(worker))
         self._renewals.add(renewal)
         renewal.add_done_callback(self._on_renewed)

@@ -1,4 +1,4 @@
-"""Rollouts: episodes of an environment server, played by the policy, many at once."""
+"""Rollouts: the policy plays many episodes concurrently on environment servers."""
 
 from rl_bridge.rollout.task import EvaluationResult, Policy, Task
 from rl_bridge.rollout.tool_task import ToolTask

@@ -25,20 +25,20 @@ from rl_bridge.services.handle import Roster, ServiceHandle, StickySession
 from rl_bridge.tokens.chat import ChatMessage, ChatTokenizer
 
 GRACE_PERIOD_S = 10.0
-"""How long a preempted worker takes at most to hand back what it has."""
+"""The longest that a preempted worker takes to hand back its assignments."""
 FINAL_ANSWERS_S = 0.5
-"""For the last answers to be on their way before the process ends."""
+"""Time for the last replies to be sent before the process exits."""
 
 _log = logging.getLogger(__name__)
 
 
 def _sessions(config: Config, task: Task) -> SessionLeases:
-    """Those of one environment, which the configuration is of, for one worker of several."""
+    """Make one worker's share of the sessions of the environment that `config` describes."""
     env, deadlines = config.environment, SessionDeadlines.of(config)
     token, longest_s = read_token(env.token_file), max(deadlines.reset_s, deadlines.step_s)
 
     def connect(url: str) -> EnvClient[Any, Any, Any]:
-        # Full servers are not waited for here: the leases know others, and how many sessions each has room for.
+        # The client does not queue at a full server: the leases know the other servers and how much room each has.
         return task.client_type(url, token=token, message_timeout_s=longest_s + 1.0, queue_timeout_s=0.0)
 
     sessions = max(1, env.sessions // config.rollout.num_workers)
@@ -53,7 +53,7 @@ def _updated(handle: ServiceHandle | None, roster: Roster) -> ServiceHandle:
 
 
 class RolloutActor(ServiceActor):
-    """A thin shell around `RolloutWorker`. It asks the policy's replicas by itself, wherever they are."""
+    """A thin shell around `RolloutWorker`; it calls the policy's replicas directly, wherever they run."""
 
     REPLAYED = ("take_policy", "take_servers", "take_reward")
 
@@ -98,7 +98,7 @@ class RolloutActor(ServiceActor):
         if config.rollout.checkpoint_on_preemption:
             await on_termination(self._preempt)
 
-    # Before the first assignment a worker is told of these services.
+    # `take_policy` and `take_reward` are called before the first assignment.
 
     async def _generate(self, *args: Any) -> Any:
         assert self._policy is not None
@@ -117,17 +117,17 @@ class RolloutActor(ServiceActor):
 
     @concurrent_endpoint
     async def take_reward(self, roster: Roster) -> None:
-        """Have these replicas judge from now on."""
+        """Use these replicas of the reward service from now on."""
         self._reward = _updated(self._reward, roster)
 
     @concurrent_endpoint
     async def take_policy(self, roster: Roster) -> None:
-        """Ask these replicas from now on."""
+        """Use these replicas of the policy from now on."""
         self._policy = _updated(self._policy, roster)
 
     @concurrent_endpoint
     async def take_servers(self, urls: Mapping[str, Sequence[str]]) -> None:
-        """Play on these servers of each environment from now on."""
+        """Use these servers of each environment from now on."""
         for name, of_one in urls.items():
             self._sessions[name].replace(of_one)
 
@@ -150,7 +150,7 @@ class RolloutActor(ServiceActor):
 
     @concurrent_endpoint
     async def close(self) -> None:
-        """Close the sessions."""
+        """Close the sessions and the generator's client, and flush traces."""
         await asyncio.gather(*(sessions.close() for sessions in self._sessions.values()))
         if self._client is not None:
             await self._client.close()
@@ -164,7 +164,7 @@ class RolloutActor(ServiceActor):
             async with asyncio.timeout(GRACE_PERIOD_S):
                 await asyncio.gather(*(worker.leave() for worker in self._workers.values()))
         except TimeoutError:
-            _log.warning("this worker has to go, and not all of its assignments could be handed back")
+            _log.warning("the worker is being preempted, and could not hand back all of its assignments")
         await asyncio.gather(asyncio.sleep(FINAL_ANSWERS_S), tracing.flush())
         sys.stderr.flush()
         os._exit(0)

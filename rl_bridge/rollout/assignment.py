@@ -1,4 +1,4 @@
-"""Assignments of rollout workers and their results; and the derivation of seeds."""
+"""Assignments of rollout workers, their results, and the derivation of seeds."""
 
 from bisect import bisect_right
 from collections.abc import Mapping
@@ -13,57 +13,57 @@ from rl_bridge.config import Config
 from rl_bridge.types import Ending, Trajectory
 
 TRAINING_SEEDS = 2**31
-"""Training takes seeds below this, evaluation takes seeds from this on: no episode is in both."""
+"""Training uses seeds below this and evaluation seeds from this on, so that they share no episode."""
 
 
 def task_seed(run_seed: int, task: int) -> int:
-    """The seed that the siblings of a group begin from. Where tasks are not numbered each group has one of its own."""
+    """Return the seed that all siblings of a group start from; without numbered tasks, `task` is the group's number."""
     return int(np.random.default_rng([run_seed, task]).integers(0, TRAINING_SEEDS))
 
 
 FORK_DRAWS = 2**31 + 2
-"""As `ENVIRONMENT_DRAWS`, for another draw."""
+"""Like `ENVIRONMENT_DRAWS`, for the draw of the fork turn."""
 
 
 def draw_fork_turn(run_seed: int, group: int, bounds: tuple[int, int]) -> int:
-    """After how many turns the siblings of a group part: from the first to the second of the bounds."""
+    """Draw the number of turns after which the siblings of a group fork; both bounds are included."""
     first, last = bounds
     return int(np.random.default_rng([run_seed, group, FORK_DRAWS]).integers(first, last + 1))
 
 
 ENVIRONMENT_DRAWS = 2**31
-"""Beside a run's seed and a group: no sibling is numbered so, whose samples this draw could go with."""
+"""Third part of the draw's seed, in place of a sibling's number: none is that high, so no sampling seed collides."""
 
 
 def draw_environment(run_seed: int, group: int, weights: Mapping[str, float]) -> str:
-    """The environment that a group is played in."""
+    """Draw the environment that a group is played in."""
     names, bounds = list(weights), list(accumulate(weights.values()))
     point = np.random.default_rng([run_seed, group, ENVIRONMENT_DRAWS]).random() * bounds[-1]
     return names[min(bisect_right(bounds, point), len(names) - 1)]
 
 
 def sampling_seed(run_seed: int, group: int, sibling: int, turn: int) -> int:
-    """The seed that a completion is sampled with, where a run is to repeat bit for bit; below 2^32."""
+    """Return the seed, below 2^32, for sampling one completion of a deterministic run."""
     return int(np.random.SeedSequence([run_seed, group, sibling, turn]).generate_state(1)[0])
 
 
 def held_out_seeds(first: int, count: int) -> range:
-    """Seeds that training never uses, in order, from the `first` of them on."""
+    """Return `count` consecutive seeds that training never uses, starting at index `first`."""
     return range(TRAINING_SEEDS + first, TRAINING_SEEDS + first + count)
 
 
 @dataclass(kw_only=True, slots=True, frozen=True)
 class EpisodeSettings:
-    """What an episode is played by.
+    """Settings that an episode is played with.
 
     Attributes:
-        temperature: Of the sampling; 0 plays greedily.
-        num_turns: Exchanges at most, and steps of the environment at most: an answer with several calls of tools takes
-            as many.
-        illegal_reward: What an answer that is no legal action earns, or that begins a call that cannot be read, or that
-            means an action which the environment does not take; it ends the episode.
+        temperature: The sampling temperature; 0 plays greedily.
+        num_turns: The most exchanges, and the most environment steps: an answer with several tool calls takes several
+            steps.
+        illegal_reward: The reward for an answer that is no legal action, that starts an unparsable tool call, or whose
+            action the environment rejects; such an answer ends the episode.
         reset_options: Sent with the reset, beside the seed.
-        timeout_s: After how long since its reset no exchange is begun any more; None for no limit.
+        timeout_s: Seconds after the reset beyond which no exchange starts; None for no limit.
     """
 
     temperature: float
@@ -74,7 +74,7 @@ class EpisodeSettings:
 
     @classmethod
     def of(cls, config: Config, environment: str = "", *, temperature: float) -> Self:
-        """As the configuration says of an environment, by its name; a dataset has none."""
+        """Read the settings of the named environment from a configuration; a run on a dataset has no environment."""
         env = config.environments.get(environment)
         return cls(
             temperature=temperature,
@@ -90,15 +90,15 @@ class Assignment:
     """Episodes for one worker, usually those of one group.
 
     Attributes:
-        lease: The right to finish them; what comes back names it.
-        seeds: The environment's, one an episode; siblings share one.
+        lease: The id of the lease under which they are played; the result carries it back.
+        seeds: The environment's seed of each episode; siblings share one.
         siblings: Each episode's number in its group.
         settings: How they are played.
-        environment: Where, by its name in `Config.environments`.
-        task: The number of the group's task, as a dataset has it; None of held-out episodes.
-        sampling_key: The run's seed and the group's number, where every completion is to be sampled with a seed of its
-            own; None where the engine's generator goes on as it pleases.
-        fork_turn: After how many turns of one episode siblings part; None where each begins with a reset.
+        environment: The environment's name in `Config.environments`.
+        task: The number of the group's task, in a dataset the example's; None for held-out episodes.
+        sampling_key: The run's seed and the group's number, if every completion is sampled with a seed of its own; None
+            to use the engine's own generator.
+        fork_turn: The number of shared turns after which the siblings fork; None if each begins with a reset.
     """
 
     lease: int
@@ -112,16 +112,16 @@ class Assignment:
 
 
 class Absence(StrEnum):
-    """Why there is no trajectory."""
+    """Why an episode has no trajectory."""
 
     DROPPED = "dropped"
-    """Every attempt failed, through no fault of the policy's."""
+    """Every attempt failed, none of them because of the policy."""
     UNSCORED = "unscored"
-    """It was played to an end that has no reward."""
+    """It was played to its end, which has no reward."""
     NO_TURN = "no_turn"
     """It was over before the policy could act."""
     UNFINISHED = "unfinished"
-    """The worker was told to stop, or has to go."""
+    """The worker was told to stop, or is being preempted."""
 
 
 @dataclass(kw_only=True, slots=True, frozen=True)
@@ -129,9 +129,9 @@ class NoTrajectory:
     """An episode without a trajectory to learn from.
 
     Attributes:
-        absence: What became of it.
-        reason: Why, in words.
-        ending: Whose failure it was, where it was played and failed; None where it was not played to any end.
+        absence: Why there is none.
+        reason: The details, for a person.
+        ending: What failed, if it was played and failed; None if it was not played to an end.
     """
 
     absence: Absence
@@ -144,14 +144,14 @@ Outcome: TypeAlias = Trajectory | NoTrajectory
 
 @dataclass(kw_only=True, slots=True, frozen=True)
 class AssignmentResult:
-    """What became of the episodes of an assignment.
+    """The outcomes of an assignment's episodes.
 
     Attributes:
         lease: The assignment's.
-        outcomes: One an episode, in the assignment's order.
-        retried: Attempts that failed through no fault of the policy's.
-        last_failure: Why an attempt failed last; None where none has.
-        preempted: The worker has to go: what is unfinished, if anything is, is for others.
+        outcomes: One per episode, in the assignment's order.
+        retried: Attempts that failed, none of them because of the policy.
+        last_failure: Why the latest failed attempt failed; None if none did.
+        preempted: Whether the worker is being preempted, so that other workers must play what is unfinished.
     """
 
     lease: int

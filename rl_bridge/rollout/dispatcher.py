@@ -1,4 +1,4 @@
-"""Keeps the rollout workers busy: leases groups, sends them out, settles what comes back."""
+"""Keeps the rollout workers busy: leases groups, sends them to workers and settles the results."""
 
 import asyncio
 import contextlib
@@ -41,25 +41,25 @@ from rl_bridge.types import Ending, Group, PolicyVersion, Trajectory
 logger = logging.getLogger(__name__)
 
 LOSS_WINDOW_S = 0.5
-"""Losses within so many seconds are one, as far as a reader is concerned."""
+"""Losses within this time are logged together."""
 GROUPS_NAMED = 8
 
 
 class LossReport:
-    """Gathers the groups that were lost, and says so a moment later."""
+    """Collects lost groups and logs them together shortly afterwards."""
 
     def __init__(self) -> None:
         self._lost: dict[str, list[int]] = {}
         self._soon: asyncio.TimerHandle | None = None
 
     def add(self, group: int, reason: str) -> None:
-        """The work on a group was lost."""
+        """Record that the work on a group was lost."""
         self._lost.setdefault(reason, []).append(group)
         if self._soon is None:
             self._soon = asyncio.get_running_loop().call_later(LOSS_WINDOW_S, self.tell)
 
     def tell(self) -> None:
-        """Log what is not logged yet: a line for each reason."""
+        """Log the losses that are not logged yet, one line per reason."""
         if self._soon is not None:
             self._soon.cancel()
             self._soon = None
@@ -81,17 +81,17 @@ class PlayedGroup:
 
 
 class Dispatcher:
-    """The controller's side of the rollouts. While it is open, groups are played as fast as admission allows.
+    """The controller's side of the rollouts: while it is open, it has groups played as fast as admission allows.
 
-    What ends it, an error that trying again cannot help, reaches the loop through the buffer: `sample` raises it.
+    An error that retrying cannot help reaches the training loop through the buffer: `sample` raises it.
 
     Args:
-        rollout: The service of `RolloutActor`, or of whatever else has `play` and `cut`.
+        rollout: The service of `RolloutActor`, or any other with `play` and `cut`.
         buffer: Where groups are leased from and added to.
         config: The run's.
-        examples: How many a run on a dataset has.
+        examples: The number of examples of a run on a dataset.
         collect: Plays groups until it is cancelled: `rl_bridge.loops.grpo.collect`.
-        explain: Asked for the traceback of an environment's first failure, where its servers are at hand.
+        explain: Returns the traceback behind an environment's first failure, if this run started its servers.
     """
 
     def __init__(
@@ -114,7 +114,7 @@ class Dispatcher:
             )
             for name, weight in weights.items()
         }
-        """How each environment fares."""
+        """The health of each environment."""
         numbered = {name: (env.tasks, env.sampling) for name, env in worlds.items()}
         if config.data is not None:
             numbered = {"": (examples, config.data.sampling)}
@@ -123,7 +123,7 @@ class Dispatcher:
             for name, (tasks, sampling) in numbered.items()
             if tasks is not None
         }
-        """Which task of an environment a group has, where they are numbered."""
+        """The samplers that draw a group's task, for environments whose tasks are numbered."""
         self._rollout = rollout
         self._buffer = buffer
         self._config = config
@@ -137,7 +137,7 @@ class Dispatcher:
         self._plays: dict[asyncio.Task[None], GroupLease] = {}
         self._cuts: set[asyncio.Task[None]] = set()
         self._kept: dict[int, tuple[str, dict[int, Outcome]]] = {}
-        """Of groups that wait for another worker: their environment, and outcomes of siblings that are finished."""
+        """For groups that wait for another worker: their environment and the outcomes of finished siblings."""
         self._held_out_leases = itertools.count(-1, -1)
         self._explain = explain
         self._collect = collect
@@ -145,7 +145,7 @@ class Dispatcher:
         buffer.cut = self._cut
 
     async def __aenter__(self) -> Self:
-        """Begin to play."""
+        """Start playing groups."""
         self._begin()
         return self
 
@@ -169,30 +169,30 @@ class Dispatcher:
         await asyncio.gather(*self._cuts, return_exceptions=True)
 
     def served(self, version: PolicyVersion) -> None:
-        """Record that every serving generator has these weights or newer ones: more groups may start."""
+        """Record that every serving generator has these weights or newer ones, so that more groups may start."""
         self._buffer.served(version)
 
     @property
     def counts(self) -> EpisodeCounts:
-        """What became of the episodes that were played for training, in all environments."""
+        """How the training episodes ended, in all environments together."""
         return EpisodeCounts.sum(health.counts for health in self.health.values())
 
     def take_tallies(self) -> dict[str, Tally]:
-        """By environment, what became since this was last asked of groups and episodes beside those trained."""
+        """Return each environment's tally of untrained groups and episodes since the last call."""
         tallies = {name: health.tally for name, health in self.health.items()}
         for health in self.health.values():
             health.tally = Tally()
         return tallies
 
     def set_aside(self, environment: str, error: BaseException, *, for_good: bool = False) -> None:
-        """Play on without an environment: for a while, or for good, since its servers are.
+        """Continue without an environment: for a while, or for good if its servers are gone for good.
 
         Raises:
-            BaseException: The error, where no other environment can be played.
+            BaseException: `error`, if no other environment can be played.
         """
         now = asyncio.get_running_loop().time()
         if not (for_good or self.health[environment].is_playable(now)):
-            return  # a group that was under way
+            return  # it is set aside already: the error is that of a group that was still in flight
         self.health[environment].set_aside(error, now=now, for_good=for_good)
         if not (remaining := playable(self.health, now=now)):
             raise error
@@ -206,10 +206,10 @@ class Dispatcher:
         )
 
     def state(self) -> tuple[dict[str, Any], Callable[[], dict[str, bytes]]]:
-        """What a checkpoint holds: a part for `json`, and attachments. Groups under way are played again.
+        """Return the state for a checkpoint: a JSON part and a function that serializes the attachments.
 
-        The attachments are of this moment too, and are written when they are called for, in any thread: with many
-        tokens that takes long.
+        Groups in flight are not part of it; they are played again. The attachments hold the state as of this call; with
+        many tokens serializing takes long, so it happens when the function is called, in any thread.
         """
         ledger, groups = self._buffer.state()
         episodes = {name: health.counts.state() for name, health in self.health.items()}
@@ -220,12 +220,12 @@ class Dispatcher:
     async def rewind(
         self, version: PolicyVersion, state: Mapping[str, Any] | None, attachments: Mapping[str, bytes]
     ) -> None:
-        """Go back to a checkpoint; what is under way is recalled, and what still comes of it is late.
+        """Go back to a checkpoint; groups in flight are recalled, and results that still arrive of them are stale.
 
-        Every generator holds the checkpoint's version again. Its state is None at the beginning of the run; where it is
-        damaged, this raises RolloutError.
+        Every generator must hold the checkpoint's version again. A `state` of None means the beginning of the run; a
+        damaged one raises RolloutError.
         """
-        # First, so that nothing begins meanwhile. It may have ended already, with what made us go back.
+        # First, so that no group starts meanwhile. It may have ended already, with the error that led to this rewind.
         await self._end()
         await self._recall()
         self._kept.clear()
@@ -251,17 +251,17 @@ class Dispatcher:
         timeout_s: float,
         understood: bool = False,
     ) -> None:
-        """Play one episode a seed, greedily, for evaluation.
+        """Play one episode per seed, greedily, for evaluation.
 
         Args:
-            seeds: The episodes'.
-            done: Told of each that is over: its place among the seeds, and what became of it.
-            environment: Where.
-            timeout_s: That all of them may take.
-            understood: Whether the environment is known to take the task's actions.
+            seeds: The episodes' seeds.
+            done: Called for each finished episode with the index of its seed and its outcome.
+            environment: The environment's name.
+            timeout_s: Deadline for all of them together, in seconds.
+            understood: Whether the environment is known to accept the task's actions.
 
         Raises:
-            RolloutError: The time ran out, the policy fails and fails, or the environment is gone for good.
+            RolloutError: The time ran out, the policy failed many times in a row, or the environment is gone for good.
         """
         free, size = asyncio.Semaphore(self._places), self._config.rollout.group_size
         health = self.health[environment]
@@ -297,14 +297,14 @@ class Dispatcher:
         except TimeoutError:
             raise RolloutError(
                 f"expected {len(seeds)} episodes within {timeout_s:g} s, got {ended}; "
-                "raise rollout.timeout_s, or look at what the environment waits for"
+                "raise rollout.timeout_s, or see what the environment is waiting for"
             ) from None
         except BaseExceptionGroup as several:
             raise several.exceptions[0] from several
         counts.require_understood(max(len(seeds), 1))
 
     async def _play_part(self, seeds: tuple[int, ...], environment: str) -> list[Outcome]:
-        """Until every episode has an outcome, whoever plays it; the caller has the deadline."""
+        """Send episodes to workers until each has an outcome; the caller sets the deadline."""
         episode = EpisodeSettings.of(self._config, environment, temperature=0.0)
         outcomes: dict[int, Outcome] = {}
         while left := [place for place in range(len(seeds)) if place not in outcomes]:
@@ -322,7 +322,7 @@ class Dispatcher:
         return [outcomes[place] for place in range(len(seeds))]
 
     async def next_group(self) -> GroupLease:
-        """Wait for a place among the groups in flight, and for one that admission allows to begin."""
+        """Wait for a free place among the groups in flight, then for a group that admission allows to start."""
         await self._slots.acquire()
         try:
             return await self._buffer.lease()
@@ -331,20 +331,20 @@ class Dispatcher:
             raise
 
     def begin(self, lease: GroupLease, work: Coroutine[Any, Any, None]) -> None:
-        """Have a group played beside all others in flight; its place is free again when `work` is done."""
+        """Run `work`, which plays a group, concurrently with the others; its place is free again when it is done."""
         task = asyncio.create_task(work)
         self._plays[task] = lease
         task.add_done_callback(self._ended)
 
     async def play(self, lease: GroupLease) -> "PlayedGroup | None":
-        """Have a worker play what is left of a group; None where it was lost, and the group waits for another one."""
+        """Have a worker play the unfinished rest of a group; None if the work was lost and the group awaits another."""
         config, rollouts = self._config, self._config.rollout
         if lease.group in self._kept:
             environment, finished = self._kept.pop(lease.group)
         else:
             environment, finished = self._draw(lease.group), {}
         sampler = self.samplers.get(environment)
-        # Which others are back by now is a matter of timing; whether those under older weights are is not.
+        # Which groups of the same weights are back by now depends on timing; that those of older weights are does not.
         known = lease.first if config.deterministic else lease.group
         task = lease.group if sampler is None else sampler.draw(lease.group, known=known)
         seed = task_seed(config.seed, task)
@@ -377,13 +377,13 @@ class Dispatcher:
         )
 
     async def settle(self, lease: GroupLease, played: "PlayedGroup") -> None:
-        """Add a group to the buffer, drop it, or let what a worker has not finished be played by another.
+        """Add a group to the buffer, drop it, or have another worker play what this one left unfinished.
 
         Raises:
-            RolloutError: Too many are dropped, in this environment and all others: playing on would not help.
+            RolloutError: Too many groups are dropped, in this environment and all others: going on would not help.
         """
         outcomes, result, health = played.outcomes, played.result, self.health[played.environment]
-        # Of siblings that share a beginning none is kept: another worker's begin elsewhere.
+        # None of the siblings that share a beginning is kept: those of another worker begin elsewhere.
         finished = {} if self._config.rollout.fork_turn else final_outcomes(outcomes.items())
         if result.preempted and len(finished) < len(outcomes):
             if self._buffer.give_back(lease, floor=lease.floor if finished else None):
@@ -417,12 +417,12 @@ class Dispatcher:
             self.set_aside(played.environment, error)
 
     def _end_task(self, group: int, signals: Mapping[str, float | None] = MappingProxyType({})) -> None:
-        # In all: it may have been given a task of an environment that was set aside since, and then another.
+        # In all samplers: the group may have a task of an environment set aside since, and one of another environment.
         for name, sampler in self.samplers.items():
             sampler.end(group, signals.get(name))
 
     def _draw(self, group: int) -> str:
-        """Where a group is played that begins now: by its number alone while no environment is set aside."""
+        """Draw the environment of a group that starts now; while none is set aside it depends on the number alone."""
         names = playable(self.health, now=asyncio.get_running_loop().time()) or list(self.health)
         weights = {name: self._weights[name] for name in names}
         return draw_environment(self._config.seed, group, weights)
@@ -434,7 +434,7 @@ class Dispatcher:
         health.has_failed = True
         traceback = await self._explain(environment) if self._explain is not None else ""
         logger.warning(
-            "an episode%s failed, not by the policy's doing; others that do so are counted (failed, retried): %s%s",
+            "an episode%s failed, not because of the policy; further failures are counted (failed, retried): %s%s",
             f" of {environment}" if environment else "",
             result.last_failure,
             f"\n{traceback}" if traceback else "",
@@ -449,11 +449,11 @@ class Dispatcher:
         try:
             async with asyncio.timeout(self._config.call_timeout_s):
                 await self._rollout.cut.fanout(leases)
-        except Exception as error:  # a worker that cannot be told is gone, or its group is dropped anyway
+        except Exception as error:  # a worker that cannot be reached is gone, or its group is dropped anyway
             logger.info("workers could not be told to stop: %s", error)
 
     async def _recall(self) -> None:
-        """Wait for nothing that is under way, and tell the workers to stop."""
+        """Cancel the groups in flight and tell the workers to stop playing them."""
         plays = dict(self._plays)
         for task in plays:
             task.cancel()
@@ -462,7 +462,7 @@ class Dispatcher:
             self._cut(list(plays.values()))
 
     def _ended(self, task: "asyncio.Task[None]") -> None:
-        """One of our tasks is over; an error in it is the end of all."""
+        """Free the place of a task that is over; an error in it ends the rollouts."""
         if self._plays.pop(task, None) is not None:
             self._slots.release()
         if not task.cancelled() and (error := task.exception()) is not None:

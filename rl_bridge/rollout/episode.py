@@ -1,4 +1,4 @@
-"""One trajectory: the policy plays one episode through one session; again what failed by no fault of its own."""
+"""One trajectory: the policy plays one episode through one session."""
 
 import asyncio
 import math
@@ -32,19 +32,19 @@ from rl_bridge.tokens.chat import ChatMessage
 from rl_bridge.types import Ending, Trajectory, Turn
 
 REASON_CHARS: Final = 1000
-"""Of what an environment says of a failure so much is told: it goes into logs, and into every checkpoint."""
+"""The most characters kept of a failure's message: it goes into logs and every checkpoint."""
 
 
 def shortened(reason: str) -> str:
-    """Return as much of a reason as is told, without halves of characters: no checkpoint could be written with them."""
+    """Truncate a reason and replace lone surrogates, with which no checkpoint could be written."""
     text = reason if len(reason) <= REASON_CHARS else f"{reason[:REASON_CHARS]} …"
     return text.encode(errors="replace").decode()
 
 
 def require_play(result: StepResult[Any]) -> None:
-    """Raise EpisodeLostError where something other than the policy failed, which makes its rewards meaningless.
+    """Raise EpisodeLostError if infrastructure failed, which makes the episode's rewards meaningless.
 
-    EpisodeUnscoredError where the episode is over, and nobody can say how well it was played.
+    Raises EpisodeUnscoredError if the environment could not score the episode.
     """
     if (failure := result.infrastructure_error) is not None:
         raise EpisodeLostError(failure)
@@ -54,12 +54,12 @@ def require_play(result: StepResult[Any]) -> None:
 
 @dataclass(kw_only=True, slots=True, frozen=True)
 class Branch:
-    """Where siblings part that have begun as one.
+    """The point at which siblings fork after turns that they share.
 
     Attributes:
-        prompts: Those of the turns that they share, and that of the first that each has for itself.
-        answers: What the policy said in the former, with its texts.
-        results: What the environment answered to the reset and to each step until there.
+        prompts: The prompts of the shared turns, and that of the first turn after the fork.
+        answers: The policy's answers in the shared turns, with their texts.
+        results: The environment's results of the reset and of each step before the fork.
     """
 
     prompts: list[Sequence[int]]
@@ -68,9 +68,9 @@ class Branch:
 
 
 class RecordingSession:
-    """A session that begins with known results of a reset and the first steps, and keeps those that come behind them.
+    """A session that replays known results of the reset and the first steps, then records those of the real session.
 
-    The session that is asked once they are spent stands where they end.
+    The real session's state must be the one after the known results.
     """
 
     def __init__(self, session: Session, known: Sequence[StepResult[Any]] = ()) -> None:
@@ -79,11 +79,11 @@ class RecordingSession:
         self.results = list(known)
 
     async def reset(self, **options: Any) -> StepResult[Any]:
-        """Begin an episode, unless it has begun."""
+        """Return the known result of the reset, or reset the session."""
         return self._known.popleft() if self._known else self._kept(await self._session.reset(**options))
 
     async def step(self, action: Any, /) -> StepResult[Any]:
-        """Take a step, unless it has been taken."""
+        """Return the known result of this step, or take it in the session."""
         return self._known.popleft() if self._known else self._kept(await self._session.step(action))
 
     def _kept(self, result: StepResult[Any]) -> StepResult[Any]:
@@ -92,7 +92,7 @@ class RecordingSession:
 
 
 Judge: TypeAlias = Callable[[Sequence[ChatMessage], str, Any], Awaitable[float | None]]
-"""Told the chat that an episode began with, the policy's answers, a line each, and the task's target."""
+"""Scores an episode from its first chat, the policy's answers joined by newlines, and the task's target."""
 
 ILL_FORMED: Final = (Ending.ILLEGAL, Ending.UNPARSABLE_CALL, Ending.REFUSED_ACTION)
 
@@ -110,35 +110,35 @@ async def play_episode(
     fork_turn: int | None = None,
     branch: Branch | None = None,
 ) -> Trajectory | Branch | None:
-    """Play one episode from its seed to its end, or to where it is to be forked.
+    """Play one episode from its reset to its end, or to the turn at which it forks.
 
     Args:
         client: A session of the environment.
-        policy: Who plays.
-        task: What ties the two together.
+        policy: The policy that plays.
+        task: Turns observations into chats and answers into actions.
         seed: The environment's.
         settings: How it is played.
-        sampling_key: The run's seed, the group and the sibling, where every completion is to be sampled with a seed
-            of its own; None where the engine's generator goes on as it pleases.
-        judge: Says what the answers earn beside what the environment gives; None where nothing else counts.
-        answers: What the policy said in earlier attempts at this episode, with its texts; it says so again as long as
-            the prompts are the same, and what it says beyond is added. Were answers drawn anew until nothing fails,
-            those by which an environment fails seldom would be trained more often than the policy gives them.
-        fork_turn: After how many turns it is to be forked.
-        branch: Where it parts from its siblings: what is before that is context, and no part of the trajectory.
+        sampling_key: The run's seed, the group and the sibling, if every completion is sampled with a seed of its own;
+            None to use the engine's own generator.
+        judge: Returns a reward for the answers, added to the environment's; None for no such reward.
+        answers: The policy's answers in earlier attempts at this episode, with their texts; they are reused as long as
+            the prompts are the same, and new answers are appended. If every attempt sampled anew, answers that
+            seldom make the environment fail would be trained more often than the policy gives them.
+        fork_turn: The number of turns after which it forks.
+        branch: The fork at which it leaves its siblings; turns before it are context and not part of the trajectory.
 
     Returns:
-        The trajectory, or the branch where it came to `fork_turn`; None where the episode was over before the policy
-        could act.
+        The trajectory, or the branch if it reached `fork_turn`; None if the episode was over before the policy could
+        act.
 
     Raises:
-        openenv_core.ClientError: The session failed; the episode is lost, through no fault of the policy's.
-        rl_bridge.errors.EpisodeLostError: The environment says that its infrastructure failed, or does not come to the
-            branch again; likewise.
-        rl_bridge.errors.EpisodeUnscoredError: It, or the judge, says that nobody knows how well the episode was played,
-            or gives a reward that is no number; or there is no judge to be had.
+        openenv_core.ClientError: The session failed; the episode is lost, and the policy is not to blame.
+        rl_bridge.errors.EpisodeLostError: The environment reports that its infrastructure failed, or does not reach the
+            branch again; the policy is not to blame.
+        rl_bridge.errors.EpisodeUnscoredError: The environment or the judge could not score the episode or gave a reward
+            that is not finite; or no judge is available.
         rl_bridge.errors.GeneratorError: The engine failed.
-        rl_bridge.errors.RolloutError: The task raised something.
+        rl_bridge.errors.RolloutError: The task raised an error.
     """
     session = client if fork_turn is None else (client := RecordingSession(client))
     with span("reset", waits_for="environment"):
@@ -180,7 +180,7 @@ async def play_episode(
 
 @dataclass(slots=True)
 class _Episode:
-    """An episode under way, from after its reset."""
+    """An episode in progress, after its reset."""
 
     client: Session
     policy: ChatPolicy
@@ -201,20 +201,20 @@ class _Episode:
     def earn(self, reward: float | None) -> None:
         try:
             self.total += float(reward or 0.0)
-        except OverflowError:  # JSON has whole numbers of any length
+        except OverflowError:  # JSON allows integers of any length
             self.total = math.inf
-        if not math.isfinite(self.total):  # it would make the advantages of all siblings NaN, and so the loss
+        if not math.isfinite(self.total):  # it would make all siblings' advantages and the loss NaN
             raise EpisodeUnscoredError(f"expected rewards that are finite, got {reward!s:.20}")
 
     def score(self, metadata: Mapping[str, Any] | None) -> None:
-        """Count what the parts of the environment's rubric gave in a step."""
+        """Add up the scores that the parts of the environment's rubric gave in a step."""
         parts = (metadata or {}).get(SCORES)
         for path, score in parts.items() if isinstance(parts, Mapping) else ():
             if isinstance(score, int | float) and math.isfinite(score):
                 self.scores[path] = self.scores.get(path, 0.0) + score
 
     async def run(self) -> Ending | None:
-        """Play the episode; returns how it ended, or None where it is to be forked."""
+        """Play the episode; returns how it ended, or None at the turn where it forks."""
         while (ending := self._limit()) is None:
             with span("prompt"), _of_the_task():
                 prompt = self.dialogue.prompt()
@@ -222,7 +222,7 @@ class _Episode:
                 return Ending.TRUNCATED_LENGTH
             number = self.exchanges
             if number < len(self.shared) and list(prompt) != list(self.shared[number]):
-                raise EpisodeLostError("the environment did not come again to where its group begins")
+                raise EpisodeLostError("the environment did not reach the fork of its group again")
             self.prompt = prompt
             if number == self.fork_turn:
                 return None
@@ -244,7 +244,7 @@ class _Episode:
         try:
             with _of_the_task():
                 action = self.dialogue.read(turn.completion, text)
-        except (ValueError, LookupError) as error:  # what reading odd text comes to, pydantic's own included
+        except (ValueError, LookupError) as error:  # raised when parsing odd text, pydantic's errors included
             return self._refused(error)
         return action if isinstance(action, Ending) else await self._act(action)
 
@@ -279,19 +279,19 @@ class _Episode:
             self.score(result.metadata)
             with _of_the_task():
                 self.dialogue.hear(result.observation)
-            if result.done:  # nobody is there to take what comes behind it
+            if result.done:  # further actions are dropped
                 return Ending.TRUNCATED_ENVIRONMENT if result.truncated else Ending.COMPLETED
         return None
 
     def _refused(self, error: Exception) -> Ending:
-        """What the policy wrote may end its episode, and nothing else."""
+        """Record why an answer was refused: it ends its episode, and never the run."""
         self.refusal = shortened(f"{type(error).__name__}: {error}")
         return Ending.REFUSED_ACTION
 
 
 @contextmanager
 def _of_the_task() -> Iterator[None]:
-    """What the task raises is a mistake in it, unless it says that an answer means nothing."""
+    """Turn what the task raises into a RolloutError, except errors that mean an answer is no action."""
     try:
         yield
     except (BridgeError, OpenEnvError, ValueError, LookupError):
@@ -306,7 +306,7 @@ async def _judged(judge: Judge, task: Task, first: Any, texts: Sequence[str]) ->
             messages, target = task.messages(first), task.target(first)
         reward = await judge(messages, "\n".join(texts), target)
     except (ReplicaLostError, NoReplicaError) as error:
-        # Calls to judges are repeated, so by now there is none.
+        # Calls to judges are retried, so none is left by now.
         raise EpisodeUnscoredError(f"no reward function answered: {error}") from error
     if reward is None:
         raise EpisodeUnscoredError("the reward function gave no reward")
@@ -314,12 +314,12 @@ async def _judged(judge: Judge, task: Task, first: Any, texts: Sequence[str]) ->
 
 
 BACKOFF_S: Final = 0.1
-"""Before the second attempt; doubles with each further one."""
+"""The pause before the second attempt; doubles before each further one."""
 MAX_BACKOFF_S: Final = 5.0
-"""Before any attempt at most."""
+"""The longest pause before any attempt."""
 
 
 async def back_off(failed: int) -> None:
-    """Wait before the next attempt, where so many have failed; at least one."""
-    doublings = min(failed - 1, 32)  # far beyond the bound; a thousand would be beyond what a float can be
+    """Wait before the next attempt after `failed` failures, at least one."""
+    doublings = min(failed - 1, 32)  # 32 is far beyond the bound; some thousand would overflow a float
     await asyncio.sleep(min(BACKOFF_S * 2**doublings, MAX_BACKOFF_S))

@@ -1,4 +1,4 @@
-"""Groups of siblings: which are worth training, into samples and metrics; and how each environment fares."""
+"""Groups of siblings: filters, training samples and metrics; and the health of each environment."""
 
 import math
 from collections import Counter, defaultdict, deque
@@ -16,7 +16,7 @@ from rl_bridge.tokens.conversation import training_rows
 from rl_bridge.types import Ending, Group, TrainSample, Trajectory
 
 if TYPE_CHECKING:
-    from rl_bridge.algorithms.functions import AdvantageFunction, FilterFunction  # with torch
+    from rl_bridge.algorithms.functions import AdvantageFunction, FilterFunction  # imports torch
 
 
 ALL_TRUNCATED = "all siblings truncated"
@@ -24,24 +24,24 @@ TOO_FEW = "too few siblings"
 
 
 FEWEST_FAILED: Final = 8
-"""So many episodes have to fail before an environment is called one that takes no step."""
+"""The fewest failed episodes before an environment counts as one that takes no step."""
 
 
 @dataclass(kw_only=True, slots=True)
 class EpisodeCounts:
-    """Since the beginning of the run; after a rewind, since the beginning of the history that is left.
+    """Counts of episodes since the beginning of the run, without those that a rewind undid.
 
     Attributes:
         played: Episodes with a trajectory.
-        retried: Attempts that failed through no fault of the policy's.
-        failed: Those of the dropped ones that their environment failed.
-        dropped: Episodes given up after as many attempts as are allowed.
+        retried: Attempts that failed, none of them because of the policy.
+        failed: Dropped episodes whose environment failed.
+        dropped: Episodes dropped after the greatest number of attempts.
         unscored: Episodes played to an end that has no reward.
         without_turn: Episodes that were over before the policy could act.
-        refused: Episodes that an action ended which the environment did not take.
-        understood: Whether an environment has taken any action.
-        last_failure: Why an attempt failed last; None where none has.
-        last_refusal: Why an action was not taken last; None where each was.
+        refused: Episodes that ended because the environment rejected an action.
+        understood: Whether an environment has accepted any action.
+        last_failure: Why the latest failed attempt failed; None if none did.
+        last_refusal: Why the latest rejected action was rejected; None if none was.
     """
 
     played: int = 0
@@ -61,7 +61,7 @@ class EpisodeCounts:
         self.last_failure = result.last_failure or self.last_failure
 
     def ended(self, outcomes: Iterable[Outcome]) -> None:
-        """Count how episodes ended for good."""
+        """Count the final outcomes of episodes."""
         for outcome in outcomes:
             if not isinstance(outcome, NoTrajectory):
                 self.played += 1
@@ -78,10 +78,10 @@ class EpisodeCounts:
                 self.without_turn += 1
 
     def require_understood(self, episodes: int) -> None:
-        """Tell a policy that writes nonsense from a task whose actions are not the environment's, or that fail in it.
+        """Raise RolloutError if the environment has accepted no action at all in `episodes` episodes.
 
-        After so many episodes that ended by a refused action it is the task, if no other action was ever taken:
-        RolloutError.
+        Then the task is at fault, whose actions the environment does not know or cannot carry out, rather than a policy
+        that writes nonsense.
         """
         ended = self.played + self.dropped + self.unscored + self.without_turn
         if not self.understood and ended >= episodes and self.failed >= FEWEST_FAILED:
@@ -91,18 +91,18 @@ class EpisodeCounts:
             )
         if not self.understood and self.refused >= episodes:
             raise RolloutError(
-                f"the environment refuses what it is sent: none of {self.refused} episodes had an action that it took; "
-                "see that rollout.task makes actions of the environment's own type. The last refusal: "
+                f"the environment refuses the task's actions: none of {self.refused} episodes had one that it took; "
+                "check that rollout.task makes actions of the environment's type. The last refusal: "
                 f"{self.last_refusal}"
             )
 
     def state(self) -> dict[str, Any]:
-        """For `json`."""
+        """Return the counts as a JSON object."""
         return asdict(self)
 
     @classmethod
     def sum(cls, several: Iterable[Self]) -> Self:
-        """The counts of several environments together; what came last, of the first that has any."""
+        """Return the total of several environments; `last_failure` and `last_refusal` are of the first with any."""
         total = cls()
         for counts in several:
             for name, value in asdict(counts).items():
@@ -112,7 +112,7 @@ class EpisodeCounts:
 
 
 def _took_an_action(trajectory: Trajectory) -> bool:
-    """Whether the environment did: an answer behind another one has seen what came of that."""
+    """Whether the environment accepted an action: a second answer means that it accepted the first."""
     ended_by_it = trajectory.ending in (
         Ending.COMPLETED,
         Ending.TRUNCATED_TURNS,
@@ -122,7 +122,7 @@ def _took_an_action(trajectory: Trajectory) -> bool:
 
 
 def final_outcomes(outcomes: Iterable[tuple[int, Outcome]]) -> dict[int, Outcome]:
-    """Those of episodes, by their places, that no other worker has to play."""
+    """Select, by place, the outcomes of episodes that no other worker has to play."""
     return {
         place: outcome
         for place, outcome in outcomes
@@ -131,7 +131,7 @@ def final_outcomes(outcomes: Iterable[tuple[int, Outcome]]) -> dict[int, Outcome
 
 
 def summary(outcomes: Iterable[Outcome]) -> str:
-    """How many episodes ended in which way, for a person."""
+    """Return how many episodes ended in which way, as text."""
     numbers = Counter(
         outcome.absence.value if isinstance(outcome, NoTrajectory) else "played" for outcome in outcomes
     )
@@ -139,18 +139,18 @@ def summary(outcomes: Iterable[Outcome]) -> str:
 
 
 def cannot_be_trained(reason: str) -> bool:
-    """Whether a group was refused because nothing of it could be trained, and not by a filter."""
+    """Whether a group was refused because none of it could be trained, rather than by a filter."""
     return reason == ALL_TRUNCATED or reason.startswith(TOO_FEW)
 
 
 @dataclass(kw_only=True, slots=True)
 class Tally:
-    """Counts that a step takes with it.
+    """Counts of untrained groups and episodes, reported with the next step.
 
     Attributes:
         refused: Groups that were played and not trained, by reason; see `GroupFilter`.
-        endings: How episodes ended that no step trains: those that failed for good, and those of refused groups.
-        rewards: What the latter earned.
+        endings: The endings of episodes that no step trains: those without a trajectory, and those of refused groups.
+        rewards: The rewards of refused groups' episodes.
     """
 
     refused: Counter[str] = field(default_factory=Counter)
@@ -159,12 +159,12 @@ class Tally:
 
     @property
     def filtered(self) -> int:
-        """Groups that could have been trained, and were not worth it."""
+        """Groups that a filter refused though they could have been trained."""
         return sum(number for reason, number in self.refused.items() if not cannot_be_trained(reason))
 
     @classmethod
     def sum(cls, several: Iterable[Self]) -> Self:
-        """The tallies of several environments together."""
+        """Return the total of several environments' tallies."""
         total = cls()
         for tally in several:
             total.refused += tally.refused
@@ -173,7 +173,7 @@ class Tally:
         return total
 
     def ended(self, outcomes: Iterable[Outcome], *, refused: bool) -> None:
-        """Count those of a group's episodes, over for good, that are not trained: all of a refused one."""
+        """Count the finished episodes of a group that are not trained, all of them if it was refused."""
         over = list(outcomes)
         if refused:
             self.rewards += [outcome.reward for outcome in over if isinstance(outcome, Trajectory)]
@@ -189,10 +189,10 @@ class Overlong:
     """The handling of trajectories that a limit truncated, or that came near one.
 
     Attributes:
-        handling: "train" does nothing; "mask" leaves what was cut off out of the loss, though not out of its group's
-            baseline; "penalty" lowers the reward of what comes near the greatest length.
+        handling: "train" does nothing; "mask" excludes truncated trajectories from the loss, though not from their
+            group's baseline; "penalty" lowers the reward of those near the greatest length.
         max_length: The greatest length, in tokens that the policy produced.
-        buffer: Tokens before that over which the penalty grows.
+        buffer: The number of tokens before `max_length` over which the penalty grows.
     """
 
     handling: Literal["train", "mask", "penalty"] = "train"
@@ -200,15 +200,15 @@ class Overlong:
     buffer: int = 1
 
     def masks(self, trajectory: Trajectory) -> bool:
-        """True where a trajectory is no part of the loss."""
+        """Whether a trajectory is excluded from the loss."""
         return self.handling == "mask" and trajectory.ending.is_truncated()
 
     def rewards(self, group: Group) -> list[float]:
-        """What the siblings of a group are trained with."""
+        """Return the rewards that a group's siblings are trained with."""
         return [self.reward(trajectory) for trajectory in group.trajectories]
 
     def reward(self, trajectory: Trajectory) -> float:
-        """What the trajectory is trained with: its reward, less the penalty."""
+        """Return the reward that a trajectory is trained with: its own, less the penalty."""
         if self.handling != "penalty":
             return trajectory.reward
         length = sum(len(turn.completion.tokens) for turn in trajectory.turns)
@@ -219,22 +219,22 @@ TRAIN_ALL = Overlong()
 
 
 def greatest_length(config: Config) -> int:
-    """The most tokens of its own that the policy can put into a trajectory; a dataset's prompt has one answer.
+    """Return the most tokens that the policy can produce in a trajectory; a dataset's prompt has one answer.
 
-    A chat that grows has one context for all of its answers. Where a task shows another chat in every turn, each answer
-    has one of its own, which any answer fits.
+    A growing chat has one context of `rollout.max_length` for all of its answers. If a task shows a new chat in every
+    turn, each answer has a context of its own.
     """
     rollout = config.rollout
     longest = (rollout.num_turns if config.data is None else 1) * rollout.max_new_tokens
     tasks = {config.of(name).rollout.task for name in config.environments} or {rollout.task}
     if longest <= rollout.max_length:
         return longest
-    grows = all(task is None or task_type(task).chat_grows for task in tasks)  # without one: a world of tools
+    grows = all(task is None or task_type(task).chat_grows for task in tasks)  # no task means ToolWorldTask
     return rollout.max_length if grows else longest
 
 
 def overlong(config: Config) -> Overlong:
-    """The handling of trajectories that are too long."""
+    """Make the handling of overlong trajectories that the configuration asks for."""
     algorithm, longest = config.algorithm, greatest_length(config)
     return Overlong(
         handling=algorithm.overlong,
@@ -245,17 +245,18 @@ def overlong(config: Config) -> Overlong:
 
 @dataclass(kw_only=True, slots=True, frozen=True)
 class GroupFilter:
-    """Says which finished groups the trainer gets. What it refuses is dropped, and another is played instead.
+    """Decides which finished groups the trainer gets. A refused group is dropped, and another is played instead.
 
-    A group without a sibling to train never gets through. A function, that of dynamic sampling for one, refuses others;
-    but only while there are refills left, so that a task that is too easy or too hard slows a run down and does not
-    stop it. A step cannot save its refills up for later ones: where rewards begin to agree, those would at once train
-    nothing but the exceptions, far harder than whatever else holds the policy back, an entropy bonus for one.
+    A group without a trainable sibling is always refused. A function, for example that of dynamic sampling, refuses
+    others, but only while refills are left, so that a task that is too easy or too hard slows a run down without
+    stopping it. Unused refills do not carry over to later steps: when rewards begin to agree, saved refills would make
+    those steps train nothing but the exceptions, which outweighs whatever else restrains the policy, such as an entropy
+    bonus.
 
     Attributes:
         function: Refuses groups; None refuses none.
-        overlong: What rewards are trained with.
-        refills: Groups that the function may refuse in each step.
+        overlong: Determines the rewards that the function sees.
+        refills: The number of groups that the function may refuse in each step.
     """
 
     function: "FilterFunction | None" = None
@@ -263,10 +264,10 @@ class GroupFilter:
     refills: int = 0
 
     def refusal(self, group: Group, *, first: int) -> str | None:
-        """Why a finished group is not worth training; None where it is.
+        """Return why a finished group is not worth training; None if it is.
 
-        The answer depends on the group's number and not on what else has come back, so that a deterministic run stays
-        one. `first` is the number of the first group that was given out under the same weights.
+        The result depends on the group's number and not on which other groups are back, so that a deterministic run
+        stays deterministic. `first` is the number of the first group that was leased under the same weights.
         """
         if all(self.overlong.masks(trajectory) for trajectory in group.trajectories):
             return ALL_TRUNCATED
@@ -275,17 +276,17 @@ class GroupFilter:
         return self.function(group, self.overlong.rewards(group))
 
     def signal(self, group: Group) -> float | None:
-        """The share of a group that earned less than the best of it: 0 without variance, and so without a gradient.
+        """Return the share of siblings that earned less than the best: 0 means no variance and so no gradient.
 
-        None where too few are left to say so.
+        None if fewer than two siblings are left.
         """
         rewards = self.overlong.rewards(group)
         return sum(reward < max(rewards) for reward in rewards) / len(rewards) if len(rewards) > 1 else None
 
 
 def group_filter(config: Config) -> GroupFilter:
-    """Which groups are trained."""
-    from rl_bridge.algorithms.functions import load_group_filter  # with torch
+    """Make the group filter that the configuration asks for."""
+    from rl_bridge.algorithms.functions import load_group_filter  # imports torch
 
     algorithm = config.algorithm
     path = WITHOUT_VARIANCE if algorithm.dynamic_sampling else algorithm.group_filter
@@ -303,7 +304,7 @@ def training_samples(
     overlong: Overlong = TRAIN_ALL,
     relative: "AdvantageFunction" = group_advantages,
 ) -> list[TrainSample]:
-    """Advantages within each group of a step, made by `relative`, and every trajectory as rows."""
+    """Turn a step's groups into training rows, with advantages that `relative` computes within each group."""
     samples: list[TrainSample] = []
     index = 0
     for number, group in enumerate(groups):
@@ -325,21 +326,20 @@ def rollout_metrics(
     overlong: Overlong = TRAIN_ALL,
     max_staleness: int = 0,
 ) -> Mapping[str, float]:
-    """What one iteration's rollouts looked like, by the names that the log uses.
+    """Return the metrics of one iteration's rollouts, by their names in the log.
 
-    `reward/mean` is of the trajectories trained, `rollout/reward_mean` of all that were played, those included whose
-    group was refused: dynamic sampling leaves the groups in the middle, whose mean says little of how good a policy is.
-    `rollout/zero_variance_share` is of all groups that were played, those included that dynamic sampling refused, by
-    the rewards that they are trained with; `rollout/ending/*` of all episodes, those included that failed or whose
-    group was refused; `rollout/truncated_share` of those among them that have not failed. A share or a mean of nothing
-    is left out.
+    `reward/mean` covers the trajectories trained. `rollout/reward_mean` also covers refused groups: dynamic sampling
+    keeps the groups in the middle, whose mean says little about how good a policy is. `rollout/zero_variance_share`
+    also covers groups that dynamic sampling refused, by the rewards used for training. `rollout/ending/*` also covers
+    failed episodes and those of refused groups; `rollout/truncated_share` the same without the failed ones. A share or
+    a mean of nothing is omitted.
 
     Args:
-        groups: Those trained.
-        version: Which weights the step began from.
-        tally: What else became of groups and episodes meanwhile.
+        groups: The groups trained.
+        version: The version of the weights that the step began from.
+        tally: The untrained groups and episodes since the last step.
         overlong: As the groups were trained.
-        max_staleness: Each age up to that has its share, 0 where there is none.
+        max_staleness: Each staleness up to this has a share in the result, even if it is 0.
     """
     tally = tally or Tally()
     trajectories = [trajectory for group in groups for trajectory in group.trajectories]
@@ -378,29 +378,29 @@ def rollout_metrics(
 
 
 FEWEST_LOST: Final = 8
-"""No environment is given up before so many of its groups in a row were lost, however few make a step."""
+"""The fewest groups that an environment must lose in a row before it is set aside, however few make a step."""
 FIRST_PAUSE_S: Final = 60.0
-"""For which an environment is set aside; doubles each time that it fails again."""
+"""How long an environment is set aside at first; doubles each time that it fails again."""
 MAX_PAUSE_S: Final = 900.0
 
 
 class EnvironmentHealth:
-    """What became of an environment's groups, and whether it is set aside.
+    """An environment's counts of groups and episodes, and whether it is set aside.
 
     Args:
-        window: How many of its latest groups are looked at.
-        max_lost_share: With more than this share of their episodes dropped for failures, playing on would not help.
+        window: The number of latest groups that are considered.
+        max_lost_share: The greatest tolerated share of their episodes that failures may drop.
     """
 
     def __init__(self, *, window: int, max_lost_share: float) -> None:
         self.counts = EpisodeCounts()
-        """What became of the episodes that were played for training."""
+        """Counts of the episodes that were played for training."""
         self.tally = Tally()
-        """What became of groups and episodes since the last step, beside those that it trained."""
+        """The untrained groups and episodes since the last step."""
         self.has_failed = False
-        """Whether an episode has failed by another's doing than the policy's; the first is told with a traceback."""
+        """Whether an episode has failed that was not the policy's fault; the first one is logged with a traceback."""
         self.error: BaseException | None = None
-        """Why it was set aside last."""
+        """Why it was last set aside."""
         self._max_lost_share = max_lost_share
         self._lost_in_a_row = 0
         self._lately: deque[tuple[int, int]] = deque(maxlen=window)
@@ -408,7 +408,7 @@ class EnvironmentHealth:
         self._pause_s = FIRST_PAUSE_S
 
     def is_playable(self, now: float) -> bool:
-        """Whether groups may begin here; `now` is the clock, in seconds."""
+        """Whether groups may start here; `now` is the event loop's time, in seconds."""
         return now >= self._away_until
 
     def is_gone(self) -> bool:
@@ -416,7 +416,7 @@ class EnvironmentHealth:
         return self._away_until == math.inf
 
     def set_aside(self, error: BaseException, *, now: float, for_good: bool = False) -> None:
-        """Begin no group here for a while, or ever again. After a while the first lost group sets it aside again."""
+        """Start no group here for a while, or ever again. Afterwards a single lost group sets it aside again."""
         self.error = error
         self._away_until = math.inf if for_good else now + self._pause_s
         self._pause_s = min(2 * self._pause_s, MAX_PAUSE_S)
@@ -424,7 +424,7 @@ class EnvironmentHealth:
         self._lately.clear()
 
     def rewind(self, counts: EpisodeCounts) -> None:
-        """Go back to what a checkpoint has counted; servers that are gone for good stay gone."""
+        """Go back to a checkpoint's counts; servers that are gone for good stay gone."""
         self.counts, self.tally = counts, Tally()
         self._lost_in_a_row, self._pause_s = 0, FIRST_PAUSE_S
         self._lately.clear()
@@ -434,9 +434,10 @@ class EnvironmentHealth:
     def ended(
         self, outcomes: Collection[Outcome], refusal: str | None, *, current: bool, episodes: int
     ) -> None:
-        """Count a group, with why it is not trained, if it is not, and whether its lease was current.
+        """Count a finished group; RolloutError if so much was lost that going on here would not help.
 
-        RolloutError where too much was lost for playing on here to help; `episodes` as for `require_understood`.
+        `refusal` says why the group is not trained, None if it is; `current` whether its lease was current; `episodes`
+        is passed to `require_understood`.
         """
         if refusal is None or not cannot_be_trained(refusal):
             self._lost_in_a_row, self._pause_s = 0, FIRST_PAUSE_S
@@ -479,5 +480,5 @@ class EnvironmentHealth:
 
 
 def playable(health: Mapping[str, EnvironmentHealth], *, now: float) -> list[str]:
-    """The environments in which groups may begin, in order."""
+    """Return the names of the environments in which groups may start, in order."""
     return [name for name, state in health.items() if state.is_playable(now)]

@@ -1,4 +1,4 @@
-"""The policy as rollouts see it: chats in, completions and their text out."""
+"""The policy for rollouts: chats in, completions and their text out."""
 
 import asyncio
 import copy
@@ -12,19 +12,22 @@ from rl_bridge.types import Completion, SamplingSettings, Turn
 
 
 class Generator(Protocol):
-    """The interface of clients that complete prompts: a `GeneratorClient`, or a settled one."""
+    """The interface of clients that complete prompts: a `GeneratorClient`, or one bound to a replica by `settled`."""
 
     def settled(self) -> "AbstractContextManager[Generator]":
-        """The same generator, for prompts that begin alike."""
+        """Return the same generator for prompts that share a prefix; they go to one replica."""
 
     async def complete(
         self, prompt: Sequence[int], sampling: SamplingSettings, seed: int | None = None
     ) -> Completion:
-        """Answer one prompt."""
+        """Complete one prompt."""
 
 
 class ChatPolicy:
-    """A generator behind a chat template: answers of `max_new_tokens`, prompt and answer of `max_length` at most."""
+    """A generator behind a chat template.
+
+    An answer has at most `max_new_tokens` tokens, prompt and answer together at most `max_length`.
+    """
 
     def __init__(
         self, tokenizer: ChatTokenizer, generator: Generator, *, max_new_tokens: int, max_length: int
@@ -35,27 +38,27 @@ class ChatPolicy:
         self._longest_prompt = max_length - max_new_tokens
 
     def prompt(self, messages: Sequence[ChatMessage]) -> Sequence[int] | None:
-        """The token ids of a chat; None where an answer would not fit behind them."""
+        """Return the token ids of a chat; None if an answer would not fit after them."""
         prompt = self._tokenizer.prompt(messages)
         return prompt if self.has_room(prompt) else None
 
     def has_room(self, prompt: Sequence[int]) -> bool:
-        """Whether an answer fits behind a prompt."""
+        """Whether an answer fits after a prompt."""
         return len(prompt) <= self._longest_prompt
 
     def may_have_room(self, prompt: Sequence[int], messages: Sequence[ChatMessage]) -> bool:
-        """False where no answer can fit behind a prompt and messages, however they are tokenised.
+        """Whether an answer could fit after a prompt and messages, by a bound that needs no tokenization.
 
-        To tokenise megabytes, of a tool that gave a whole file, would hold up all that this process does.
+        Tokenizing megabytes, such as a whole file that a tool returned, would block this process.
         """
         characters = sum(len(message["content"]) for message in messages)
         return characters <= (self._longest_prompt - len(prompt)) * self._tokenizer.longest_token
 
     @contextmanager
     def settled(self) -> Iterator["ChatPolicy"]:
-        """The same policy for one conversation, or from within that for those that begin like it.
+        """Return the same policy for one conversation, or, nested, for those that share its prefix.
 
-        Their prompts go to one replica of the generator, which has the keys and values of what they begin with.
+        Their prompts go to one replica of the generator, whose cache holds the keys and values of the prefix.
         """
         with self._generator.settled() as generator:
             policy = copy.copy(self)
@@ -64,21 +67,21 @@ class ChatPolicy:
 
     @property
     def tokenizer(self) -> ChatTokenizer:
-        """The checkpoint's."""
+        """The checkpoint's tokenizer."""
         return self._tokenizer
 
     def converse(
         self, messages: Sequence[ChatMessage], functions: Sequence[Mapping[str, Any]] = ()
     ) -> Conversation:
-        """Begin a chat that will grow; see `Conversation`."""
+        """Begin a growing chat; see `Conversation`."""
         return Conversation(self._tokenizer, messages, functions)
 
     async def answer(
         self, prompt: Sequence[int], *, temperature: float, seed: int | None = None
     ) -> tuple[Turn, str]:
-        """Answer one prompt; returns the exchange, and the text of the answer.
+        """Answer one prompt; returns the turn and the text of the answer.
 
-        A temperature of 0 takes the most likely token. Without a seed the engine's own generator draws.
+        A temperature of 0 takes the most likely token. Without a seed the engine's own generator samples.
         """
         sampling = SamplingSettings(
             temperature=temperature,
@@ -89,7 +92,7 @@ class ChatPolicy:
         return Turn(prompt=prompt, completion=completion), self._tokenizer.text(completion.tokens)
 
     async def answer_greedily(self, chats: Sequence[Sequence[ChatMessage]]) -> list[str]:
-        """The most likely answer to each chat, as text."""
+        """Return the most likely answer to each chat, as text."""
         prompts = [self._tokenizer.prompt(chat) for chat in chats]
         answers = await asyncio.gather(*(self.answer(prompt, temperature=0.0) for prompt in prompts))
         return [text for _, text in answers]

@@ -1,4 +1,4 @@
-"""A run's model, environment and task, tried before anything heavy is loaded."""
+"""Checks a run's model, environment and task before anything heavy is loaded."""
 
 import asyncio
 import re
@@ -20,17 +20,17 @@ from rl_bridge.rollout.task import Task, load_task
 from rl_bridge.rollout.tool_task import ToolTask
 
 ANSWERS: Final = ("", "1", "yes", "{}", "a word, and more")
-"""What `parse` is tried on, beside the prompt itself: a policy may write anything."""
+"""Texts that `parse` is tried on, beside the prompt itself: a policy may write anything."""
 
 
 def rehearse(config: Config) -> None:
-    """Look for the model; have the task show the first observation of an episode and read a few answers.
+    """Check that the model exists, and try each task on an episode's first observation and a few answers.
 
-    Nothing is left of it. Environments in containers are not started for it.
+    Leaves nothing behind. Environments in containers are not started.
 
     Raises:
-        ConfigError: There is no model where one should be, the environment's server does not start, or the task
-            cannot be made, or raises.
+        ConfigError: The model is missing, the environment's server does not start, or the task cannot be made or
+            raises.
     """
     _require_model(config.model.path)
     for name in config.environments:
@@ -51,7 +51,7 @@ def _rehearse(config: Config, app_key: str) -> None:
             except OpenEnvError as error:
                 raise ConfigError(f"{app_key}: {error}") from error
         elif env.url is not None:
-            # It is somebody else's: what it lacks now, a free session for one, it may have when the run begins.
+            # The server is not ours: what it lacks now, for example a free session, it may have when the run begins.
             with suppress(ClientError):
                 asyncio.run(_try(config, env, task, env.urls[0]))
 
@@ -100,7 +100,7 @@ async def _try(config: Config, env: EnvConfig, task: Task, url: str) -> None:
             with _faults_of(name, "functions() of the first observation"):
                 await task.functions(client, first)
         for text in (*ANSWERS, chat[-1]["content"]):
-            # A ValueError, or a LookupError, says that an answer is no action.
+            # A ValueError or LookupError means that an answer is no action.
             with _faults_of(name, f"parse({text!r:.80})"), suppress(ValueError, LookupError):
                 task.parse(text)
         with _faults_of(name, "target() of the first observation"):

@@ -1,4 +1,4 @@
-"""The single-turn loop beside the environment's: sample a prompt, generate answers, evaluate, report."""
+"""Single-turn rollouts on a dataset: sample a prompt, generate answers, evaluate, report."""
 
 import json
 from collections.abc import Mapping, Sequence
@@ -16,9 +16,9 @@ from rl_bridge.types import Ending, Trajectory, Turn
 
 
 class SingleTurn(Player[Example]):
-    """Answers the prompts of a dataset; a group's task is the place of its example.
+    """Answers the prompts of a dataset; a group's task is the index of its example.
 
-    The `dataloader` is the service of `DatasetActor`, the reward that of `RewardActor` or `RewardModelActor`.
+    `dataloader` is the service of `DatasetActor`, `reward` that of `RewardActor` or `RewardModelActor`.
     """
 
     def __init__(self, dataloader: Any, policy: ChatPolicy, reward: Any, *, max_attempts: int) -> None:
@@ -27,16 +27,16 @@ class SingleTurn(Player[Example]):
         self._reward = reward
 
     async def begin(self, playing: Playing, policy: ChatPolicy, stack: AsyncExitStack) -> Example:
-        """Sample: the example is the group's, also when the group is played again."""
+        """Fetch the group's example; it is the same when the group is played again."""
         example: Example = await self._dataloader.at.route(playing.assignment.task)
         return example
 
     async def attempt(self, place: int, playing: Playing, policy: ChatPolicy, beginning: Example) -> Outcome:
-        """Generate and evaluate one answer. The dispatcher makes those of an assignment a group.
+        """Generate and evaluate one answer. The dispatcher makes a group of an assignment's answers.
 
         Raises:
-            RewardError: A reward function raised, and the run is to end then.
-            PromptRefusedError: The engine takes no such prompt.
+            RewardError: A reward function raised, and the run is configured to end then.
+            PromptRefusedError: The engine refuses the prompt.
         """
         assignment, prompt = playing.assignment, policy.prompt(beginning.prompt)
         if prompt is None:
@@ -51,10 +51,10 @@ class SingleTurn(Player[Example]):
             return await settled.answer(prompt, temperature=temperature, seed=seed)
 
         answered = await self.retry(playing, policy, answer)
-        if isinstance(answered, NoTrajectory):  # no policy is to blame
+        if isinstance(answered, NoTrajectory):  # the policy is not to blame
             return answered
         turn, response = answered
-        # No reward is no zero: the answer stays out of its group's baseline.
+        # A missing reward is not 0: the answer stays out of its group's baseline.
         reward = await self._reward.evaluate_response.route(
             prompt=beginning.prompt, response=response, target=beginning.target
         )
@@ -69,27 +69,27 @@ class SingleTurn(Player[Example]):
 
 
 class DatasetReport:
-    """Writes the mean reward of the last iteration at the end."""
+    """Writes the mean reward of the last iteration at the end of a run."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
 
     def metrics(self, trajectories: Sequence[Trajectory]) -> Mapping[str, float]:
-        """Nothing beside what every run logs."""
+        """Return no metrics beside those that every run logs."""
         return {}
 
     async def probe(self, policy: Policy) -> Mapping[str, float]:
-        """Nothing is known of the greedy policy beside the rewards."""
+        """Return no metrics of the greedy policy."""
         return {}
 
     async def report(self, policy: Policy, result: EvaluationResult) -> None:
-        """Write what the last iteration's answers earned."""
+        """Write the number and mean reward of the last iteration's answers, and the training time."""
         report = {"last_iteration": self._last_iteration(), "train_seconds": result.train_seconds}
         (self._folder / REPORT_FILE).write_text(json.dumps(report, indent=1) + "\n", encoding="utf-8")
 
     def _last_iteration(self) -> dict[str, Any]:
-        """From the log: a process that resumes a run whose last iteration is trained has not seen its answers."""
+        """Read it from the log: a process that resumes after the last iteration has not seen its answers."""
         last = last_row(self._folder / "metrics.jsonl")
-        if not last:  # somebody has taken the log away
+        if not last:  # the log was removed
             return {}
         return {"answers": round(last["rollout/trajectories"]), "mean_reward": last["reward/mean"]}

@@ -1,4 +1,4 @@
-"""What ties a training run to one environment. Subclasses live with the examples, never in this package."""
+"""Tasks tie a training run to an environment. Subclasses for single environments live with the examples."""
 
 import json
 import statistics
@@ -13,17 +13,17 @@ from rich.console import Console
 
 from openenv_core import EnvClient, StepResult
 from rl_bridge.config import Config, resolve
-from rl_bridge.errors import ConfigError
+from rl_bridge.errors import ConfigError, RolloutError
 from rl_bridge.rollout.policy import ChatPolicy
 from rl_bridge.tokens.chat import ChatMessage
 from rl_bridge.types import Completion, Ending, Trajectory
 
 REPORT_FILE: Final = "report.json"
-"""What came out, in the run's folder."""
+"""The file with the evaluation's result, in the run's folder."""
 
 
 class Policy(Protocol):
-    """What a task may ask of the policy in training."""
+    """The interface of the policy in training for tasks."""
 
     async def answer_greedily(self, chats: Sequence[Sequence[ChatMessage]]) -> list[str]:
         """Return the most likely answer to each chat, as text, under the newest weights."""
@@ -31,7 +31,7 @@ class Policy(Protocol):
 
 
 class Session(Protocol):
-    """One environment: an `EnvClient`, or a leased session."""
+    """A session of an environment: an `EnvClient`, or a leased session."""
 
     async def reset(self, **options: Any) -> StepResult[Any]:
         """Begin an episode."""
@@ -41,39 +41,39 @@ class Session(Protocol):
 
 
 class Dialogue(Protocol):
-    """One episode as the policy reads and writes it."""
+    """The policy's side of one episode: prompts out, answers and observations in."""
 
     tool_calls: int
-    """Calls of tools that the environment has been asked for."""
+    """The number of tool calls sent to the environment."""
 
     def prompt(self) -> Sequence[int] | None:
-        """What the next answer is sampled after; None where an answer would not fit behind it."""
+        """Return the token ids to sample the next answer from; None if an answer would not fit after them."""
         ...
 
     def read(self, completion: Completion, text: str) -> Sequence[Any] | Ending:
-        """The actions that an answer means, in order; or the ending that it is.
+        """Parse an answer into actions, in order, or into the ending of the episode.
 
         Args:
-            completion: The answer to the prompt before.
-            text: Its own, without special tokens.
+            completion: The answer to the latest prompt.
+            text: Its text, without special tokens.
         """
         ...
 
     def hear(self, observation: Any) -> None:
-        """What the environment answered to the next one of those actions."""
+        """Take the observation that resulted from the next of those actions."""
         ...
 
 
 @dataclass(kw_only=True, slots=True, frozen=True)
 class EvaluationResult:
-    """What the greedy policy did with the held-out episodes.
+    """The greedy policy's result in the held-out episodes.
 
     Attributes:
-        rewards: One total an episode, penalties included.
-        endings: One an episode, in the same order.
-        dropped: Episodes lost to failures that were not the policy's.
-        train_seconds: Wall time of the training loop, set-up and evaluation apart.
-        unscored: Episodes that were played and have no reward.
+        rewards: The total reward of each episode, penalties included.
+        endings: The ending of each episode, in the same order.
+        dropped: The number of episodes lost to failures that were not the policy's.
+        train_seconds: Wall time of the training loop, without set-up and evaluation.
+        unscored: The number of episodes that were played and have no reward.
     """
 
     rewards: Sequence[float]
@@ -84,18 +84,19 @@ class EvaluationResult:
 
 
 def load_task(reference: str, config: Config, folder: Path) -> "Task":
-    """Make the task that `rollout.task` names; ConfigError where it cannot be imported, or is no task."""
+    """Make the task that `rollout.task` names; ConfigError if it cannot be imported or is no task."""
     return task_type(reference)(config, folder)
 
 
 def load_tasks(config: Config, folder: Path) -> "dict[str, Task]":
     """Make the task of each of the run's environments, by name.
 
-    A task is told of its own environment alone, see `Config.of`. Of several each has a folder of its own in the run's.
+    A task sees only its own environment, see `Config.of`. With several environments, each task has its own folder
+    within the run's.
     """
     tasks = {}
     if config.env is None and config.rollout.task is not None:
-        # It makes the policy of a run on a dataset, and reports.
+        # In a run on a dataset, the task makes the policy and reports.
         return {"": load_task(config.rollout.task, config, folder)}
     for name in config.environments:
         view, own = config.of(name), folder / "environments" / name if name else folder
@@ -106,7 +107,7 @@ def load_tasks(config: Config, folder: Path) -> "dict[str, Task]":
 
 
 def task_type(reference: str) -> type["Task"]:
-    """Find the task that `rollout.task` names."""
+    """Return the task class that `rollout.task` names; ConfigError if it is no task."""
     task = resolve(reference, key="rollout.task")
     if not (isinstance(task, type) and issubclass(task, Task)):
         raise ConfigError(f"expected rollout.task to name a subclass of rl_bridge.rollout.Task, got {task!r}")
@@ -114,19 +115,19 @@ def task_type(reference: str) -> type["Task"]:
 
 
 class Task(ABC):
-    """One environment as a language model sees it.
+    """Presents one environment to a language model: observations become chats, answers become actions.
 
     Args:
-        config: The run's.
-        folder: The run's, for whatever the task keeps.
+        config: The run's configuration.
+        folder: The run's folder, for files of the task.
     """
 
     client_type: ClassVar[type[EnvClient[Any, Any, Any]]]
     """The typed client of the environment."""
 
     chat_grows: ClassVar[bool] = False
-    """Whether each prompt of an episode has in it what the policy has said before. Then `rollout.max_length` bounds all
-    of its answers together, otherwise each alone; the greatest length goes by that."""
+    """Whether each prompt of an episode contains the policy's earlier answers. If so, `rollout.max_length` bounds all
+    answers together, otherwise each one; the greatest length of a trajectory follows from that."""
 
     def __init__(self, config: Config, folder: Path) -> None:
         self.config = config
@@ -134,57 +135,57 @@ class Task(ABC):
 
     @abstractmethod
     def messages(self, observation: Any) -> list[ChatMessage]:
-        """The chat that shows an observation to the policy."""
+        """Return the chat that shows an observation to the policy."""
 
     @abstractmethod
     def parse(self, text: str) -> Any | None:
-        """The action that an answer means; None where it means none. Never a guess.
+        """Return the action that an answer means; None if it means none. It must not guess.
 
-        An answer on which this raises a ValueError, as models of actions do, or a LookupError ends the episode too, as
-        `refused_action`: no text may end the run. Any other error is a fault of the task's, and does.
+        A ValueError (as pydantic's action models raise) or a LookupError ends the episode too, as `refused_action`: no
+        text may end the run. Any other error is a bug in the task and ends the run.
         """
 
     async def begin(self, session: Session, policy: ChatPolicy, observation: Any) -> Dialogue:
-        """Begin to play an episode.
+        """Begin the dialogue of an episode.
 
         Args:
-            session: What it is played on, after its reset.
-            policy: Who plays.
-            observation: The first.
+            session: The session on which it is played, after its reset.
+            policy: The policy that plays.
+            observation: The first observation.
         """
         return _NewestState(self, policy, observation)
 
     def target(self, observation: Any) -> Any:
-        """What reward functions are told of the right answer, from an episode's first observation."""
+        """Return the target for reward functions, such as the right answer, from an episode's first observation."""
         return None
 
     def make_policy(self) -> Path:
         """Make an initial policy, for runs without `model.path`.
 
         Returns:
-            A folder in the Hugging Face layout.
+            A folder with a checkpoint in the Hugging Face layout.
 
         Raises:
-            NotImplementedError: The task has none; `model.path` must be given.
+            NotImplementedError: The task makes none; `model.path` is required.
         """
         raise NotImplementedError
 
     def metrics(self, trajectories: Sequence[Trajectory]) -> Mapping[str, float]:
-        """Return metrics of its own to log with each iteration, for example a rate of wins.
+        """Return the task's own metrics to log with each iteration, for example a win rate.
 
         Args:
-            trajectories: All that the iteration trains on.
+            trajectories: All trajectories that the iteration trains on.
         """
         return {}
 
     async def probe(self, policy: Policy) -> Mapping[str, float]:
-        """Look at the greedy policy, cheaply; called every `evaluation.interval` iterations and at the end."""
+        """Return cheap metrics of the greedy policy; called every `evaluation.interval` iterations and at the end."""
         return {}
 
     async def report(self, policy: Policy, result: EvaluationResult) -> None:
-        """Write and print what came out, after the held-out episodes have been played.
+        """Write and print the result, after the held-out episodes have been played.
 
-        By default `report.json` in the run's folder: what they earned in the mean, and how they ended.
+        By default it writes the mean reward and the endings to `report.json` in the task's folder.
         """
         report = {
             "episodes": len(result.rewards),
@@ -201,7 +202,7 @@ class Task(ABC):
 
 
 class _NewestState:
-    """The policy is shown a chat for each observation, and answers with one action."""
+    """A dialogue in which each observation is a new chat, answered with one action."""
 
     tool_calls = 0
 
@@ -219,3 +220,24 @@ class _NewestState:
 
     def hear(self, observation: Any) -> None:
         self._observation = observation
+
+
+def to_floats(metrics: Mapping[str, Any], method: str) -> dict[str, float]:
+    """Return what a task's method has measured as Python floats; NumPy scalars and tensors of one number are converted.
+
+    Args:
+        metrics: By name.
+        method: Of the task, for the message.
+
+    Raises:
+        RolloutError: A value is not a number.
+    """
+    numbers: dict[str, float] = {}
+    for name, value in metrics.items():
+        try:
+            numbers[name] = float(value)
+        except (TypeError, ValueError):
+            raise RolloutError(
+                f"expected numbers from the task's {method}(), got {name}={value!r}; return one number a name"
+            ) from None
+    return numbers

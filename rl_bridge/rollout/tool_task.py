@@ -1,4 +1,4 @@
-"""A task whose actions are calls of tools, and the one of a run that names none."""
+"""Tasks whose actions are tool calls, and the default task of a run that names none."""
 
 import json
 from collections.abc import Iterator, Mapping, Sequence
@@ -18,7 +18,7 @@ from rl_bridge.types import Completion, Ending
 
 
 class ToolDialogue:
-    """See `rl_bridge.rollout.task.Dialogue`."""
+    """A growing chat with tool calls; see `rl_bridge.rollout.task.Dialogue`."""
 
     def __init__(
         self,
@@ -40,7 +40,7 @@ class ToolDialogue:
         self._results: list[tuple[ToolCall | None, Any]] = []
 
     def prompt(self) -> Sequence[int] | None:
-        """The chat so far; None where an answer would not fit behind it."""
+        """Return the chat so far; None if an answer would not fit after it."""
         if self._answer is not None:
             messages = [self._to_message(*result) for result in self._results]
             if not self._policy.may_have_room(self._conversation.prompt, messages):
@@ -51,7 +51,7 @@ class ToolDialogue:
         return prompt if self._policy.has_room(prompt) else None
 
     def read(self, completion: Completion, text: str) -> Sequence[Any] | Ending:
-        """The actions that the calls mean. An answer that was cut off means nothing: what it lacks nobody knows."""
+        """Return the actions of the answer's tool calls. A truncated answer ends the episode: its rest is unknown."""
         if not completion.stopped:
             return Ending.TRUNCATED_LENGTH
         self._answer = completion
@@ -69,9 +69,9 @@ class ToolDialogue:
         return Ending.ILLEGAL if any(action is None for action in actions) else actions
 
     def hear(self, observation: Any) -> None:
-        """What a call gave; or what an answer without one was told.
+        """Take the observation of the next call, or of an answer without a call.
 
-        It is made words when the policy is to read it: what ends an episode may be no tool's observation.
+        It is turned into text only when the policy reads it: an episode's last observation may not be a tool's.
         """
         call = next(self._calls, None)
         self.tool_calls += call is not None
@@ -91,25 +91,25 @@ _CARRIES: Final = {
     "resource": "resource",
     "resource_link": "uri",
 }
-"""Under which key each kind of MCP's content has what it carries."""
+"""The key that holds the payload of each type of MCP content block."""
 
 
 class ToolTask(Task):
-    """A world of tools as a language model sees it.
+    """Presents an environment of tools to a language model.
 
-    The policy is told the tools and the task, and answers; its calls are steps; what they gave are the next messages.
-    The chat grows, so an episode is one training row (`rl_bridge.tokens.conversation`). An answer that calls nothing is
-    what `parse` makes of it.
+    The prompt lists the tools and the task; each tool call of an answer is a step, and its result the next message.
+    The chat grows, so an episode is one training row (`rl_bridge.tokens.conversation`). An answer without a call goes
+    to `parse`.
     """
 
     chat_grows = True
     _remedy = ""
 
     def messages(self, observation: Any) -> list[ChatMessage]:
-        """The chat that an episode begins with: what the first observation has as its `task`.
+        """Return the chat that an episode begins with: the `task` of the first observation.
 
         Raises:
-            RolloutError: It has none; then this is to be overridden.
+            RolloutError: The observation has no `task`; override this method then.
         """
         task = getattr(observation, "task", None)
         if not isinstance(task, str):
@@ -117,21 +117,22 @@ class ToolTask(Task):
         return [{"role": "user", "content": task}]
 
     def parse(self, text: str) -> Any | None:
-        """The action that an answer without a call means; None, as here, where none: then it ends the episode."""
+        """Return the action of an answer without a call; None, the default, if it is none, which ends the episode."""
         return None
 
     async def functions(self, session: Session, observation: Any) -> Sequence[Mapping[str, Any]]:
-        """The tools that the policy is told of, as chat templates take them.
+        """Return the tools to show to the policy, in the form that chat templates take.
 
-        By default all that the environment lists. To ask it is no step of the episode.
+        By default all tools that the environment lists. Listing them does not count as a step of the episode.
 
         Args:
-            session: After its reset.
-            observation: The first.
+            session: The session, after its reset.
+            observation: The first observation.
 
         Raises:
-            rl_bridge.errors.EpisodeLostError: The environment says that its infrastructure failed, or has no tools now.
-            RolloutError: It does not list tools; then this is to be overridden.
+            rl_bridge.errors.EpisodeLostError: The environment reports that its infrastructure failed, or lists no
+                tools.
+            RolloutError: The environment does not support listing tools; override this method then.
         """
         if not isinstance(observation, ListToolsObservation):
             try:
@@ -142,24 +143,23 @@ class ToolTask(Task):
             observation = listed.observation
         if not isinstance(observation, ListToolsObservation):
             raise self._fault("a list of tools", observation, "functions")
-        if not observation.tools:  # released environments say so where they could not list them, and why
+        if not observation.tools:  # how released environments report a failure to list tools
             reason = observation.metadata.get("error", "it does not say why")
             raise EpisodeLostError(f"expected the environment to list its tools, got none: {reason}")
         return openai_tools(observation.tools)
 
     def action(self, call: ToolCall) -> Any | None:
-        """The action that a call means; None where it means none: then it ends the episode as illegal.
+        """Return the action of a tool call; None if it is none, which ends the episode as illegal.
 
-        By default any call is an action: whether there is such a tool, and what it takes, the environment says, and the
-        policy reads it.
+        By default every call is an action: the environment reports unknown tools and wrong arguments to the policy.
         """
         return CallToolAction(tool_name=call.name, arguments=dict(call.arguments))
 
     def result(self, observation: Any) -> str:
-        """What the policy is told that a call gave: a text as it is, content of several kinds as its texts, else JSON.
+        """Return a call's result as text: a string as it is, MCP content as its texts, anything else as JSON.
 
         Raises:
-            RolloutError: It is no observation of tools; then this is to be overridden.
+            RolloutError: The observation is not that of a tool call; override this method then.
         """
         if not isinstance(observation, CallToolObservation):
             raise self._fault("what a call gave", observation, "result")
@@ -171,8 +171,8 @@ class ToolTask(Task):
         """See `Task.begin`.
 
         Raises:
-            rl_bridge.errors.ConfigError: The chat template does not say how calls are written, and neither does
-                `model.tool_calls`.
+            rl_bridge.errors.ConfigError: Neither the chat template nor `model.tool_calls` says how tool calls are
+                written.
         """
         return ToolDialogue(
             self,
@@ -194,7 +194,7 @@ class ToolTask(Task):
             return CallStyle(self.config.model.tool_calls)
         if (style := policy.tokenizer.call_style) is None:
             raise ConfigError(
-                "expected a chat template that tells how calls of tools are written, as Hermes' or Llama's do, got one "
+                "expected a chat template that defines how tool calls are written, as Hermes' or Llama's do, got one "
                 "that does not; set model.tool_calls to hermes or llama, whichever the checkpoint was trained to"
             )
         return style
@@ -211,13 +211,13 @@ def _shown(value: Any) -> str:
 
 
 def _is_content(block: Any) -> bool:
-    """Whether it is a block of MCP's content. Of pictures and sound a policy that reads text is told the kind alone."""
+    """Whether it is an MCP content block. A policy that reads text only sees the type of images and audio."""
     kind = block.get("type") if isinstance(block, Mapping) else None
     return isinstance(kind, str) and _CARRIES.get(kind) in block
 
 
 class ToolWorldTask(ToolTask):
-    """Any environment whose actions are calls of tools and whose first observation has its task in words."""
+    """The task of any environment whose actions are tool calls and whose first observation has a textual `task`."""
 
     client_type = MCPToolClient
     _remedy = (

@@ -1,4 +1,4 @@
-"""One worker's part of the rollouts: assignments in, outcomes out, as many episodes at once as it has sessions."""
+"""Rollout workers: they play the episodes of assignments concurrently, one session each, and return the outcomes."""
 
 import asyncio
 import gc
@@ -41,12 +41,12 @@ BeginningT = TypeVar("BeginningT")
 
 @dataclass(slots=True, frozen=True)
 class Beginning:
-    """How the siblings of an assignment begin: each with a reset, unless there is more.
+    """How the siblings of an assignment begin: each with a reset, or all at a fork.
 
     Attributes:
-        branch: Where they part, having begun as one.
-        sessions: One for each, there.
-        ended: What became of the first, which ended before they could part.
+        branch: The fork at which they begin; None for a reset.
+        sessions: One session per sibling, forked there.
+        ended: The outcome of the shared episode, if it ended before the fork.
     """
 
     branch: Branch | None = None
@@ -56,7 +56,7 @@ class Beginning:
 
 @dataclass(slots=True)
 class Playing:
-    """An assignment under way."""
+    """An assignment in progress."""
 
     assignment: Assignment
     stop: asyncio.Event = field(default_factory=asyncio.Event)
@@ -65,7 +65,7 @@ class Playing:
 
 
 class Player(ABC, Generic[BeginningT]):
-    """Plays assignments, all episodes of one at once; each is tried `max_attempts` times before it is dropped."""
+    """Plays the episodes of an assignment concurrently; each is tried up to `max_attempts` times, then dropped."""
 
     def __init__(self, policy: ChatPolicy, *, max_attempts: int) -> None:
         self.policy = policy
@@ -77,23 +77,23 @@ class Player(ABC, Generic[BeginningT]):
 
     @abstractmethod
     async def begin(self, playing: Playing, policy: ChatPolicy, stack: AsyncExitStack) -> BeginningT:
-        """Do what an assignment's episodes have in common; `stack` is closed when all of them are done."""
+        """Do the common work of an assignment's episodes; `stack` is closed when all of them are done."""
 
     @abstractmethod
     async def attempt(
         self, place: int, playing: Playing, policy: ChatPolicy, beginning: BeginningT
     ) -> Outcome:
-        """Play the episode at a place of an assignment."""
+        """Play the episode at index `place` of an assignment."""
 
     async def play(self, assignment: Assignment) -> AssignmentResult:
-        """Play episodes until all are done, or `cut` or `leave` says to stop.
+        """Play episodes until all are done, or `cut` or `leave` stops them.
 
-        Whoever asks after `leave` gets no answer: this worker would be the least loaded of all, and the same work would
-        come back at once. The caller learns it from the end of the process.
+        A call after `leave` never returns: this worker would be the least loaded of all, and the same work would come
+        back at once. The caller's call fails when the process ends.
 
         Raises:
-            RolloutError: The environment refuses what is sent, so that trying again cannot help.
-            PromptRefusedError: The engine takes no such prompt.
+            RolloutError: The environment refuses the requests, so that retrying cannot help.
+            PromptRefusedError: The engine refuses the prompt.
         """
         if self._leaving.is_set():
             await asyncio.get_running_loop().create_future()
@@ -123,17 +123,17 @@ class Player(ABC, Generic[BeginningT]):
 
     @property
     def playing(self) -> tuple[int, ...]:
-        """The leases of the assignments under way."""
+        """The leases of the assignments in progress."""
         return tuple(self._playing)
 
     def cut(self, leases: Iterable[int]) -> None:
-        """Stop the assignments of these leases: they answer with what is finished. Others' leases mean nothing."""
+        """Stop the assignments of these leases: they return what is finished. Unknown leases are ignored."""
         for lease in leases:
             if (playing := self._playing.get(lease)) is not None:
                 playing.stop.set()
 
     async def leave(self) -> None:
-        """The worker has to go: every assignment is handed back as it is. Returns when all have been answered."""
+        """Stop all assignments for preemption, each returning what is finished; wait until all have returned."""
         self._leaving.set()
         self.cut(list(self._playing))
         await self._idle.wait()
@@ -141,7 +141,7 @@ class Player(ABC, Generic[BeginningT]):
     async def retry(
         self, playing: Playing, policy: ChatPolicy, play: Callable[[int, ChatPolicy], Awaitable[T]]
     ) -> T | NoTrajectory:
-        """Try something until it does not fail but by the policy's doing; `play` is told how often it was tried."""
+        """Call `play` with the attempt's number until no environment or engine fails; NoTrajectory after the last."""
         failure, ending = "", Ending.FAILED_ENVIRONMENT
         for number in range(self._max_attempts):
             if number:
@@ -153,9 +153,9 @@ class Player(ABC, Generic[BeginningT]):
             except PromptRefusedError:
                 raise
             except (ClientError, EpisodeLostError, GeneratorError, NoReplicaError, ReplicaLostError) as error:
-                # Trying again cannot help. A refused action does not come here: the policy wrote it.
+                # Retrying cannot help. A refused action, which the policy wrote, is handled in the episode.
                 if isinstance(error, AuthenticationError | AccessRefusedError | ValidationFailedError):
-                    raise RolloutError(f"the environment refuses what it is sent: {error}") from error
+                    raise RolloutError(f"the environment refuses the request: {error}") from error
                 failure = playing.last_failure = shortened(f"{type(error).__name__}: {error}")
                 its_own = isinstance(error, ClientError | EpisodeLostError)
                 ending = Ending.FAILED_ENVIRONMENT if its_own else Ending.FAILED_POLICY
@@ -164,14 +164,13 @@ class Player(ABC, Generic[BeginningT]):
 
 
 class RolloutWorker(Player[Beginning]):
-    """Plays assignments, each episode in a session of its own for as long as it lasts.
+    """Plays assignments, each episode in a leased session of its own.
 
-    A session that fails, or says that its infrastructure did, is replaced by a fresh one and its episode is tried
-    again, with the answers that the policy has given. An episode that keeps failing is dropped and counted:
-    infrastructure is never scored as play. One whose environment cannot say how well it was played is left out, and
-    counted apart.
+    If a session fails or reports an infrastructure failure, it is replaced by a fresh one and its episode is retried
+    with the answers that the policy has given. An episode that keeps failing is dropped and counted: infrastructure
+    failures are never scored as play. An episode that the environment cannot score is left out and counted separately.
 
-    The sessions bound the episodes in flight. A judge says what answers earn beside what the environment gives.
+    The sessions bound the episodes in flight. The judge, if any, returns a reward that is added to the environment's.
     """
 
     def __init__(
@@ -189,7 +188,7 @@ class RolloutWorker(Player[Beginning]):
         self._judge = judge
 
     async def begin(self, playing: Playing, policy: ChatPolicy, stack: AsyncExitStack) -> Beginning:
-        """Play what siblings share, where an assignment says so, and fork its session for each of them."""
+        """If the assignment has a fork turn, play the shared turns and fork the session for each sibling."""
         assignment, answers = playing.assignment, list[tuple[Turn, str]]()
         siblings = len(assignment.seeds)
 
@@ -213,7 +212,7 @@ class RolloutWorker(Player[Beginning]):
     ) -> Outcome:
         """Play one episode, in a fresh session after each failure that is not the policy's.
 
-        One that begins at a fork is brought there again by the same answers.
+        An episode that begins at a fork replays the shared answers to get there again.
         """
         if beginning.ended is not None and place == 0:
             return beginning.ended
@@ -264,14 +263,14 @@ class RolloutWorker(Player[Beginning]):
                 branch=branch,
             )
         except EpisodeUnscoredError as reason:
-            # The policy has played, so it is not played again until it suits; nothing is wrong with the session.
+            # Not retried: the policy has played, and retrying until a score comes would bias the episodes.
             return NoTrajectory(
                 absence=Absence.UNSCORED, reason=shortened(str(reason)), ending=Ending.FAILED_REWARD
             )
         return outcome or NoTrajectory(
             absence=Absence.NO_TURN,
-            reason="the episode was over when it began, its first prompt leaves no room for an answer "
-            "(rollout.max_length), or the time was over before it (rollout.episode_timeout_s)",
+            reason="the episode was over after its reset, its first prompt leaves no room for an answer "
+            "(rollout.max_length), or it timed out before the first turn (rollout.episode_timeout_s)",
         )
 
 
@@ -283,13 +282,13 @@ class NoMainLoopError(RuntimeError):
 
 
 async def on_termination(notify: Callable[[], None]) -> None:
-    """Have SIGTERM call `notify` on the running event loop, in place of what it did.
+    """Have SIGTERM call `notify` on the running event loop, in place of its previous handler.
 
-    Signals reach the main thread alone. In a process of Monarch's that thread waits in an event loop, while actors have
-    one on a thread of their own; so the handler is put on the main thread's, and hands the news on.
+    Python handles signals in the main thread only. In a Monarch process that thread runs an event loop, and actors run
+    on another thread's; so the handler is installed on the main thread's loop and calls back to this one.
 
     Raises:
-        NoMainLoopError: There is none.
+        NoMainLoopError: The main thread runs no event loop.
     """
     main_loop = asyncio.get_running_loop()
     installed: asyncio.Future[None] = main_loop.create_future()
@@ -315,8 +314,8 @@ async def on_termination(notify: Callable[[], None]) -> None:
 
 
 def _running_loops() -> list[asyncio.AbstractEventLoop]:
-    # Loops know no list of themselves, and only the thread of one can name it. By its type: some objects of other
-    # libraries do things when they are asked for their class.
+    # asyncio keeps no list of loops, and a loop can be found only from its own thread. `type` instead of isinstance:
+    # objects of other libraries may run code when their `__class__` is read.
     return [
         loop
         for loop in gc.get_objects()
@@ -325,10 +324,10 @@ def _running_loops() -> list[asyncio.AbstractEventLoop]:
 
 
 async def until_stopped(works: Sequence[Coroutine[Any, Any, T]], stop: asyncio.Event) -> list[T | None]:
-    """Run coroutines at once until all are done, or `stop` is set.
+    """Run coroutines concurrently until all are done or `stop` is set.
 
-    Returns what each has returned, in order, None for those that were stopped; raises the first that one of them
-    raised, and stops the others.
+    Returns their results in order, None for those that were stopped. If one raises, the others are cancelled and its
+    exception is raised.
     """
     stopping = asyncio.ensure_future(stop.wait())
     tasks = [asyncio.ensure_future(work) for work in works]

@@ -1,1 +1,1 @@
-"""The page that rollouts are read on: one file of HTML, which asks nobody for anything."""
+"""The page for reading rollouts: one HTML file that loads nothing from other hosts."""

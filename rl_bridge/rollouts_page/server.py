@@ -1,4 +1,4 @@
-"""The page that a run's rollouts are read on, put together and served on this machine."""
+"""Renders the page of a run's rollouts, and serves it on this machine."""
 
 import contextlib
 import hashlib
@@ -22,20 +22,20 @@ SCRIPTS = (
     *("elements", "theme", "shortcuts", "records", "chat", "tokens", "turns", "heading", "filters", "links"),
     *("list", "found", "reading", "steps", "controls", "keys", "main"),
 )
-"""In the order in which they stand on the page; each uses what comes before it."""
+"""The page's scripts in their order; each uses those before it."""
 SERVED_RECORDS = "records.jsonl"
-"""Where the page finds its records, where they do not stand in it."""
+"""The relative URL of the records, if they are not embedded in the page."""
 
 _PLACEHOLDER = re.compile(r"\{\{(\w+)\}\}")
 
 
 def script() -> str:
-    """All scripts as one."""
+    """Return all scripts as one."""
     return pages.script(__package__, SCRIPTS)
 
 
 def policy(*, served: bool) -> str:
-    """The content security policy: this script, this style, and nothing from anywhere, but the records of a server."""
+    """Return the content security policy: only our script and style, and if `served` the server's records."""
     records = "'self'" if served else "'none'"
     return "; ".join(
         (
@@ -51,12 +51,12 @@ def policy(*, served: bool) -> str:
 
 
 def make_served_page(run: Path) -> bytes:
-    """The page of a run, for a server that has the records at `SERVED_RECORDS`."""
+    """Return the page of a run, for a server that has the records at `SERVED_RECORDS`."""
     return b"".join(_render(run, served=True, records=()))
 
 
 def make_whole_page(run: Path, records: Iterable[bytes]) -> Iterator[bytes]:
-    """The page of a run with its records in it, part by part."""
+    """Yield the page of a run with its records embedded, in parts."""
     return _render(run, served=False, records=records)
 
 
@@ -77,29 +77,28 @@ def _render(run: Path, *, served: bool, records: Iterable[bytes]) -> Iterator[by
         elif piece == "records":
             yield from map(_escape_markup, records)
         else:
-            # A folder's name may be bytes that are no text.
+            # A folder's name may contain bytes that are not valid UTF-8.
             yield values[piece].encode(errors="replace")
 
 
 def _escape_markup(line: bytes) -> bytes:
-    r"""JSON that ends no element of HTML: `<` stands in strings alone, where `\u003c` means the same."""
+    r"""Make JSON safe to embed in HTML: `<` occurs only in strings, where `\u003c` means the same."""
     return line.replace(b"<", rb"\u003c")
 
 
 HOST = "127.0.0.1"
 HOST_NAMES = frozenset({HOST, "localhost"})
-"""What a request may call this machine; on any port, since one may come here by way of another one's."""
+"""Accepted names in a request's Host header; with any port, as requests may come through a forwarded one."""
 MAX_CALLERS = 16
 TIMEOUT_S = 30.0
-"""How long a caller may take to ask, or to take a part of the answer."""
+"""How long a client may take to send its request, or to receive a part of the response."""
 
 
 class PageServer(ThreadingHTTPServer):
-    """The page and the records of one run, to whoever on this machine was told their address.
+    """Serves the page and the records of one run on loopback, read-only.
 
-    Nothing can be changed by asking. Loopback is open to everybody who works on this machine, so the address has a part
-    that cannot be guessed. A page of somebody else's that the same browser shows cannot read along either: the name
-    that a request is for has to be this machine's own.
+    Loopback is open to every user of this machine, so the path has a random part that cannot be guessed. The Host
+    header has to name this machine, so that other sites in the same browser cannot read the records by DNS rebinding.
     """
 
     daemon_threads = True
@@ -107,35 +106,35 @@ class PageServer(ThreadingHTTPServer):
     def __init__(self, run: Path, *, port: int = 0) -> None:
         self.run = run
         self.path = f"/{secrets.token_urlsafe(16)}/"
-        """Where the page is; what it loads lies beside it."""
+        """The page's path; what it loads is below it."""
         self._slots = threading.BoundedSemaphore(MAX_CALLERS)
         super().__init__((HOST, port), _Handler)
 
     @property
     def url(self) -> str:
-        """Where the page is."""
+        """The page's URL."""
         return f"http://{HOST}:{self.server_port}{self.path}"
 
     def process_request(self, request: Any, client_address: Any) -> None:
-        """Answer in a thread of its own, where one is free; otherwise not at all."""
+        """Handle a request in a thread of its own, or close its connection if all slots are taken."""
         if not self._slots.acquire(blocking=False):
             self.shutdown_request(request)
             return
         try:
             super().process_request(request, client_address)
-        except Exception:  # no Ctrl-C, which may come when the thread is there and gives the room back
+        except Exception:  # not KeyboardInterrupt: by then the thread may run, and releases the slot itself
             self._slots.release()
             raise
 
     def process_request_thread(self, request: Any, client_address: Any) -> None:
-        """Answer, and make room for the next one."""
+        """Handle a request and release its slot."""
         try:
             super().process_request_thread(request, client_address)
         finally:
             self._slots.release()
 
     def handle_error(self, request: Any, client_address: Any) -> None:
-        """A caller that goes away, or does not take its answer, is no news; anything else is said."""
+        """Ignore clients that disconnect or stop reading; log any other error."""
         if not isinstance(sys.exception(), (ConnectionError, TimeoutError)):
             super().handle_error(request, client_address)
 
@@ -214,7 +213,7 @@ def _is_this_machine(host: str) -> bool:
 
 
 def compute_etag(run: Path) -> str:
-    """Changes when the records of a run do."""
+    """Return an ETag that changes when the records of a run do."""
     digest = hashlib.sha256()
     for path in list_segment_files(run):
         with contextlib.suppress(FileNotFoundError):

@@ -1,1 +1,1 @@
-"""Services on Monarch: replicas of an actor, routed to, fanned out to, restarted."""
+"""Services on Monarch: replicas of an actor with routing, fan-out and restarts."""

@@ -19,18 +19,18 @@ except ModuleNotFoundError as missing:
 
 
 current_fleet: ContextVar[Any] = ContextVar("current_fleet", default=None)
-"""The `Fleet` that is open here."""
+"""The `Fleet` that is open in this context."""
 
 
 @dataclass(slots=True, frozen=True)
 class BoundOptions:
-    """An actor's class with the options of its service."""
+    """An actor class with the options of its service."""
 
     actor: "type[ServiceActor]"
     options: ServiceOptions
 
     async def as_service(self, *args: Any) -> Service:
-        """Start the replicas, each an actor made with `args`; returns when all serve, raises what `setup` raised."""
+        """Start the replicas, each an actor made with `args`; returns when all serve, raises what `setup` raises."""
         fleet = current_fleet.get()
         if fleet is None:
             raise RoleError(
@@ -49,25 +49,22 @@ class BoundOptions:
 class ServiceActor(Actor):
     """An actor that can be a service: replicas, routing, restarts.
 
-    All endpoints are `async def`. An `@endpoint` runs alone; beside it nothing else of the actor is answered,
-    a `@concurrent_endpoint` neither. The constructor keeps what it is given and does no more: what takes time
-    or can fail belongs into `setup`.
+    All endpoints are `async def`. While an `@endpoint` runs, the actor answers no other call, not even of a
+    `@concurrent_endpoint`. The constructor only stores its arguments: anything slow or fallible belongs in `setup`.
 
-    Of several processes of a replica each is called for itself: its place among them is
-    `monarch.actor.context().actor_instance.rank`, not `current_rank()`, which is that of the message.
+    A call is sent to each process of a replica separately: a process's rank is
+    `monarch.actor.context().actor_instance.rank`, not `current_rank()`, which is the message's.
 
-    A subclass may have these endpoints, which the service calls by itself:
+    A subclass may have these endpoints, which the service calls itself:
 
     - `setup(self) -> None`: after the process has started, before it serves.
-    - `health(self) -> None`: raises where the replica cannot do its work; asked of one whose calls keep failing.
-    - `close(self) -> None`: before it is stopped in an orderly way.
+    - `health(self) -> None`: raises if the replica cannot do its work; called when its calls keep failing.
+    - `close(self) -> None`: before an orderly stop.
 
     Attributes:
-        REPLAYED: Endpoints that define the replicas' state when they are fanned out. The arguments of the last
-            fan-out are given to a replica that starts, before it serves. Those in a tuple define one state: it is
-            given the last fan-out of any of them.
-        REPEATABLE: Endpoints that may be carried out twice: `route` sends them again, to another replica, where
-            one is lost.
+        REPLAYED: Endpoints whose fan-outs define the replicas' state. A starting replica gets the last fan-out of each
+            before it serves. Endpoints in a tuple define one state: the replica gets the last fan-out of any of them.
+        REPEATABLE: Endpoints that may be executed twice: `route` retries them on another replica if one is lost.
     """
 
     REPLAYED: ClassVar[tuple[str | tuple[str, ...], ...]] = ()
@@ -75,7 +72,7 @@ class ServiceActor(Actor):
 
     @classmethod
     def options(cls, **options: Any) -> BoundOptions:
-        """Say what a service of this actor consists of; the keys are those of `ServiceOptions`."""
+        """Set the options of a service of this actor; the keys are those of `ServiceOptions`."""
         return BoundOptions(cls, ServiceOptions(**options))
 
     @classmethod
@@ -90,12 +87,12 @@ class ServiceActor(Actor):
 
     @concurrent_endpoint
     async def spans(self) -> SpanTotals:
-        """How the process has spent its time since it began."""
+        """Return how the process has spent its time since it started."""
         return PROCESS_SPANS.totals()
 
     @concurrent_endpoint
     async def _vigil(self) -> None:
-        """Never answer: what is said of this call is that the process is gone, or silent."""
+        """Never return: the call fails when the process is gone or silent."""
         await asyncio.Event().wait()
 
     @concurrent_endpoint

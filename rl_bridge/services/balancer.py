@@ -1,6 +1,6 @@
-"""Sends calls to replicas: waits for one, picks the least loaded, tells a lost one from an error, sends again.
+"""Load balancing of calls over replicas: waits for one, picks the least loaded, detects lost ones and retries.
 
-Fan-outs that define the replicas' state are kept too: the last of each is given to whoever starts.
+Also keeps the fan-outs that define the replicas' state and replays the last of each on replicas that start.
 """
 
 import asyncio
@@ -15,13 +15,13 @@ from typing import Any, Protocol
 from rl_bridge.errors import NoReplicaError, ReplicaLostError, StateUnavailableError
 
 SUSPECT_AFTER = 3
-"""Calls of a replica that fail in a row before it is a suspect."""
+"""The number of failed calls in a row after which a replica is suspect."""
 MIN_SUSPENSION_S = 0.5
 MAX_SUSPENSION_S = 30.0
 
 
 class TargetGoneError(ConnectionError):
-    """The process behind a target is gone; raised by targets, and by nothing that runs in them."""
+    """The process behind a target is gone; raised only by targets, never by code that runs in that process."""
 
 
 Key = tuple[int, int]
@@ -29,28 +29,28 @@ Key = tuple[int, int]
 
 
 class ReplicaTarget(Protocol):
-    """One start of one replica, as something to call."""
+    """One start of one replica, to which calls can be sent."""
 
     @property
     def replica(self) -> int:
-        """The replica's id; it stays over restarts."""
+        """The replica's id, which stays the same over restarts."""
 
     @property
     def incarnation(self) -> int:
         """Counts the replica's starts."""
 
     async def call(self, name: str, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
-        """Call an endpoint on all ranks; the first rank's value. TargetGoneError where a process of it is gone."""
+        """Call an endpoint on all ranks, return the first rank's value; TargetGoneError if a process is gone."""
 
 
 def key_of(target: ReplicaTarget) -> Key:
-    """What tells this start of this replica from all others."""
+    """Return the key that identifies this start of this replica."""
     return target.replica, target.incarnation
 
 
 @dataclass(slots=True)
 class _Seat:
-    """A target, what it has in flight, and what its calls have shown of it."""
+    """A target with its load and its record of failures."""
 
     target: ReplicaTarget
     in_flight: int = 0
@@ -61,18 +61,18 @@ class _Seat:
 
 
 class Balancer:
-    """Spreads calls over targets that come and go, and keeps them away from one that fails them all.
+    """Spreads calls over a changing set of targets and suspends targets whose calls keep failing.
 
-    A replica that fails fast always has the least in flight. So after some failures in a row it is suspended:
-    for a while calls go elsewhere, where there is an elsewhere; then one failure is enough to suspend it for
-    twice as long. A call that succeeds clears it.
+    A replica that fails fast always has the fewest calls in flight. So after some failures in a row it is suspended:
+    for a while calls go to other replicas, if any; afterwards a single failure suspends it for twice as long. A
+    successful call ends that.
 
     Args:
-        service: Named in errors.
-        repeatable: Endpoints that are sent again, to another target, where one is lost.
+        service: The service's name, for errors.
+        repeatable: Endpoints that are retried on another target if one is lost.
         wait_s: Seconds that a call waits while there is no target.
-        on_gone: Told of a target whose process is gone, and how that showed.
-        on_suspect: Told of a target whose calls keep failing.
+        on_gone: Called with a target whose process is gone, and the reason.
+        on_suspect: Called with a target whose calls keep failing.
     """
 
     def __init__(
@@ -97,35 +97,35 @@ class Balancer:
         self._failure: Exception | None = None
         self._sessions: Counter[Key] = Counter()
         self._salt = random.randrange(1 << 30)
-        """Or many callers, each with a balancer of its own, would all begin with the same replica."""
+        """Breaks ties differently in each balancer, so that many callers do not all start with the same replica."""
 
     @property
     def targets(self) -> tuple[ReplicaTarget, ...]:
-        """What calls can go to now."""
+        """The targets that calls can go to now."""
         return tuple(seat.target for seat in self._seats.values())
 
     def in_flight(self, replica: int) -> int:
-        """Calls that a replica has begun and not ended."""
+        """Return the number of a replica's calls in flight, over all of its starts."""
         return sum(len(calls) for (known, _), calls in self._under_way.items() if known == replica)
 
     def is_suspended(self, replica: int) -> bool:
-        """Whether calls are kept away from a replica because they keep failing."""
+        """Whether a replica is suspended because its calls keep failing."""
         seat = self._seats.get(replica)
         return seat is not None and seat.suspended_until > time.monotonic()
 
     def add(self, target: ReplicaTarget) -> None:
-        """Let calls go to a target; it takes the place of an older one of the same replica."""
+        """Add a target; it replaces an earlier start of the same replica."""
         self._seats[target.replica] = _Seat(target)
         self._changed.set()
 
     def remove(self, target: ReplicaTarget) -> None:
-        """Send no more calls to a target; those under way go on."""
+        """Send no more calls to a target; calls in flight go on."""
         if self.holds(target):
             del self._seats[target.replica]
             self._changed.set()
 
     def lose(self, key: Key, reason: str) -> None:
-        """End the calls to a target whose process is gone, and send it no more."""
+        """End the calls to a target whose process is gone, and send no more to it."""
         seat = self._seats.get(key[0])
         if seat is not None and key_of(seat.target) == key:
             self.remove(seat.target)
@@ -135,7 +135,7 @@ class Balancer:
                 call.cancel()
 
     def replace(self, targets: Iterable[ReplicaTarget]) -> None:
-        """Let calls go to these targets alone; those that stay keep their loads."""
+        """Replace the set of targets; targets that stay keep their loads."""
         wanted = {key_of(target): target for target in targets}
         for old in self.targets:
             if key_of(old) not in wanted:
@@ -145,7 +145,7 @@ class Balancer:
                 self.add(new)
 
     def holds(self, target: ReplicaTarget) -> bool:
-        """Whether calls go to this very target."""
+        """Whether calls go to this start of the replica."""
         return self._seat_of(target) is not None
 
     def _seat_of(self, target: ReplicaTarget) -> _Seat | None:
@@ -153,9 +153,9 @@ class Balancer:
         return seat if seat is not None and key_of(seat.target) == key_of(target) else None
 
     def settle(self, near: ReplicaTarget | None, room: int) -> ReplicaTarget | None:
-        """Open a session with a target, until `unsettle`; None where there is none now.
+        """Bind a session to a target until `unsettle`; None if there is no target now.
 
-        It is the one that another session is `near`, while that has room for so many sessions, or the one with fewest.
+        It is the target `near` while that has fewer than `room` sessions, otherwise the one with the fewest.
         """
         free = [target for target in self.targets if not self.is_suspended(target.replica)]
         if not (choice := free or list(self.targets)):
@@ -172,20 +172,20 @@ class Balancer:
         return target
 
     def unsettle(self, target: ReplicaTarget) -> None:
-        """Close a session with a target."""
+        """Release a session's binding to a target."""
         self._sessions[key_of(target)] -= 1
         if not self._sessions[key_of(target)]:
             del self._sessions[key_of(target)]
 
     def fail(self, failure: Exception) -> None:
-        """From now on every call that needs a target raises `failure`."""
+        """Have every call that needs a target raise `failure` from now on."""
         self._failure = failure
         self._changed.set()
 
     async def any_target(self, pick: Callable[[], ReplicaTarget | None] | None = None) -> ReplicaTarget:
         """Wait until there is a target: by default the least loaded.
 
-        NoReplicaError beyond the deadline, or what `fail` was told.
+        Raises NoReplicaError after the deadline, or the failure passed to `fail`.
         """
         pick = pick or self._least_loaded
         if (target := self._choose(pick)) is not None:
@@ -208,7 +208,7 @@ class Balancer:
         return pick()
 
     def _least_loaded(self) -> ReplicaTarget | None:
-        """Of these the one that was idle longest. Where all are suspended, the one whose time ends first."""
+        """Among equals, take the one picked longest ago; if all are suspended, the one whose suspension ends first."""
         now, seats = time.monotonic(), self._seats.values()
         if free := [seat for seat in seats if seat.suspended_until <= now]:
             return min(free, key=lambda seat: (seat.in_flight, seat.picked)).target
@@ -223,7 +223,7 @@ class Balancer:
     ) -> Any:
         """Call an endpoint of one replica: by default the least loaded.
 
-        ReplicaLostError where that died and the call may not be carried out twice.
+        Raises ReplicaLostError if the replica died and the endpoint is not repeatable.
         """
         while True:
             target = await self.any_target(pick)
@@ -236,7 +236,7 @@ class Balancer:
     async def call(
         self, target: ReplicaTarget, name: str, args: tuple[Any, ...], kwargs: Mapping[str, Any]
     ) -> Any:
-        """Call an endpoint of this target; counted among what it has in flight. Raises as `route` does."""
+        """Call an endpoint of this target, counted as one of its calls in flight. Raises as `route` does."""
         key = key_of(target)
         if (seat := self._seat_of(target)) is not None:
             self._picks += 1
@@ -263,12 +263,12 @@ class Balancer:
             raise
         finally:
             self._on_call_done(key, under_way)
-            # Not of a start that has come in its place: that one has a seat of its own.
+            # Only if this start still serves: a newer start of the replica has a record of its own.
             if (seat := self._seat_of(target)) is not None and self._becomes_suspect(seat, failed):
                 self._on_suspect(target)
 
     def _becomes_suspect(self, seat: _Seat, failed: bool | None) -> bool:
-        """A call has ended (`failed` None: was given up)."""
+        """Record the end of a call, None for a cancelled one; returns whether the target becomes suspect now."""
         seat.in_flight -= 1
         if failed is None:
             return False
@@ -278,7 +278,7 @@ class Balancer:
             return False
         seat.failures += 1
         now = time.monotonic()
-        # What was in flight when it was suspended says nothing new.
+        # Calls that were in flight at the time of the suspension add no new evidence.
         if seat.failures < SUSPECT_AFTER or seat.suspended_until > now:
             return False
         seat.suspension_s = min(max(2 * seat.suspension_s, MIN_SUSPENSION_S), MAX_SUSPENSION_S)
@@ -299,12 +299,12 @@ class Balancer:
 
 
 RETRY_INTERVAL_S = 5.0
-"""How long a state that cannot be had is waited for before it is asked for again."""
+"""How long to wait for an unavailable state before it is requested again."""
 
 
 @dataclass(slots=True)
 class Replay:
-    """One fan-out, to be repeated for replicas that start, and what those have answered."""
+    """A fan-out to be repeated on replicas that start, with the values that these returned."""
 
     number: int
     name: str
@@ -315,7 +315,7 @@ class Replay:
 
 
 class Replays:
-    """Keeps the last fan-out of each state that endpoints define; of several in a tuple, the last of any decides."""
+    """Keeps the last fan-out of each state; endpoints in a tuple define one state, and the last of any counts."""
 
     def __init__(self, names: Iterable[str | tuple[str, ...]]) -> None:
         states = [(name,) if isinstance(name, str) else name for name in names]
@@ -325,7 +325,7 @@ class Replays:
         self._changed = asyncio.Event()
 
     def keep(self, name: str, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Replay | None:
-        """Keep a fan-out that begins; None where the endpoint defines no state."""
+        """Keep a fan-out that begins; None if the endpoint defines no state."""
         if (state := self._states.get(name)) is None:
             return None
         self._number += 1
@@ -337,7 +337,7 @@ class Replays:
         return replay
 
     def withdraw(self, replay: Replay) -> None:
-        """Forget a fan-out that nobody took: the one before it holds again."""
+        """Withdraw a fan-out that no replica accepted; the previous one counts again."""
         state = self._states[replay.name]
         if self._last.get(state) is replay:
             if replay.previous is None:
@@ -351,11 +351,10 @@ class Replays:
         changed.set()
 
     async def catch_up(self, target: ReplicaTarget) -> None:
-        """Call what was fanned out on a target that starts, in that order, until nothing is new.
+        """Replay the kept fan-outs on a starting target, in their order, until none is new.
 
-        What cannot be had is waited for: where whoever provided it is gone, who provides it next says so by a fan-out;
-        and every `RETRY_INTERVAL_S` it is asked for again, since it may only have been out of reach. The caller bounds
-        the wait.
+        If a state is unavailable, waits for the next fan-out, by which another provider replaces one that is gone, or
+        retries after `RETRY_INTERVAL_S`, since the provider may only have been unreachable. The caller bounds the wait.
         """
         replayed: dict[tuple[str, ...], Replay] = {}
         while new := sorted(

@@ -1,4 +1,4 @@
-"""The processes of a run: services of replicas, all gone when the run is."""
+"""The fleet of a run: it starts the services and stops all of their processes at the end."""
 
 import asyncio
 import re
@@ -31,9 +31,9 @@ LOG_LOOK_INTERVAL_S = 10.0
 
 @dataclass(slots=True, frozen=True)
 class FleetEvent:
-    """What happened to a replica: starting, serving, suspect, lost, restarting, failed.
+    """An event of a replica.
 
-    And why, where there is a why.
+    `kind` is starting, serving, suspect, lost, restarting or failed; `detail` the reason, if any; `at` Unix time.
     """
 
     at: float
@@ -44,17 +44,17 @@ class FleetEvent:
 
 
 class Fleet:
-    """Owns the services of a run: starts them, watches them, stops them. `async with` it.
+    """Owns the services of a run: starts, watches and stops them. An asynchronous context manager.
 
-    `as_service` starts services in it.
+    `as_service` starts services in the fleet that is open.
 
     Args:
-        logs: Folder for one log file a process, of some 16 MiB; the 16 before them are in `NAME.log.1`.
-        hosts: Where processes run; this machine otherwise.
-        heartbeat_s: Seconds between two looks at whether processes live: how soon a death is noticed.
+        logs: Folder for one log file per process, of about 16 MiB; the 16 MiB before are in `NAME.log.1`.
+        hosts: The hosts on which processes run; this machine by default.
+        heartbeat_s: Seconds between two liveness checks of processes: how soon a death is noticed.
 
     Attributes:
-        events: What happened to replicas, the latest at the end.
+        events: The replicas' latest events, oldest first.
     """
 
     def __init__(self, logs: Path, *, hosts: Hosts | None = None, heartbeat_s: float = 1.0) -> None:
@@ -77,8 +77,8 @@ class Fleet:
 
     async def __aenter__(self) -> Self:
         self._logs.mkdir(parents=True, exist_ok=True)
-        # vLLM and others leave files where temporary ones go; theirs go together. Before the hosts are open: what fails
-        # afterwards would leave a job to its scheduler.
+        # vLLM and others leave temporary files behind; in one folder they can be removed together. Made before the
+        # hosts are open: a failure afterwards would leave a job with its scheduler.
         try:
             self._scratch = Path(tempfile.mkdtemp(prefix="ropewalk-"))
         except OSError as error:
@@ -105,18 +105,18 @@ class Fleet:
         current_fleet.set(self._outer)
         if not self._fault.done():
             self._fault.cancel()
-        # Each of them, whatever becomes of the one before: who is told to go twice shall leave no job to its scheduler.
+        # An exit stack runs every callback even if one fails: a second Ctrl-C must not leave a job with its scheduler.
         async with AsyncExitStack() as ending:
             ending.callback(leave_quietly)
             ending.callback(self._bounding.cancel)
             ending.callback(shutil.rmtree, self._scratch, ignore_errors=True)
             ending.push_async_callback(self._hosts.close)
-            # Side by side: each takes seconds, most of them in waiting for its processes.
+            # All services at once: each takes seconds, mostly spent waiting for its processes.
             stopping = asyncio.ensure_future(self._stop_services())
             try:
                 await asyncio.shield(stopping)
             except asyncio.CancelledError:
-                await stopping  # who is told to go twice leaves nothing running either
+                await stopping  # a second Ctrl-C must leave nothing running either
                 raise
 
     async def _stop_services(self) -> None:
@@ -156,13 +156,13 @@ class Fleet:
         return service
 
     async def guard(self, work: Coroutine[Any, Any, T]) -> T:
-        """Run `work` until it ends, or raise RoleError as soon as the run has lost an essential role."""
+        """Run `work` to its end, or cancel it and raise RoleError as soon as the run has lost an essential role."""
         task = asyncio.ensure_future(work)
         try:
             waited: set[asyncio.Future[Any]] = {task, self._fault}
             await asyncio.wait(waited, return_when=asyncio.FIRST_COMPLETED)
             if task.done() and not self._fault.done() and _shows_a_loss(task):
-                # The call that was under way has failed already; the report of why is on its way.
+                # The call in flight has failed already; the report of the reason is still to come.
                 await asyncio.wait({self._fault}, timeout=REPORT_TIMEOUT_S)
             if self._fault.done() and (not task.done() or _shows_a_loss(task)):
                 raise self._fault.result()
@@ -210,7 +210,7 @@ class Fleet:
         return incarnation
 
     def fail(self, failure: BaseException) -> None:
-        """Record that the run has lost an essential role: whatever `guard` waits for ends with this error."""
+        """Record that the run has lost an essential role: `guard` raises this error."""
         if not self._fault.done():
             self._fault.set_result(failure)
 

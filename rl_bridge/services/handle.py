@@ -1,4 +1,4 @@
-"""A service as other processes see it: who serves, and how to call them without the controller."""
+"""Handles of a service for other processes: which replicas serve, and direct calls to them."""
 
 import inspect
 import sys
@@ -12,14 +12,14 @@ from rl_bridge.services.balancer import Balancer, Key, ReplicaTarget, key_of
 
 @dataclass(slots=True, frozen=True)
 class Fanout:
-    """What all replicas answered: what each returned, or failed with, by its id."""
+    """The result of a fan-out: each replica's value or exception, by the replica's id."""
 
     values: dict[int, Any]
     failed: dict[int, Exception]
 
 
 class Routed(ABC):
-    """An object whose attributes are endpoints, to be called by `route`."""
+    """An object whose attributes are endpoints."""
 
     endpoints: frozenset[str] = frozenset()
     """The names that can be called."""
@@ -35,7 +35,7 @@ class Routed(ABC):
         )
 
     def __getattr__(self, name: str) -> "Endpoint":
-        # Names with an underscore are looked up by pickle and copy, on objects that are not made yet.
+        # pickle and copy look up names with an underscore on objects that are not initialized yet.
         if name.startswith("_"):
             raise AttributeError(name)
         if name not in self.endpoints:
@@ -52,41 +52,41 @@ class Endpoint:
         self._name = name
 
     async def route(self, *args: Any, **kwargs: Any) -> Any:
-        """Call it on one replica and return what it answers; of several ranks, what the first answers.
+        """Call it on one replica and return its value; with several ranks, the first rank's.
 
         Raises:
             BridgeError: The endpoint raised it.
             RemoteError: The endpoint raised something else.
-            ReplicaLostError: The replica's process died meanwhile; whether it was carried out nobody knows.
-            NoReplicaError: None served within the deadline.
-            RoleError: The service has used up its restarts.
+            ReplicaLostError: The replica's process died during the call, which may or may not have been executed.
+            NoReplicaError: No replica served within the deadline.
+            RoleError: The service has exhausted its restart budget.
         """
         return await self._owner._route(self._name, args, kwargs)
 
     async def fanout(self, *args: Any, **kwargs: Any) -> Fanout:
-        """Call it on all replicas that serve, and say who failed.
+        """Call it on all serving replicas; the result has the values and the failures.
 
         Raises:
-            Exception: What one of them failed with, where all of them failed.
-            NoReplicaError: None served within the deadline.
-            RoleError: The service has used up its restarts.
+            Exception: The failure of one of them, if all failed.
+            NoReplicaError: No replica served within the deadline.
+            RoleError: The service has exhausted its restart budget.
         """
         return await self._owner._fan_out(self._name, args, kwargs)
 
     async def tell(self, *args: Any, **kwargs: Any) -> Fanout:
-        """Call it on all replicas that serve now, be it none; what defines state is given to those that start later."""
+        """Call it on the replicas that serve now, if any; state is replayed on those that start later."""
         return await self._owner._fan_out(self._name, args, kwargs, wait=False)
 
 
 @dataclass(slots=True, frozen=True)
 class Roster:
-    """The replicas that serve at one moment; travels between processes.
+    """The replicas that serve at one moment; it is sent between processes.
 
     Attributes:
         epoch: Grows with every change; the higher one is the newer.
-        repeatable: Endpoints that are sent again where a replica is lost.
-        wait_s: Seconds that a call waits while nobody serves.
-        lost: Starts of replicas that were lost lately: nobody waits for what they were asked.
+        repeatable: Endpoints that are retried if a replica is lost.
+        wait_s: Seconds that a call waits while no replica serves.
+        lost: Recently lost starts of replicas, whose calls in flight are to be ended.
     """
 
     service: str
@@ -99,16 +99,16 @@ class Roster:
 
 
 class StickySession(Routed):
-    """Calls that go to the same replica until that is lost, or fails whatever it is asked; then to another.
+    """A session whose calls all go to one replica until that is lost or suspended; then to another.
 
     Args:
         balancer: The service's.
-        endpoints: What can be called.
-        near: A session whose replica knows what ours should know.
-        room: The sessions that a replica may have and still be chosen for being near.
+        endpoints: The names that can be called.
+        near: A session whose replica is preferred, because it has cached state of use to this one.
+        room: A replica with this many sessions is no longer preferred.
 
     Attributes:
-        moved: How often the replica has changed since the session began: what it knew of us is gone.
+        moved: How often the replica has changed since the session began; each time its cached state was lost.
     """
 
     def __init__(
@@ -128,12 +128,12 @@ class StickySession(Routed):
 
     @property
     def replica(self) -> int | None:
-        """The replica that the next call goes to; None where none serves."""
+        """The id of the replica that the next call goes to; None if none serves."""
         target = self._settle()
         return None if target is None else target.replica
 
     def close(self) -> None:
-        """The replica need not keep its place for us; a call after this one opens the session again."""
+        """Release the replica; a later call opens the session again."""
         if self._target is not None:
             self._balancer.unsettle(self._target)
             self._target = None
@@ -163,7 +163,7 @@ class Balanced(Routed):
         self._balancer = balancer
 
     def session(self, *, near: StickySession | None = None, room: int = sys.maxsize) -> StickySession:
-        """Calls that stay with one replica as long as it lives; see `StickySession`."""
+        """Open a session whose calls stay with one replica as long as it lives; see `StickySession`."""
         return StickySession(self._balancer, self.endpoints, near=near, room=room)
 
     async def _route(self, name: str, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
@@ -173,8 +173,8 @@ class Balanced(Routed):
 class ServiceHandle(Balanced):
     """Routes calls to a service's replicas from any process.
 
-    Least loaded is meant by this handle's own calls. Who serves is told by the controller: `update`. Between
-    two rosters a replica whose process turns out to be gone is left out.
+    Loads count this handle's own calls only. The controller sends new rosters to `update`; between two rosters, a
+    replica whose process turns out to be gone is left out.
     """
 
     def __init__(self, roster: Roster) -> None:
@@ -185,11 +185,11 @@ class ServiceHandle(Balanced):
 
     @property
     def serving(self) -> int:
-        """How many replicas calls can go to now."""
+        """The number of replicas that calls can go to now."""
         return len(self._balancer.targets)
 
     def update(self, roster: Roster) -> None:
-        """Take a roster, unless it is older than the one at hand."""
+        """Use a roster, unless it is older than the current one."""
         if roster.epoch > self._epoch:
             self._epoch = roster.epoch
             self._balancer.replace(roster.targets)
@@ -198,7 +198,7 @@ class ServiceHandle(Balanced):
 
 
 class LocalService(Routed):
-    """Gives an object's public methods `.route` and `.fanout`; it is its own only replica, with the id 0."""
+    """Wraps a local object as a service: its public methods get `.route` and `.fanout`; its only replica has id 0."""
 
     def __init__(self, wrapped: object) -> None:
         self._wrapped = wrapped

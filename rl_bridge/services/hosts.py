@@ -1,4 +1,4 @@
-"""Where the processes of a run can be: this machine, several by address, or what a scheduler gives."""
+"""The hosts of a run: this machine, several by address, or those that a scheduler provides."""
 
 import asyncio
 import contextlib
@@ -20,10 +20,10 @@ STOP_TIMEOUT_S = 20.0
 
 
 class Hosts:
-    """The hosts of a run, which a fleet opens and closes: this machine, unless a subclass says otherwise."""
+    """The hosts of a run, which a fleet opens and closes; this base class stands for the local machine."""
 
     local = True
-    """Their processes are processes of this machine."""
+    """Whether their processes run on this machine."""
 
     def __init__(self, gpus: Sequence[str]) -> None:
         self.gpus = tuple(gpus)
@@ -32,7 +32,7 @@ class Hosts:
     def this_machine(*, gpus: int | None = None) -> "Hosts":
         """This machine alone.
 
-        Its GPUs are those of CUDA_VISIBLE_DEVICES, or of the driver, unless their number is given.
+        Its GPUs are those of CUDA_VISIBLE_DEVICES, or else of the driver, unless `gpus` gives their number.
         """
         return Hosts(visible_gpus() if gpus is None else _number_devices(gpus))
 
@@ -43,10 +43,10 @@ class Hosts:
         Monarch does not encrypt or authenticate what it sends: the network between the hosts must be private.
 
         Args:
-            addresses: Of the workers, such as "tcp://10.0.0.2:29501".
-            address: Where this process can be reached by them, such as "tcp://10.0.0.1:29501". A process has one
+            addresses: The workers' addresses, such as "tcp://10.0.0.2:29501".
+            address: The address at which they can reach this process, such as "tcp://10.0.0.1:29501". A process has one
                 for its whole life, chosen before its first use of Monarch.
-            gpus_per_host: GPUs on each of them.
+            gpus_per_host: The number of GPUs on each worker.
         """
         if not addresses:
             raise ValueError("expected the address of at least one worker, got none")
@@ -66,23 +66,23 @@ class Hosts:
         gpus_per_host: int = 0,
         address: str | None = None,
     ) -> "Hosts":
-        """The hosts that one of Monarch's jobs provides: ProcessJob, SlurmJob, KubernetesJob.
+        """The hosts that a Monarch job provides: ProcessJob, SlurmJob, KubernetesJob.
 
-        Opening them submits the job and waits for it as long as the job itself allows; closing them ends it. Pods that
-        a KubernetesJob has found and not made stay, and serve the next run.
+        Opening them submits the job and waits for it as long as the job itself allows; closing them ends it. Existing
+        pods that a KubernetesJob has merely found keep running and serve the next run.
 
         Args:
             job: The job.
             mesh: The name of its mesh of hosts.
             cpu_mesh: The name of a further mesh, of hosts without GPUs, for replicas that need none.
-            gpus_per_host: GPUs on each host of `mesh`.
-            address: As of `workers`, where the job's transport needs one.
+            gpus_per_host: The number of GPUs on each host of `mesh`.
+            address: As for `workers`, if the job's transport needs one.
         """
         names = (mesh,) if cpu_mesh is None else (mesh, cpu_mesh)
 
         def attach() -> tuple[Any, ...]:
-            # Not one that a run before has left in a file: this run ends what it has started.
-            with interruptible():  # it waits for its hosts, for half an hour perhaps
+            # No cached job of an earlier run: this run ends the job, so it must be its own.
+            with interruptible():  # it waits for its hosts, perhaps for half an hour
                 state = job.state(cached_path=None)
             return tuple(getattr(state, name) for name in names)
 
@@ -91,31 +91,31 @@ class Hosts:
 
     @property
     def count(self) -> int:
-        """How many hosts there are, once open."""
+        """The number of hosts, once open."""
         return 1
 
     @property
     def gpuless(self) -> int:
-        """How many of them, the last ones, are not for replicas that need GPUs."""
+        """The number of hosts at the end of the order that are only for replicas without GPUs."""
         return 0
 
     def variables_of(self, gpus: Sequence[int]) -> dict[str, str]:
-        """The variables by which a process sees some GPUs of its host, counted from 0, or none."""
+        """Return the environment variables that restrict a process to some GPUs of its host, by index, or to none."""
         return {"CUDA_VISIBLE_DEVICES": ",".join(self.gpus[gpu] for gpu in gpus)}
 
     async def open(self) -> None:
-        """Reach the hosts; raises RoleError where they cannot be reached."""
+        """Connect to the hosts; raises RoleError if they cannot be reached."""
 
     def mesh_of(self, slot: ReplicaSlot) -> Any:
-        """Monarch's mesh of the slot's hosts."""
+        """Return Monarch's mesh of the slot's hosts."""
         return this_host()
 
     async def close(self) -> None:
-        """Stop all processes on them, and release them. Bounded in time; raises nothing."""
+        """Stop all processes on the hosts and release these. Bounded in time; raises nothing."""
 
 
 class _Remote(Hosts):
-    """Meshes of hosts that are attached to, one behind the other."""
+    """Attached meshes of remote hosts, numbered one mesh after the other."""
 
     local = False
 
@@ -144,7 +144,7 @@ class _Remote(Hosts):
         return sum(len(mesh) for mesh in self._meshes[1:])
 
     def variables_of(self, gpus: Sequence[int]) -> dict[str, str]:
-        # What those GPUs are called, only their host knows.
+        # Only the host itself knows the names of its GPUs; the process's shell picks them by index.
         if not gpus:
             return super().variables_of(())
         fields = ",".join(str(gpu + 1) for gpu in gpus)  # as `cut` counts
@@ -159,10 +159,10 @@ class _Remote(Hosts):
                 for mesh in self._meshes:
                     await mesh.initialized
         except BaseException as error:
-            await self.close()  # what was asked of a scheduler is not left to it
+            await self.close()  # a submitted job must not be left with the scheduler
             if not isinstance(error, Exception):
                 raise
-            # A scheduler has deadlines of its own, and says itself which hosts are missing.
+            # A scheduler has its own deadlines and error messages.
             late = isinstance(error, TimeoutError)
             reason = f"none within {ATTACH_TIMEOUT_S:g} s" if late else f"{error or type(error).__name__}"
             raise RoleError(
@@ -189,7 +189,7 @@ class _Remote(Hosts):
 
 
 async def _stop(mesh: Any) -> None:
-    with contextlib.suppress(Exception):  # what cannot be reached ends its processes by itself
+    with contextlib.suppress(Exception):  # an unreachable host ends its processes by itself
         async with asyncio.timeout(STOP_TIMEOUT_S):
             await mesh.stop()
 

@@ -1,4 +1,4 @@
-"""The end of a process that has used Monarch, and calls that shall end with it."""
+"""Shutdown of a process that has used Monarch, and interruption of its blocking calls."""
 
 import atexit
 import signal
@@ -8,17 +8,17 @@ from contextlib import contextmanager, suppress
 from functools import cache
 
 FLUSH_TIMEOUT_S = 0.3
-"""What Monarch itself gives its last messages."""
+"""Time for Monarch's last messages, the same as Monarch's own."""
 
 LEAVE_TIMEOUT_S = 5.0
-"""What a busy machine gets for the rest, where Monarch gives it a second."""
+"""Time for the rest of the shutdown: on a busy machine Monarch's own second is too short."""
 
 
 @cache
 def leave_quietly() -> None:
-    """Have this process shut its client down at its exit, before Monarch does, which shows a traceback when late.
+    """Shut down Monarch's client at exit, before Monarch does, which prints a traceback if that takes too long.
 
-    To be called when there is a client: what is registered last is called first.
+    Call it when there is a client: exit handlers run in reverse order of registration.
     """
     atexit.register(_leave)
 
@@ -26,7 +26,7 @@ def leave_quietly() -> None:
 def _leave() -> None:
     from monarch.actor import shutdown_context
 
-    with suppress(Exception):  # there is nobody left to tell
+    with suppress(Exception):  # the process is exiting
         shutdown_context(host_timeout=FLUSH_TIMEOUT_S).get(timeout=LEAVE_TIMEOUT_S)
 
 
@@ -37,8 +37,8 @@ TOLD_TO_GO = (signal.SIGINT, signal.SIGTERM)
 def interruptible() -> Iterator[None]:
     """Have SIGINT and SIGTERM raise KeyboardInterrupt within the block.
 
-    An event loop hears of a signal in its next turn, and while something blocks it there is none. Signals reach the
-    main thread alone: on another one the block is as it was.
+    For calls that block the event loop, which handles a signal only in its next iteration. On another thread than the
+    main one, which alone receives signals, the block runs unchanged.
     """
     if threading.current_thread() is not threading.main_thread():
         yield
@@ -48,5 +48,5 @@ def interruptible() -> Iterator[None]:
         yield
     finally:
         for number, handler in before.items():
-            # None is one that was not Python's, which Python cannot put back.
+            # None means a handler that was not installed by Python, which Python cannot restore.
             signal.signal(number, signal.SIG_DFL if handler is None else handler)

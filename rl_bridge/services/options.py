@@ -23,13 +23,13 @@ class RestartBudget:
         self._spent: deque[float] = deque(maxlen=restarts.budget)
 
     def spend(self, now: float) -> float | None:
-        """Take one restart from the budget: seconds to wait before it, or None where the budget is gone."""
+        """Take one restart from the budget: seconds to wait before it, or None if the budget is exhausted."""
         restarts = self._restarts
         while self._spent and now - self._spent[0] >= restarts.window_s:
             self._spent.popleft()
         if len(self._spent) >= restarts.budget:
             return None
-        # Bounded before it is taken as an exponent: a float ends at two to the 1023.
+        # Bounded before it becomes an exponent: a float overflows beyond 2^1023.
         doublings = min(len(self._spent), 64)
         self._spent.append(now)
         return min(restarts.backoff_s * 2.0**doublings, restarts.max_backoff_s)
@@ -37,20 +37,20 @@ class RestartBudget:
 
 @dataclass(kw_only=True, slots=True, frozen=True)
 class ServiceOptions:
-    """What a service consists of.
+    """The options of a service.
 
     Attributes:
         procs: Processes of a replica on each of its hosts.
         hosts: Hosts of a replica.
-        with_gpus: Each process gets GPUs of its host; without, none is visible to it.
-        gpus_per_proc: How many.
-        gpu_pool: A GPU belongs to one process of each pool: services of different ones take turns on it.
-        num_replicas: Replicas to begin with.
-        name: Names the service, its processes and its logs; the actor's class otherwise.
-        environment: Variables the processes start with, beside the controller's.
-        restarts: What is done about lost replicas.
-        start_timeout_s: Seconds a replica may take from its process to its first call; also how long a call
-            waits while no replica serves.
+        with_gpus: Whether each process gets GPUs of its host; otherwise it sees none.
+        gpus_per_proc: The number of GPUs for each process.
+        gpu_pool: A GPU belongs to one process of each pool; services of different pools take turns on it.
+        num_replicas: The number of replicas.
+        name: The name of the service, its processes and its logs; by default that of the actor's class.
+        environment: Environment variables of the processes, in addition to the controller's.
+        restarts: How lost replicas are restarted.
+        start_timeout_s: Seconds that a replica may take from its process's start to its first call; also how long a
+            call waits while no replica serves.
     """
 
     procs: int = 1
@@ -66,7 +66,7 @@ class ServiceOptions:
 
     @property
     def gpus_per_host(self) -> int:
-        """GPUs of a replica on each of its hosts."""
+        """The number of GPUs of a replica on each of its hosts."""
         return self.procs * self.gpus_per_proc if self.with_gpus else 0
 
     def __post_init__(self) -> None:
@@ -78,7 +78,7 @@ class ServiceOptions:
 
 
 def options_of(role: RoleConfig) -> dict[str, Any]:
-    """The keys of `ServiceOptions` that a row of the role table decides."""
+    """Return the fields of `ServiceOptions` that a row of the role table sets."""
     return {
         "procs": role.procs,
         "hosts": role.hosts,
@@ -89,21 +89,21 @@ def options_of(role: RoleConfig) -> dict[str, Any]:
 
 
 class ByRank(list[Any]):
-    """An argument of which each rank of a replica gets its own, in the order of their ranks."""
+    """An argument with one value for each rank of a replica, in the order of ranks."""
 
 
 def own_argument(argument: object, rank: int) -> object:
-    """What a rank gets of an argument."""
+    """Return a rank's value of an argument."""
     return argument[rank] if isinstance(argument, ByRank) else argument
 
 
 HOST_AVOIDANCE_S = 60.0
-"""How long a host is the last choice after something on it fell silent."""
+"""How long a host is the last choice after a process on it fell silent."""
 
 
 @dataclass(slots=True, frozen=True)
 class ReplicaSlot:
-    """Room for one replica: neighbouring hosts, processes on each, and for each the GPUs of its pool, if any."""
+    """The place of one replica: consecutive hosts, processes on each, and the GPUs of its pool on each, if any."""
 
     first: int
     hosts: int
@@ -112,7 +112,7 @@ class ReplicaSlot:
     pool: str = ""
 
     def gpus_of(self, rank: int) -> tuple[int, ...]:
-        """The GPUs of a rank on its host; ranks count through one host after the other."""
+        """Return the GPUs of a rank on its host; ranks are numbered host by host."""
         if not self.gpus:
             return ()
         host_gpus, place = self.gpus[rank // self.procs], rank % self.procs
@@ -121,10 +121,10 @@ class ReplicaSlot:
 
 
 def by_need(services: Mapping[str, ServiceOptions]) -> list[str]:
-    """The order in which services that start together are to be given room.
+    """Return the order in which services that start together are placed.
 
-    Replicas that need several GPUs on one host come before those that fit anywhere: these spread over all hosts, and
-    would leave none with as many free.
+    Replicas that need several GPUs on one host come before those that fit anywhere: the latter spread over all hosts,
+    and would leave no host with enough free GPUs.
     """
 
     def need(name: str) -> tuple[int, int]:
@@ -135,10 +135,10 @@ def by_need(services: Mapping[str, ServiceOptions]) -> list[str]:
 
 
 class Placement:
-    """Shares hosts out among replicas: fewest processes first, hosts that fell silent last.
+    """Assigns hosts to replicas: those with the fewest processes first, those that fell silent last.
 
-    Behind the hosts with GPUs there may be further ones without. Replicas that need none are put there first, and no
-    replica spans hosts of both kinds.
+    Hosts without GPUs may follow those with GPUs. Replicas that need no GPU prefer these, and no replica spans hosts
+    of both kinds.
     """
 
     def __init__(self, hosts: int, gpus: int, gpuless: int = 0) -> None:
@@ -150,7 +150,7 @@ class Placement:
         self._avoided_until = [0.0] * (hosts + gpuless)
 
     def take(self, options: ServiceOptions, now: float) -> ReplicaSlot:
-        """Find room for a replica, on a clock that only goes forward; raises RoleError where there is none."""
+        """Reserve a slot for a replica; raises RoleError if there is no room. `now` is a monotonic time in seconds."""
         needed, unused = options.gpus_per_host, self._free[options.gpu_pool]
         firsts = [
             first
@@ -182,66 +182,67 @@ class Placement:
         return slot
 
     def release(self, slot: ReplicaSlot) -> None:
-        """Give a slot's room back."""
+        """Release a slot."""
         for host in range(slot.first, slot.first + slot.hosts):
             self._processes[host] -= slot.procs
         for host, host_gpus in enumerate(slot.gpus, slot.first):
             self._free[slot.pool][host].update(host_gpus)
 
     def avoid(self, slot: ReplicaSlot, now: float) -> None:
-        """Prefer other hosts than a slot's for a while, since a process on them fell silent."""
+        """Prefer other hosts to a slot's for a while, because a process there fell silent."""
         for host in range(slot.first, slot.first + slot.hosts):
             self._avoided_until[host] = now + HOST_AVOIDANCE_S
 
 
 @dataclass(slots=True, frozen=True)
 class Place:
-    """Where one rank of a replica runs."""
+    """The host and the process in which one rank of a replica runs."""
 
     host: str
     pid: int
 
 
 START_VARIABLE = "ROPEWALK_START"
-"""Tells a process which start of which replica it belongs to; see `start_of`."""
+"""The variable that tells a process which start of which replica it belongs to; see `start_of`."""
 FIRST = "0.0.0"
-_SEED_BITS = 31  # what every generator of random numbers takes
+_SEED_BITS = 31  # every random number generator takes as many
 
 
 def start_of(replica: int, rank: int, before: int) -> str:
-    """The settings that a process starts with."""
+    """Return the value of `START_VARIABLE`: replica, rank, and the number of earlier starts."""
     return f"{replica}.{rank}.{before}"
 
 
 def own_seat() -> int:
-    """A number that a rank of the trainer has in common with one generator: those take turns."""
+    """Return the number that a trainer's rank shares with the generator with which it takes turns."""
     replica, rank, _ = os.environ.get(START_VARIABLE, FIRST).split(".")
     return int(replica) + int(rank)
 
 
 RUN_VARIABLE = "ROPEWALK_RUN"
-"""Tells a process which run it belongs to: names the fleet."""
+"""The variable that tells a process which run it belongs to: the fleet's name."""
 TURN_POLL_INTERVAL_S = 0.02
 
 
 class Turn:
-    """The right to compute on this process's GPU, where processes take turns: one of them has it at a time.
+    """A lock on this process's GPU, for processes that take turns on it.
 
-    It is the name of an abstract socket (unix(7)), of this machine and in no folder: the kernel takes it back from a
-    process that dies. Without GPUs rank N of one service takes turns with replica N of the other, as if on a GPU.
+    It is held by binding an abstract Unix socket (unix(7)), which exists on this machine only and in no folder: the
+    kernel releases it when its holder dies. Without GPUs, rank N of one service takes turns with replica N of the
+    other, as if they shared a GPU.
     """
 
     def __init__(self) -> None:
         places = os.environ.get("CUDA_VISIBLE_DEVICES") or f"cpu-{own_seat()}"
         run = os.environ.get(RUN_VARIABLE, "")
-        # In one order, so that nobody waits for who waits for him.
+        # In the same order in every process, which rules out deadlocks.
         self._names = [f"\0ropewalk-turn/{run}/{place.strip()}" for place in sorted(places.split(","))]
         self._sockets: list[socket.socket] = []
         self._taking = asyncio.Lock()
         self.held = False
 
     async def take(self, timeout_s: float) -> None:
-        """Wait for the turn; nothing where this process has it."""
+        """Wait for the turn; returns at once if this process holds it."""
         async with self._taking:
             if not self.held:
                 await self._take(timeout_s)
@@ -264,7 +265,7 @@ class Turn:
             raise
 
     def give_back(self) -> None:
-        """Release it."""
+        """Release the turn."""
         sockets, self._sockets, self.held = self._sockets, [], False
         for sock in sockets:
             sock.close()
@@ -281,11 +282,11 @@ def _is_bound(sock: socket.socket, name: str) -> bool:
 
 
 def own_seed(seed: int) -> int:
-    """A seed of this process's own, of the run's.
+    """Derive this process's own seed from the run's.
 
-    Replicas of one seed would draw the same numbers: siblings, which have the same prompt and are spread over them,
-    would get the same answers. And one that is started again would draw what it has drawn before. The first process of
-    all, and one that is no service's, keeps the run's seed.
+    Replicas with the same seed would sample the same answers for siblings, which share a prompt and are spread over
+    replicas; and a restarted replica would repeat its earlier samples. The first start of the first rank of replica 0
+    and processes outside of services keep the run's seed.
     """
     start = os.environ.get(START_VARIABLE, FIRST)
     if start == FIRST:

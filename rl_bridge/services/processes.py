@@ -1,4 +1,4 @@
-"""One start of one replica: its processes on Monarch, what any process calls there, and reports of their deaths."""
+"""The processes of one start of a replica on Monarch, calls to them, and reports of their deaths."""
 
 import asyncio
 import contextlib
@@ -36,23 +36,23 @@ logger = logging.getLogger(__name__)
 
 @dataclass(slots=True, frozen=True)
 class MeshTarget:
-    """The actors of one start of a replica, one a process, in the order of their ranks; travels between processes."""
+    """The actors of one start of a replica, one per process, by rank; it can be sent between processes."""
 
     replica: int
     incarnation: int
     ranks: tuple[Any, ...]
 
     async def call(self, name: str, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
-        """Call an endpoint on all ranks; the first rank's value. What is no BridgeError comes as RemoteError.
+        """Call an endpoint on all ranks and return the first rank's value.
 
-        A rank that fails ends the call at once: the others may be waiting for it. TargetGoneError where a process is
-        gone.
+        An exception other than a BridgeError is raised as RemoteError; TargetGoneError means that a process is gone. A
+        failing rank ends the call at once, because the others may be waiting for it.
         """
         return (await self.call_all(name, args, kwargs))[0]
 
     async def call_all(self, name: str, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> list[Any]:
-        """Call an endpoint on all ranks; every rank's value. Raises as `call` does."""
-        # All are sent before any is waited for, so every rank gets concurrent calls in the same order.
+        """Call an endpoint on all ranks and return every rank's value. Raises as `call` does."""
+        # All are sent before the first await, so that every rank gets concurrent calls in the same order.
         sent = [
             getattr(rank, name).call_one(*(own_argument(argument, place) for argument in args), **kwargs)
             for place, rank in enumerate(self.ranks)
@@ -74,20 +74,20 @@ async def _answer(sent: Any) -> Any:
     except SupervisionError as error:
         raise TargetGoneError(" ".join(str(error).split())) from error
     except ActorError as error:
-        if isinstance(error.exception, BridgeError):  # ours: the caller knows what to do with it
+        if isinstance(error.exception, BridgeError):  # ours: callers handle it
             raise error.exception from error
         raise RemoteError(
             f"the actor raised {type(error.exception).__name__}: {error.exception}\n{error.exception_formatted}"
         ) from error
     except Exception as error:
-        # An exception that cannot be made again from what was sent of it comes as the failure to make it.
+        # An exception that cannot be unpickled arrives as the failure to unpickle it.
         raise RemoteError(
-            f"the actor raised something that cannot travel between processes: {error}"
+            f"the actor raised an exception that cannot be sent between processes: {error}"
         ) from error
 
 
 def endpoints_of(actor: type[Any]) -> frozenset[str]:
-    """The public endpoints of an actor's class."""
+    """Return the names of an actor class's public endpoints."""
     return frozenset(
         name
         for name in dir(actor)
@@ -103,10 +103,10 @@ LOG_TAIL_LINES = 8
 _MARK_VARIABLE = "ROPEWALK_MARK"
 _LOG_VARIABLE = "ROPEWALK_ROLE_LOG"
 
-# A terminal sends Ctrl-C to every process of its foreground group. The controller alone may act on it, so
-# that replicas are stopped in order; and what a replica prints belongs in its log, not between progress lines.
-# Another host may have no such folder and no right to make it: there it logs nowhere. Which of its GPUs are ours its
-# worker was told, and the controller was not: a scheduler may have given the job the sixth and the seventh.
+# A terminal sends Ctrl-C to every process of its foreground group. Only the controller may act on it, so that replicas
+# are stopped in order; and a replica's output belongs in its log, not between progress lines. If another host has no
+# such folder and cannot make it, the output is discarded. Only a host's worker knows which of its GPUs belong to this
+# job, for example the sixth and the seventh; the controller does not, so they are picked here by index.
 _SHELL = """mkdir -p "${ROPEWALK_ROLE_LOG%/*}" 2>/dev/null
 ( : >>"$ROPEWALK_ROLE_LOG" ) 2>/dev/null || ROPEWALK_ROLE_LOG=/dev/null
 if [ -n "${ROPEWALK_GPU-}" ]; then
@@ -127,7 +127,7 @@ exec "$0" "$@" >>"$ROPEWALK_ROLE_LOG" 2>&1
 
 
 class Incarnation:
-    """The processes of one start of a replica. `lost` is done, with the reason, when a process of it is gone."""
+    """The processes of one start of a replica. The future `lost` gets the reason when one of them is gone."""
 
     def __init__(
         self,
@@ -167,7 +167,7 @@ class Incarnation:
         )
 
     def spawn(self, actor: type[Any], args: tuple[Any, ...]) -> tuple[Any, ...]:
-        """Put an actor into each process; returns them by rank."""
+        """Spawn an actor in each process; returns them by rank."""
         mesh = self._procs.spawn(self._label, actor, *args)
         extent = mesh.extent
         labels = list(extent.labels)
@@ -177,14 +177,14 @@ class Incarnation:
         )
 
     def lose(self, reason: str) -> None:
-        """Take it for lost: a process of it is gone, or cannot do its work."""
+        """Mark this start as lost: one of its processes is gone, or cannot do its work."""
         if not self.lost.done():
             self.lost.set_result(reason)
 
     def follow(self, pids: Iterable[int]) -> None:
-        """Look at its processes from now on, where they are here.
+        """Watch the processes from now on, if they run on this machine.
 
-        Monarch looks too, but a process that dies while it is being asked seems silent to it, not dead.
+        Monarch watches too, but to it a process that dies during a query seems silent, not dead.
         """
         if self._local:
             self._pulse = asyncio.ensure_future(self._follow(tuple(pids)))
@@ -195,13 +195,13 @@ class Incarnation:
         self.lose(ENDED)
 
     async def stop(self) -> None:
-        """End what is left of its processes, and of what they started. Bounded; raises nothing."""
+        """End its remaining processes, and those that they started. Bounded in time; raises nothing."""
         if self._pulse is not None:
             self._pulse.cancel()
         try:
             if self._local and self.lost.done():
                 kill_marked(self._mark)
-            # A mesh that lost a process cannot be stopped, and need not be.
+            # Stopping a mesh that has lost a process fails, which does not matter.
             with contextlib.suppress(Exception):
                 async with asyncio.timeout(STOP_TIMEOUT_S):
                     await self._procs.stop()
@@ -212,12 +212,12 @@ class Incarnation:
             self._on_stopped()
 
     def tail(self) -> str:
-        """The ends of its logs."""
+        """Return the last lines of its logs."""
         return "\n".join(_tail(log) for log in self._logs if log.exists())
 
 
 async def close(target: MeshTarget, endpoints: frozenset[str]) -> None:
-    """Ask a target to end its work, where it knows how to. Bounded; raises nothing."""
+    """Call a target's `close` endpoint, if it has one. Bounded in time; raises nothing."""
     if "close" in endpoints:
         with contextlib.suppress(Exception):
             async with asyncio.timeout(CLOSE_TIMEOUT_S):
@@ -225,11 +225,11 @@ async def close(target: MeshTarget, endpoints: frozenset[str]) -> None:
 
 
 def kill_marked(mark: str) -> None:
-    """Kill every process of this machine that was started, directly or not, under a mark."""
+    """Kill every process on this machine that was started, directly or indirectly, with a mark."""
     wanted = f"{_MARK_VARIABLE}={mark}".encode()
     for entry in Path("/proc").iterdir():
         if entry.name.isdigit() and int(entry.name) != os.getpid():
-            # Others' processes cannot be read, and some end while they are looked at.
+            # Other users' processes cannot be read, and some end while they are inspected.
             with contextlib.suppress(OSError):
                 if wanted in (entry / "environ").read_bytes().split(b"\0"):
                     os.kill(int(entry.name), signal.SIGKILL)
@@ -251,9 +251,9 @@ def _tail(log: Path) -> str:
 
 
 def bound_logs(logs: Path) -> None:
-    """Keep the last of each log beyond `LOG_BYTES` as `NAME.log.1`, and begin it anew; who writes to it appends."""
+    """Rotate each log beyond `LOG_BYTES`: its end becomes `NAME.log.1`, and it is truncated; writers append."""
     for log in logs.glob("*.log"):
-        with contextlib.suppress(OSError):  # it is gone, or there is no room: the next look tries again
+        with contextlib.suppress(OSError):  # it is gone, or the disk is full: the next check tries again
             if log.stat().st_size > LOG_BYTES:
                 with log.open("rb") as file, Path(f"{log}.1").open("wb") as rotated:
                     file.seek(-LOG_BYTES, os.SEEK_END)
@@ -270,10 +270,10 @@ def _quiet_command(environment: dict[str, str]) -> Any:
 
 SILENT_BEATS = 10
 MIN_SILENCE_S = 5.0
-"""A machine under load answers late; that is no death."""
+"""The least silence that counts as a death: a machine under load answers late."""
 
 ENDED = "its process ended"
-"""How the reason of a loss begins where a process is known to be dead, not only silent."""
+"""The beginning of a loss's reason if a process is known to be dead rather than silent."""
 
 OnReport = Callable[[str], None]
 
@@ -286,49 +286,49 @@ _watched: dict[str, tuple[asyncio.AbstractEventLoop, OnReport]] = {}
 
 
 def new_mark() -> str:
-    """A word that names one start of something; in the names of its processes and actors."""
+    """Return a random identifier of one start, which becomes part of the names of its processes and actors."""
     return f"rw{secrets.token_hex(8)}"
 
 
 def supervise(heartbeat_s: float) -> None:
-    """Have Monarch report deaths here, look for them this often, and give up on who is silent.
+    """Have Monarch check processes at this interval and report deaths to this module.
 
-    A process that is dead is noticed at the next look. One that does not answer, because it hangs or its host
-    cannot be reached, is given up after `SILENT_BEATS` looks. Both hold for processes spawned from now on.
+    A dead process is noticed at the next check. One that does not answer, because it hangs or its host is
+    unreachable, counts as dead after `SILENT_BEATS` checks. This applies to processes spawned from now on.
     """
     os.environ[_POLL] = f"{max(round(heartbeat_s * 1000), 1)}ms"
     reload_config_from_env()
     silence = f"{round(1000 * max(SILENT_BEATS * heartbeat_s, MIN_SILENCE_S))}ms"
     configure(get_proc_state_max_idle=silence, get_actor_state_max_idle=silence)
-    # The hook stays: a dead process's report may still be on its way when its owner is gone, and Monarch's own
-    # hook would turn it into a KeyboardInterrupt of whoever runs by then.
+    # The hook stays for good: a dead process's report may arrive after its owner is gone, and Monarch's own hook would
+    # turn it into a KeyboardInterrupt of whatever runs then.
     monarch.actor.unhandled_fault_hook = _on_fault
 
 
 def watch(mark: str, on_report: OnReport) -> None:
-    """Call `on_report`, in this event loop, with every report that names `mark`, until `unwatch`."""
+    """Call `on_report` on this event loop with every report that names `mark`, until `unwatch`."""
     with _lock:
         _watched[mark] = (asyncio.get_running_loop(), on_report)
 
 
 def unwatch(mark: str) -> None:
-    """Reports that name `mark` are of the past from now on."""
+    """Ignore reports that name `mark` from now on."""
     with _lock:
         _watched.pop(mark, None)
 
 
 def _on_fault(failure: Any) -> None:
-    """Called by Monarch, on a thread of its own, when nobody else handled a failure."""
+    """Handle a failure that nothing else handled; Monarch calls this on a thread of its own."""
     report = " ".join(str(failure).split())
-    # One death makes several reports, also of meshes that Monarch adds; all of them name the process by its
-    # mark. One that names only what has ended comes late.
+    # One death causes several reports, also of meshes that Monarch adds; all of them name the process by its mark. A
+    # report that names no watched mark is late.
     marks = set(_MARK.findall(report))
     if (death := _DEATH.search(report)) is not None:
         report = f"{ENDED}: {death[1]}"
     with _lock:
         watchers = [_watched[mark] for mark in marks if mark in _watched]
-    if not marks:  # of something that Monarch keeps for itself, such as what forwards a dead process's log
-        logger.info("Monarch reports what is about none of our processes: %s", report)
+    if not marks:  # about an internal actor of Monarch's, such as the one that forwards a dead process's log
+        logger.info("Monarch reported a failure of none of our processes: %s", report)
     for loop, on_report in watchers:
         if not loop.is_closed():
             loop.call_soon_threadsafe(on_report, report)

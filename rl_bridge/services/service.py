@@ -1,4 +1,4 @@
-"""A service: replicas of one actor, kept running and called as one, and their status."""
+"""Services: replicas of one actor that are kept running and called as one, and their status."""
 
 import asyncio
 import contextlib
@@ -17,7 +17,7 @@ from rl_bridge.services.processes import Incarnation, MeshTarget, close, endpoin
 
 
 def tell_of_errors(task: "asyncio.Task[Any]", failed: Callable[[BaseException], object]) -> None:
-    """Call `failed` with the error that a task ends in, if it does. One that is cancelled ends in none."""
+    """Call `failed` with the exception that a task ends with, if any; cancellation does not count."""
 
     def on_done(task: "asyncio.Task[Any]") -> None:
         if not task.cancelled() and (error := task.exception()) is not None:
@@ -27,20 +27,20 @@ def tell_of_errors(task: "asyncio.Task[Any]", failed: Callable[[BaseException], 
 
 
 class ReplicaState(StrEnum):
-    """Where a replica is in its life."""
+    """The state of a replica."""
 
     STARTING = "starting"
     SERVING = "serving"
     SUSPECT = "suspect"
-    """It serves, but its calls keep failing: they go elsewhere where they can."""
+    """It serves, but its calls keep failing: they go to other replicas, if any."""
     LOST = "lost"
     STOPPED = "stopped"
     FAILED = "failed"
-    """It is beyond its restart budget."""
+    """It has exhausted its restart budget, or its first start failed."""
 
 
 class ReplicaKeeper:
-    """Keeps one replica running."""
+    """Starts one replica and restarts it whenever it is lost, within its budget."""
 
     def __init__(self, replica: int, owner: "Service") -> None:
         self.replica = replica
@@ -57,17 +57,17 @@ class ReplicaKeeper:
         self._leaving = asyncio.Event()
 
     def lose(self, number: int, reason: str) -> None:
-        """Take a start of the replica for lost; a later one is not meant."""
+        """Mark a start of the replica as lost; does nothing if a later one has begun."""
         if self._incarnation is not None and number == self._number:
             self._mark_lost()
             self._incarnation.lose(reason)
 
     def leave(self) -> None:
-        """Have `run` end in order."""
+        """Have `run` end the replica in order."""
         self._leaving.set()
 
     async def run(self) -> None:
-        """Start the replica, and restart it whenever it is lost, until its budget is spent or it is stopped."""
+        """Start the replica and restart it whenever it is lost, until its budget is exhausted or it is stopped."""
         try:
             while (reason := await self._live()) is not None:
                 self._owner.record(self.replica, "lost", reason)
@@ -91,7 +91,7 @@ class ReplicaKeeper:
                 self.served.cancel()
 
     async def _live(self) -> str | None:
-        """Start once and serve; the reason of the loss, or None where that was the end."""
+        """Start once and serve; returns the reason of the loss, or None if the replica ended for good."""
         if self._leaving.is_set():
             return None
         self._number += 1
@@ -132,18 +132,18 @@ class ReplicaKeeper:
             self._tail = incarnation.tail()
 
     def _mark_lost(self) -> None:
-        """Show no process that is gone as one that is there: to end what is left of a start takes its time."""
+        """Update the status at once: ending the rest of a lost start takes a while."""
         self.places = ()
         if self.state is not ReplicaState.FAILED:
             self.state = ReplicaState.LOST
 
     async def _begin(self, incarnation: Incarnation, target: MeshTarget) -> str | None:
-        """Bring a new start to serve; the reason where it does not come to that."""
+        """Prepare a new start for serving; returns the reason if it is lost before it serves."""
         beginning = asyncio.ensure_future(self._prepare(incarnation, target))
         try:
             async with asyncio.timeout(self._options.start_timeout_s):
                 await self._first_of(incarnation.lost, beginning)
-            if not beginning.done():  # lost, or told to leave
+            if not beginning.done():  # it was lost, or is to stop
                 return incarnation.lost.result() if incarnation.lost.done() else None
             beginning.result()
             return None
@@ -164,8 +164,8 @@ class ReplicaKeeper:
 
     def _begun_badly(self, error: BridgeError) -> str | None:
         if self.served.done():
-            return f"it could not be started again: {error}"
-        # It has never served, so it never will: what it was given is wrong.
+            return f"it could not be restarted: {error}"
+        # A replica that has never served is not retried: its arguments or options are wrong.
         self._refuse(error)
         return None
 
@@ -205,9 +205,9 @@ class ReplicaKeeper:
 
 
 async def _watch(incarnation: Incarnation, target: MeshTarget) -> None:
-    """Lose the start when one of its processes is gone or silent, whether or not it is called.
+    """Mark the start as lost when one of its processes is gone or silent, by means of a call that never returns.
 
-    Monarch reports a death by itself; of a host that cannot be reached only pending calls tell.
+    Monarch reports a death itself, but an unreachable host shows only in pending calls.
     """
     try:
         await target.call("_vigil", (), {})
@@ -224,13 +224,13 @@ class Service(Balanced):
     """Replicas of one actor. Made by `ServiceActor.options(...).as_service(...)`.
 
     Args:
-        name: Names it in errors, logs and events.
+        name: The service's name in errors, logs and events.
         actor: The actor's class, with `REPLAYED` and `REPEATABLE`.
-        args: Of its constructor.
-        options: What the service consists of.
+        args: The arguments of its constructor.
+        options: The service's options.
         start: Makes the processes of one start of a replica, given its id.
-        record: Takes what happens: replica, what, and why, where there is a why.
-        on_failure: Told once when a replica is beyond its budget, or the service's own work ends in an error.
+        record: Records an event: replica, kind, and reason, if any.
+        on_failure: Called when a replica has exhausted its budget, or a task of the service ends with an error.
     """
 
     def __init__(
@@ -265,7 +265,7 @@ class Service(Balanced):
 
     @property
     def replicas(self) -> list[ReplicaRow]:
-        """The status of each replica; its weights' version is known to the replica alone."""
+        """The status of each replica, without its weights' version, which only the replica knows."""
         return [
             ReplicaRow(
                 id=keeper.replica,
@@ -282,7 +282,7 @@ class Service(Balanced):
 
     @property
     def roster(self) -> Roster:
-        """Who serves now, for other processes."""
+        """The replicas that serve now, for other processes."""
         return Roster(
             self.name,
             self._epoch,
@@ -294,14 +294,14 @@ class Service(Balanced):
         )
 
     def on_roster(self, listener: Callable[[Roster], None]) -> None:
-        """Call `listener` with every new roster from now on, in the event loop; it must not block."""
+        """Call `listener` with every new roster from now on, on the event loop; it must not block."""
         self._listeners.append(listener)
 
     async def ask(self, name: str, *, timeout_s: float) -> dict[int, Any]:
-        """Call an endpoint of the serving replicas, beside their traffic; returns answers by replica.
+        """Call an endpoint of all serving replicas outside of the balancing; returns answers by replica.
 
-        It is no sign of whether a replica does its work: loads and suspicions stay as they are. Those that failed, were
-        lost meanwhile, or did not answer in time are left out.
+        These calls do not count towards a replica's load or failures. Replicas that failed, were lost meanwhile, or did
+        not answer in time are left out.
         """
 
         async def call_replica(target: ReplicaTarget) -> Any:
@@ -325,7 +325,7 @@ class Service(Balanced):
         await asyncio.gather(*(keeper.served for keeper in self._keepers.values()))
 
     async def stop(self) -> None:
-        """End all replicas. Bounded; raises nothing."""
+        """End all replicas. Bounded in time; raises nothing."""
         self._balancer.fail(RoleError(f"the service {self.name} has been stopped"))
         for check in self._checks:
             check.cancel()
@@ -339,22 +339,24 @@ class Service(Balanced):
         self._keepers.clear()
 
     def _broke(self, error: BaseException) -> None:
-        """A keeper or a check ended in an error of its own, which must not pass unseen."""
-        failure = RoleError(f"what keeps the service {self.name} running ended in an error: {error!r}")
+        """Fail the service because a keeper or a check ended with an unexpected error."""
+        failure = RoleError(
+            f"a task that keeps the service {self.name} running ended with an error: {error!r}"
+        )
         failure.__cause__ = error
         self.beyond_budget(failure)
 
-    # What the keepers call.
+    # Called by the keepers.
 
     async def catch_up(self, target: MeshTarget) -> None:
-        """Give a starting replica what was fanned out before; then it serves."""
+        """Replay earlier fan-outs on a starting replica, then let it serve."""
         await self._replays.catch_up(target)
-        # Nothing has been awaited since the last look: a fan-out from now on finds it among the targets.
+        # There is no await since the last check for fan-outs: a later one finds it among the targets.
         self._balancer.add(target)
         self._notify()
 
     def end_start(self, target: MeshTarget, reason: str | None) -> None:
-        """A replica's start is over; for a reason where it was lost."""
+        """Record that a replica's start is over; `reason` says why if it was lost."""
         if reason is not None:
             self._mark_gone(target, reason)
         elif self._balancer.holds(target):
@@ -368,7 +370,7 @@ class Service(Balanced):
             self._notify()
 
     def beyond_budget(self, failure: RoleError) -> None:
-        """A replica is lost for good, and the service with it."""
+        """Fail the service: a replica is lost for good."""
         self._balancer.fail(failure)
         self._on_failure(failure)
 
@@ -378,7 +380,7 @@ class Service(Balanced):
         for listener in self._listeners:
             listener(roster)
 
-    # What calls show of the replicas.
+    # Called by the balancer.
 
     def _lose(self, target: ReplicaTarget, reason: str) -> None:
         self._mark_gone(target, reason)
@@ -394,7 +396,7 @@ class Service(Balanced):
         tell_of_errors(check, self._broke)
 
     async def _check(self, target: ReplicaTarget) -> None:
-        """Ask a suspect for its health. One that cannot tell is left to the router, which avoids it."""
+        """Check a suspect's health and mark it as lost if that fails; otherwise the balancer goes on avoiding it."""
         try:
             async with asyncio.timeout(HEALTH_TIMEOUT_S):
                 await target.call("health" if "health" in self.endpoints else "_place", (), {})
@@ -420,7 +422,7 @@ class Service(Balanced):
                 values[target.replica] = answer
             elif isinstance(answer, Exception):
                 failed[target.replica] = answer
-                if self._balancer.holds(target):  # its process lives: it is the endpoint that raised
+                if self._balancer.holds(target):  # its process is alive, so the endpoint itself raised
                     refusals.append((target, answer))
             else:
                 raise answer
@@ -429,14 +431,14 @@ class Service(Balanced):
             return Fanout(values, failed)
         if replay is not None and not values:
             if refused is None:
-                # Nobody refused it, they were lost: whoever starts next takes it before it serves.
+                # All targets were lost rather than refused it: the next replica to start gets it before it serves.
                 await self._balancer.any_target()
             values.update(replay.values)
             if not values:
                 self._replays.withdraw(replay)
         if replay is not None:
             for target, refusal in refusals:
-                # Where nobody took it, not even who starts, those who could not be given it are as before.
+                # If no replica accepted it, not even a starting one, those that found it unavailable keep their state.
                 if values or not isinstance(refusal, StateUnavailableError):
                     self._lose(target, f"{name} failed on it: {refusal}")
         if not values:

@@ -1,7 +1,7 @@
-"""What runs on every further host of a run: `python -m rl_bridge.services.worker tcp://10.0.0.2:26600`.
+"""The worker for every further host of a run: `python -m rl_bridge.services.worker tcp://10.0.0.2:26600`.
 
-It starts the processes that a run's controller asks for, ends them when the controller is gone, and then waits for the
-next one. Whoever reaches the port can have anything run here: it belongs on a private network.
+It starts the processes that a run's controller requests, ends them when the controller is gone, and then waits for the
+next controller. Anyone who can reach the port can run arbitrary code here: use it on private networks only.
 """
 
 import argparse
@@ -19,7 +19,7 @@ ANY_HOST = frozenset({"0", "0.0.0.0", "[::]", "[0:0:0:0:0:0:0:0]"})
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Serve until stopped; returns 1 where Monarch is missing, 2 for an invalid address."""
+    """Serve until stopped; returns 1 if Monarch is missing, 2 for an invalid address."""
     parser = argparse.ArgumentParser(prog="python -m rl_bridge.services.worker", description=__doc__)
     parser.add_argument(
         "address", help="tcp://HOST:PORT, by which the controller and all other hosts reach this one"
@@ -37,8 +37,8 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def serve(address: str) -> None:
-    """Serve as a host of runs at an address; raises ConfigError for an address that others cannot reach."""
-    # Monarch knows a host by the address that it was told: one that stands for all of them would be nobody's.
+    """Serve as a host of runs at an address; raises ConfigError for an address that other hosts cannot reach."""
+    # Monarch identifies a host by this address, so a wildcard such as 0.0.0.0 will not do.
     match = re.fullmatch(r"tcp://(\[[0-9a-fA-F:]+\]|[^\s/:@*]+):([0-9]{1,5})", address)
     if match is None or not 1 <= int(match[2]) <= MAX_PORT:
         raise ConfigError(f"expected an address as tcp://HOST:PORT, got {address!r}")
@@ -50,7 +50,7 @@ def serve(address: str) -> None:
         from monarch.actor import run_worker_loop_forever
     except ModuleNotFoundError as missing:
         raise MissingDependencyError("torchmonarch") from missing
-    name_interface(os.environ, match[1].strip("[]"))  # all that runs here inherits it
+    name_interface(os.environ, match[1].strip("[]"))  # inherited by all processes here
     run_worker_loop_forever(address=address, ca="trust_all_connections")
 
 

@@ -1,1 +1,1 @@
-"""A job that trains nothing: sleeping environments and a busy trainer, under the real loop, to measure the loop by."""
+"""A job that trains nothing, for measuring the loop: sleeping environments and a busy trainer under the real loop."""

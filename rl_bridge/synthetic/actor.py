@@ -1,4 +1,4 @@
-"""A synthetic job in processes of its own."""
+"""Runs a synthetic job on Monarch services."""
 
 import tempfile
 import time
@@ -21,7 +21,7 @@ from rl_bridge.types import PolicyVersion
 
 @dataclass(kw_only=True, slots=True, frozen=True)
 class SyntheticRun:
-    """What a synthetic job did, step by step, and how the processes spent the time."""
+    """The result of a synthetic job: the time of each step, and how the processes spent it."""
 
     steps: list[StepTimes]
     throughput: Throughput
@@ -56,11 +56,11 @@ async def run_synthetic(settings: SyntheticSettings) -> SyntheticRun:
 
 
 MATRIX = 128
-"""Rows of what the trainer multiplies: a product takes well below a millisecond."""
+"""Rows of the trainer's square matrix, whose product takes well below a millisecond."""
 
 
 class SyntheticRolloutActor(ServiceActor):
-    """A thin shell around `SyntheticWorker`."""
+    """Serves a `SyntheticWorker`."""
 
     REPLAYED = ("update_weights",)
 
@@ -69,7 +69,7 @@ class SyntheticRolloutActor(ServiceActor):
 
     @concurrent_endpoint
     async def setup(self) -> None:
-        """Make the worker, on the loop where it plays."""
+        """Make the worker, on the event loop where it plays."""
         self._worker = SyntheticWorker(self._settings)
         PROCESS_SPANS.rest("assignments")
 
@@ -96,14 +96,14 @@ class SyntheticRolloutActor(ServiceActor):
 
 
 class SyntheticTrainerActor(ServiceActor):
-    """Keeps one core busy for as long as a step takes."""
+    """Keeps one core busy for the duration of a step."""
 
     def __init__(self, settings: SyntheticSettings) -> None:
         self._settings = settings
 
     @endpoint
     async def setup(self) -> None:
-        """Make what is multiplied."""
+        """Make the matrix."""
         self._matrix = np.eye(MATRIX, dtype=np.float32)
         PROCESS_SPANS.rest("batches")
 

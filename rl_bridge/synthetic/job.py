@@ -1,4 +1,4 @@
-"""The loop of a synthetic job: admission, ledger, buffer and dispatcher as in training, and the time of each part."""
+"""The loop of a synthetic job: admission, ledger, buffer and dispatcher as in training, with each part timed."""
 
 import asyncio
 import math
@@ -27,7 +27,7 @@ from rl_bridge.types import Completion, PolicyVersion, Turn
 
 @dataclass(kw_only=True, slots=True, frozen=True)
 class SyntheticSettings:
-    """How large a synthetic job is.
+    """The size of a synthetic job.
 
     Attributes:
         max_staleness: As `rollout.max_staleness`; 0 is synchronous.
@@ -35,7 +35,7 @@ class SyntheticSettings:
         episode_s: How long an episode's environment sleeps on average.
         sigma: Standard deviation of the sleep's logarithm; 0 for equal episodes.
         train_s: How long the trainer computes for a step.
-        seed: Decides every sleep.
+        seed: Determines every sleep.
     """
 
     max_staleness: int = 1
@@ -50,32 +50,32 @@ class SyntheticSettings:
 
     @property
     def sessions(self) -> int:
-        """Episodes in flight at most, in each worker: together as many as a step has, whatever the staleness."""
+        """The most episodes in flight per worker: over all workers a step's episodes, whatever the staleness."""
         return math.ceil(self.groups_per_batch * self.group_size / self.workers)
 
     @property
     def slots(self) -> int:
-        """Groups in flight at most, over all workers: what one ends early leaves sessions to the next."""
+        """The most groups in flight over all workers: sessions of a group's ended episodes serve the next group."""
         return 2 * self.groups_per_batch
 
     def sleep_s(self, seed: int) -> float:
-        """How long the environment of an episode sleeps: log-normal, its mean `episode_s`."""
+        """Return how long an episode's environment sleeps: log-normal with mean `episode_s`."""
         log_deviation = random.Random(seed).gauss(0.0, self.sigma)
         return self.episode_s * math.exp(log_deviation - self.sigma**2 / 2)
 
 
 PROMPT_TOKEN, ANSWER_TOKEN = 1, 2
-"""The only tokens there are."""
+"""The only tokens of the job."""
 
 
 class SleepingClient:
-    """A session with an environment whose only step takes its time."""
+    """A session with an environment whose only step sleeps."""
 
     def __init__(self, settings: SyntheticSettings) -> None:
         self._settings = settings
 
     async def connect(self) -> Self:
-        """Nothing has to be reached."""
+        """Do nothing: there is no server."""
         return self
 
     async def reset(self, *, seed: int) -> StepResult[int]:
@@ -83,58 +83,58 @@ class SleepingClient:
         return StepResult(observation=seed)
 
     async def step(self, action: int) -> StepResult[int]:
-        """Sleep; the action decides for how long."""
+        """Sleep for a time determined by the action."""
         await asyncio.sleep(self._settings.sleep_s(action))
         return StepResult(observation=action, reward=float(action % 2), done=True)
 
     async def close(self) -> None:
-        """There is nothing to release."""
+        """Do nothing: there is nothing to release."""
 
 
 class SleepingTask(Task):
-    """Shows nothing, and takes every answer for a number."""
+    """Shows an empty message and parses every answer as a number."""
 
     def __init__(self) -> None:
         self.folder = Path()
 
     def messages(self, observation: Any) -> list[ChatMessage]:
-        """One empty message."""
+        """Return one empty message."""
         return [ChatMessage(role="user", content="")]
 
     def parse(self, text: str) -> int:
-        """The number that the answer is."""
+        """Return the answer as a number."""
         return int(text)
 
 
 class InstantPolicy(ChatPolicy):
-    """Answers with the seed that it is to sample by, under the weights that it was told of last."""
+    """Answers with its sampling seed at once, under the latest version of the weights."""
 
     def __init__(self) -> None:
         self.version: PolicyVersion = 0
 
     @contextmanager
     def settled(self) -> Iterator["InstantPolicy"]:
-        """There is no replica to settle at."""
+        """Yield itself: there is no replica to stick to."""
         yield self
 
     def prompt(self, messages: Sequence[ChatMessage]) -> Sequence[int]:
-        """One token."""
+        """Return one token."""
         return [PROMPT_TOKEN]
 
     async def answer(
         self, prompt: Sequence[int], *, temperature: float, seed: int | None = None
     ) -> tuple[Turn, str]:
-        """The seed, as text."""
+        """Return the seed as text."""
         completion = Completion(tokens=[ANSWER_TOKEN], logprobs=[0.0], versions=[self.version], stopped=True)
         return Turn(prompt=prompt, completion=completion), str(seed)
 
 
 TIMEOUT_S = 600.0
-"""For whatever should take seconds."""
+"""A limit for what should take seconds."""
 
 
 class SyntheticWorker(RolloutWorker):
-    """A rollout worker on sleeping environments."""
+    """A rollout worker with sleeping environments."""
 
     def __init__(self, settings: SyntheticSettings) -> None:
         self._instant = InstantPolicy()
@@ -144,7 +144,7 @@ class SyntheticWorker(RolloutWorker):
         super().__init__(sessions, task=SleepingTask(), policy=self._instant, max_attempts=1)
 
     def update_weights(self, version: PolicyVersion) -> None:
-        """What is answered from now on comes from these weights."""
+        """Answer under this version of the weights from now on."""
         self._instant.version = version
 
 
@@ -153,9 +153,10 @@ class StepTimes:
     """One training step of a synthetic job, in seconds.
 
     Attributes:
-        roll_s: Until the step's groups were there, from the end of the step before.
-        sync_s: Until the workers had the new weights.
-        staleness: Of its most stale group.
+        roll_s: Time from the end of the previous step until the step's groups were collected.
+        train_s: Time of the training step.
+        sync_s: Time until the workers had the new weights.
+        staleness: The staleness of its stalest group.
     """
 
     roll_s: float
@@ -165,7 +166,7 @@ class StepTimes:
 
 
 def make_buffer(settings: SyntheticSettings) -> ReplayBuffer:
-    """The replay buffer of a job, with its ledger."""
+    """Return the replay buffer of a job, with its ledger."""
     admission = Admission(
         groups_per_batch=settings.groups_per_batch,
         max_staleness=settings.max_staleness,
@@ -184,7 +185,18 @@ async def run_job(
     *,
     clock: Callable[[], float] = time.perf_counter,
 ) -> list[StepTimes]:
-    """Run the loop to its end, between the services of `SyntheticWorker`s and of what trains."""
+    """Run the loop to its end.
+
+    Args:
+        settings: The job's settings.
+        rollout: The service of `SyntheticWorker`s.
+        trainer: The service of the synthetic trainer.
+        buffer: The job's buffer, from `make_buffer`.
+        clock: Returns the time in seconds.
+
+    Returns:
+        The times of each step.
+    """
     steps: list[StepTimes] = []
     await rollout.update_weights.fanout(0)
     async with Dispatcher(rollout, buffer, _make_config(settings), collect=collect) as dispatcher:
@@ -211,7 +223,7 @@ async def run_job(
 
 
 def _make_config(settings: SyntheticSettings) -> Config:
-    """What a run of this size would be configured as."""
+    """Return the configuration of a run of this size."""
     size = settings.groups_per_batch * settings.group_size
     config = Config.model_validate(
         {
@@ -227,5 +239,5 @@ def _make_config(settings: SyntheticSettings) -> Config:
             "seed": settings.seed,
         }
     )
-    # The seeds of the answers decide how long the environments sleep, whatever the staleness.
+    # So that each answer has a seed, which determines its environment's sleep, whatever the staleness.
     return config.model_copy(update={"deterministic": True})

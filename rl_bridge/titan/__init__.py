@@ -1,1 +1,1 @@
-"""TorchTitan models as the trainer and the reference use them."""
+"""TorchTitan models for the trainer and the reference policy."""

@@ -1,4 +1,4 @@
-"""What a checkpoint's config.json says about the model."""
+"""The architecture of a checkpoint, read from its config.json."""
 
 import json
 from collections.abc import Iterable, Mapping
@@ -11,16 +11,16 @@ from rl_bridge.errors import ModelError
 T = TypeVar("T")
 
 SUPPORTED = ("llama", "qwen2", "qwen3")
-"""`model_type` of the architectures that can be trained. Qwen2.5's is qwen2, Llama 3's is llama."""
+"""The `model_type` of each architecture that can be trained. Qwen2.5's is qwen2, Llama 3's is llama."""
 _DEFAULT_THETA = 10_000.0
 
 
 @dataclass(kw_only=True, slots=True, frozen=True)
 class RotaryScaling:
-    """How Llama 3.1 and later stretch rotary embeddings; the names are those of config.json.
+    """The scaling of rotary embeddings by Llama 3.1 and later; the names are those of config.json.
 
-    Slow rotations, with a wavelength above `original_max_position_embeddings / low_freq_factor`, are slowed down by
-    `factor`; those below `original_max_position_embeddings / high_freq_factor` stay, and between them it is
+    Rotations with a wavelength above `original_max_position_embeddings / low_freq_factor` are slowed down by `factor`;
+    those below `original_max_position_embeddings / high_freq_factor` are unchanged; between the two the scaling is
     interpolated.
     """
 
@@ -35,12 +35,14 @@ class Architecture:
     """A decoder: pre-norm blocks of grouped-query attention and a gated feed-forward network.
 
     Attributes:
-        dim: Size of the hidden state; `hidden_dim` of the feed-forward network.
+        dim: The size of the hidden state.
+        hidden_dim: The hidden size of the feed-forward network.
         norm_eps: Added to the mean square in RMS norms.
+        positions: The greatest length, in tokens.
         rope_scaling: None for plain rotary embeddings.
-        tied: Whether the embedding is the output layer too.
+        tied: Whether the embedding is also the output layer.
         qkv_bias: Whether queries, keys and values have a bias (Qwen2).
-        qk_norm: Whether queries and keys are normalised by head (Qwen3).
+        qk_norm: Whether queries and keys are normalized per head (Qwen3).
     """
 
     family: str
@@ -61,7 +63,7 @@ class Architecture:
 
     @property
     def layer_parameters(self) -> int:
-        """Of one block, its norms and biases included."""
+        """The number of parameters of one block, norms and biases included."""
         queries, keys = self.heads * self.head_dim, self.kv_heads * self.head_dim
         matrices = 2 * self.dim * (queries + keys) + 3 * self.dim * self.hidden_dim
         norms = 2 * self.dim + (2 * self.head_dim if self.qk_norm else 0)
@@ -69,24 +71,24 @@ class Architecture:
 
     @property
     def output_parameters(self) -> int:
-        """Of the output layer, which is the embedding where they are tied."""
+        """The number of parameters of the output layer, which is the embedding if they are tied."""
         return self.vocabulary * self.dim
 
     @property
     def parameters(self) -> int:
-        """Of the whole model; an output layer that is the embedding is counted once."""
+        """The number of parameters of the model; a tied embedding is counted once."""
         tables = 1 if self.tied else 2
         return tables * self.output_parameters + self.layers * self.layer_parameters + self.dim
 
     def train_flops(
         self, lengths: Iterable[int], loss_tokens: int, *, output_layer: bool = True, frozen: bool = False
     ) -> float:
-        """Floating-point operations of the model in one pass forward and backward, as model FLOPs utilisation counts.
+        """Return the model's floating-point operations in a forward and backward pass, as for model FLOPs utilization.
 
-        A token has 6 for each parameter, and 12 x layers x heads x head_dim x tokens of its document for attention, of
-        which the causal mask takes nothing off (PaLM, Chowdhery et al. 2022, appendix B; TorchTitan counts alike). What
-        is computed twice to save memory counts once. The output layer works on loss tokens alone, and not at all of a
-        critic. Frozen weights have no gradient, 2 less for each; adapters beside them are left out.
+        Each token takes 6 per parameter, and 12 x layers x heads x head_dim x tokens of its document for attention,
+        without a discount for the causal mask (PaLM, Chowdhery et al. 2022, appendix B; TorchTitan counts likewise).
+        Recomputation to save memory is not counted. The output layer is applied to loss tokens only, and not in a
+        critic. Frozen weights need no gradient, which saves 2 per parameter; adapters are not counted.
         """
         tokens, squares = 0, 0
         for length in lengths:
@@ -99,23 +101,23 @@ class Architecture:
 
 
 def read_hf_config(path: Path) -> dict[str, Any]:
-    """The parsed config.json of a checkpoint; ModelError where there is none, or it is no JSON object."""
+    """Return the parsed config.json of a checkpoint; ModelError if it is missing or no JSON object."""
     try:
         config: Any = json.loads((path / "config.json").read_text(encoding="utf-8"))
         if not isinstance(config, dict):
             raise ValueError(f"it is no JSON object but of type {type(config).__name__}")
-    except (OSError, ValueError) as error:  # what is no UTF-8 and what is no JSON are both ValueErrors
+    except (OSError, ValueError) as error:  # invalid UTF-8 and invalid JSON both raise ValueErrors
         raise ModelError(f"expected a checkpoint with a config.json at {str(path)!r}: {error}") from error
     return config
 
 
 def read_architecture(path: Path) -> Architecture:
-    """The architecture of the checkpoint in a folder; ModelError where it has none, or one that is not supported."""
+    """Return the architecture of the checkpoint in a folder; ModelError if it is missing or not supported."""
     return architecture_of(read_hf_config(path), where=str(path))
 
 
 def architecture_of(config: Mapping[str, Any], *, where: str) -> Architecture:
-    """The same from a parsed config.json, as transformers 4 and 5 write it."""
+    """Return the architecture in a parsed config.json as written by transformers 4 or 5; ModelError likewise."""
     family = config.get("model_type")
     if family not in SUPPORTED:
         raise ModelError(
@@ -144,7 +146,7 @@ def architecture_of(config: Mapping[str, Any], *, where: str) -> Architecture:
 
 
 def _refuse_what_would_be_ignored(config: Mapping[str, Any], where: str) -> None:
-    """Raise for what would change the model's output and has no counterpart here."""
+    """Raise ModelError for settings that change the model's output and are not supported here."""
     usual = {
         "hidden_act": "silu",
         "attention_bias": False,
@@ -158,7 +160,7 @@ def _refuse_what_would_be_ignored(config: Mapping[str, Any], where: str) -> None
 
 
 def _rotary(config: Mapping[str, Any], where: str) -> tuple[float, RotaryScaling | None]:
-    # transformers 5 writes rope_parameters; before, there were rope_theta and rope_scaling beside each other.
+    # transformers 5 writes rope_parameters; version 4 wrote rope_theta and rope_scaling separately.
     given = config.get("rope_parameters") or {
         "rope_theta": config.get("rope_theta", _DEFAULT_THETA),
         **(config.get("rope_scaling") or {}),

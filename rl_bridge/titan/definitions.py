@@ -1,4 +1,4 @@
-"""TorchTitan's definitions of the supported architectures, in the sizes of a checkpoint."""
+"""TorchTitan's model definitions for the supported architectures, with the sizes of a checkpoint."""
 
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
@@ -11,7 +11,7 @@ from rl_bridge.titan.architecture import Architecture
 from rl_bridge.titan.layers import DocumentAttention, HalvesRoPE, OutputLayer, RowAttention, ValueHead
 
 # isort: split
-# After layers, which tells TorchTitan about machines without an accelerator.
+# After layers, which prepares TorchTitan for machines without an accelerator.
 import spmd_types as spmd
 from torchtitan.models.common import Embedding, RMSNorm
 from torchtitan.models.common.config_utils import make_ffn_config, make_gqa_config
@@ -24,7 +24,7 @@ from torchtitan.models.qwen3.model import Qwen3TransformerBlock
 from torchtitan.models.qwen3.state_dict_adapter import Qwen3StateDictAdapter
 from torchtitan.protocols.sharding import ShardingConfig
 
-# Every parameter is read from the checkpoint, so none needs to be drawn first.
+# Every parameter is read from the checkpoint, so none needs to be initialized first.
 _FROM_CHECKPOINT = {"weight": skip_param_init, "bias": skip_param_init}
 
 VALUE_HEAD = "score.weight"
@@ -32,10 +32,7 @@ VALUE_HEAD = "score.weight"
 
 @dataclass(kw_only=True, slots=True, frozen=True)
 class Definition:
-    """What TorchTitan calls a model: its class, that of its layers, each with a `Config`.
-
-    And what spreads it over ranks.
-    """
+    """TorchTitan's classes of a model and of its blocks, each with a `Config`, and its parallelization function."""
 
     model: Any
     block: Any
@@ -51,9 +48,9 @@ DEFINITIONS = {"llama": _LLAMA, "qwen2": _LLAMA, "qwen3": _QWEN3}
 class CheckpointNames(Qwen3StateDictAdapter):
     """Translates state dicts to the names in checkpoints of any supported architecture, and back.
 
-    They are the same in all of them but for Qwen2's biases. Tensors stay as they are: `HalvesRoPE` spares the
-    permutation that TorchTitan's adapter for Llama makes. A value head is called as in checkpoints for
-    classification, which reward models are.
+    The names are the same in all of them except for Qwen2's biases. Tensors are unchanged: `HalvesRoPE` makes the
+    permutation of TorchTitan's adapter for Llama unnecessary. A value head has the name used in checkpoints for
+    classification, such as reward models.
     """
 
     def __init__(self, config: Any, path: Path, *, value_head: bool) -> None:
@@ -69,10 +66,10 @@ class CheckpointNames(Qwen3StateDictAdapter):
 def model_config(
     architecture: Architecture, *, max_length: int, value_head: bool, in_one_row: bool = False
 ) -> Any:
-    """TorchTitan's configuration of a model with rows of at most `max_length` tokens.
+    """Make TorchTitan's configuration of a model with rows of at most `max_length` tokens.
 
-    A value head gives a number a token, zero until it is trained or loaded, in place of logits. `in_one_row` says
-    whether attention is told where the documents of one row begin, by a kernel that GPUs have.
+    A value head replaces logits by one number per token, zero until it is trained or loaded. `in_one_row` selects the
+    GPU attention kernel that takes the document boundaries within one row.
     """
     spec, dim = architecture, architecture.dim
     last = (
@@ -94,7 +91,7 @@ def model_config(
 
 
 def share_out_last_layer(config: Any, *, value_head: bool) -> None:
-    """Divide the vocabulary over tensor-parallel ranks, or give each of them the whole of a value head."""
+    """Shard the vocabulary over tensor-parallel ranks, or replicate a value head on them."""
     placement = dense_param_placement(tp=spmd.R if value_head else spmd.S(0))
     config.lm_head.sharding_config = ShardingConfig(state_shardings={"weight": placement})
 
@@ -112,7 +109,7 @@ def _layer(architecture: Architecture, max_length: int, in_one_row: bool) -> Any
         wqkv_param_init=_FROM_CHECKPOINT,
         wo_param_init=_FROM_CHECKPOINT,
         inner_attention=RowAttention.Config() if in_one_row else DocumentAttention.Config(),
-        fuse_qkv=False,  # a fused one is gathered whole on every rank whenever the weights are asked for
+        fuse_qkv=False,  # a fused one is gathered on every rank for each state dict
         rope=HalvesRoPE.Config(
             dim=architecture.head_dim, max_seq_len=max_length, theta=architecture.rope_theta, **scaling
         ),

@@ -1,4 +1,4 @@
-"""Layers of our own in place of some of TorchTitan's: attention by document, rotary embeddings, the last layer."""
+"""Replacements of TorchTitan's layers: attention within documents, rotary embeddings, and the last layer."""
 
 import logging
 from dataclasses import dataclass
@@ -14,7 +14,7 @@ from torch.distributed.tensor._utils import compute_local_shape_and_global_offse
 
 from rl_bridge.algorithms.logprobs import token_logprobs
 
-# TorchTitan takes a machine without an accelerator for one with CUDA; its other modules read this on import.
+# TorchTitan assumes CUDA on a machine without an accelerator; its other modules read this on import.
 if not torch.cuda.is_available():
     titan_utils.device_type, titan_utils.device_module = "cpu", torch.cpu
 
@@ -25,15 +25,15 @@ logger = logging.getLogger(__name__)
 
 
 class DocumentAttention(ScaledDotProductAttention):
-    """Scaled dot-product attention, causal, and kept within documents where a mask says which.
+    """Causal scaled dot-product attention, within documents if there is a mask.
 
-    TorchTitan offers language models flex and varlen attention; the former has no backward pass on a CPU,
-    the latter no kernel.
+    Of TorchTitan's own alternatives for documents, flex attention has no backward pass on a CPU, and varlen attention
+    no kernel.
     """
 
     @dataclass(kw_only=True, slots=True)
     class Config(ScaledDotProductAttention.Config):
-        """Without options."""
+        """The configuration, without options of its own."""
 
     def forward(
         self,
@@ -44,11 +44,11 @@ class DocumentAttention(ScaledDotProductAttention):
         attention_masks: Tensor | None = None,
         **options: Any,
     ) -> Tensor:
-        """Attention over [B, L, N, H], under a mask of shape [B, 1, L, L] or a causal one without."""
+        """Compute attention over [B, L, N, H] with a mask of shape [B, 1, L, L], or causal attention without one."""
         if attention_masks is None:
             plain: Tensor = super().forward(q_BLNH, k_BLNH, v_BLNH, **options)
             return plain
-        # On GPUs the one kernel that takes a mask and shared keys keeps every score, so each head gets keys of its own.
+        # On GPUs the only kernel with a mask and shared keys materializes all scores, so keys are repeated per head.
         shared = q_BLNH.shape[2] // k_BLNH.shape[2]
         return F.scaled_dot_product_attention(
             q_BLNH.transpose(1, 2),
@@ -60,55 +60,55 @@ class DocumentAttention(ScaledDotProductAttention):
 
 
 class RowAttention(VarlenAttention):
-    """TorchTitan's attention over the documents of one row, which CUDA alone has a kernel for, in bfloat16.
+    """TorchTitan's attention over the documents of one row, for which only CUDA has a kernel, in bfloat16.
 
-    On Hopper TorchTitan asks for FlashAttention 3, on Blackwell for 4, which are packages of their own. Where they are
-    not installed, FlashAttention 2 does, which torch brings.
+    TorchTitan requires FlashAttention 3 on Hopper and 4 on Blackwell, which are separate packages. If they are not
+    installed, this falls back to torch's own FlashAttention 2.
     """
 
     @dataclass(kw_only=True, slots=True)
     class Config(VarlenAttention.Config):
-        """As for TorchTitan's."""
+        """The same as TorchTitan's."""
 
     def __init__(self, config: Config) -> None:
         try:
             super().__init__(config)
-        except (ImportError, RuntimeError) as error:  # it is the last thing that TorchTitan's does
+        except (ImportError, RuntimeError) as error:  # TorchTitan's constructor raises at its very end
             _warn_once(str(error))
 
 
 @cache
 def _warn_once(reason: str) -> None:
-    """Every layer would say so."""
+    """Log the warning once rather than for every layer."""
     logger.warning("attention by torch's own FlashAttention 2: %s", reason)
 
 
 def document_mask(document: Tensor) -> Tensor:
-    """True where a token may look: at itself, and at what came before it in its own document. Shape [B, 1, L, L].
+    """Return a mask, shape [B, 1, L, L], that is true for a token itself and earlier tokens of its document.
 
     Args:
-        document: Which document each token belongs to, shape [B, L].
+        document: The document of each token, shape [B, L].
     """
     same = document.unsqueeze(2) == document.unsqueeze(1)
     return torch.tril(same).unsqueeze(1)
 
 
 class HalvesRoPE(CosSinRoPE):
-    """Rotary embeddings as checkpoints have them, by the halves of a head, with Llama 3's stretching too.
+    """Rotary embeddings over the halves of a head, as in checkpoints, with Llama 3's scaling.
 
-    TorchTitan has that for `ComplexRoPE` alone, which turns neighbours: the rows of a checkpoint would have to be
-    permuted, and shards of them, which may end within a head, cannot be.
+    TorchTitan has that scaling only for `ComplexRoPE`, which rotates neighbouring dimensions: a checkpoint's rows would
+    have to be permuted, which is impossible for shards that may end within a head.
     """
 
     @dataclass(kw_only=True, slots=True)
     class Config(CosSinRoPE.Config):
-        """As for both of TorchTitan's."""
+        """The same as for both of TorchTitan's classes."""
 
     def _precompute_cache(self) -> Tensor:
         if self.config.scaling != "llama":
             plain: Tensor = super()._precompute_cache()
             return plain
-        turns = ComplexRoPE._precompute_cache(self)  # it needs the configuration alone
+        turns = ComplexRoPE._precompute_cache(self)  # it only uses the configuration
         return torch.cat([turns.real, turns.real, turns.imag, turns.imag], dim=-1)
 
 
@@ -117,10 +117,11 @@ class LossTokens:
     """The targets of the last layer in a pass.
 
     Attributes:
-        row: Where the hidden state is from which each loss token is predicted, shape [T]; `column` likewise.
+        row: The row of the hidden state that predicts each loss token, shape [T].
+        column: The column of that hidden state, shape [T].
         target: The loss tokens, shape [T].
         temperature: Divides the logits.
-        chunk: How many tokens have logits at once.
+        chunk: The number of tokens whose logits are in memory at once.
     """
 
     row: Tensor
@@ -134,9 +135,9 @@ class TokenOutputs(NamedTuple):
     """The outputs of loss tokens, each float32 and of shape [T].
 
     Attributes:
-        logprobs: Of each under the distribution that the engine sampled it from; of a critic the value of what came
-            before it.
-        entropy: Of that distribution, in nats; None of a critic.
+        logprobs: Each token's log-probability under the distribution that the engine samples from; for a critic, the
+            value of the state before the token.
+        entropy: The entropy of that distribution, in nats; None for a critic.
     """
 
     logprobs: Tensor
@@ -144,20 +145,20 @@ class TokenOutputs(NamedTuple):
 
 
 class OutputLayer(Linear):
-    """TorchTitan's output layer for loss tokens alone, which the next pass names by `wanted`.
+    """TorchTitan's output layer for loss tokens only; `wanted` must be set to those of the next pass.
 
-    It is called within the model's forward pass, so that FSDP gathers its weights once for all chunks. Tensor-parallel
-    ranks have a part of the vocabulary each, and tell each other sums alone.
+    It runs within the model's forward pass, so that FSDP gathers its weights once for all chunks. Each tensor-parallel
+    rank has a part of the vocabulary, and ranks exchange only sums.
     """
 
     wanted: LossTokens
 
     @dataclass(kw_only=True, slots=True)
     class Config(Linear.Config):
-        """As for TorchTitan's."""
+        """The same as TorchTitan's."""
 
     def forward(self, input: Tensor) -> TokenOutputs:  # noqa: A002 - TorchTitan calls it so
-        """From hidden states, shape [B, L, D]."""
+        """Compute the outputs from hidden states, shape [B, L, D]."""
         wanted, weight = self.wanted, self.weight
         first, group = 0, None
         if isinstance(weight, DTensor):
@@ -165,7 +166,7 @@ class OutputLayer(Linear):
                 weight.shape, weight.device_mesh, weight.placements
             )
             group, weight = weight.device_mesh.get_group(), weight.to_local()
-        if isinstance(input, DTensor):  # of which each rank's gradient is that of its part of the vocabulary
+        if isinstance(input, DTensor):  # each rank's gradient is that of its part of the vocabulary
             input = input.to_local(grad_placements=[Partial()])  # noqa: A001
         logprobs, entropy = token_logprobs(
             input[wanted.row, wanted.column],
@@ -180,16 +181,16 @@ class OutputLayer(Linear):
 
 
 class ValueHead(Linear):
-    """One number a token in place of logits. Every tensor-parallel rank has all of it."""
+    """A linear layer with one number per token in place of logits, replicated on tensor-parallel ranks."""
 
     wanted: LossTokens
 
     @dataclass(kw_only=True, slots=True)
     class Config(Linear.Config):
-        """As for TorchTitan's."""
+        """The same as TorchTitan's."""
 
     def forward(self, input: Tensor) -> TokenOutputs:  # noqa: A002 - TorchTitan calls it so
-        """From hidden states, shape [B, L, D]."""
+        """Compute the values from hidden states, shape [B, L, D]."""
         hidden = input.to_local() if isinstance(input, DTensor) else input
         weight = self.weight.to_local() if isinstance(self.weight, DTensor) else self.weight
         chosen = hidden[self.wanted.row, self.wanted.column]

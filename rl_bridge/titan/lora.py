@@ -1,4 +1,4 @@
-"""LoRA: low-rank adapters beside frozen weights, added by TorchTitan's converter. arXiv 2106.09685."""
+"""LoRA (arXiv 2106.09685): low-rank adapters beside frozen weights, added by TorchTitan's converter."""
 
 import hashlib
 import json
@@ -18,7 +18,7 @@ from rl_bridge.titan.definitions import CheckpointNames
 from rl_bridge.weights.peft import FACTOR_A, FACTOR_B, PREFIX
 from rl_bridge.weights.snapshot import Box, LazySum, State
 
-# After rl_bridge.titan.definitions, which tells TorchTitan about machines without an accelerator.
+# After rl_bridge.titan.definitions, which prepares TorchTitan for machines without an accelerator.
 from torchtitan.components.lora import LoRAConverter  # isort: skip
 
 CONVERTED = {
@@ -30,22 +30,22 @@ CONVERTED = {
     "up_proj": "w3",
     "down_proj": "w2",
 }
-"""What TorchTitan's configuration calls each target; keys and values have one in common."""
+"""The name of each target in TorchTitan's configuration; keys and values share one."""
 SAMPLE_BYTES = 4096
-"""Of each tensor, for the identity of a checkpoint: all bytes of a large one would take minutes to read."""
+"""Bytes of each tensor that identify a checkpoint: reading all bytes of a large one would take minutes."""
 
 
 def with_adapters(config: Any, lora: LoraConfig) -> Any:
-    """TorchTitan's configuration of a model whose layers have adapters, and whose own weights are frozen."""
+    """Return TorchTitan's configuration of a model with adapters in its layers and its own weights frozen."""
     targets = sorted({CONVERTED[target] for target in lora.targets})
     converter = LoRAConverter.Config(rank=lora.rank, alpha=lora.alpha, target_modules=targets)
     return LoRAConverter(converter).convert(config)
 
 
 class Adapters:
-    """The adapters of a module made from `with_adapters`, which has no memory yet.
+    """The adapters of a module that was made from `with_adapters` and has no memory yet.
 
-    A begins with random numbers, which the seed decides, the same on any number of ranks, B with zeros.
+    A is initialized with random numbers from the seed, the same on any number of ranks, and B with zeros.
     """
 
     def __init__(self, module: Any, lora: LoraConfig, names: CheckpointNames, *, seed: int) -> None:
@@ -59,14 +59,14 @@ class Adapters:
             layer.lora_a._param_init = {"weight": partial(_draw, generator=generator)}
             if name.split(".")[-2] in lora.targets:
                 self._layers[name] = layer
-            else:  # of keys and values one alone was asked for: without a gradient B stays zero
+            else:  # only one of keys and values is a target: without a gradient the other's B stays zero
                 layer.lora_a.requires_grad_(False)
                 layer.lora_b.requires_grad_(False)
         self._scale = lora.alpha / lora.rank
 
     @contextmanager
     def off(self) -> Iterator[None]:
-        """Within the block the model is the one that it was made from."""
+        """Disable the adapters within the block."""
         for layer in self._layers.values():
             layer._lora_scaling = 0.0
         try:
@@ -76,7 +76,7 @@ class Adapters:
                 layer._lora_scaling = self._scale
 
     def state(self) -> dict[str, Tensor]:
-        """A and B of each layer under PEFT's names, in the model's sharding and storage."""
+        """Return A and B of each layer under PEFT's names, in the model's sharding and storage."""
         state: dict[str, Tensor] = {}
         for name, layer in self._layers.items():
             stem = PREFIX + name.removesuffix(".weight")
@@ -85,7 +85,10 @@ class Adapters:
         return state
 
     def merge(self, state: Mapping[str, Tensor]) -> State:
-        """A state dict with alpha / rank B A added to the layers' weights. Gathers A and B: all ranks have to ask."""
+        """Return a state dict with (alpha / rank) B A added to the layers' weights.
+
+        It gathers A and B, so all ranks have to call it.
+        """
         factors = {
             name: (_whole(layer.lora_a.weight), _whole(layer.lora_b.weight))
             for name, layer in self._layers.items()
@@ -99,7 +102,7 @@ class Adapters:
 
 
 def _draw(weight: Tensor, generator: torch.Generator) -> None:
-    """Fill A from the distribution that TorchTitan's converter has, whatever part of it a rank holds."""
+    """Fill a rank's part of A from the distribution of TorchTitan's converter."""
     drawn = torch.empty(weight.shape)
     torch.nn.init.kaiming_uniform_(drawn, a=5**0.5, generator=generator)
     if isinstance(weight, DTensor):
@@ -121,7 +124,7 @@ def _product(a: Tensor, b: Tensor, scale: float, box: Box) -> Tensor:
 
 
 def checkpoint_identity(path: Path) -> str:
-    """Tells a checkpoint's weights from others, wherever they lie: of each tensor name, type, shape and first bytes."""
+    """Return a hash of a checkpoint's weights, by each tensor's name, dtype, shape and first bytes; not of its path."""
     digests: list[tuple[str, str]] = []
     try:
         for file in sorted(path.glob("*.safetensors")):

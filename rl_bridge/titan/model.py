@@ -36,7 +36,7 @@ from rl_bridge.titan.lora import Adapters, with_adapters
 from rl_bridge.titan.ranks import gather_state, is_of_siblings, join_process_group
 from rl_bridge.weights.snapshot import State
 
-# After rl_bridge.titan.layers, which tells TorchTitan about machines without an accelerator.
+# After rl_bridge.titan.layers, which prepares TorchTitan for machines without an accelerator.
 from torchtitan.config import CompileConfig, DebugConfig, ParallelismConfig, TrainingConfig  # isort: skip
 from torchtitan.distributed import ParallelDims  # isort: skip
 from torchtitan.distributed import utils as titan_dist  # isort: skip
@@ -45,37 +45,37 @@ from torchtitan.tools.utils import set_default_dtype  # isort: skip
 
 EMBEDDING, OUTPUT = "model.embed_tokens.weight", "lm_head.weight"
 ROWS_AT_ONCE = 4096
-"""Of the two that are compared: both whole would be gigabytes beside the model."""
+"""Rows of the two tensors that are compared at once: whole they would take gigabytes beside the model."""
 DEFAULT_CHUNK = 1024
-"""Tokens: with a vocabulary of 150,000 their logits are 0.6 GB."""
+"""Loss tokens whose logits are in memory at once: 0.6 GB with a vocabulary of 150,000."""
 COMPILED_MULTIPLE = 64
-"""Rows of a compiled model are padded to a multiple of so many tokens: what is compiled for one length, and for lengths
-that differ, is then all that is ever compiled."""
+"""Rows of a compiled model are padded to a multiple of this many tokens, so that torch compiles at most twice: for the
+first length, and for varying lengths."""
 _CHECKPOINTING = {"none": None, "selective": SelectiveAC.Config(), "full": FullAC.Config()}
 
 
 class TitanModel:
-    """A policy, a reference or a critic, whose weights came from a folder in the Hugging Face layout.
+    """A policy, a reference or a critic with weights from a folder in the Hugging Face layout.
 
-    A critic is the body of a policy with one number a token in place of logits, the return that is to be expected. Its
-    last layer begins with that of a reward model (`score.weight`, as transformers writes models for classification with
-    one label), where the checkpoint is one, and else with zeros: every value is then 0 until it has been trained.
+    A critic is a policy's body with one number per token in place of logits: the expected return. If the checkpoint is
+    a reward model, its last layer starts with that model's (`score.weight`, as transformers writes models for
+    classification with one label), otherwise with zeros, so that every value is 0 until it is trained.
 
     Args:
-        path: The folder: config.json and safetensors, in one file or several.
-        dtype: What the forward pass computes in. Parameters are kept in float32.
-        max_length: The longest row, in tokens.
-        trainable: False keeps no gradients.
-        device: Where it computes.
-        tensor_parallel: Ranks that share every matrix; the rest of the process group, which has one rank where nobody
-            made one before, is data parallel, with sharded weights (FSDP2).
+        path: The folder, with config.json and safetensors in one file or several.
+        dtype: The dtype of the forward pass. Parameters are kept in float32.
+        max_length: The length of the longest row, in tokens.
+        trainable: Whether gradients are computed.
+        device: The device on which it computes.
+        tensor_parallel: The number of ranks that share every matrix; the remaining dimension of the process group,
+            which is created with one rank if there is none, is data parallel, with sharded weights (FSDP2).
         value_head: Whether it is a critic.
         activation_checkpointing: As `trainer.activation_checkpointing`.
-        compile: Whether blocks are compiled by torch.compile. Each pass is then one row: of other shapes there would be
-            more to compile than torch allows.
-        chunk: How many loss tokens have logits at once.
-        lora: Trains adapters alone, and a value head; None trains all weights.
-        seed: What the adapters begin with.
+        compile: Whether blocks are compiled by torch.compile. Each pass is then one row, because other shapes would
+            exceed torch's limit of recompilations.
+        chunk: The number of loss tokens whose logits are in memory at once.
+        lora: Trains only adapters and a value head; None trains all weights.
+        seed: The seed of the adapters' initial values.
 
     Attributes:
         module: The TorchTitan module.
@@ -83,8 +83,8 @@ class TitanModel:
         parallel_dims: TorchTitan's description of the ranks.
 
     Raises:
-        ConfigError: The ranks cannot be divided as asked, the rows are longer than the model was made for, or there is
-            no compiler.
+        ConfigError: The ranks cannot be divided as configured, rows are longer than the model supports, or there is no
+            compiler.
         ModelError: The folder holds no checkpoint, or one of an architecture that is not supported.
     """
 
@@ -118,7 +118,7 @@ class TitanModel:
             spmd_backend="partial_dtensor", tensor_parallel_degree=tensor_parallel
         )
         training = TrainingConfig(seq_len=max_length, mixed_precision_param=dtype, dtype="float32")
-        # What lies between the matrices is split along the row.
+        # Between the matrices, activations are sharded along the row.
         self._row_multiple = math.lcm(tensor_parallel, COMPILED_MULTIPLE if compile else 1)
         self.parallel_dims = ParallelDims.from_config(parallelism, dist.get_world_size())
         titan_dist.set_spmd_backend(parallelism.spmd_backend)
@@ -131,7 +131,7 @@ class TitanModel:
                 f"for, got {max_length}; lower rollout.max_length"
             )
         padded = -(-max_length // self._row_multiple) * self._row_multiple
-        # TorchTitan's attention by document takes no float32.
+        # TorchTitan's kernel for attention within documents does not support float32.
         self._by_kernel = device.type == "cuda" and dtype == "bfloat16"
         self._in_one_row = self._by_kernel or compile
         config = model_config(
@@ -141,8 +141,8 @@ class TitanModel:
             config.update_from_config(
                 config=SimpleNamespace(parallelism=parallelism, training=training, debug=DebugConfig())
             )
-        except ValueError as error:  # attention heads that cannot be divided
-            raise ConfigError(f"this model cannot be spread as asked: {error}") from error
+        except ValueError as error:  # the attention heads cannot be divided over the ranks
+            raise ConfigError(f"the model cannot be divided over the ranks as configured: {error}") from error
         share_out_last_layer(config, value_head=value_head)
         if lora is not None:
             config = with_adapters(config, lora)
@@ -152,7 +152,7 @@ class TitanModel:
             module.requires_grad_(trainable)
         elif value_head:
             module.lm_head.requires_grad_(True)
-        with tempfile.TemporaryDirectory() as scratch:  # it wants a folder for dumps that are never asked for
+        with tempfile.TemporaryDirectory() as scratch:  # a required folder for dumps that are not enabled
             module = DEFINITIONS[architecture.family].parallelize(
                 module,
                 parallel_dims=self.parallel_dims,
@@ -172,11 +172,11 @@ class TitanModel:
         try:
             reader = HuggingFaceStorageReader(path=str(path))
             available = reader.read_metadata().state_dict_metadata
-            # A policy's checkpoint has no value head: that stays as it was initialised.
+            # A policy's checkpoint has no value head, which then keeps its initial value.
             stored = {name: value for name, value in state.items() if name != VALUE_HEAD or name in available}
             load_checkpoint(stored, storage_reader=reader)
             misdescribed = tied and _has_another_output_layer(path)
-        except (Exception, CheckpointException) as error:  # the latter is no Exception
+        except (Exception, CheckpointException) as error:  # the latter is not an Exception
             if is_of_siblings(error):
                 raise
             raise ModelError(f"cannot load the weights at {str(path)!r}: {error}") from error
@@ -186,30 +186,30 @@ class TitanModel:
                 "got another one: generators would use it, the trainer would not. If it was trained by itself, set "
                 "tie_word_embeddings to false; otherwise take it out of the safetensors"
             )
-        # Adapters are in no checkpoint of this layout: they stay as they were drawn.
+        # Checkpoints of this layout have no adapters, which keep their initial values.
         loaded = self.adapter.from_hf({**state, **stored})
         self.module.load_state_dict({**self.module.state_dict(), **loaded})
 
     def spmd(self) -> AbstractContextManager[Any]:
-        """The context in which forward and backward passes run."""
+        """Return the context in which forward and backward passes must run."""
         context: AbstractContextManager[Any] = self._context()
         return context
 
     def pack(self, batch: TrainBatch) -> PackedRows:
-        """A batch's contexts, laid out for one pass through this model."""
+        """Lay a batch's contexts out for one pass through this model."""
         return batch.packed(in_one_row=self._in_one_row, multiple_of=self._row_multiple)
 
     def train_flops(self, batch: TrainBatch) -> float:
-        """Floating-point operations of a pass forward and backward; see `Architecture.train_flops`."""
+        """Return the floating-point operations of a forward and backward pass; see `Architecture.train_flops`."""
         lengths = batch.lengths.tolist()
         return self._architecture.train_flops(
             lengths, len(batch), output_layer=not self._value_head, frozen=self._adapters is not None
         )
 
     def outputs(self, rows: PackedRows, *, temperature: float = 1.0) -> TokenOutputs:
-        """What the last layer says of each loss token in rows from `pack`. The context of `spmd` has to be entered.
+        """Return the last layer's outputs for each loss token in rows from `pack`; call it within `spmd`.
 
-        Logits are divided by the temperature of the sampling, so that the distribution is the engine's.
+        Logits are divided by the sampling temperature, so that the distribution is the engine's.
         """
         if rows.target.min() < 0 or rows.target.max() >= self._architecture.vocabulary:
             raise ValueError(
@@ -234,7 +234,7 @@ class TitanModel:
         return outputs
 
     def idle(self) -> Tensor:
-        """A loss of 0, to take part in the others' collectives without a share of the batch."""
+        """Return a loss of 0, whose computation takes part in collectives without a share of the batch."""
         nothing, row = np.zeros(1, dtype=np.int64), np.zeros((1, self._row_multiple), dtype=np.int64)
         rows = PackedRows(
             tokens=row,
@@ -251,11 +251,11 @@ class TitanModel:
         return torch.from_numpy(values).to(self.device)
 
     def sum_over_data(self, values: Tensor) -> Tensor:
-        """The sum of a tensor on the CPU over the data-parallel ranks."""
+        """Return the sum of a CPU tensor over the data-parallel ranks."""
         return self._over_data(values, dist.ReduceOp.SUM)
 
     def max_over_data(self, values: Tensor) -> Tensor:
-        """The maximum, likewise."""
+        """Return the maximum of a CPU tensor over the data-parallel ranks."""
         return self._over_data(values, dist.ReduceOp.MAX)
 
     def _over_data(self, values: Tensor, operation: Any) -> Tensor:
@@ -266,7 +266,7 @@ class TitanModel:
         return values.cpu()
 
     def trained_state(self) -> dict[str, Tensor]:
-        """This rank's part of what is trained, as DTensors under TorchTitan's names; they share the model's storage."""
+        """Return this rank's part of the trained weights, as DTensors under TorchTitan's names, sharing storage."""
         trained = {
             name.replace("_checkpoint_wrapped_module.", "")
             for name, parameter in self.module.named_parameters(remove_duplicate=False)
@@ -275,42 +275,42 @@ class TitanModel:
         return {name: value for name, value in self.module.state_dict().items() if name in trained}
 
     def load_trained(self, state: Mapping[str, Tensor]) -> None:
-        """Take what `trained_state` gave, as a checkpoint had it."""
+        """Load trained weights, in the form of `trained_state`, from a checkpoint."""
         self.module.load_state_dict({**self.module.state_dict(), **state})
 
     def without_adapters(self) -> AbstractContextManager[None]:
-        """Within the block the model with adapters is the one that it began as."""
+        """Return a context in which the adapters are disabled, so that the model is the initial one."""
         assert self._adapters is not None
         return self._adapters.off()
 
     def adapter_state(self) -> dict[str, Tensor]:
-        """This rank's part of the adapters, as DTensors under PEFT's names; they share the model's storage."""
+        """Return this rank's part of the adapters, as DTensors under PEFT's names that share the model's storage."""
         assert self._adapters is not None
         return self._adapters.state()
 
     def sharded_state_dict(self) -> State:
-        """This rank's part of the weights, as DTensors under their Hugging Face names.
+        """Return this rank's part of the weights, as DTensors under their Hugging Face names.
 
-        They share the model's storage: an update changes them. What has an adapter is a sum with it; all ranks have to
-        ask then, for the adapters are gathered.
+        They share the model's storage, so an update changes them. Weights with an adapter are lazy sums with it, for
+        which the adapters are gathered: then all ranks have to call this.
         """
         state = self.adapter.to_hf(self.module.state_dict())
         state = {name: value.detach() for name, value in state.items()}
         return state if self._adapters is None else self._adapters.merge(state)
 
     def hf_state_dict(self) -> dict[str, Tensor]:
-        """The weights under their Hugging Face names, whole and detached, with adapters merged. All ranks have to ask.
+        """Return the whole weights under their Hugging Face names, detached, with adapters merged.
 
-        They are in the host's memory, and on one rank of a CPU share the model's storage where they have no adapter.
-        They are gathered one by one: a GPU that holds its part of a model need not have room for all of it.
+        All ranks have to call this. The weights are in the host's memory; with a single rank on a CPU, those without an
+        adapter share the model's storage. They are gathered one by one, so no GPU needs room for the whole model.
         """
         return gather_state(self.sharded_state_dict())
 
 
 def _materialize(module: Any, device: torch.device) -> Any:
-    """The module with memory of its own, of which the checkpoint fills the parameters."""
+    """Allocate the module's memory, whose parameters are then loaded from the checkpoint."""
     for submodule in module.modules():
-        if isinstance(submodule, FSDPModule):  # gloo cannot divide while it sums
+        if isinstance(submodule, FSDPModule):  # gloo has no averaging reduction
             submodule.set_force_sum_reduction_for_comms(True)
     module.to_empty(device=device)
     with torch.no_grad():
@@ -332,9 +332,9 @@ def _require_compiler() -> None:
 
 
 def _has_another_output_layer(path: Path) -> bool:
-    """Whether the files hold an output layer that is not equal to the embedding.
+    """Whether the files hold an output layer that differs from the embedding.
 
-    Engines compare the two and believe the files; TorchTitan believes config.json and never looks at it.
+    Engines compare the two and follow the files; TorchTitan follows config.json and ignores the output layer.
     """
     with ExitStack() as files:
         tensors: dict[str, Any] = {}

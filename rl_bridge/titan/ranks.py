@@ -1,4 +1,4 @@
-"""The ranks that train one model together: how they find each other, and how one's death ends the others' waits."""
+"""The ranks that train one model together: how they meet, and how the death of one ends the waits of others."""
 
 import contextlib
 from collections.abc import Iterable, Iterator
@@ -15,7 +15,7 @@ from rl_bridge.errors import RankLostError
 from rl_bridge.weights.snapshot import Box, LazySum, State
 
 DEFAULT_TIMEOUT_S = 600.0
-# gloo and the meeting's file raise plain RuntimeErrors.
+# gloo and the meeting file raise plain RuntimeErrors with these texts.
 _MARKS = ("gloo", "Wait timeout")
 
 
@@ -24,9 +24,11 @@ class Rank:
     """One rank among those that train together.
 
     Attributes:
-        meeting: The file by which they find each other, in a folder that all of them see. It is of one attempt alone: a
-            restarted trainer meets elsewhere. None for a rank that is alone.
-        timeout_s: How long a rank waits for the others, when they meet and in each collective.
+        index: The rank, from 0.
+        count: The number of ranks.
+        meeting: The file by which they find each other, in a folder that all of them see. Each start of the trainer
+            has its own. None for a single rank.
+        timeout_s: How long a rank waits for the others when they meet and in each collective, in seconds.
     """
 
     index: int = 0
@@ -39,10 +41,10 @@ ALONE = Rank()
 
 
 def join_process_group(device: torch.device, rank: Rank = ALONE) -> None:
-    """Make this process one of a group, unless it belongs to a group already.
+    """Join this process to a process group, unless it belongs to one already.
 
-    RankLostError where the others do not come. Nothing listens on a port that is known beforehand: ranks tell each
-    other in the meeting's file where they are.
+    Raises RankLostError if the others do not join. No port has to be agreed on: ranks exchange their addresses through
+    the meeting file.
     """
     if dist.is_initialized():
         return
@@ -58,17 +60,17 @@ def join_process_group(device: torch.device, rank: Rank = ALONE) -> None:
 
 
 def limit_waits(timeout_s: float) -> None:
-    """Have all groups that there are wait so long: those of some of the ranks do not inherit the time-out of all."""
+    """Set the timeout of all existing process groups: subgroups do not inherit that of the default group."""
     for group in dist.distributed_c10d._world.pg_map:
-        if dist.get_backend(group) != "fake":  # of one rank
+        if dist.get_backend(group) != "fake":  # the backend of a single rank
             dist.distributed_c10d._set_pg_timeout(timedelta(seconds=timeout_s), group)
 
 
 @contextlib.contextmanager
 def siblings_needed(expectation: str) -> Iterator[None]:
-    """Around collectives: what they raise when a sibling is gone or late becomes `RankLostError`.
+    """Turn errors of collectives that mean that a sibling is gone or late into `RankLostError`.
 
-    The group cannot be used afterwards: the rank has to end, and the whole trainer to be started anew.
+    The process group is unusable afterwards: the rank has to exit, and all ranks to be restarted.
     """
     try:
         yield
@@ -77,19 +79,19 @@ def siblings_needed(expectation: str) -> Iterator[None]:
             raise
         raise RankLostError(
             f"expected every rank of the trainer {expectation}, one is gone or was late: {error}; "
-            "the trainer goes on from its last checkpoint once all its ranks are started anew"
+            "the trainer goes on from its last checkpoint once all of its ranks are restarted"
         ) from error
 
 
 def is_of_siblings(error: BaseException) -> bool:
-    """Whether an error says that a collective failed, and nothing about what it was for."""
+    """Whether an error is a collective's own failure, due to another rank, rather than that of the operation."""
     return isinstance(error, RuntimeError) and (
         isinstance(error, dist.DistError) or any(mark in str(error) for mark in _MARKS)
     )
 
 
 def agree(failure: str | None, group: dist.ProcessGroup | None = None) -> str | None:
-    """The first failure that any rank met, on every rank; None where all is well."""
+    """Return the first rank's failure on every rank; None if no rank failed."""
     if dist.get_world_size() == 1:
         return failure
     failures: list[str | None] = [None] * dist.get_world_size()
@@ -98,11 +100,11 @@ def agree(failure: str | None, group: dist.ProcessGroup | None = None) -> str | 
 
 
 def gather_state(state: State, *, keep: bool = True, dtype: torch.dtype | None = None) -> dict[str, Tensor]:
-    """A state dict's tensors, whole and in the host's memory, one after the other. All ranks have to ask.
+    """Gather a state dict's tensors, one after the other, into the host's memory. All ranks have to call it.
 
-    A rank that does not `keep` them only helps others to have them. `dtype` None leaves each its own.
+    A rank without `keep` only takes part in the collectives. With `dtype` None each tensor keeps its own.
     """
-    # Takes a second to import, which those that gather nothing need not wait for.
+    # Imported here because it takes a second, which callers without DTensors need not wait for.
     from torch.distributed.tensor import DTensor
 
     gathered: dict[str, Tensor] = {}
@@ -117,7 +119,7 @@ def gather_state(state: State, *, keep: bool = True, dtype: torch.dtype | None =
 
 
 def union(names: Iterable[str]) -> list[str]:
-    """The names that any rank has, sorted, on every rank."""
+    """Return the names that any rank has, sorted, on every rank."""
     own = set(names)
     if dist.is_initialized() and dist.get_world_size() > 1:
         known: list[set[str]] = [own] * dist.get_world_size()

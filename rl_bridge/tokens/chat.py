@@ -10,14 +10,14 @@ from rl_bridge.errors import MissingDependencyError, ModelError
 from rl_bridge.tokens.tool_calls import THOUGHT, CallStyle, style_of_template
 
 CHAT_CACHE_SIZE = 4096
-"""With prompts of thousands of tokens these take some 200 MB; more would not be worth its memory."""
+"""Cached prompts; with thousands of tokens each they take some 200 MB, and more would not be worth its memory."""
 
 ANSWER_PLACEHOLDER: Final = "@the answer@"
-"""Stands where an answer would, to find what the template writes behind one."""
+"""Stands in for an answer, to find what the template writes after one."""
 EXTRA_END_TOKENS: Final = ("<|eom_id|>",)
-"""Tokens beside the end of the sequence that end an answer: Llama's, after a call."""
+"""Tokens other than the end of sequence that end an answer: Llama's, after a call."""
 TAIL_TOKENS: Final = 16
-"""Of a prompt so many tokens hold the beginning of a thought, also where a tokenizer has no token for its mark."""
+"""Last tokens of a prompt that hold the opening mark of a thought, even if the tokenizer has no token for it."""
 _EXTERNAL_ROLES: Final = ("user", "tool")
 
 
@@ -27,7 +27,7 @@ class ChatMessage(TypedDict):
     role: str
     content: str
     name: NotRequired[str]
-    """Of the tool that a message of the role `tool` is from: some templates write it."""
+    """The tool that a message of the role `tool` is from; some templates write it."""
 
 
 class ChatTokenizer:
@@ -35,7 +35,7 @@ class ChatTokenizer:
 
     Args:
         path: A folder in the Hugging Face layout.
-        thinking: What chat templates that ask for `enable_thinking` are told; others do not see it.
+        thinking: The value of `enable_thinking` for chat templates that use it.
 
     Raises:
         ModelError: The folder has no tokenizer, or the tokenizer has no chat template or end token.
@@ -64,7 +64,7 @@ class ChatTokenizer:
         template = str(self._tokenizer.chat_template)
         added = self._tokenizer.added_tokens_decoder
         special = {end, *(token.content for token in added.values() if token.special)}
-        # What a template writes around thoughts, calls and what they gave are often no special tokens.
+        # A template's marks around thoughts, calls and their results are often not special tokens.
         marks = {
             token.content for token in added.values() if _is_mark(token.content) and token.content in template
         }
@@ -77,7 +77,7 @@ class ChatTokenizer:
         self.stop_token_ids: tuple[int, ...] = tuple(self._ends.values())
         self._end_ids = {*self.stop_token_ids, *(number for number, token in added.items() if token.special)}
         self.call_style: CallStyle | None = style_of_template(template)
-        """How the chat template has the policy write calls of tools; None where it does not say."""
+        """How the chat template tells the policy to write tool calls; None if it does not."""
         self._prompt_of_text = lru_cache(maxsize=CHAT_CACHE_SIZE)(self._encode)
 
     def _encode(self, messages: tuple[tuple[str, str], ...]) -> tuple[int, ...]:
@@ -88,7 +88,7 @@ class ChatTokenizer:
         return tuple(self._tokenizer.encode(text, add_special_tokens=False))
 
     def _render(self, messages: Sequence[ChatMessage], functions: Sequence[Mapping[str, Any]] = ()) -> str:
-        from jinja2 import TemplateError  # there wherever templates of transformers can be used
+        from jinja2 import TemplateError  # transformers needs it for chat templates
 
         try:
             return str(
@@ -107,18 +107,17 @@ class ChatTokenizer:
             ) from error
 
     def prompt(self, messages: Sequence[ChatMessage]) -> tuple[int, ...]:
-        """The prompt's token ids, the opening of the assistant's answer included.
+        """Return the prompt's token ids, including the opening of the assistant's answer.
 
-        What the policy is asked is text, also where it spells a special token: a space is put into it. What a message
-        of the system or of the assistant has, somebody meant. A chat seen before is answered from a bounded memory:
-        small environments repeat themselves.
+        In user and tool messages, text that spells a special token is broken up by a space; system and assistant
+        messages are trusted. Prompts are kept in a bounded cache, as small environments repeat themselves.
         """
         return self._prompt_of_text(tuple((m["role"], m["content"]) for m in messages))
 
     def render_opening(
         self, messages: Sequence[ChatMessage], functions: Sequence[Mapping[str, Any]]
     ) -> tuple[int, ...]:
-        """The same for a chat with tools; ModelError where the template does not tell the policy of them."""
+        """Like `prompt`, uncached, for a chat with tools; ModelError if the template leaves the tools out."""
         text = self._render([self._escape_message(message) for message in messages], functions)
         if functions and functions[0]["function"]["name"] not in text:
             raise ModelError(
@@ -130,14 +129,17 @@ class ChatTokenizer:
     def continuation(
         self, messages: Sequence[ChatMessage], functions: Sequence[Mapping[str, Any]] = ()
     ) -> tuple[int, ...]:
-        """The token ids between the token that ended an answer and the beginning of the next one.
+        """Return the token ids between the token that ended an answer and the beginning of the next one.
 
-        What environments say is text, also where it spells a token that steers the chat, be it a special one or one
-        that the template writes: a space is put into it. The tools are those that the chat was opened with: some
-        tokenizers have another template for chats with tools, and some templates write all of such a chat otherwise.
+        In the messages, text that spells a special token or one of the template's marks is broken up by a space.
+
+        Args:
+            messages: The environment's messages after the answer.
+            functions: The tools that the chat was opened with: some tokenizers have another template for chats with
+                tools, and some templates write all of such a chat differently.
 
         Raises:
-            ModelError: The template writes something else behind an answer than the token that ends it.
+            ModelError: The template does not end an answer with one of the tokens that end it.
         """
         question: ChatMessage = {"role": "user", "content": ""}
         new_messages: list[ChatMessage] = [
@@ -147,34 +149,34 @@ class ChatTokenizer:
         text = self._render(
             [question, {"role": "assistant", "content": ANSWER_PLACEHOLDER}, *new_messages], functions
         )
-        after_answer = text.partition(ANSWER_PLACEHOLDER)[2]  # the tools are told before it
+        after_answer = text.partition(ANSWER_PLACEHOLDER)[2]  # the tools are described before it
         end = next((end for end in self._ends if after_answer.lstrip().startswith(end)), None)
         if end is None:
             raise ModelError(
-                f"expected the chat template to write {self._tokenizer.eos_token!r} behind an answer, "
+                f"expected the chat template to write {self._tokenizer.eos_token!r} after an answer, "
                 f"got {after_answer!r:.40}; the policy's own end of an answer is not the template's"
             )
-        # With the end before it, so that a tokenizer sees what it would see in the midst of a chat.
+        # Tokenised together with the end token, as in the middle of a chat.
         first, *rest = self._tokenize(after_answer.lstrip())
         if first != self._ends[end]:
             raise ModelError(f"expected {end!r} to be one token, {self._ends[end]}, got {first}")
         return tuple(rest)
 
     def opens_thought(self, prompt: Sequence[int]) -> bool:
-        """Whether a prompt ends with the mark that begins a thought, so that the answer is to go on with that.
+        """Whether a prompt ends with the mark that opens a thought, which the answer then continues.
 
-        Some templates open every answer so. What a message says of such marks is no opening: it is not at the end.
+        Some templates open every answer like this. Marks within messages do not count, as they are not at the end.
         """
         end = self._tokenizer.decode(list(prompt[-TAIL_TOKENS:]), skip_special_tokens=False)
         return str(end).rstrip().endswith(THOUGHT)
 
     def answer(self, text: str) -> tuple[int, ...]:
-        """The token ids of an answer that is to be learned: its text, and the token that ends it."""
+        """Return the token ids of an answer to be learned: its text, and the token that ends it."""
         return (*self._tokenize(text), self.stop_token_ids[0])
 
     @cached_property
     def longest_token(self) -> int:
-        """No token stands for more characters of a text."""
+        """The most characters that a single token stands for."""
         return max(map(len, self._tokenizer.get_vocab()))
 
     def _escape_message(self, message: ChatMessage) -> ChatMessage:
@@ -183,20 +185,20 @@ class ChatTokenizer:
         return {**message, "content": _break_specials(self._special, message["content"])}
 
     def text(self, tokens: Sequence[int]) -> str:
-        """The text of a completion, without special tokens."""
+        """Return the text of a completion, without special tokens."""
         return str(self._tokenizer.decode(list(tokens), skip_special_tokens=True))
 
     def decode_written(self, tokens: Sequence[int]) -> str:
-        """The text of a completion as the policy wrote it: special tokens too, but for the one that ended it.
+        """Return the text of a completion as written: with special tokens, except one that ended it.
 
-        In some checkpoints the marks of a call are special tokens. An engine may stop at more of them than it was told
-        to: those that a checkpoint's `generation_config.json` names.
+        In some checkpoints the marks of a call are special tokens. An engine may stop at more of them than requested:
+        those in the checkpoint's `generation_config.json`.
         """
         written = list(tokens[:-1] if tokens and tokens[-1] in self._end_ids else tokens)
         return str(self._tokenizer.decode(written, skip_special_tokens=False))
 
     def raw(self, tokens: Sequence[int]) -> str:
-        """The text of any tokens as it is: all special tokens, all spaces."""
+        """Return the exact text of any tokens, with all special tokens and spaces."""
         return str(
             self._tokenizer.decode(
                 list(tokens), skip_special_tokens=False, clean_up_tokenization_spaces=False
@@ -205,7 +207,7 @@ class ChatTokenizer:
 
 
 def _is_mark(token: str) -> bool:
-    """Whether it looks like one, as `<think>` does. Some tokenizers have words and runs of spaces added to them."""
+    """Whether an added token looks like a mark such as `<think>`; some tokenizers add words and runs of spaces."""
     return len(token) > 1 and not (token[0].isalnum() or token[0].isspace())
 
 

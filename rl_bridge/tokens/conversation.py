@@ -1,4 +1,4 @@
-"""A chat that grows by answers: tokens in, tokens out, into training rows with masks by where each came from."""
+"""Growing a chat token by token, and turning it into training rows with a mask of the policy's own tokens."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -10,10 +10,10 @@ from rl_bridge.types import NO_VERSION, Completion, PolicyVersion, TrainSample, 
 
 
 class Prefix(Sequence[int]):
-    """The first tokens of a list that only grows: whoever has it may append to it, and nothing else.
+    """The first tokens of a list whose owner only appends to it.
 
-    The prompts of an episode share one list in memory, and where they travel together they do so once: of 32 turns that
-    fill a context of 4096 tokens that is a sixteenth.
+    The prompts of an episode share one list in memory, and are pickled together as one: a sixteenth of the size for 32
+    turns that fill a context of 4096 tokens.
     """
 
     __slots__ = ("_length", "_tokens")
@@ -43,7 +43,7 @@ class Prefix(Sequence[int]):
         return self._tokens[range(self._length)[at]]
 
     def continues(self, before: Sequence[int]) -> bool:
-        """Whether a sequence is known to be how this one begins, as the two share their list. Nothing is compared."""
+        """Whether this sequence is known to begin with `before`, as they share a list. Compares no tokens."""
         return (
             isinstance(before, Prefix) and before._tokens is self._tokens and before._length <= self._length
         )
@@ -62,9 +62,9 @@ class Prefix(Sequence[int]):
 class Conversation:
     """The tokens of a chat, each tokenised once.
 
-    The prompt behind an answer is the prompt before it, the tokens that were sampled, and the freshly tokenised rest:
-    what the template writes after an answer, the new messages, the opening of the next answer. So every prompt begins
-    with all that came before, to the token, whatever the policy has sampled.
+    The prompt after an answer is the previous prompt, the sampled tokens, and the newly tokenised rest: what the
+    template writes after an answer, the new messages, the opening of the next answer. So every prompt begins with
+    exactly the tokens before it, whatever the policy has sampled.
     """
 
     def __init__(
@@ -79,11 +79,11 @@ class Conversation:
 
     @property
     def prompt(self) -> Prefix:
-        """What the next answer is to be sampled after. It stays as it is while the chat grows."""
+        """The prompt of the next answer. It does not change while the chat grows."""
         return Prefix(self._tokens)
 
     def append_turn(self, answer: Sequence[int], messages: Sequence[ChatMessage]) -> None:
-        """Take an answer's tokens, up to and with the one that ended it, and what was said to it."""
+        """Append an answer's tokens, including the one that ended it, and the messages that follow it."""
         self._tokens += [*answer, *self._tokenizer.continuation(messages, self._functions)]
 
 
@@ -94,10 +94,10 @@ class _Row:
     logprobs: list[float] = field(default_factory=list)
     versions: list[PolicyVersion] = field(default_factory=list)
     prompt: Sequence[int] = ()
-    """The last one, with which the row begins."""
+    """The last turn's prompt, which the row begins with."""
 
     def continues_to(self, prompt: Sequence[int]) -> bool:
-        # What is known is not compared again: else an episode's cost would grow with the square of its turns.
+        # A known prefix is not compared again: otherwise the cost would be quadratic in the number of turns.
         known = len(self.prompt) if isinstance(prompt, Prefix) and prompt.continues(self.prompt) else 0
         end = len(self.tokens)
         return len(prompt) >= end and list(prompt[known:end]) == self.tokens[known:]
@@ -120,8 +120,12 @@ class _Row:
 def training_rows(trajectory: Trajectory, *, advantage: float, index: int) -> list[TrainSample]:
     """Turn one trajectory into rows whose masks select exactly the tokens that the policy produced.
 
-    There is one row per run of turns in which each prompt continues the tokens before it. The trajectory's number in
-    its batch and its advantage go along.
+    There is one row per run of turns in which each prompt continues the tokens before it.
+
+    Args:
+        trajectory: The trajectory.
+        advantage: Its advantage, copied to every row.
+        index: Its index in the batch, copied to every row.
     """
     rows: list[_Row] = []
     for turn in trajectory.turns:

@@ -1,4 +1,4 @@
-"""Calls of tools in what a policy wrote, in the styles of checkpoints; JSON that is almost right."""
+"""Parsing tool calls in a policy's answers, in the styles of checkpoints, and repairing almost valid JSON."""
 
 import json
 import math
@@ -17,11 +17,11 @@ _CONTROLS: Final = {"\n": "\\n", "\r": "\\r", "\t": "\\t"}
 
 
 def repair_json(text: str) -> str:
-    """Mend what leaves no doubt; what it returns need not be JSON.
+    """Repair unambiguous faults in JSON; the result need not be valid.
 
-    Code fences around it go. Strings in single quotes get double ones, raw line breaks and tabs in them become escapes,
-    Python's True, False and None become JSON's, commas before a closing bracket go, and what is still open at the end
-    is closed. Names, numbers and the order of things stay as they are.
+    Surrounding code fences are removed. Single-quoted strings become double-quoted, raw line breaks and tabs in strings
+    become escapes, Python's True, False and None become JSON's, commas before a closing bracket are removed, and what
+    is still open at the end is closed. Names, numbers and order stay as they are.
     """
     if (fenced := text.strip()).startswith(_FENCE):
         text = fenced.removeprefix(_FENCE).removeprefix("json").removesuffix(_FENCE).strip()
@@ -57,7 +57,7 @@ def _drop_comma(out: list[str]) -> None:
 
 
 def _repair_string(text: str, start: int) -> tuple[str, int]:
-    """The string that begins at a place, as JSON has it, and where it ends. An open one ends with the text."""
+    """Return the string that begins at `start` as JSON, and where it ends; an unclosed one ends with the text."""
     quote, place, out = text[start], start + 1, ['"']
     while place < len(text) and text[place] != quote:
         char = text[place]
@@ -75,7 +75,7 @@ PYTHON_TAG = "<|python_tag|>"
 MAX_DEPTH = 64
 THOUGHT, THOUGHT_END = "<think>", "</think>"
 OTHER_STYLES = ("<function=", "<arg_key>")
-"""Marks of checkpoints that write something else than JSON between Hermes' marks: Qwen3-Coder's and GLM-4.5's."""
+"""Marks of checkpoints that do not write JSON between Hermes' marks: Qwen3-Coder and GLM-4.5."""
 
 
 class CallStyle(StrEnum):
@@ -87,7 +87,7 @@ class CallStyle(StrEnum):
 
 @dataclass(slots=True, frozen=True)
 class ToolCall:
-    """One call of a tool, by its name: whether there is one only the environment knows."""
+    """One tool call. Only the environment knows whether a tool of that name exists."""
 
     name: str
     arguments: Mapping[str, Any]
@@ -95,13 +95,13 @@ class ToolCall:
 
 @dataclass(slots=True, frozen=True)
 class UnparsableCall:
-    """What begins like a call and is none."""
+    """Text that begins like a call but cannot be parsed as one."""
 
     reason: str
 
 
 def style_of_template(template: str) -> CallStyle | None:
-    """The style that a chat template tells its checkpoint to write; None where it tells of none."""
+    """Return the style that a chat template tells its checkpoint to write calls in; None if it names no known one."""
     if any(mark in template for mark in OTHER_STYLES):
         return None
     if OPEN in template:
@@ -113,21 +113,23 @@ def style_of_template(template: str) -> CallStyle | None:
 def parse_tool_calls(
     text: str, *, style: CallStyle, repair: bool = False, in_thought: bool = False
 ) -> list[ToolCall] | UnparsableCall:
-    """Read the calls in an answer, in order; none where it has none. One that cannot be read spoils the others.
+    """Parse the calls in an answer, in order; if one cannot be parsed, the whole answer is unparsable.
 
-    What a policy thinks first (before `</think>`) is no part of its answer. Nor are arguments taken that no environment
-    could be sent: halves of characters, infinite numbers, nesting deeper than `MAX_DEPTH`; or objects that have a name
-    twice.
+    Thoughts (before `</think>`) are not part of the answer. Arguments that could not be sent to an environment make a
+    call unparsable (lone surrogates, infinite numbers, nesting deeper than `MAX_DEPTH`), and so do duplicate keys.
 
     Args:
         text: The answer, special tokens included, without the token that ended it.
         style: How calls are written.
-        repair: Mend JSON that is almost right; see `repair_json`. Otherwise JSON is what RFC 8259 says.
-        in_thought: Whether the prompt has begun a thought, as some templates do, which the text goes on with.
+        repair: Repair almost valid JSON; see `repair_json`. Otherwise it has to conform to RFC 8259.
+        in_thought: Whether the prompt opened a thought, as some templates do, which the text continues.
+
+    Returns:
+        The calls, empty if there are none, or why they cannot be parsed.
     """
     thought, closing, behind = text.partition(THOUGHT_END)
     if not closing and (in_thought or thought.lstrip().startswith(THOUGHT)):
-        return []  # it never came to an answer
+        return []  # the thought never ended, so there is no answer
     answer = behind if closing else text
     try:
         if style is CallStyle.HERMES:
@@ -165,12 +167,12 @@ def _parse_llama(answer: str, repair: bool) -> list[ToolCall]:
         if not rest:
             return calls
         if not rest.startswith(";"):
-            raise ValueError(f"expected nothing behind a call but ';' and another, got {rest!r:.80}")
+            raise ValueError(f"expected only ';' and another call after a call, got {rest!r:.80}")
         rest = rest[1:].lstrip()
 
 
 def _parse_first_object(text: str, repair: bool) -> tuple[Any, str]:
-    """What a text begins with, and what follows it; where that has to be mended, it is all of the text."""
+    """Return the JSON value that a text begins with, and the rest; if it has to be repaired, all text is the value."""
     try:
         value, end = json.JSONDecoder(**_STRICT).raw_decode(text)
     except ValueError:
@@ -192,7 +194,7 @@ def _require_sendable(value: Any, depth: int) -> None:
     if depth == 0:
         raise ValueError(f"expected arguments nested at most {MAX_DEPTH} deep, got deeper ones")
     if isinstance(value, str):
-        value.encode()  # a half of a surrogate pair is a UnicodeEncodeError, which is a ValueError
+        value.encode()  # a lone surrogate raises a UnicodeEncodeError, which is a ValueError
     elif isinstance(value, float) and not math.isfinite(value):
         raise ValueError(f"expected a finite number, got {value}")
     elif isinstance(value, list | dict):
@@ -215,7 +217,7 @@ def _refuse_constant(constant: str) -> NoReturn:
 
 
 def _require_unique_keys(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    """An object whose names differ: of two values of one name nobody knows which was meant."""
+    """Return the object's mapping; ValueError if a key is there twice, as the intended value is unclear."""
     mapping = dict(pairs)
     if len(mapping) < len(pairs):
         twice = next(name for name, times in Counter(name for name, _ in pairs).items() if times > 1)

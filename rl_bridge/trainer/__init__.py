@@ -1,1 +1,1 @@
-"""The trainer: a TorchTitan model, its optimizer, schedule and checkpoints."""
+"""The trainer: a TorchTitan model with its optimizer, schedule and checkpoints."""

@@ -1,4 +1,4 @@
-"""The trainer, one rank a process, and the reference policy as Monarch actors."""
+"""The trainer, with one rank per process, and the reference policy as Monarch actors."""
 
 import asyncio
 import os
@@ -29,14 +29,14 @@ from rl_bridge.trainer.settings import ResumeState, TrainerSettings
 from rl_bridge.types import PolicyVersion
 from rl_bridge.weights import WeightStore
 
-# TorchTitan is for the processes of these actors: the controller, which names them, would import it before they begin.
+# Imports TorchTitan, which only the actors' own processes need: the controller imports this module before they start.
 if TYPE_CHECKING:
     from rl_bridge.trainer.reference import Reference
 
 T = TypeVar("T")
 
 OUT_OF_STEP = 3
-"""Exit status of a rank that cannot go on with its siblings."""
+"""Exit status of a rank that can no longer work with its siblings."""
 _MEETING = ".meeting-"
 
 
@@ -48,13 +48,13 @@ async def _import(module: str) -> None:
 
 
 class TrainerActor(ServiceActor):
-    """A thin shell around `Trainer`: one replica, as many ranks as it has processes.
+    """A thin shell around `Trainer`: one replica, with one rank per process.
 
-    The work is done by a thread, one piece after the other, in the order in which it was asked for. Only pushing goes
-    on beside it: the passes forward and backward of the next step need not wait for it, the update does.
+    A thread does the work, one call at a time, in the order of the calls. Only a push runs concurrently: the next
+    step's forward and backward passes do not wait for it, but its update does.
 
-    A rank whose siblings are gone, or that met an error of its own, ends its process: the group cannot be mended, and
-    the service starts all ranks anew.
+    A rank whose siblings are gone, or that met an unexpected error, ends its process: the process group cannot be
+    repaired, and the service restarts all ranks.
     """
 
     def __init__(self, settings: TrainerSettings, store: WeightStore | None = None) -> None:
@@ -66,12 +66,12 @@ class TrainerActor(ServiceActor):
 
     @concurrent_endpoint
     async def setup(self) -> None:
-        """Meet the other ranks, load the model, and the newest checkpoint where the settings say so."""
+        """Join the other ranks, then load the model and the run's newest checkpoint, if any."""
         own = context().actor_instance
         self._rank = Rank(
             index=own.rank.rank,
             count=own.rank.extent.nelements,
-            # Every start of the service has a name of its own, which its ranks share.
+            # The actor's name is unique to each start of the service, and its ranks share it.
             meeting=Path(self._settings.folder) / f"{_MEETING}{own.name}",
             timeout_s=self._settings.trainer.collective_timeout_s,
         )
@@ -89,28 +89,28 @@ class TrainerActor(ServiceActor):
 
     @concurrent_endpoint
     async def resumed(self) -> ResumeState:
-        """The checkpoint that this start of the trainer resumes from."""
+        """Return the state of the checkpoint that this start of the trainer resumed from."""
         return self._resumed
 
     @concurrent_endpoint
     async def checkpointing(self) -> str:
-        """The activation checkpointing that the trainer has chosen, and why. See `Trainer.checkpointing`."""
+        """Return the activation checkpointing that the trainer uses, and why. See `Trainer.checkpointing`."""
         return self._trainer.checkpointing
 
     @concurrent_endpoint
     async def train_step(
         self, batch: TrainBatch | RankBatch, version: PolicyVersion | None = None
     ) -> dict[str, float]:
-        """Train one iteration from a version; returns its metrics, what was measured included. See `Trainer.step`."""
+        """Train one iteration from a version; returns its metrics and measurements. See `Trainer.step`."""
         await self._take_turn()
         return await self._work("train", lambda: self._trainer.step(batch, version) | self._trainer.measured)
 
     @concurrent_endpoint
     async def push_weights(self, version: PolicyVersion) -> float:
-        """Put this rank's part of the weights into the store, in the type that the model computes in.
+        """Put this rank's part of the weights into the store, in the dtype that the model computes in.
 
-        Returns the seconds. Asked for before the next `train_step`, it goes on while that is computed. How long that
-        step's updates had to wait for it is the metric `time/push_blocked_s` of the step.
+        Returns the duration in seconds. If called before the next `train_step`, it runs concurrently with that; the
+        step's metric `time/push_blocked_s` is how long its updates had to wait for the push.
         """
         if self._store is None:
             raise TrainingError("expected a trainer with a store of weights, got one without")
@@ -124,7 +124,7 @@ class TrainerActor(ServiceActor):
                     state,
                     rank=self._rank.index,
                     ranks=self._rank.count,
-                    dtype=getattr(torch, self._settings.dtype),  # what generators compute in
+                    dtype=getattr(torch, self._settings.dtype),  # generators compute in it
                 )
         return time.perf_counter() - started
 
@@ -143,13 +143,13 @@ class TrainerActor(ServiceActor):
 
     @concurrent_endpoint
     async def export(self, folder: str, version: PolicyVersion) -> None:
-        """Write the weights of a version, which the trainer has to be at, as safetensors into a folder."""
+        """Write the weights of a version, which must be the trainer's current one, as safetensors into a folder."""
         await self._take_turn()
         await self._work("export", self._trainer.export, folder, version)
 
     @concurrent_endpoint
     async def end_turn(self) -> None:
-        """Free the GPU for the generators until the next work; they sleep by then."""
+        """Free the GPU for the generators until the next call that needs it; they must sleep by then."""
         await self._end_turn()
 
     async def _end_turn(self) -> None:
@@ -188,7 +188,7 @@ class TrainerActor(ServiceActor):
 
     @staticmethod
     def _end(error: Exception) -> NoReturn:
-        """End the process. What one rank alone meets leaves the others waiting, and out of step for ever."""
+        """End the process: an error of one rank alone leaves the others waiting for it and out of step."""
         traceback.print_exception(error)
         sys.stderr.flush()
         os._exit(OUT_OF_STEP)
@@ -201,17 +201,17 @@ class TrainerActor(ServiceActor):
         folder.mkdir(parents=True, exist_ok=True)
         self._trainer = Trainer(self._settings, self._rank)
         self._resumed = self._trainer.resume()
-        if self._rank.index == 0:  # ranks that were killed did not tidy up
+        if self._rank.index == 0:  # killed ranks leave their meeting files behind
             for left in folder.glob(f"{_MEETING}*"):
                 if left != self._rank.meeting:
                     left.unlink(missing_ok=True)
 
 
 class ReferenceActor(ServiceActor):
-    """Answers batches one after the other, while its process stays responsive. A thin shell around `Reference`.
+    """A thin shell around `Reference`, which computes one batch at a time on a thread.
 
-    Where it shares a GPU with trainer and generators it has a turn for each batch, and loads the model in the first: at
-    the start, and when it is started again, others may have theirs for long.
+    If it shares a GPU with trainer and generators, it takes a turn for each batch and loads the model in the first one:
+    at a start or restart, others may hold the turn for a long time.
     """
 
     REPEATABLE = frozenset({"logprobs"})
@@ -225,7 +225,7 @@ class ReferenceActor(ServiceActor):
 
     @concurrent_endpoint
     async def setup(self) -> None:
-        """Load the model, unless that takes a turn."""
+        """Load the model, unless that needs a turn on the GPU."""
         await _import("rl_bridge.trainer.reference")
         if self._turn is None:
             await asyncio.get_running_loop().run_in_executor(self._thread, self._load)
@@ -233,7 +233,7 @@ class ReferenceActor(ServiceActor):
 
     @concurrent_endpoint
     async def logprobs(self, batch: TrainBatch) -> NDArray[np.float32]:
-        """The log-probability of each loss token, shape [T]."""
+        """Return the log-probability of each loss token, shape [T]."""
         async with self._answering:
             if self._turn is not None:
                 await self._turn.take(self._settings.trainer.timeout_s)

@@ -1,4 +1,4 @@
-"""Checkpoints, written beside the training, and exports: written to their end, or not there at all."""
+"""Checkpoints, written concurrently with training, and exports; both appear only when they are complete."""
 
 import functools
 import hashlib
@@ -35,29 +35,29 @@ from rl_bridge.weights.snapshot import LazySum, State
 T = TypeVar("T")
 
 KEEP = 2
-"""Checkpoints that stay: one more than is needed, in case the newest is damaged."""
+"""The number of checkpoints kept: one more than is needed, in case the newest is damaged."""
 FOLDER = "checkpoint"
 _RUN, _ATTACHMENTS = "run.json", "attachments"
 _WHOLE = re.compile(r"step-(\d+)")
 _PARTIAL = ".partial"
 _DAMAGED = ".damaged"
 SHARD_BYTES = 5_000_000_000
-"""Of a file of an export, at most."""
+"""The most bytes of each file of an export."""
 INDEX = "model.safetensors.index.json"
 _REPLACED = ".replaced" + _PARTIAL
-"""Of a checkpoint that is whole, until there is another of its version."""
+"""The suffix of a complete checkpoint while another one of its version replaces it."""
 _OLD = ".old" + _PARTIAL
-"""Of one that is being removed."""
+"""The suffix of a checkpoint that is being removed."""
 
 
 class Checkpoints:
-    """The checkpoints of one run, each a folder `checkpoint/step-N` in the run's.
+    """The checkpoints of one run, each a folder `checkpoint/step-N` in the run's folder.
 
-    One is written as `step-N.partial`, brought to the disk, and then given its name: a folder with the name is whole.
-    A thread writes it, from a copy in the host's memory, while the training goes on. All ranks call every method.
+    A checkpoint is written as `step-N.partial`, synced to disk and then renamed, so a folder `step-N` is complete. A
+    thread writes it from a copy in the host's memory while training goes on. All ranks call every method.
 
     Attributes:
-        group: By which ranks wait for each other where something is written, which may take longer than a collective.
+        group: The process group for waits during writes, which may take longer than other collectives.
     """
 
     def __init__(self, folder: str | Path, *, timeout_s: float) -> None:
@@ -71,15 +71,15 @@ class Checkpoints:
         self._stager = DefaultStager(StagingOptions(pinned, False, False, False))
 
     def newest(self, read: Callable[[PolicyVersion], T]) -> tuple[T | None, tuple[str, ...]]:
-        """What `read` makes of the newest that can be read, None where there is none; what was wrong with newer ones.
+        """Return `read`'s result for the newest readable checkpoint, or None, and what was wrong with newer ones.
 
-        These are set aside as `step-N.damaged`, once one before them has been read: where none can be, it may be the
-        model or the disk that is wrong.
+        The newer ones are renamed to `step-N.damaged` once an older one has been read: if none can be read, the model
+        or the disk may be at fault instead.
 
         Raises:
-            ModelError: There are some, and none can be read.
+            ModelError: There are checkpoints, and none can be read.
         """
-        versions = [sorted(_versions(self._folder), reverse=True)]  # as rank 0 sees them
+        versions = [sorted(_versions(self._folder), reverse=True)]  # those of rank 0 are broadcast
         dist.broadcast_object_list(versions, src=0)
         damaged: dict[PolicyVersion, str] = {}
         for version in versions[0]:
@@ -104,7 +104,7 @@ class Checkpoints:
         return f"{reason}; it is set aside as {path.name}{_DAMAGED}, going on from the one before"
 
     def sweep(self) -> None:
-        """Remove what killed trainers left half-written, and give one that was being replaced its name again."""
+        """Remove half-written checkpoints of killed trainers, and restore one whose replacement was interrupted."""
         if self._first:
             for replaced in self._folder.glob(f"*{_REPLACED}"):
                 if not (final := replaced.with_name(replaced.name.removesuffix(_REPLACED))).exists():
@@ -119,13 +119,13 @@ class Checkpoints:
         run_state: Mapping[str, Any],
         attachments: Mapping[str, bytes],
     ) -> None:
-        """Begin to write a checkpoint, once the one before is there; those that are no longer kept are removed.
+        """Start writing a checkpoint, after waiting for the previous write; older ones beyond `KEEP` are removed.
 
-        One of the same version is replaced. The state (tensors, DTensors, numbers and stateful objects, nested in
-        dicts) may change afterwards; `run_state` is JSON, attachments are bytes by the names of files.
+        A checkpoint of the same version is replaced. `state` (tensors, DTensors, numbers and stateful objects, nested
+        in dicts) may change afterwards; `run_state` is JSON, `attachments` are bytes by file name.
 
         Raises:
-            CheckpointError: The one before could not be written.
+            CheckpointError: The previous checkpoint could not be written.
         """
         self.finish()
         values = {
@@ -135,12 +135,12 @@ class Checkpoints:
         self._writing = self._thread.submit(self._write, version, copied, run_state, attachments)
 
     def check(self) -> None:
-        """Raise what `finish` raises, where all ranks are through with writing; wait for none that is not."""
+        """Call `finish` if all ranks have finished writing, and so raise its error; never wait for a write."""
         if self._writing is not None and agree(None if self._writing.done() else "not yet") is None:
             self.finish()
 
     def finish(self) -> None:
-        """Wait until what is being written is there; CheckpointError where it is not, and nothing of it is left."""
+        """Wait for the write in progress; CheckpointError if it fails, and then nothing of it is left."""
         writing, self._writing = self._writing, None
         if writing is None:
             return
@@ -185,25 +185,25 @@ class Checkpoints:
                 shutil.rmtree(partial, ignore_errors=True)
             raise CheckpointError(
                 f"cannot write the checkpoint of version {version} to {str(self._folder)!r}: {failure}; older ones are "
-                "whole. See that there is room, then go on from the newest: ropewalk train --resume "
+                "complete. Check that there is room, then resume from the newest: ropewalk train --resume "
                 f"{self._folder.parent!s}"
             )
 
     def load(self, version: PolicyVersion, state: dict[str, Any]) -> None:
-        """Read the weights and all else of `state` in place."""
+        """Read a checkpoint into the tensors and objects of `state`, in place."""
         path = self._folder / f"step-{version}"
         with _blame_checkpoint(path):
             load_distributed(state, storage_reader=FileSystemReader(path))
 
     def below(self, key: str, version: PolicyVersion) -> set[str]:
-        """The names that a checkpoint has below a key of its state."""
+        """Return the names that a checkpoint has below a key of its state."""
         path = self._folder / f"step-{version}"
         with _blame_checkpoint(path):
             names = FileSystemReader(path).read_metadata().state_dict_metadata
         return {name.removeprefix(f"{key}.") for name in names if name.startswith(f"{key}.")}
 
     def run_state(self, version: PolicyVersion) -> ResumeState:
-        """What the controller stored with a checkpoint."""
+        """Return the controller's state in a checkpoint."""
         path = self._folder / f"step-{version}"
         with _blame_checkpoint(path):
             note: dict[str, Any] = json.loads((path / _RUN).read_text(encoding="utf-8"))
@@ -217,12 +217,12 @@ class Checkpoints:
         before = _aside(final, _REPLACED) if final.exists() else None
         partial.rename(final)
         _sync(self._folder)
-        # The checkpoint is there: what of older ones cannot be removed, since somebody reads it over NFS for one, is no
-        # reason to end the run. `sweep` looks again.
-        if before is not None:  # not sooner: removing takes its time, and there has to be one that is whole
+        # The new checkpoint is complete. If older ones cannot be removed, for example because they are being read over
+        # NFS, the run goes on; `sweep` tries again.
+        if before is not None:  # only now: removing takes a while, and there must always be a complete one
             shutil.rmtree(before, ignore_errors=True)
         for version in sorted(_versions(self._folder))[:-KEEP]:
-            # Under another name, so that it is never taken for a whole one, wherever this is interrupted.
+            # Renamed first, so that it is never taken for a complete one if the removal is interrupted.
             shutil.rmtree(_aside(self._folder / f"step-{version}", _OLD), ignore_errors=True)
 
     def _together(self, work: Callable[[], None], *, everywhere: bool = False) -> None:
@@ -247,11 +247,11 @@ class _DamagedError(ModelError):
 
 @contextmanager
 def _blame_checkpoint(checkpoint: Path) -> Iterator[None]:
-    """What any rank cannot read within the block is the checkpoint's fault, for all of them, unless one is gone."""
+    """Raise _DamagedError on all ranks if any rank fails to read within the block, unless a rank is gone."""
     failure: BaseException | None = None
     try:
         yield
-    except (Exception, CheckpointException) as error:  # the latter is no Exception
+    except (Exception, CheckpointException) as error:  # the latter is not an Exception
         if is_of_siblings(error):
             raise
         failure = error
@@ -260,7 +260,7 @@ def _blame_checkpoint(checkpoint: Path) -> Iterator[None]:
 
 
 def newest_checkpoint(folder: str | Path) -> PolicyVersion:
-    """The version of a run's newest checkpoint, for who is no rank; 0 where there is none."""
+    """Return the version of a run's newest checkpoint, outside of the trainer; 0 if there is none."""
     return max(_versions(Path(folder) / FOLDER), default=0)
 
 
@@ -323,8 +323,8 @@ def export_weights(
 ) -> None:
     """Write weights as transformers does: `model.safetensors`, or several files and an index. All ranks call it.
 
-    No rank has more than a file's weights beside its own part. Files get their names when all of them are whole; what
-    an export has left there before is replaced. A file has `most_bytes` at most, unless one tensor has more.
+    No rank holds more than one file's weights beside its own part. Files are renamed when all of them are complete, and
+    replace an earlier export. A file has at most `most_bytes`, unless a single tensor has more.
     """
     split = split_state_dict_into_shards_factory(
         {name: value.base if isinstance(value, LazySum) else value for name, value in state.items()},
@@ -348,7 +348,7 @@ def export_adapter(
 
 
 def _by_first(folder: Path, group: dist.ProcessGroup, work: Callable[..., None], *arguments: Any) -> None:
-    """Have rank 0 do something that may take longer than a collective; all of them learn of a failure."""
+    """Run `work` on rank 0, which may take longer than other collectives; a failure is raised on all ranks."""
     failure = None
     if dist.get_rank() == 0:
         try:
@@ -363,7 +363,7 @@ def _by_first(folder: Path, group: dist.ProcessGroup, work: Callable[..., None],
 
 def _name_files(folder: Path, split: StateDictSplit) -> None:
     index = folder / INDEX
-    index.unlink(missing_ok=True)  # of files of which some may be others in a moment
+    index.unlink(missing_ok=True)  # it is invalid as soon as the first file is replaced
     for file in split.filename_to_tensors:
         (folder / (file + _PARTIAL)).rename(folder / file)
     for left in folder.glob("model*.safetensors"):

@@ -1,4 +1,4 @@
-"""The critic of PPO: a value head on a body of its own, trained beside the policy."""
+"""PPO's critic: a value head on a body of its own, trained beside the policy."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -22,9 +22,9 @@ _MODEL = f"{_PREFIX}model"
 
 
 class Critic:
-    """Estimates the value of states, and learns from the returns. On every rank, like the policy.
+    """Estimates the values of states and learns from the returns. It is on every rank, like the policy.
 
-    It begins with the policy's body and a value of 0 everywhere. With LoRA it has adapters of its own, and a head.
+    It starts with the policy's body and a value of 0 everywhere. With LoRA it trains its own adapters and the head.
     """
 
     def __init__(self, settings: TrainerSettings) -> None:
@@ -49,16 +49,16 @@ class Critic:
         self._norms: list[float] = []
 
     def values(self, rank_batch: RankBatch) -> NDArray[np.float32]:
-        """The value of the state before each of this rank's loss tokens, shape [T]."""
+        """Return the value of the state before each of this rank's loss tokens, shape [T]."""
         return self.passes.evaluate(rank_batch, self._values)
 
     def _values(self, micro_batch: TrainBatch) -> Tensor:
         return self._model.outputs(self._model.pack(micro_batch)).logprobs
 
     def accumulate(self, rank_batch: RankBatch, update: int, *, iteration: int) -> None:
-        """Make the gradient of one update: the mean of the value loss over its tokens.
+        """Accumulate and clip one update's gradient: that of the mean value loss over the update's tokens.
 
-        Raises as `Optimization.clip`.
+        Raises as `Optimization.clip` does.
         """
 
         def loss(micro_batch: TrainBatch) -> Tensor:
@@ -79,10 +79,10 @@ class Critic:
         self._losses.append(total_loss)
 
     def metrics(self, batch: TrainBatch) -> dict[str, float]:
-        """Of the updates since the last call, by the names that the log uses.
+        """Return the metrics of the updates since the last call, by their names in the log.
 
-        `critic/explained_variance` is 1 - Var(R - V) / Var(R), of the values before the first of them: 1 of a critic
-        that knew the returns, 0 of one that knew their mean at best.
+        `critic/explained_variance` is 1 - Var(R - V) / Var(R) with the values before the first of these updates: 1 if
+        they equal the returns, 0 if they are no better than a constant.
         """
         assert batch.values is not None
         assert batch.returns is not None
@@ -98,10 +98,10 @@ class Critic:
         }
 
     def state(self) -> dict[str, Any]:
-        """What a checkpoint holds of it, at its top; read in place when one is loaded."""
+        """Return the critic's top-level entries of a checkpoint; they are read in place when one is loaded."""
         return {_MODEL: self._model.trained_state(), **self.optimization.state(_PREFIX)}
 
     def restore(self, state: Mapping[str, Any], version: PolicyVersion) -> None:
-        """Take what a checkpoint of a version was read into."""
+        """Load the state into which a checkpoint of `version` was read."""
         self._model.load_trained(state[_MODEL])
         self.optimization.after_restore(version)

@@ -15,7 +15,7 @@ _SUMS = ("tokens", "early_tokens", "difference", "fresh_tokens", "difference_abs
 class LossMetrics:
     """Sums over tokens, so that means over any number of passes are exact.
 
-    A rank that had no loss token has sums of zero: ranks can always add theirs up.
+    A rank without loss tokens has sums of zero, so the sums can always be added over ranks.
     """
 
     def __init__(self) -> None:
@@ -24,16 +24,17 @@ class LossMetrics:
         self._largest = 0.0
 
     def add(self, metrics: Mapping[str, Tensor]) -> None:
-        """Take what the loss of one pass says, each of shape [T], by the names that the log uses."""
+        """Add the loss's metrics of one pass, each of shape [T], by their names in the log."""
         self._sums["tokens"] += len(next(iter(metrics.values())))
         for name, values in metrics.items():
             self._of_loss[name] = self._of_loss.get(name, 0.0) + float(values.sum())
 
     def add_mismatch(self, difference: Tensor, *, fresh: Tensor) -> None:
-        """Take a pass's log-probabilities of the trainer less those that tokens were sampled with, shape [T].
+        """Add a pass's differences: the trainer's log-probabilities minus those of sampling, shape [T].
 
-        Only before the iteration's first update; after it they are learning too. `fresh` is true for tokens that the
-        very weights have sampled that the trainer holds: there it is the engine's mismatch and not age.
+        Call this only before the iteration's first update, after which differences include what was learned. `fresh`
+        marks tokens sampled by the same version of the weights as the trainer's, whose difference is due to the engine
+        and not to staleness.
         """
         self._sums["early_tokens"] += len(difference)
         self._sums["difference"] += float(difference.sum())
@@ -44,23 +45,23 @@ class LossMetrics:
             self._largest = max(self._largest, float(of_engine.max()))
 
     def add_rows(self, *, valid: int, padded: int) -> None:
-        """Take the size of one forward pass: tokens of documents, and those with padding."""
+        """Add the size of one forward pass: its tokens without and with padding."""
         self._sums["valid"] += valid
         self._sums["padded"] += padded
 
     def reduce(
         self, sum_over_ranks: Callable[[Tensor], Tensor], max_over_ranks: Callable[[Tensor], Tensor]
     ) -> dict[str, float]:
-        """Means over the loss tokens of all ranks, under the names that the log uses.
+        """Return means over the loss tokens of all ranks, by their names in the log.
 
-        `mismatch/*` compare the probabilities that tokens were sampled with and the trainer's, before the iteration's
-        first update. `mismatch/kl` is the divergence of the sampling distribution from the trainer's, estimated by k1
-        as the mean of log mu - log pi over all tokens; where some are of older weights it holds their age too. The mean
-        and the largest absolute difference of log-probabilities are those of engine and trainer alone, over tokens that
-        the trainer's own version of the weights has sampled; they are left out where there are none.
-        `train/valid_token_share` says how much of the forward passes was no padding.
+        `mismatch/*` compare the sampling probabilities with the trainer's before the iteration's first update.
+        `mismatch/kl` is the divergence of the sampling distribution from the trainer's, estimated by k1 as the mean of
+        log mu - log pi over all tokens; with tokens of older weights it includes their staleness. The mean and largest
+        absolute differences of log-probabilities are due to the engine alone: they cover only tokens sampled by the
+        trainer's version of the weights, and are omitted if there are none. `train/valid_token_share` is the share of
+        the forward passes' tokens that is not padding.
         """
-        names = union(self._of_loss)  # a rank that had no token knows none
+        names = union(self._of_loss)  # a rank without tokens has no names
         own = [*self._sums.values(), *(self._of_loss.get(name, 0.0) for name in names)]
         sums = sum_over_ranks(torch.tensor(own, dtype=torch.float64)).tolist()
         largest = max_over_ranks(torch.tensor([self._largest], dtype=torch.float64))
@@ -75,16 +76,16 @@ class LossMetrics:
 
 
 def peak_flops(name: str) -> float | None:
-    """Dense operations in bfloat16 a second of a GPU, by CUDA's name for it; None where TorchTitan does not know it."""
+    """Return a GPU's peak dense bfloat16 operations per second, by CUDA's name for it; None if it is unknown."""
     from torchtitan.tools.utils import get_peak_flops
 
     flops: float = get_peak_flops(name)
-    # It takes what it does not know for an A100.
+    # TorchTitan takes an unknown GPU for an A100.
     return flops if "A100" in name or flops != get_peak_flops("A100") else None
 
 
 class StepMeter:
-    """What a step gets done in its time, and the most memory that it takes of a GPU."""
+    """Measures a step's throughput and its peak GPU memory."""
 
     def __init__(self, device: torch.device) -> None:
         self._on_gpu = device.type == "cuda"
@@ -92,17 +93,17 @@ class StepMeter:
         self._began = 0.0
 
     def begin(self) -> None:
-        """A step begins."""
+        """Start measuring a step."""
         if self._on_gpu:
             torch.cuda.reset_peak_memory_stats()
         self._began = time.perf_counter()
 
     def metrics(self, *, tokens: float, flops: float) -> dict[str, float]:
-        """Of the step that ends now, under the names that the log uses; the same on every rank.
+        """Return the metrics of the step that ends now, by their names in the log; the same on every rank.
 
-        `train/tokens_per_s` are tokens of rows that gave a gradient, prompts included. `train/mfu` is the share of the
-        GPUs' peak in bfloat16 that the model's own operations make up (`Architecture.train_flops`), of a known GPU.
-        Time and memory are those of the rank that has most.
+        `train/tokens_per_s` counts tokens of rows with a gradient, prompts included. `train/mfu` is the model's
+        operations (`Architecture.train_flops`) as a share of the GPUs' bfloat16 peak, if that is known. Time and memory
+        are the maxima over ranks.
         """
         most = [0.0, 0.0, 0.0]
         if self._on_gpu:

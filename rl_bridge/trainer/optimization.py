@@ -1,4 +1,4 @@
-"""The optimizer of one model, with its schedule and the clipping of its gradients."""
+"""The optimizer of one model, with its learning rate schedule and gradient clipping."""
 
 import math
 import warnings
@@ -12,13 +12,13 @@ from rl_bridge.errors import NonFiniteLossError
 from rl_bridge.titan.model import TitanModel
 from rl_bridge.types import PolicyVersion
 
-# After rl_bridge.titan.model, which tells TorchTitan about machines without an accelerator.
+# After rl_bridge.titan.model, which prepares TorchTitan for machines without an accelerator.
 from torchtitan.components.optimizer import LRSchedulersContainer, default_adamw  # isort: skip
 from torchtitan.distributed import utils as titan_dist  # isort: skip
 
 
 class Optimization:
-    """Adam, a learning rate that warms up and decays over the run, and a bound on the gradient's norm."""
+    """AdamW, a learning rate that warms up and decays over the run, and a bound on the gradient's norm."""
 
     def __init__(self, model: TitanModel, trainer: TrainerConfig, *, learning_rate: float) -> None:
         self._model = model
@@ -30,7 +30,7 @@ class Optimization:
         optimizer.implementation = "fused" if model.device.type == "cuda" else "for-loop"
         self._optimizer = optimizer.build(model_parts=[model.module])
         (group, *_) = next(iter(self._optimizer)).param_groups
-        # Those of a checkpoint may be another run's, or of another kind of device.
+        # A checkpoint's values may come from another configuration or another type of device.
         self._chosen = {key: group[key] for key in ("betas", "weight_decay", "fused", "foreach")}
         updates = trainer.iterations * trainer.updates_per_iteration
         self._scheduler = LRSchedulersContainer.Config(
@@ -41,14 +41,14 @@ class Optimization:
 
     @property
     def learning_rate(self) -> float:
-        """Of the next update."""
+        """The learning rate of the next update."""
         rate: float = self._scheduler.schedulers[0].get_last_lr()[0]
         return rate
 
     def clip(self, loss: float, *, iteration: int, label: str) -> float:
-        """Scale the gradient down to its bound.
+        """Clip the gradient's norm; returns the norm before.
 
-        Where it or the loss is not finite, drop it and raise NonFiniteLossError.
+        If the gradient or the loss is not finite, drops the gradient and raises NonFiniteLossError.
         """
         norm = float(
             titan_dist.clip_grad_norm_(list(self._model.module.parameters()), self._max_norm, foreach=True)
@@ -63,32 +63,32 @@ class Optimization:
         return norm
 
     def step(self) -> None:
-        """Update the weights."""
+        """Update the weights, advance the schedule and drop the gradient."""
         self._optimizer.step()
         self._scheduler.step()
         self.drop()
 
     def skip(self) -> None:
-        """Advance the schedule as if there had been an update."""
+        """Advance the schedule without an update."""
         self._scheduler.step()
 
     def drop(self) -> None:
-        """Forget the gradient."""
+        """Drop the gradient."""
         self._optimizer.zero_grad()
 
     def tensors(self) -> Iterator[Tensor]:
-        """This rank's part of the weights and of what the optimizer knows of them; no gradients."""
+        """Yield this rank's part of the weights and of the optimizer's state, without gradients."""
         yield from self._model.module.parameters()
         for optimizer in self._optimizer:
             for known in optimizer.state.values():
                 yield from (value for value in known.values() if isinstance(value, Tensor))
 
     def after_restore(self, version: PolicyVersion) -> None:
-        """Go on by this run's configuration once a checkpoint has been read, which holds that of who wrote it.
+        """Apply this run's configuration after a checkpoint, possibly of another configuration, has been read.
 
-        Where the schedule stands follows from the version, by whatever configuration.
+        The schedule's position follows from the version alone.
         """
-        with warnings.catch_warnings():  # TorchTitan asks for the rate in a way that PyTorch warns of
+        with warnings.catch_warnings():  # PyTorch warns of the way in which TorchTitan reads the rate
             warnings.filterwarnings("ignore", "To get the last learning rate", UserWarning)
             self._scheduler.load_state_dict({"last_epoch": version * self._updates_per_iteration})
         for optimizer, scheduler in zip(self._optimizer, self._scheduler, strict=True):
@@ -96,5 +96,5 @@ class Optimization:
                 group.update(lr=rate, **self._chosen)
 
     def state(self, prefix: str = "") -> dict[str, Any]:
-        """What a checkpoint holds of it, at its top, where stateful objects have to be; read in place when loaded."""
+        """Return the optimizer's top-level entries of a checkpoint, where stateful objects must be; read in place."""
         return {f"{prefix}optimizer": self._optimizer}

@@ -1,4 +1,4 @@
-"""A batch, divided into updates, ranks and passes; and a rank's part of it through a model, pass by pass."""
+"""The division of a batch into updates, ranks and passes, and a rank's passes through a model."""
 
 import asyncio
 from collections.abc import Callable
@@ -23,11 +23,12 @@ if TYPE_CHECKING:
 
 @dataclass(kw_only=True, slots=True, frozen=True)
 class RankBatch:
-    """What one rank works on in one iteration. All ranks make the same number of passes, some of them idle.
+    """One rank's part of an iteration. All ranks make the same number of passes, some of which may be idle.
 
     Attributes:
-        updates: The passes of each update: indices of loss tokens in `batch`, none of an idle pass.
-        sizes: Loss tokens of each update, over all ranks.
+        batch: The rank's loss tokens with their contexts.
+        updates: The passes of each update: indices of loss tokens in `batch`, empty for an idle pass.
+        sizes: The number of loss tokens of each update, over all ranks.
     """
 
     batch: TrainBatch
@@ -40,7 +41,7 @@ def rank_batches(
 ) -> list[RankBatch]:
     """Divide an iteration's loss tokens: by trajectory into updates, by context into passes of similar size.
 
-    Tensor-parallel ranks work on the same part. The iteration, with the run's seed, decides what is in which update.
+    Tensor-parallel ranks work on the same part. The run's seed and the version determine each update's trajectories.
     """
     config, algorithm = settings.trainer, settings.algorithm
     shuffle = np.random.default_rng([settings.seed, version])
@@ -79,11 +80,11 @@ def _rank_batch(
 
 
 class Passes:
-    """Takes parts of a batch through a model. Each rank takes part in the others' collectives, also where it is idle.
+    """Runs passes of a batch through a model. A rank whose pass is idle still takes part in collectives.
 
     Attributes:
-        tokens: Tokens of rows that this rank has made gradients of, since `begin`.
-        flops: Floating-point operations of the model for that.
+        tokens: The number of tokens of rows for which this rank has computed gradients since `begin`.
+        flops: The model's floating-point operations for these.
     """
 
     def __init__(self, model: "TitanModel") -> None:
@@ -91,13 +92,13 @@ class Passes:
         self.begin()
 
     def begin(self) -> None:
-        """A step begins."""
+        """Reset the counts for a new step."""
         self.tokens, self.flops = 0, 0.0
 
     def backward(self, rank_batch: RankBatch, update: int, loss: Callable[[TrainBatch], Tensor]) -> float:
-        """Add an update's gradient.
+        """Accumulate an update's gradient; returns its loss.
 
-        `loss` is a pass's scalar, whose sum over all passes of all ranks is the update's.
+        `loss` returns a pass's scalar, whose sum over all passes of all ranks is the update's loss.
         """
         total = 0.0
         for tokens in rank_batch.updates[update]:
@@ -117,9 +118,9 @@ class Passes:
     def evaluate(
         self, rank_batch: RankBatch, value: Callable[[TrainBatch], Tensor], *, update: int | None = None
     ) -> NDArray[np.float32]:
-        """A number for each loss token of this rank, without gradient, shape [the rank's T].
+        """Compute a value for each of this rank's loss tokens, without gradient, shape [the rank's T].
 
-        Those of other updates have 0. `value` gives those of a pass, shape [its T].
+        `value` returns those of a pass, shape [its T]. With `update`, the other updates' tokens get 0.
         """
         result = np.zeros(len(rank_batch.batch), dtype=np.float32)
         updates = rank_batch.updates if update is None else (rank_batch.updates[update],)
@@ -132,7 +133,7 @@ class Passes:
         return result
 
     def whole(self, batch: TrainBatch, values: NDArray[np.generic]) -> NDArray[np.float64]:
-        """What all ranks have for their loss tokens, float64, shape [the whole batch's T]; the same on every rank."""
+        """Combine all ranks' values of their loss tokens: float64, shape [T of the whole batch], on every rank."""
         result = torch.zeros(batch.total, dtype=torch.float64)
         result[torch.from_numpy(batch.index)] = torch.from_numpy(values.astype(np.float64))
         summed: NDArray[np.float64] = self._model.sum_over_data(result).numpy()
@@ -140,11 +141,11 @@ class Passes:
 
 
 async def reference_logprobs(reference: Routed, batch: TrainBatch) -> NDArray[np.float32]:
-    """The log-probability of each loss token under the reference policy, shape [T].
+    """Return the log-probability of each loss token under the reference policy, shape [T].
 
-    Every replica that serves gets contexts of about as many tokens as the others.
+    The contexts are divided over the serving replicas such that each gets about as many tokens.
     """
-    roster = getattr(reference, "roster", None)  # an object of this process is its own only replica
+    roster = getattr(reference, "roster", None)  # a local object is its own only replica
     replicas = 1 if roster is None else max(1, len(roster.targets))
     shares = share_out(batch.lengths, ranks=replicas, budget=int(batch.lengths.sum()))
     parts = [np.flatnonzero(np.isin(batch.context, contexts)) for (contexts,) in shares if len(contexts)]

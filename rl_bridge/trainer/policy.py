@@ -1,4 +1,4 @@
-"""What a batch lacks before its first update, and the gradient of the policy's loss over one update."""
+"""The policy's training: advantages of a batch before its first update, and the gradient of an update's loss."""
 
 from collections.abc import Callable
 from dataclasses import replace
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 
 def loss_settings(algorithm: AlgorithmConfig, *, progress: float) -> AlgorithmConfig:
-    """`algorithm.*` at a point of the run, in [0, 1]: what is left of the entropy bonus, the divergence in the loss."""
+    """Return `algorithm.*` with the loss's entropy and KL coefficients at `progress` through the run, in [0, 1]."""
     entropy_coef = held_then_annealed(
         progress,
         value=algorithm.entropy_coef,
@@ -41,17 +41,16 @@ def with_advantages(
     values: NDArray[np.float32] | None = None,
     whole: Callable[[NDArray[np.generic]], NDArray[np.float64]],
 ) -> TrainBatch:
-    """A rank's part of a batch with the advantages that it is trained with.
+    """Return a rank's part of a batch with the advantages that it is trained with.
 
-    Those relative to the group are known when the batch is made, unless the divergence from the reference is a part of
-    the reward. Those of GAE are known from the critic's values. Either is of whole trajectories, whose tokens may be on
-    several ranks.
+    Group-relative advantages are known when the batch is made, unless the divergence from the reference is part of the
+    reward. GAE's follow from the critic's values. Both need whole trajectories, whose tokens may be on several ranks.
 
     Args:
-        batch: With reference log-probabilities where the divergence is in the reward.
+        batch: The rank's part; with reference log-probabilities if the divergence is part of the reward.
         algorithm: The configuration.
-        values: The critic's, shape [T]; None without a critic.
-        whole: Gives the whole batch's numbers for those of this part.
+        values: The critic's values, shape [T]; None without a critic.
+        whole: Combines values of all ranks' loss tokens into those of the whole batch.
     """
     in_reward = algorithm.kl_coef > 0 and algorithm.kl_in == "reward"
     if values is None and not in_reward:
@@ -92,7 +91,7 @@ def _relative(
     group: NDArray[np.float64],
     algorithm: AlgorithmConfig,
 ) -> NDArray[np.float32]:
-    """Each trajectory's sum of rewards, beside its group's."""
+    """Return each token's advantage: that of its trajectory's total reward relative to its group's."""
     _, first, index = np.unique(trajectory, return_index=True, return_inverse=True)
     totals, group = np.bincount(index, weights=rewards), group[first]
     relative, advantage = np.empty(len(totals)), load_advantage(algorithm.advantage_function)
@@ -104,7 +103,7 @@ def _relative(
 
 
 class PolicyGradients:
-    """Accumulates an update's gradient, whatever is in a pass and whoever makes it."""
+    """Accumulates the gradient of the policy's loss over an update's passes on all ranks."""
 
     def __init__(self, model: "TitanModel", settings: TrainerSettings) -> None:
         self._model = model
@@ -113,7 +112,7 @@ class PolicyGradients:
         self.passes = Passes(model)
 
     def logprobs(self, rank_batch: RankBatch, *, update: int | None = None) -> NDArray[np.float32]:
-        """The log-probability of each of this rank's loss tokens under the weights as they are; see `evaluate`."""
+        """Return the log-probability of each of this rank's loss tokens under the current weights; see `evaluate`."""
 
         def chosen(micro_batch: TrainBatch) -> Tensor:
             rows = self._model.pack(micro_batch)
@@ -130,10 +129,10 @@ class PolicyGradients:
         *,
         fresh: int | None,
     ) -> float:
-        """Add the gradient of an update to what each rank has of the weights.
+        """Accumulate the gradient of an update on each rank's part of the weights; returns the loss.
 
-        Ratios of sequences take a pass forward of their own first: the tokens of one may be in different passes.
-        `fresh` is the version of tokens that the very weights have sampled that the trainer holds; None after the
+        Sequence-level ratios need forward passes of their own first, because a sequence's tokens may be in different
+        passes. `fresh` is the version of the trainer's weights, whose tokens show the engine's mismatch; None after the
         iteration's first update.
         """
         ratios = self._sequence_log_ratios(rank_batch, update)
@@ -164,7 +163,7 @@ class PolicyGradients:
         return self.passes.backward(rank_batch, update, loss)
 
     def _sequence_log_ratios(self, rank_batch: RankBatch, update: int) -> NDArray[np.float32] | None:
-        """Of each token of the whole batch."""
+        """Return the sequence-level log-ratio of each token of the whole batch; None with token-level ratios."""
         if self._settings.algorithm.ratio == "token":
             return None
         batch = rank_batch.batch

@@ -1,4 +1,4 @@
-"""The reference policy: log-probabilities of loss tokens under the weights that training began with."""
+"""The reference policy: log-probabilities of loss tokens under the initial weights."""
 
 import numpy as np
 import torch
@@ -12,10 +12,7 @@ from rl_bridge.trainer.weights import Offload
 
 
 class Reference:
-    """A frozen model that computes log-probabilities of batches.
-
-    It has the trainer's settings, so that both see the same lengths and temperature.
-    """
+    """A frozen model that computes log-probabilities of batches, with the trainer's lengths and temperature."""
 
     def __init__(self, settings: TrainerSettings) -> None:
         self._settings = settings
@@ -32,7 +29,7 @@ class Reference:
 
     @torch.no_grad()
     def logprobs(self, batch: TrainBatch) -> NDArray[np.float32]:
-        """The log-probability of each loss token, shape [T]."""
+        """Return the log-probability of each loss token, shape [T]."""
         self._offload.restore()
         result = np.zeros(len(batch), dtype=np.float32)
         (passes,) = share_out(batch.lengths, ranks=1, budget=self._settings.tokens_per_pass)
@@ -45,5 +42,5 @@ class Reference:
         return result
 
     def offload(self) -> None:
-        """Leave the device's memory to others: weights go to the host's, until they are needed."""
+        """Move the weights to the host's memory until they are needed, to free the device's."""
         self._offload.release(self._model.module.parameters())

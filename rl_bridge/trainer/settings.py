@@ -1,4 +1,4 @@
-"""What the trainer is started with: plain values that travel to its process."""
+"""The settings of the trainer: plain values that are sent to its process."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
@@ -15,14 +15,14 @@ class TrainerSettings:
     """The parts of the configuration that the trainer needs.
 
     Attributes:
-        folder: Where checkpoints go; all ranks see it.
-        max_length: The longest row, in tokens.
-        max_loss_tokens: The most tokens a trajectory can have in the loss.
+        folder: The folder for checkpoints, visible to all ranks.
+        max_length: The length of the longest row, in tokens.
+        max_loss_tokens: The most loss tokens of a trajectory.
         deterministic: Use only operations whose result does not depend on timing. The same batches then give the same
             loss, gradient norm and weights, to the last bit, on the same machine with the same ranks and threads.
-        colocated: Others compute on the same GPU in turn.
-        bytes_by_checkpointing: What a rank needs by each kind of activation checkpointing, among which it chooses
-            where `trainer.activation_checkpointing` is `auto` (`rl_bridge.planning`).
+        colocated: Whether other roles take turns on the same GPU.
+        bytes_by_checkpointing: The bytes that a rank needs with each kind of activation checkpointing, for the choice
+            when `trainer.activation_checkpointing` is `auto` (`rl_bridge.planning`).
     """
 
     model_path: str
@@ -41,11 +41,11 @@ class TrainerSettings:
 
     @property
     def tokens_per_pass(self) -> int:
-        """The budget of a pass, in which the longest row has room."""
+        """The token budget of a pass, at least the longest row."""
         return max(self.trainer.tokens_per_pass, self.max_length)
 
     def settle_checkpointing(self, gpu_bytes: int | None) -> tuple[Self, str]:
-        """These with `trainer.activation_checkpointing` as on such a GPU, or on a CPU (None); and what to say of it."""
+        """Resolve `trainer.activation_checkpointing` for a GPU of this size or a CPU (None); returns a message too."""
         kind, needed = self.trainer.activation_checkpointing, self.bytes_by_checkpointing
         if kind != "auto":
             return self, kind
@@ -64,7 +64,7 @@ class TrainerSettings:
 class ResumeState:
     """The controller's state in the checkpoint that the trainer resumes from; version 0 without one.
 
-    `damaged` says what was wrong with newer ones, a line each.
+    `damaged` has a line for each newer checkpoint that could not be read.
     """
 
     version: PolicyVersion = 0

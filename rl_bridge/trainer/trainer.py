@@ -1,4 +1,4 @@
-"""One rank of the training: a TorchTitan model, its optimizer, schedule, clipping and checkpoints."""
+"""One rank of the trainer: a TorchTitan model with its optimizer, schedule, clipping and checkpoints."""
 
 import os
 from collections.abc import Iterator, Mapping
@@ -41,24 +41,24 @@ _WHOLE = "whole weights"
 
 
 class Trainer:
-    """Turns batches into better weights.
+    """Trains a model on batches.
 
-    Every rank has one, and each of its methods is called on all ranks with the same arguments.
+    Every rank has one, and each method is called on all ranks with the same arguments.
 
     Attributes:
-        version: Iterations trained so far; what a snapshot of the weights is called.
-        measured: What the last step got done in its time, by `StepMeter`: figures that no other run has alike.
-        checkpointing: The kind of activation checkpointing, and by what it was chosen where it was `auto`.
+        version: The number of iterations trained so far, which is the version of the weights.
+        measured: The last step's throughput and memory, by `StepMeter`; unlike its metrics they vary between runs.
+        checkpointing: The kind of activation checkpointing, with the reason of the choice if it was `auto`.
 
     Raises:
-        ConfigError: The model cannot be spread over the ranks as asked.
+        ConfigError: The model cannot be divided over the ranks as configured.
         ModelError: The model cannot be loaded.
-        RankLostError: The other ranks did not come. Every method that needs them raises it.
+        RankLostError: The other ranks did not join. Every method that needs them raises it.
     """
 
     def __init__(self, settings: TrainerSettings, rank: Rank = ALONE) -> None:
         torch.set_num_threads(settings.trainer.num_threads)
-        if settings.deterministic:  # of cuBLAS, which reads it once
+        if settings.deterministic:  # cuBLAS reads this variable once
             os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
         torch.use_deterministic_algorithms(settings.deterministic)
         torch.manual_seed(settings.seed + rank.index)
@@ -94,12 +94,12 @@ class Trainer:
         self.measured: dict[str, float] = {}
 
     def resume(self) -> ResumeState:
-        """Load the newest checkpoint of the run's folder that can be read; returns what was stored with it.
+        """Load the newest readable checkpoint in the run's folder; returns the state that was stored with it.
 
         It may have been written by another number of ranks, and on other devices.
 
         Raises:
-            ModelError: All are damaged, or the newest is of adapters where there are none, or others.
+            ModelError: All are damaged, or the newest has adapters that do not match this run's.
         """
         with siblings_needed("while the checkpoint was loaded"):
             self._checkpoints.sweep()
@@ -117,16 +117,16 @@ class Trainer:
         return replace(resumed, damaged=damaged)
 
     def _read(self, version: PolicyVersion) -> tuple[dict[str, Any], ResumeState]:
-        """Read a checkpoint, weights and moments in place; with what the controller stored."""
+        """Read a checkpoint, weights and moments in place; also returns the controller's state."""
         resumed = self._checkpoints.run_state(version)
         state = self._state()
         theirs = next(iter(self._checkpoints.below(_ADAPTERS, version)), None)
         if theirs != self._adapters_of:
             raise ModelError(
                 f"cannot resume from the checkpoint of version {version}: expected {self._adapters_of or _WHOLE}, "
-                f"got {theirs or _WHOLE}; go on with the model.path and model.lora that the run was begun with"
+                f"got {theirs or _WHOLE}; use the model.path and model.lora that the run was started with"
             )
-        # A generator that there was not, of a further rank or another kind of device, stays as it was seeded.
+        # Random generators that the checkpoint lacks, of further ranks or another device type, keep their seeds.
         generators = state.pop(self._random_key)
         available = self._checkpoints.below(self._random_key, version)
         if known := {device: generators[device] for device in generators if device in available}:
@@ -138,15 +138,16 @@ class Trainer:
         """Train one iteration on a batch.
 
         Args:
-            batch: This rank's part; or all loss tokens, of which it takes its part. With reference log-probabilities
-                where `kl_coef` is above 0 and all weights are trained. What else the algorithm needs is added here.
-            version: Which the trainer has to be at; None for whichever it is.
+            batch: This rank's part, or all loss tokens, of which it takes its part. It must have reference
+                log-probabilities if `kl_coef` is above 0 and all weights are trained. Anything else that the algorithm
+                needs is added here.
+            version: The version that the trainer must be at; None for any.
 
         Returns:
-            The metrics of the iteration, by the names that the log uses, the same on every rank.
+            The metrics of the iteration by their names in the log, the same on every rank.
 
         Raises:
-            CheckpointError: The checkpoint that was being written could not be. Nothing was trained.
+            CheckpointError: The checkpoint in progress could not be written. Nothing was trained.
             NonFiniteLossError: The loss or the gradient is not finite. That update was not applied.
             TrainerWentBackError: The trainer is at another version; nothing was trained.
             TrainingError: The GPU has not enough memory, and there is no other rank.
@@ -158,12 +159,13 @@ class Trainer:
             try:
                 return self._step(self._own(batch))
             except NonFiniteLossError:
-                # The run ends, and gives this process seconds to; what it goes on from may take minutes to be written.
+                # The run ends now and leaves this process only seconds, but the checkpoint from which it can be resumed
+                # may take minutes to write.
                 with suppress(CheckpointError):
                     self._checkpoints.finish()
                 raise
             except torch.OutOfMemoryError as error:
-                if self._rank.count > 1:  # all ranks are started again: the memory may have been another's
+                if self._rank.count > 1:  # all ranks are restarted: other processes may have used the memory
                     raise
                 raise TrainingError(
                     f"the GPU's memory is too small for a pass with trainer.activation_checkpointing "
@@ -190,7 +192,7 @@ class Trainer:
         learning_rate = self._optimizer.learning_rate
         rank_batch = self._prepare(rank_batch)
         for update in range(len(rank_batch.updates)):
-            # What these very weights have sampled; after the first update they are others.
+            # Tokens sampled by the current weights; after the first update there are none.
             fresh = None if update else self.version
             losses.append(self._policy.accumulate(rank_batch, update, loss, metrics, fresh=fresh))
             norms.append(self._clip_gradients(rank_batch, update, losses[-1]))
@@ -199,7 +201,7 @@ class Trainer:
                 learner.step()
         for _ in range(len(losses), config.updates_per_iteration):
             for learner in self._learners:
-                learner.skip()  # too few trajectories came for every update; the schedule goes by iterations
+                learner.skip()  # there were too few trajectories for every update; the schedule counts iterations
         self.version += 1
         done = [self._policy.passes.tokens, sum(each.flops for each in passes)]
         tokens, flops = self._model.sum_over_data(torch.tensor(done, dtype=torch.float64)).tolist()
@@ -220,11 +222,11 @@ class Trainer:
         return [self._optimizer] if self._critic is None else [self._optimizer, self._critic.optimization]
 
     def _prepare(self, rank_batch: RankBatch) -> RankBatch:
-        """With all that is known of the batch before the first update: values, advantages, log-probabilities.
+        """Add what is computed before the first update: values, advantages and log-probabilities.
 
-        With LoRA the reference's are the model's own with its adapters off. The policy's, where ratios are against
-        those, are computed in the passes in which each token will be trained: in bfloat16 other passes have other
-        roundings, and the ratio of a part that is trained first would not be 1.
+        With LoRA the reference log-probabilities are the model's own with its adapters off. The policy's, if ratios are
+        relative to them, are computed in the same passes in which each token is trained: in bfloat16 other passes round
+        differently, and the ratios in the first update would not be 1.
         """
         batch, algorithm = rank_batch.batch, self._settings.algorithm
         if algorithm.kl_coef and self._settings.lora is not None:
@@ -239,7 +241,7 @@ class Trainer:
         return replace(rank_batch, batch=batch)
 
     def _clip_gradients(self, rank_batch: RankBatch, update: int, loss: float) -> float:
-        """Clip the gradient, and make and clip the critic's, so that both are sound or neither is applied."""
+        """Clip the policy's gradient, then accumulate and clip the critic's; if one is not finite, none is applied."""
         try:
             label = f"algorithm.loss={self._settings.algorithm.loss}"
             norm = self._optimizer.clip(loss, iteration=self.version, label=label)
@@ -251,7 +253,7 @@ class Trainer:
         return norm
 
     def logprobs(self, batch: TrainBatch) -> NDArray[np.float32]:
-        """The log-probability of each loss token under the weights as they are, shape [T]; the same on every rank."""
+        """Return each loss token's log-probability under the current weights, shape [T]; the same on every rank."""
         with siblings_needed(f"for what iteration {self.version} has come to"):
             rank_batch = self._own(batch)
             return self._policy.passes.whole(rank_batch.batch, self._policy.logprobs(rank_batch)).astype(
@@ -260,11 +262,11 @@ class Trainer:
 
     @contextmanager
     def weights(self, version: PolicyVersion) -> Iterator[State]:
-        """This rank's part of what generators take, as DTensors, to be read from any thread.
+        """Return this rank's part of the weights for generators, as DTensors that any thread may read.
 
-        They are the weights under their Hugging Face names, adapters merged; or, with `model.lora.push` of "adapter",
-        those alone under PEFT's names. Within the block they do not change: the next update waits for its end. Passes
-        forward and backward do not.
+        These are the weights under their Hugging Face names with adapters merged or, with `model.lora.push` of
+        "adapter", the adapters alone under PEFT's names. Within the block they do not change: the next update waits for
+        its end, but forward and backward passes do not.
         """
         self._expect(version)
         with self._readers:
@@ -283,14 +285,14 @@ class Trainer:
         """Write a checkpoint.
 
         Args:
-            version: Which the trainer has to be at: what else is stored belongs to that one.
-            run_state: What the controller wants back on resumption, in values that JSON has.
-            attachments: Larger parts of it, by the names of files.
-            wait: Until it is there. Otherwise it is written from a copy in the host's memory beside the training;
-                should that fail, the next step says so, or the next checkpoint.
+            version: The version that the trainer must be at, to which the other arguments belong.
+            run_state: The controller's state, returned on resumption, as a JSON object.
+            attachments: Larger parts of that state, by file name.
+            wait: Wait until it is written. Otherwise it is written from a copy in the host's memory while training
+                goes on; the next step or the next checkpoint raises if that fails.
 
         Raises:
-            CheckpointError: It could not be written, or the one before; older ones are whole.
+            CheckpointError: It could not be written, or the previous one; older ones are complete.
             TrainerWentBackError: The trainer is at another version.
         """
         self._expect(version)
@@ -300,25 +302,25 @@ class Trainer:
                 self._checkpoints.finish()
 
     def offload(self) -> None:
-        """Leave the device's memory to others: weights and moments go to the host's, until `onload`."""
+        """Move weights and moments to the host's memory until `onload`, to free the device's."""
         self._readers.wait_until_none(self._settings.trainer.collective_timeout_s)
         self._offload.release(tensor for learner in self._learners for tensor in learner.tensors())
 
     def onload(self) -> None:
-        """Have weights and moments on the device again; nothing where they are."""
+        """Move weights and moments back to the device; does nothing if they are there."""
         self._offload.restore()
 
     def hf_state_dict(self) -> dict[str, Tensor]:
-        """The weights under their Hugging Face names, whole, on every rank."""
+        """Return the whole weights under their Hugging Face names, on every rank."""
         return self._model.hf_state_dict()
 
     def export(
         self, folder: str | Path, version: PolicyVersion | None = None, *, most_bytes: int = SHARD_BYTES
     ) -> None:
-        """Write the weights as safetensors, in the type that the model computes in; checkpoints keep more than that.
+        """Write the weights as safetensors, in the dtype that the model computes in; checkpoints are more precise.
 
-        Adapters are merged; by themselves they go to the subfolder `adapter`, as PEFT stores them. Files have
-        `most_bytes` at most; where there are several, an index says what is where.
+        Adapters are merged, and also written separately to the subfolder `adapter`, as PEFT stores them. Files have at
+        most `most_bytes`; if there are several, an index maps tensors to files.
         """
         if version is not None:
             self._expect(version)
@@ -333,7 +335,7 @@ class Trainer:
                 export_adapter(factors, folder / "adapter", lora, base=base, group=group)
 
     def close(self) -> None:
-        """Wait for the checkpoint that is being written, and leave the process group, if there are others in it."""
+        """Wait for the checkpoint in progress, and leave the process group if it has other ranks."""
         self._checkpoints.close()
         if self._rank.count > 1:
             dist.destroy_process_group()
@@ -342,11 +344,11 @@ class Trainer:
         if version != self.version:
             raise TrainerWentBackError(
                 f"expected version {self.version}, which the trainer is at, got {version}; "
-                "who asks has not taken part in its last step, or in its return to a checkpoint"
+                "the caller has missed its last step, or its return to a checkpoint"
             )
 
     def _state(self) -> dict[str, Any]:
-        """What a checkpoint holds of the training; read in place when one is loaded."""
+        """Return the training state of a checkpoint; it is read in place when one is loaded."""
         return {
             "model": self._model.trained_state(),
             **({} if self._adapters_of is None else {_ADAPTERS: {self._adapters_of: torch.zeros(1)}}),
@@ -367,7 +369,7 @@ class Trainer:
 
 
 def _smallest_gpu(device: torch.device) -> int | None:
-    """Bytes of the smallest GPU of all ranks; None on a CPU."""
+    """Return the memory of the smallest GPU of all ranks, in bytes; None on a CPU."""
     if device.type != "cuda":
         return None
     smallest = torch.tensor(torch.cuda.get_device_properties(device).total_memory)
@@ -377,7 +379,7 @@ def _smallest_gpu(device: torch.device) -> int | None:
 
 
 def _identity(settings: TrainerSettings) -> str:
-    """What adapters belong to, and what they mean: others would fit, and make another policy."""
+    """Return a text that identifies adapters and their base: others might fit in shape, but are another policy."""
     lora = settings.lora
     assert lora is not None
     base, targets = checkpoint_identity(Path(settings.model_path)), " ".join(sorted(lora.targets))

@@ -1,4 +1,4 @@
-"""Weights that are read concurrently, or are offloaded from the device's memory."""
+"""Concurrent readers of the trainer's weights, and offloading of weights from the device's memory."""
 
 import threading
 import time
@@ -14,14 +14,14 @@ from rl_bridge.weights.segments import HEADER, Segment
 from rl_bridge.weights.snapshot import align
 
 MEMORY_TIMEOUT_S = 30.0
-"""How long a GPU's memory may take to be there after its lock is."""
+"""How long to wait for a GPU's memory to become free after its turn was taken."""
 MEMORY_POLL_INTERVAL_S = 0.2
 
 
 class Readers:
-    """Counts readers; what would change the weights waits until there is none.
+    """Counts readers of the weights; an update waits until there is none.
 
-    Reading may begin and end in different threads.
+    Reading may begin and end on different threads.
     """
 
     def __init__(self) -> None:
@@ -40,9 +40,9 @@ class Readers:
             self._changed.notify_all()
 
     def wait_until_none(self, timeout_s: float) -> float:
-        """Wait for the last reader; returns the seconds, exactly 0 without one.
+        """Wait until there are no readers; returns the seconds, exactly 0 without readers.
 
-        TrainingError where it does not end in time.
+        Raises TrainingError after the timeout.
         """
         with self._changed:
             if not self._count:
@@ -51,17 +51,17 @@ class Readers:
             if not self._changed.wait_for(lambda: self._count == 0, timeout=timeout_s):
                 raise TrainingError(
                     f"expected the weights to be pushed within {timeout_s:g} s, they are still being read; "
-                    "see what holds the store, or raise the time-out of collectives"
+                    "see what holds the store, or raise trainer.collective_timeout_s"
                 )
             return time.perf_counter() - started
 
 
 class Offload:
-    """Copies in the host's memory, page-locked for a GPU, of tensors whose own memory is given back.
+    """Moves tensors' data to the host's memory, page-locked for a GPU, and back, to free the device's memory.
 
-    The tensors stay who they are, and so do views of them: optimizer, FSDP and state dicts need not know. In between
-    nothing may be read of them. The copies' memory is kept from one time to the next. It is as large as they are:
-    `pin_memory` would round each of them up to a power of two.
+    Tensor objects and views of them stay valid, so optimizer, FSDP and state dicts are unaffected; but their data must
+    not be read in between. The host's memory is kept for the next time. It has exactly the tensors' size, whereas
+    `pin_memory` would round each up to a power of two.
     """
 
     def __init__(self) -> None:
@@ -70,12 +70,12 @@ class Offload:
         self._away: dict[int, torch.UntypedStorage] = {}
 
     def release(self, tensors: Iterable[Tensor]) -> None:
-        """Copy them away, and give their memory back; nothing where that is done."""
+        """Copy tensors to the host and free their device memory; does nothing if they are offloaded already."""
         if self._away:
             return
         storages = {}
         for tensor in tensors:
-            local = getattr(tensor, "_local_tensor", tensor)  # of a DTensor
+            local = getattr(tensor, "_local_tensor", tensor)  # DTensors hold a local one
             storages[local.untyped_storage()._cdata] = local.untyped_storage()
         self._make_room({key: storage.nbytes() for key, storage in storages.items()})
         for key, storage in storages.items():
@@ -86,7 +86,7 @@ class Offload:
             torch.cuda.empty_cache()
 
     def _make_room(self, sizes: Mapping[int, int]) -> None:
-        """Have a copy's memory for each key; WeightsError where the host has not so much."""
+        """Allocate host memory for each key's copy; WeightsError if the host lacks memory."""
         sizes = {
             key: size for key, size in sizes.items() if key not in self._kept or len(self._kept[key]) != size
         }
@@ -99,10 +99,10 @@ class Offload:
             self._kept[key] = room[place : place + size]
 
     def restore(self) -> None:
-        """Restore offloaded tensors; does nothing for the others.
+        """Restore offloaded tensors; does nothing for others.
 
-        Where there is no room it is waited for: the lock of a GPU ends with the process that holds it, and memory of
-        its children, such as an engine's, a little later.
+        Waits if the device lacks memory: when the previous holder of the turn dies, the turn is free at once, but the
+        memory of its child processes, such as an engine's, only a little later.
         """
         ends = time.monotonic() + MEMORY_TIMEOUT_S
         for key, storage in list(self._away.items()):
@@ -115,7 +115,7 @@ class Offload:
                         raise
                     time.sleep(MEMORY_POLL_INTERVAL_S)
             _bytes_of(storage).copy_(host_copy)
-            del self._away[key]  # not before: whoever runs out of memory here may come again
+            del self._away[key]  # only now, so that a call that runs out of memory can be retried
 
 
 def _bytes_of(storage: torch.UntypedStorage) -> Tensor:

@@ -1,4 +1,4 @@
-"""The directory as a Monarch actor in the controller's own process: it dies when the run does, not before."""
+"""The directory as a Monarch actor in the controller's own process, so that it lives exactly as long as the run."""
 
 import asyncio
 from collections.abc import Callable, Coroutine
@@ -14,7 +14,7 @@ except ModuleNotFoundError as missing:
     raise MissingDependencyError("torchmonarch") from missing
 
 RESPONSE_TIMEOUT_S = 30.0
-"""The longest that an answer of the directory may take, beyond the second that it may be asked to wait."""
+"""The timeout of a call to the directory; a call itself waits for less than a second."""
 
 
 class DirectoryActor(Actor):
@@ -30,17 +30,17 @@ class DirectoryActor(Actor):
 
 
 class RemoteDirectory:
-    """The directory as the processes of a run see it, with the methods of `WeightDirectory`; travels to them."""
+    """A proxy of the directory with the methods of `WeightDirectory`; it is sent to the run's processes."""
 
     def __init__(self, actor: Any) -> None:
         self._actor = actor
 
     def group(self) -> str:
-        """The calling actor's mesh: all ranks have it in common, and what is spawned later has another."""
+        """Return the name of the calling actor's mesh, which all of its ranks share; a later spawn has another."""
         return str(context().actor_instance.actor_id).partition(".")[0]
 
     def __getattr__(self, method: str) -> Callable[..., Coroutine[Any, Any, Any]]:
-        if method.startswith("_"):  # as pickle looks for some
+        if method.startswith("_"):  # pickle looks up some
             raise AttributeError(method)
         return partial(self._ask, method)
 
@@ -60,6 +60,6 @@ class RemoteDirectory:
 
 
 def spawn_directory() -> WeightDirectory:
-    """Start a directory in this process, for all of the run's."""
+    """Start a directory in this process, for all processes of the run."""
     remote = RemoteDirectory(this_proc().spawn("weights_directory", DirectoryActor))
     return cast(WeightDirectory, remote)

@@ -1,4 +1,4 @@
-"""From the bytes that ranks have published to the tensors that a reader wants."""
+"""Assembly of the tensors that a reader wants from the bytes that ranks have published."""
 
 import os
 from collections import deque
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
 @dataclass(kw_only=True, slots=True, frozen=True)
 class Wanted:
-    """One tensor as a reader wants it, and where it is to come from."""
+    """One tensor that a reader wants, and its sources: published parts with their ranks."""
 
     name: str
     box: Box
@@ -38,7 +38,7 @@ class Wanted:
 
     @property
     def contained(self) -> bool:
-        """Whether one published part holds all of it, in the type wanted: a view of that will do."""
+        """Whether one published part holds all of it in the wanted dtype, so that a view of it suffices."""
         if len(self.sources) != 1:
             return False
         part = self.sources[0][1]
@@ -48,7 +48,7 @@ class Wanted:
 def plan_reads(snapshot: Snapshot, like: Like | None) -> list[Wanted]:
     """Plan which parts are read from which rank.
 
-    WeightsError where a tensor is missing, of another shape, or has holes.
+    Raises WeightsError if a tensor is missing, has another shape, or is incomplete.
     """
     parts = snapshot.parts()
     if like is None:
@@ -62,7 +62,7 @@ def plan_reads(snapshot: Snapshot, like: Like | None) -> list[Wanted]:
 
 
 def torch_dtype(part: StoredPart) -> torch.dtype:
-    """The type of a part's elements."""
+    """Return the dtype of a part's elements."""
     dtype: torch.dtype = getattr(torch, part.dtype)
     return dtype
 
@@ -76,9 +76,9 @@ def view(data: Tensor, part: StoredPart) -> Tensor:
 class SnapshotState(Mapping[str, Tensor]):
     """The tensors of a snapshot, each assembled on access.
 
-    What one rank has published whole is seen where it lies, without a copy (unless `copy`). What lies in parts, or in
-    another type, is joined anew each time that it is asked for, on `device` or that of `like`: so there is never more
-    than one of a model's tensors beside those that somebody keeps.
+    A tensor that one rank has published whole is viewed in place, without a copy (unless `copy`). A tensor in parts, or
+    of another dtype, is assembled on each access, on `device` or that of `like`: so at most one tensor of a model takes
+    memory beside those that callers keep.
     """
 
     def __init__(
@@ -114,19 +114,19 @@ class SnapshotState(Mapping[str, Tensor]):
         return _distribute(local, model) if is_dtensor(model) else local
 
     def __contains__(self, name: object) -> bool:
-        return name in self._wants  # a Mapping's own would put the tensor together
+        return name in self._wants  # Mapping's default would assemble the tensor
 
     @property
     def held(self) -> Mapping[int, Tensor]:
-        """The bytes that it is put together from, by rank."""
+        """The bytes that tensors are assembled from, by rank."""
         return self._held
 
     def copied_to(self, device: torch.device | str) -> "SnapshotState":
-        """The same, each tensor a copy of its own on a device."""
+        """Return the same state with each tensor a copy on a device."""
         return SnapshotState(list(self._wants.values()), self._held, self._like, device=device, copy=True)
 
     def without_data(self) -> dict[str, Tensor]:
-        """The shapes and types, on torch's device `meta`: nothing is joined for them."""
+        """Return the shapes and dtypes as tensors on the device `meta`, without assembling anything."""
         return {
             name: torch.empty(want.box.shape, dtype=want.dtype, device="meta")
             for name, want in self._wants.items()
@@ -134,7 +134,7 @@ class SnapshotState(Mapping[str, Tensor]):
 
 
 def without_data(state: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
-    """The shapes and types of a state dict, at no cost."""
+    """Return a state dict whose shapes and dtypes can be read without assembling tensors."""
     return state.without_data() if isinstance(state, SnapshotState) else state
 
 
@@ -150,7 +150,7 @@ def _distribute(local: Tensor, model: "DTensor") -> Tensor:
 def _copies(
     destination: Tensor, want: Wanted, buffers: Mapping[int, Tensor]
 ) -> Iterator[tuple[Tensor, Tensor]]:
-    """What has to be copied to where, for a tensor of the shape wanted: each overlap from where it lies."""
+    """Yield the copies that assemble a tensor: views of `destination` and of the parts that overlap it."""
     for rank, part in want.sources:
         overlap = part.box.intersection(want.box)
         if overlap is not None:
@@ -172,7 +172,7 @@ def _like(
             f"{box.shape} from {box.start}" if isinstance(model, ShardSpec) else f"{tuple(model.shape)}"
         )
         raise WeightsError(
-            f"expected {name!r} to be asked for within {whole}, as {key_text(snapshot.key)} has it, got {requested}"
+            f"expected a part of {name!r} within {whole}, its shape in {key_text(snapshot.key)}, got {requested}"
         )
     return _want(snapshot, name, box, dtype, stored)
 
@@ -192,11 +192,11 @@ def _want(
 
 MAX_THREADS = 4
 WORTH_A_THREAD = 1 << 20
-"""Bytes; less is copied sooner than another thread has woken."""
+"""Bytes per thread: fewer are copied faster than another thread wakes up."""
 
 
 def copy_all(pairs: Iterable[tuple[Tensor, Tensor]]) -> None:
-    """Copy each second tensor into the first, which is of its shape. Returns when no thread copies any more."""
+    """Copy each pair's second tensor into the first, of the same shape; returns when all threads have finished."""
     waiting = deque(sorted(pairs, key=lambda pair: pair[0].nbytes, reverse=True))
     if (gpu := next((source.device for _, source in waiting if source.is_cuda), None)) is not None:
         _copy_from_gpu(waiting, gpu)
@@ -213,7 +213,7 @@ def copy_all(pairs: Iterable[tuple[Tensor, Tensor]]) -> None:
 
 
 def _copy_from_gpu(pairs: Iterable[tuple[Tensor, Tensor]], gpu: torch.device) -> None:
-    """On a stream of its own, behind what has been asked of the GPU so far, and beside what is asked from now on."""
+    """Copy on a separate stream, after the GPU work submitted so far and concurrently with later work."""
     stream = torch.cuda.Stream(gpu)  # type: ignore[no-untyped-call]  # torch says no types
     stream.wait_stream(torch.cuda.current_stream(gpu))
     with torch.cuda.stream(stream):
@@ -226,7 +226,7 @@ def _copy(waiting: deque[tuple[Tensor, Tensor]]) -> None:
     while waiting:
         try:
             target, source = waiting.popleft()
-        except IndexError:  # another thread was quicker
+        except IndexError:  # another thread took the last one
             return
         target.copy_(source)
 

@@ -1,12 +1,12 @@
-"""The transport between processes that see the same GPU: a version stays on the card, and readers map it by CUDA IPC.
+"""The transport between processes on the same GPU: a version stays in GPU memory, and readers map it by CUDA IPC.
 
-A segment of shared memory stands beside each buffer and keeps what it does for the bytes of `local`: its lock and its
-generation say whether the buffer may be read, and whether it may be overwritten. A reader maps a buffer for as long as
-it holds the segment and no longer, so that the publisher never frees what others have mapped.
+Each buffer has a segment of shared memory whose lock and generation say whether the buffer may be read or overwritten,
+as they do for the segment's own bytes in `local`. A reader maps a buffer only while it holds the segment, so the
+publisher never frees memory that others have mapped.
 
-The memory is CUDA's own rather than PyTorch's. Of PyTorch's allocator a tensor may lie in a segment that can grow
-(`expandable_segments`), whose descriptors other processes take by pidfd_getfd, which containers refuse; and its count
-of references is made for one reader a tensor.
+The memory is allocated by CUDA rather than by PyTorch. PyTorch's allocator may place a tensor in an expandable segment
+(`expandable_segments`), whose descriptors other processes get by pidfd_getfd, which containers refuse; and its
+reference counts assume one reader per tensor.
 """
 
 import ctypes
@@ -29,8 +29,8 @@ from rl_bridge.weights.snapshot import Snapshot, StoredPart
 
 HANDLE_BYTES = 64  # CUDA_IPC_HANDLE_SIZE of <driver_types.h>
 BLOCK_BYTES = 2 << 20
-"""Memory of a multiple of it is a block of its own; a smaller piece would share one, and CUDA IPC maps whole blocks."""
-ENABLE_PEER_ACCESS = 1  # cudaIpcMemLazyEnablePeerAccess, the only flag there is
+"""Allocations are multiples of this and so have blocks of their own: CUDA IPC maps whole blocks."""
+ENABLE_PEER_ACCESS = 1  # cudaIpcMemLazyEnablePeerAccess, the only flag
 
 
 @dataclass(kw_only=True, slots=True, frozen=True)
@@ -38,10 +38,10 @@ class DeviceAddress:
     """The address of a buffer for readers.
 
     Attributes:
-        segment: Whose lock and generation are the buffer's.
-        handle: CUDA's name for the buffer, in other processes of this machine.
-        nbytes: Of the buffer.
-        gpu: UUID of the card; its number differs between processes.
+        segment: The segment whose lock and generation apply to the buffer.
+        handle: CUDA's IPC handle of the buffer, for other processes on this machine.
+        nbytes: The size of the buffer.
+        gpu: The UUID of the GPU, because its index differs between processes.
     """
 
     segment: SegmentAddress
@@ -51,7 +51,7 @@ class DeviceAddress:
 
 
 class DevicePublisher(SegmentPublisher):
-    """The sending side: a buffer on the card beside each segment, which then holds its header alone."""
+    """The sending side: a GPU buffer for each segment, which itself holds only its header."""
 
     def __init__(self, *, depth: int, timeout_s: float) -> None:
         super().__init__(depth=depth, timeout_s=timeout_s)
@@ -65,7 +65,7 @@ class DevicePublisher(SegmentPublisher):
         buffer, _ = self._buffers.get(segment, (None, b""))
         if buffer is None or len(buffer) < nbytes or buffer.device != device:
             buffer = None
-            self._forget(segment)  # first: there may not be room for both
+            self._forget(segment)  # before the allocation: there may not be room for both
             buffer, handle = allocate(nbytes, device)
             self._buffers[segment] = buffer, handle
         return buffer
@@ -84,11 +84,11 @@ class DevicePublisher(SegmentPublisher):
 
 
 class DeviceReader(SegmentReader):
-    """The receiving side. Nothing protects the tensors from being written to: do not."""
+    """The receiving side. The tensors are not write-protected: do not write to them."""
 
     @asynccontextmanager
     async def hold(self, snapshot: Snapshot, needed: Needed) -> AsyncIterator[Mapping[int, Tensor]]:
-        """See `TransportReader`. The bytes are the publishers' own, on their card."""
+        """See `TransportReader`. The bytes are the publishers' own, on their GPU."""
         with ExitStack() as stack:
             addresses: dict[int, tuple[DeviceAddress, int]] = {}
             for rank in sorted(needed):
@@ -105,9 +105,9 @@ class DeviceReader(SegmentReader):
 
 
 class Buffers(Mapping[int, Tensor]):
-    """The buffers of ranks, each mapped when it is asked for: who hands them on needs no GPU. They travel by pickle.
+    """The buffers of ranks, each mapped on first access, so that a process that only forwards them needs no GPU.
 
-    What has not been mapped is gone when its publisher ends.
+    They can be pickled. A buffer that has not been mapped is lost when its publisher ends.
     """
 
     def __init__(self, addresses: Mapping[int, tuple[DeviceAddress, int]]) -> None:
@@ -129,14 +129,14 @@ class Buffers(Mapping[int, Tensor]):
         return len(self._addresses)
 
     def close(self) -> None:
-        """Wait for copies on the card, which may be on their way still, and let go of the buffers."""
+        """Wait for pending copies on the GPU, and unmap the buffers."""
         for device in {tensor.device for tensor in self._mapped.values()}:
             torch.cuda.synchronize(device)
         self._mapped.clear()
 
 
 def _own_gpu(devices: Collection[torch.device]) -> torch.device:
-    """The card of the tensors that are to be published; of a rank that has none of them any card will do."""
+    """Return the GPU of the tensors to be published; any GPU for a rank without tensors."""
     gpus = [device for device in devices if device.type == "cuda"]
     if devices and not gpus:
         raise WeightsError(
@@ -175,18 +175,21 @@ def _nth_gpu(index: int) -> torch.device:
 
 
 _own: "weakref.WeakValueDictionary[bytes, Tensor]" = weakref.WeakValueDictionary()
-"""Buffers of this process by their handles, which CUDA does not open in the process that they are of."""
+"""This process's own buffers by handle, because CUDA cannot open a handle in the process that made it."""
 
 
 def allocate(nbytes: int, device: torch.device) -> tuple[Tensor, bytes]:
-    """Have at least so much memory on a card that others can open, and its handle. WeightsError without room for it."""
+    """Allocate at least `nbytes` of GPU memory that other processes can open; returns it with its handle.
+
+    Raises WeightsError if there is not enough memory.
+    """
     nbytes = -(-nbytes // BLOCK_BYTES) * BLOCK_BYTES
     pointer, handle = ctypes.c_void_p(), _Handle()
     with torch.cuda.device(device):
         try:
             _call("cudaMalloc", ctypes.byref(pointer), nbytes)
         except WeightsError:
-            torch.cuda.empty_cache()  # what torch keeps for tensors to come
+            torch.cuda.empty_cache()  # torch's cache of free memory
             _call("cudaMalloc", ctypes.byref(pointer), nbytes)
         buffer = _as_tensor(pointer, nbytes, device, release="cudaFree")
         _call("cudaIpcGetMemHandle", ctypes.byref(handle), pointer)
@@ -195,7 +198,7 @@ def allocate(nbytes: int, device: torch.device) -> tuple[Tensor, bytes]:
 
 
 def open_memory(address: DeviceAddress, pid: int) -> Tensor:
-    """Map a buffer of process `pid`, for as long as tensors look at it."""
+    """Map a buffer of process `pid`, for as long as tensors refer to it."""
     device = _find_gpu(address.gpu)
     if pid == os.getpid():
         return _own[address.handle]
@@ -212,7 +215,7 @@ def open_memory(address: DeviceAddress, pid: int) -> Tensor:
 
 
 class _Memory:
-    """Memory as torch takes it over; given back when no tensor looks at it any more."""
+    """Memory in the form that torch can wrap; released when no tensor refers to it any more."""
 
     def __init__(self, pointer: int, nbytes: int, device: torch.device, release: str) -> None:
         self.__cuda_array_interface__ = {
@@ -222,7 +225,7 @@ class _Memory:
             "strides": None,
             "version": 2,
         }
-        # Where the process ends the driver does it, and torch is no more.
+        # Not at exit: the driver releases it then, and torch may be gone.
         weakref.finalize(self, _release, release, pointer, device).atexit = False
 
 
@@ -244,13 +247,13 @@ def _call(function: str, *arguments: Any) -> None:
     runtime = _runtime()
     status = getattr(runtime, function)(*arguments)
     if status:
-        runtime.cudaGetLastError()  # taken, or torch would raise it at its next kernel
+        runtime.cudaGetLastError()  # clears it; otherwise torch would raise it at its next kernel
         raise WeightsError(f"CUDA refused {function}: {runtime.cudaGetErrorString(status).decode()}")
 
 
 @cache
 def _runtime() -> ctypes.CDLL:
-    """The CUDA runtime that torch has loaded; its own bindings lack these functions."""
+    """Return the CUDA runtime that torch has loaded; torch's bindings lack these functions."""
     torch.cuda.init()  # type: ignore[no-untyped-call]  # torch says no types
     for line in Path("/proc/self/maps").read_text().splitlines():
         path = line.partition("/")[2]

@@ -1,4 +1,4 @@
-"""The directory of published snapshots: the one place that knows when a snapshot is complete or overwritten."""
+"""The directory of published snapshots, which alone records when a snapshot is complete or overwritten."""
 
 import asyncio
 from dataclasses import dataclass, field
@@ -9,7 +9,12 @@ from rl_bridge.weights.snapshot import Contribution, Key, Origin, Publication, S
 
 @dataclass(kw_only=True, slots=True, frozen=True)
 class Unfinished:
-    """A key that is being published: the ranks that announced it and have not finished, and the others."""
+    """A key that is being published.
+
+    Attributes:
+        origins: The publishers that have announced it and not finished.
+        missing: The ranks that have not announced it.
+    """
 
     origins: tuple[Origin, ...]
     missing: tuple[int, ...]
@@ -29,35 +34,35 @@ class _Entry:
 
 
 class WeightDirectory:
-    """In the process that owns the store; other processes ask it by `RemoteDirectory`.
+    """Records snapshots by key. It lives in the process that owns the store; others use a `RemoteDirectory`.
 
-    A key that is published once more replaces what it stood for; so does a version all later ones, which
-    are from before the run went back. A group of publishers that a newer one has followed is not heard any
-    more: a message of it may have been on its way when it ended.
+    Publishing a key again replaces its snapshot. Publishing a version also removes all later versions, which are from
+    before the run went back. Once a newer group of publishers has appeared, messages of earlier groups are refused:
+    they may have been in transit when that group ended.
     """
 
     def __init__(self) -> None:
         self._entries: dict[Key, _Entry] = {}
         self._groups: dict[str | None, list[str]] = {}
-        """Who has published all versions, or one name, again and again; the last one does now."""
+        """By name, or None for all versions, the groups that have published; the last is the current one."""
         self._closed = False
         self._changed = asyncio.Condition()
 
     async def announce(
         self, key: Key, publication: Publication, origin: Origin, ranks: int, replaces: Key | None
     ) -> None:
-        """Say that a rank begins to publish into a segment that has held `replaces` so far.
+        """Record that a rank starts publishing into a segment that has held `replaces` so far.
 
         Raises:
-            WeightsError: The store is closed, the publisher belongs to a group that has been replaced, or
-                the ranks do not agree on how many they are.
+            WeightsError: The store is closed, the publisher's group has been replaced, or the ranks disagree on their
+                number.
         """
         async with self._changed:
             self._require_current(key, publication)
             if replaces is not None and replaces != key:
                 self._entries.pop(replaces, None)
             if isinstance(key, int):
-                # Later versions are from before the run went back; publishers of another group are gone.
+                # Later versions are from before the run went back; the publishers of other groups are gone.
                 for other in [k for k in self._entries if isinstance(k, int)]:
                     if other > key or self._entries[other].publication.group != publication.group:
                         self._entries.pop(other)
@@ -70,19 +75,17 @@ class WeightDirectory:
             self._changed.notify_all()
 
     async def complete(self, key: Key, publication: Publication, contribution: Contribution) -> None:
-        """Say that a rank has published; the last of them makes the snapshot whole. Raises as `announce`."""
+        """Record that a rank has published; the last rank completes the snapshot. Raises as `announce` does."""
         async with self._changed:
             self._require_current(key, publication)
             entry = self._entries.get(key)
             if entry is None or entry.publication != publication:
-                raise WeightsError(
-                    f"{key_text(key)} has been published anew, or dropped, before it was finished"
-                )
+                raise WeightsError(f"{key_text(key)} was published again, or dropped, before it was finished")
             entry.finished[contribution.origin.rank] = contribution
             self._changed.notify_all()
 
     async def abandon(self, key: Key, publication: Publication, rank: int, reason: str) -> None:
-        """Record that a rank will not finish; waiters for the key get the reason."""
+        """Record that a rank will not finish; waiters for the key get an error with the reason."""
         async with self._changed:
             entry = self._entries.get(key)
             if entry is not None and entry.publication == publication:
@@ -90,7 +93,7 @@ class WeightDirectory:
                 self._changed.notify_all()
 
     async def find(self, key: Key, wait_s: float) -> Snapshot | Unfinished:
-        """Look a key up, waiting for one that is being published; returns who is missing where that was not enough.
+        """Look a key up; waits up to `wait_s` seconds if it is being published, then returns an `Unfinished`.
 
         Raises:
             WeightsError: There is no such key, a rank could not publish it, or the store is closed.
@@ -131,20 +134,20 @@ class WeightDirectory:
         return entry.whole or entry.failure is not None
 
     async def is_current(self, key: Key, publication: Publication) -> bool:
-        """Whether nothing has been written over a snapshot: what was fetched of it until now is right."""
+        """Whether a snapshot has not been overwritten, so that everything fetched of it until now is valid."""
         self._require_open()
         entry = self._entries.get(key)
         return entry is not None and entry.publication == publication
 
     async def close(self) -> None:
-        """Close the directory: nothing is published or found any more, and waiters get an error."""
+        """Close the directory: calls to publish or find raise from now on, and waiters get an error."""
         async with self._changed:
             self._closed = True
             self._entries.clear()
             self._changed.notify_all()
 
     def group(self) -> str:
-        """Names the caller's fellow publishers and itself, the same on every rank: here all within this process."""
+        """Return the name of the caller's group of publishers, the same on every rank: here always this process."""
         return "local"
 
     def _require_open(self) -> None:

@@ -1,4 +1,4 @@
-"""What a way of moving bytes offers, and the one for a single machine: shared memory, read without a copy."""
+"""The interface of transports, and the one for a single machine: shared memory, read without a copy."""
 
 import asyncio
 import ctypes
@@ -29,17 +29,17 @@ from rl_bridge.weights.segments import (
 from rl_bridge.weights.snapshot import Key, Origin, Snapshot, StoredPart, key_text
 
 Needed: TypeAlias = Mapping[int, Collection[str]]
-"""Which tensors a reader needs of which rank."""
+"""The names of the tensors that a reader needs, by rank."""
 
 
 @dataclass(kw_only=True, slots=True)
 class Room:
-    """Room for what one rank publishes of one snapshot.
+    """Memory for one rank's part of a snapshot.
 
     Attributes:
-        target: The room, shape [nbytes], of type uint8. Tensors go to where the layout says.
-        replaces: The key that has been readable from this room so far; None where there was none.
-        publish: To be called when the target is complete; returns where readers find it.
+        target: The memory, shape [nbytes], uint8. Tensors go to the offsets of the layout.
+        replaces: The key that has been readable from this memory so far; None if there was none.
+        publish: Call this when the target is complete; returns its address for readers.
     """
 
     target: Tensor
@@ -48,27 +48,27 @@ class Room:
 
 
 class Publisher(Protocol):
-    """The sending side, in the process of one rank; `header` bytes come before the first tensor of a room."""
+    """The sending side, in one rank's process; `header` bytes precede the first tensor in a room."""
 
     header: int
 
     def reserve(
         self, key: Key, rank: int, nbytes: int, devices: Collection[torch.device] = ()
     ) -> AbstractAsyncContextManager[Room]:
-        """Have room for a rank's part of a snapshot, whose tensors are on `devices`.
+        """Reserve room for a rank's part of a snapshot, whose tensors are on `devices`.
 
-        Waits for readers in the way, or raises WeightsError.
+        Waits for readers of what is to be overwritten; WeightsError if that takes too long.
         """
 
     async def close(self) -> None:
-        """Give everything back."""
+        """Release everything."""
 
 
 class TransportReader(Protocol):
     """The receiving side."""
 
     def hold(self, snapshot: Snapshot, needed: Needed) -> AbstractAsyncContextManager[Mapping[int, Tensor]]:
-        """Have the bytes of some ranks' segments, unchanged within the block; where none are needed they may be any.
+        """Hold the bytes of some ranks' segments, unchanged within the block; bytes not in `needed` may be arbitrary.
 
         Raises:
             SnapshotOverwrittenError: They have been overwritten already.
@@ -80,7 +80,7 @@ class TransportReader(Protocol):
 
 
 def new_memory(nbytes: int) -> Tensor:
-    """Bytes of this process's own."""
+    """Allocate memory of this process, shape [nbytes]; WeightsError if there is not enough."""
     try:
         return torch.empty(max(1, nbytes), dtype=torch.uint8)
     except RuntimeError as error:
@@ -88,18 +88,18 @@ def new_memory(nbytes: int) -> Tensor:
 
 
 POLL_INTERVAL_S = 0.002
-"""How often it is looked whether a reader has let go of a segment: the kernel tells nobody."""
+"""How often it is checked whether readers have released a segment: the kernel sends no notification."""
 
 
 class SegmentPublisher:
-    """The sending side of shared memory. It waits `timeout_s` for readers of what is to be overwritten."""
+    """The sending side of shared memory. It waits `timeout_s` for readers of segments that are to be overwritten."""
 
     header = HEADER
 
     def __init__(self, *, depth: int, timeout_s: float) -> None:
         self._depth = depth
         self._timeout_s = timeout_s
-        # Versions follow one another; whoever publishes under a name means to keep it beside them.
+        # One ring for all versions, which replace one another, and one per name, which stays beside them.
         self._rings: dict[str | None, SegmentRing] = {}
 
     @asynccontextmanager
@@ -119,27 +119,28 @@ class SegmentPublisher:
             segment.holds, whole = key, True
             return address
 
-        segment.begin()  # fits no handle while it is being written
+        segment.begin()  # matches no address while it is being written
         try:
             room = Room(
                 target=self._target(segment, nbytes, devices),
-                # Told until something else is there: nobody may have heard it, and readers elsewhere rely on it.
+                # Reported until another snapshot is complete: an earlier report may have been lost, and readers on
+                # other machines rely on it.
                 replaces=segment.holds,
                 publish=publish,
             )
             try:
                 yield room
             finally:
-                del room.target  # a mapping that is looked at cannot be closed
+                del room.target  # a mapping cannot be closed while a tensor refers to it
         finally:
             ring.release(segment, whole=whole)
 
     def _segment_bytes(self, nbytes: int) -> int:
-        """How large a segment has to be for so many bytes."""
+        """Return the size of a segment for `nbytes` bytes of tensors."""
         return nbytes
 
     def _target(self, segment: Segment, nbytes: int, devices: Collection[torch.device]) -> Tensor:
-        """The room that a segment, which nobody reads now, stands for."""
+        """Return the memory to write to for a segment without readers."""
         return torch.frombuffer(segment.map, dtype=torch.uint8)
 
     async def _wait_for_segment(self, ring: SegmentRing, key: Key, nbytes: int) -> Segment:
@@ -157,7 +158,7 @@ class SegmentPublisher:
         return segment
 
     async def _address(self, segment: Segment, parts: Mapping[str, StoredPart]) -> object:
-        """Where readers find what has been written."""
+        """Return the address of a written segment for readers."""
         return self._segment_address(segment)
 
     def _segment_address(self, segment: Segment) -> SegmentAddress:
@@ -171,22 +172,22 @@ class SegmentPublisher:
         )
 
     def _forget(self, segment: Segment) -> None:
-        """A segment is about to be closed."""
+        """Release resources of a segment that is about to be closed."""
 
     async def close(self) -> None:
-        """See `Publisher`. Readers that hold a segment keep what they hold."""
+        """See `Publisher`. Readers that hold a segment keep it."""
         rings, self._rings = self._rings, {}
         for ring in rings.values():
             await asyncio.to_thread(ring.close)
 
 
 async def _reserve(ring: SegmentRing, nbytes: int) -> Segment | None:
-    """In a thread: memory that nobody has touched takes its time. What it finds for nobody is put back."""
+    """Reserve a segment on a thread, since allocating takes a while; on cancellation the segment is put back."""
     reserving = asyncio.ensure_future(asyncio.to_thread(ring.reserve, nbytes))
     try:
         return await asyncio.shield(reserving)
     except asyncio.CancelledError:
-        # By a callback, since the wait that follows may be cancelled in its turn.
+        # By a callback, since the wait below may be cancelled too.
         reserving.add_done_callback(partial(_put_back, ring))
         await asyncio.wait({reserving})
         raise
@@ -212,16 +213,16 @@ class _Attachment:
         return int.from_bytes(self.map[: ctypes.sizeof(ctypes.c_uint64)], "little")
 
     def close(self) -> None:
-        # The mapping goes when the last tensor over it does: views may still be about. Until then it keeps
-        # the open file alive, so that locks have to be let go of expressly.
+        # The mapping is released with the last tensor over it, since views may still exist. Until then it keeps the
+        # open file alive, so locks must be released explicitly.
         os.close(self.fd)
 
 
 class SegmentReader:
     """The receiving side of shared memory.
 
-    Mappings are kept from one snapshot to the next, since the first look at each page of a new one costs
-    more than copying it. They are read-only: writing to a snapshot ends the process that tries.
+    Mappings are kept from one snapshot to the next, since page faults of a new mapping cost more than a copy. They are
+    read-only: writing to a snapshot kills the process that tries.
     """
 
     def __init__(self) -> None:
@@ -242,7 +243,7 @@ class SegmentReader:
 
     @contextmanager
     def attach(self, key: Key, origin: Origin, address: SegmentAddress) -> Iterator[Tensor]:
-        """Have a segment's bytes; it is not overwritten within the block, or for as long as this process lives."""
+        """Hold a segment's bytes; it is not overwritten within the block while this process lives."""
         name = origin.pid, address.inode
         with self._lock:
             attachment = self._attach(key, origin, address)
@@ -271,12 +272,12 @@ class SegmentReader:
                 raise overwritten(key)
         except OSError as error:
             if origin.machine == own_machine() and not has_died(origin):
-                raise overwritten(key) from None  # the segment itself has been given up
+                raise overwritten(key) from None  # the publisher has dropped the segment
             self._forget(origin.pid, frozenset())
             if origin.machine != own_machine():
                 reason = "it is on another machine, which the transport 'rdma' can reach"
             else:
-                reason = "did it die? A trainer that is started again publishes anew"
+                reason = "did it die? A restarted trainer publishes again"
             raise WeightsError(
                 f"cannot open {key_text(key)} of rank {origin.rank} (process {origin.pid}, {error.strerror}): {reason}"
             ) from error
@@ -287,7 +288,7 @@ class SegmentReader:
         return self._kept[name]
 
     def _forget(self, pid: int, ring: frozenset[int]) -> None:
-        """Release segments that their publisher has dropped, and those of publishers that are gone."""
+        """Release mappings of segments that the publisher `pid` has dropped, and those of publishers that are gone."""
         for name in list(self._kept):
             given_up = name[1] not in ring if name[0] == pid else not os.path.exists(f"/proc/{name[0]}")
             if given_up:
@@ -296,7 +297,7 @@ class SegmentReader:
                     attachment.close()
 
     async def close(self) -> None:
-        """See `TransportReader`: lets go of every segment that is not being read."""
+        """See `TransportReader`. Segments that are being read are released afterwards."""
         with self._lock:
             for attachment in self._kept.values():
                 if not attachment.holds:

@@ -1,4 +1,4 @@
-"""Adapters as PEFT stores them: names, `adapter_config.json`, `adapter_model.safetensors`."""
+"""PEFT's format of adapters: names, `adapter_config.json`, `adapter_model.safetensors`."""
 
 import json
 from collections.abc import Mapping
@@ -9,14 +9,14 @@ from torch import Tensor
 from rl_bridge.config import LoraConfig
 
 PREFIX = "base_model.model."
-"""Of the names; what follows is the layer's name in the checkpoint, and which factor it is."""
+"""The prefix of names; the layer's name in the checkpoint and the factor's follow."""
 FACTOR_A, FACTOR_B = "lora_A.weight", "lora_B.weight"
-"""Of shapes [rank, in] and [out, rank]."""
+"""The factors' names, of shapes [rank, in] and [out, rank]."""
 
 
 def write_adapter(folder: Path, state: Mapping[str, Tensor], lora: LoraConfig, *, base: str) -> None:
-    """Write whole factors, under PEFT's names, as a folder that PEFT and vLLM load as an adapter of a base model."""
-    from safetensors.torch import save_file  # what only names adapters does without
+    """Write whole factors, under PEFT's names, into a folder that PEFT and vLLM load as an adapter of `base`."""
+    from safetensors.torch import save_file  # importers of the names alone do not need it
 
     folder.mkdir(parents=True, exist_ok=True)
     config = {

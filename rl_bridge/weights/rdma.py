@@ -1,6 +1,7 @@
-"""The transport between machines: Monarch's RDMA buffers, over TCP where there is no such hardware.
+"""The transport between machines: Monarch's RDMA buffers, over TCP without RDMA hardware.
 
-Readers fetch into memory of their own. Nobody waits for them: what was overwritten meanwhile is refused.
+Readers fetch into their own memory. Publishers do not wait for them: a snapshot that was overwritten meanwhile is
+rejected.
 """
 
 import asyncio
@@ -25,7 +26,7 @@ DROP_TIMEOUT_S = 30.0
 
 
 class BufferPublisher(SegmentPublisher):
-    """The sending side: segments whose parts are registered for others to read."""
+    """The sending side: segments whose parts are registered as RDMA buffers."""
 
     def __init__(self, *, depth: int, timeout_s: float) -> None:
         super().__init__(depth=depth, timeout_s=timeout_s)
@@ -51,7 +52,7 @@ class BufferPublisher(SegmentPublisher):
                 buffer.drop().get(timeout=DROP_TIMEOUT_S)
         except TimeoutError as error:
             raise WeightsError(
-                f"expected Monarch to give a buffer of weights up within {DROP_TIMEOUT_S:g} s, it has not"
+                f"expected Monarch to release a buffer of weights within {DROP_TIMEOUT_S:g} s, it did not"
             ) from error
 
 
@@ -65,7 +66,7 @@ class BufferReader:
 
     @asynccontextmanager
     async def hold(self, snapshot: Snapshot, needed: Needed) -> AsyncIterator[dict[int, Tensor]]:
-        """See `TransportReader`. The bytes are fetched into memory of this process, kept for the next time."""
+        """See `TransportReader`. The bytes are fetched into this process's memory, which is reused."""
         buffers, self._kept = self._kept, {}
         fetched: dict[int, Tensor] = {}
         fetch = RDMAAction()
@@ -92,7 +93,7 @@ class BufferReader:
         try:
             async with asyncio.timeout(self._timeout_s):
                 await fetch.submit(timeout=max(1, int(self._timeout_s)))
-        except Exception as error:  # Monarch raises nothing narrower
+        except Exception as error:  # Monarch raises no narrower type
             failure = error
         if not await self._directory.is_current(snapshot.key, snapshot.publication):
             raise overwritten(snapshot.key)
@@ -100,7 +101,7 @@ class BufferReader:
             ranks = ", ".join(str(contribution.origin.pid) for contribution in snapshot.contributions)
             raise WeightsError(
                 f"cannot fetch {key_text(snapshot.key)} within {self._timeout_s:g} s from process {ranks}: {failure}; "
-                "does it live, and does the network between? A slow one needs a higher trainer.timeout_s"
+                "is it alive, and the network up? A slow network needs a higher trainer.timeout_s"
             ) from failure
 
     async def close(self) -> None:

@@ -1,4 +1,4 @@
-"""Anonymous shared memory on the publisher's side: segments, their ring, and whether their process still lives."""
+"""The publisher's anonymous shared memory: segments, rings of them, and checks whether a publisher is alive."""
 
 import contextlib
 import ctypes
@@ -23,9 +23,9 @@ from rl_bridge.weights.snapshot import ALIGNMENT, Key, Origin
 logger = logging.getLogger(__name__)
 
 HEADER = ALIGNMENT
-"""Bytes before the first tensor; the generation number is the first eight of them."""
+"""Bytes before the first tensor; the first eight are the generation number."""
 EXTRA_SEGMENTS = 2
-"""Segments that a ring may grow by beyond its depth while readers hold on to older ones."""
+"""The number of segments by which a ring may exceed its depth while readers hold older ones."""
 _NAME = "ropewalk-weights"
 _GENERATION_BITS = 62
 
@@ -35,10 +35,11 @@ class SegmentAddress:
     """The address of a segment for readers.
 
     Attributes:
-        fd: In the publisher's process.
-        inode: Of the anonymous file, so that a number that is used again is told apart.
-        generation: The segment's when the snapshot was complete.
-        ring: Inodes of all segments of the publisher: of others a reader need not keep its mapping.
+        fd: The file descriptor in the publisher's process.
+        inode: The inode of the anonymous file, which detects a reused descriptor.
+        nbytes: The size of the segment.
+        generation: The segment's generation when the snapshot was complete.
+        ring: The inodes of all segments of the publisher; readers can release mappings of any others.
     """
 
     fd: int
@@ -52,9 +53,9 @@ class Segment:
     """One anonymous file in memory, mapped for writing.
 
     Attributes:
-        holds: Which key is in it, or was before a writing that failed, or in the smaller one that it stands for.
-        written: Grows with every writing; tells older segments from newer ones. 0: nothing yet.
-        reserved: A writer of this process has it.
+        holds: The key in it, or the last one before a failed write, or that of the smaller segment that it replaces.
+        written: Grows with every write, so that segments can be ordered by age; 0 if nothing is written yet.
+        reserved: Whether a writer of this process has it.
     """
 
     def __init__(self, nbytes: int, *, holds: Key | None = None) -> None:
@@ -68,7 +69,7 @@ class Segment:
         self.fd = os.memfd_create(_NAME)
         try:
             os.ftruncate(self.fd, nbytes)
-            # Now, where it is an error; memory that is found missing on writing would be a signal that kills.
+            # Allocated now, where a failure raises an error; on a later write it would be a fatal signal.
             os.posix_fallocate(self.fd, 0, nbytes)
             self.map = mmap.mmap(self.fd, nbytes, flags=mmap.MAP_SHARED | getattr(mmap, "MAP_POPULATE", 0))
         except OSError as error:
@@ -76,19 +77,19 @@ class Segment:
             raise _no_memory(nbytes, str(error)) from error
         self.inode = os.fstat(self.fd).st_ino
         self._generation = ctypes.c_uint64.from_buffer(self.map)
-        # Drawn, so that a late handle does not fit a later segment that got the same descriptor.
+        # Random, so that a stale address does not match a later segment with the same descriptor.
         self._generation.value = secrets.randbits(_GENERATION_BITS) * 2
         self._pinned = self._pin()
 
     def _pin(self) -> bool:
-        """Page-lock it where this process uses a GPU, which copies into it directly then, beside what it computes."""
+        """Page-lock it if this process uses a GPU, which can then copy into it directly, concurrently with kernels."""
         if not torch.cuda.is_initialized():  # type: ignore[no-untyped-call]  # torch says no types
             return False
         address = ctypes.addressof(self._generation)
         pinned = int(_cuda_runtime().cudaHostRegister(address, self.nbytes, 0)) == 0
         if not pinned:
-            # CUDA keeps the refusal as the thread's last error, which torch raises, and clears, at the next kernel. Its
-            # bindings have no cudaGetLastError; a kernel of ours takes it, or the trainer's would.
+            # CUDA keeps the failure as the thread's last error, which torch raises and clears at the next kernel.
+            # torch has no binding of cudaGetLastError, so a kernel here clears it before one of the trainer's would.
             with contextlib.suppress(RuntimeError):
                 torch.ones(1, device="cuda")
             logger.warning("CUDA cannot page-lock %d bytes; weights are copied more slowly", self.nbytes)
@@ -96,11 +97,11 @@ class Segment:
 
     @property
     def generation(self) -> int:
-        """Odd while it is being written."""
+        """The generation number, which is odd while the segment is being written."""
         return self._generation.value
 
     def begin(self) -> None:
-        """From now on it fits no handle."""
+        """Mark it as being written, so that it matches no address."""
         self._generation.value |= 1
 
     def end(self) -> None:
@@ -108,7 +109,7 @@ class Segment:
         self._generation.value += 1
 
     def lock(self) -> bool:
-        """Lock it for writing; False where a reader holds it."""
+        """Lock it for writing; False if a reader holds it."""
         try:
             fcntl.flock(self.fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
@@ -116,11 +117,11 @@ class Segment:
         return True
 
     def unlock(self) -> None:
-        """Let readers in."""
+        """Unlock it for readers."""
         fcntl.flock(self.fd, fcntl.LOCK_UN)
 
     def readers(self) -> list[int]:
-        """Return the processes that hold it, as far as they are known."""
+        """Return the ids of the reading processes, as far as they are known."""
         pids = []
         for line in Path("/proc/locks").read_text().splitlines():
             columns = line.split()  # 1: FLOCK ADVISORY READ <pid> <major>:<minor>:<inode> 0 EOF
@@ -129,7 +130,7 @@ class Segment:
         return pids
 
     def close(self) -> None:
-        """Give the memory back, once no reader has it mapped either."""
+        """Close it; its memory is free once no reader has it mapped either."""
         if self._pinned:
             _cuda_runtime().cudaHostUnregister(ctypes.addressof(self._generation))
         del self._generation
@@ -138,7 +139,7 @@ class Segment:
 
 
 def map_segment(pid: int, fd: int, nbytes: int) -> tuple[int, mmap.mmap, torch.Tensor]:
-    """Open a segment of another process for reading; a descriptor of our own, its mapping, and that as a tensor."""
+    """Open another process's segment for reading; returns a file descriptor, its mapping, and that as a tensor."""
     own = os.open(f"/proc/{pid}/fd/{fd}", os.O_RDONLY | os.O_CLOEXEC)
     try:
         mapped = mmap.mmap(own, nbytes, prot=mmap.PROT_READ)
@@ -146,7 +147,7 @@ def map_segment(pid: int, fd: int, nbytes: int) -> tuple[int, mmap.mmap, torch.T
         os.close(own)
         raise
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # that it is read-only is meant
+        warnings.simplefilter("ignore")  # the tensor is read-only on purpose
         return own, mapped, torch.frombuffer(mapped, dtype=torch.uint8)
 
 
@@ -156,7 +157,7 @@ def _cuda_runtime() -> Any:
 
 @dataclass(slots=True)
 class SegmentRing:
-    """The segments that one series of snapshots goes through, oldest first: `depth` readable ones, and a few more."""
+    """The segments that a series of snapshots cycles through: `depth` readable ones and up to a few more."""
 
     depth: int
     closing: Callable[[Segment], None] = lambda segment: None
@@ -167,11 +168,11 @@ class SegmentRing:
     def reserve(self, nbytes: int) -> Segment | None:
         """Get a locked segment of at least `nbytes` to write into.
 
-        None where readers hold all that may be overwritten.
+        None if readers hold all segments that may be overwritten.
         """
         with self._lock:
             by_age = sorted(self.segments, key=lambda segment: segment.written)
-            # The newest stay, for those who have not come yet.
+            # The newest are kept for readers that have not opened them yet.
             replaced: Key | None = None
             for segment in by_age[: max(0, len(by_age) - (self.depth - 1))]:
                 if segment.reserved or not segment.lock():
@@ -192,12 +193,12 @@ class SegmentRing:
             return segment
 
     def put_back(self, segment: Segment) -> None:
-        """Let readers at a segment that was reserved, and not written into."""
+        """Release a reserved segment that was not written to."""
         with self._lock:
             self._free(segment)
 
     def release(self, segment: Segment, *, whole: bool) -> None:
-        """Let readers at a segment that was reserved; where writing failed, it is the next to be reused."""
+        """Release a reserved segment after a write; if the write failed, the segment is the next to be reused."""
         with self._lock:
             self._count += 1
             segment.written = self._count if whole else 0
@@ -210,7 +211,7 @@ class SegmentRing:
             self._close(segment)  # the ring was closed meanwhile
 
     def close(self) -> None:
-        """Give the memory back. Readers that hold a segment keep what they hold."""
+        """Close all segments. Readers that hold a segment keep it."""
         with self._lock:
             segments, self.segments = self.segments, []
             for segment in segments:
@@ -238,7 +239,7 @@ def _no_memory(nbytes: int, reason: str) -> WeightsError:
 
 
 def own_origin(rank: int) -> Origin:
-    """This process, as rank `rank` of those that publish."""
+    """Return the origin of this process as rank `rank` of the publishers."""
     started = _start_ticks(os.getpid())
     assert started is not None
     return Origin(machine=own_machine(), pid=os.getpid(), started=started, rank=rank)
@@ -246,21 +247,21 @@ def own_origin(rank: int) -> Origin:
 
 @functools.cache
 def own_machine() -> str:
-    """Names the machine and the container within it, as far as numbers of processes go."""
+    """Return an identifier of this machine and process id namespace, within which process ids are unique."""
     boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
     return f"{boot} {os.readlink('/proc/self/ns/pid')}"
 
 
 def has_died(origin: Origin) -> bool:
-    """Whether a publisher is gone for certain; of other machines nobody can tell from here."""
+    """Whether a publisher is certainly dead; False for other machines, where that is unknown."""
     return origin.machine == own_machine() and _start_ticks(origin.pid) != origin.started
 
 
 def _start_ticks(pid: int) -> int | None:
-    """When a process was started, in ticks; None where there is none, or only what is left of it."""
+    """Return a process's start time in clock ticks; None if it does not exist or is a zombie."""
     try:
         stat = Path(f"/proc/{pid}/stat").read_text()
     except OSError:
         return None
-    fields = stat.rpartition(")")[2].split()  # the name before may hold blanks
+    fields = stat.rpartition(")")[2].split()  # the name before it may contain blanks
     return None if fields[0] in "ZX" else int(fields[19])

@@ -1,4 +1,4 @@
-"""Snapshots, independent of transport: which rank published which part of each tensor."""
+"""Snapshots, independent of the transport: the part of each tensor that each rank published."""
 
 import math
 import sys
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 @dataclass(kw_only=True, slots=True, frozen=True)
 class Box:
-    """A box of indices within a whole tensor: the first index and the extent, one a dimension."""
+    """A box of indices within a whole tensor: the first index and the extent in each dimension."""
 
     start: tuple[int, ...]
     shape: tuple[int, ...]
@@ -34,7 +34,7 @@ class Box:
         return math.prod(self.shape)
 
     def intersection(self, other: "Box") -> "Box | None":
-        """Return the intersection of both boxes; None where it is empty."""
+        """Return the intersection of both boxes; None if it is empty."""
         start = tuple(map(max, self.start, other.start))
         shape = tuple(
             min(a + n, b + m) - s
@@ -43,7 +43,7 @@ class Box:
         return Box(start=start, shape=shape) if all(extent > 0 for extent in shape) else None
 
     def within(self, outer: "Box") -> tuple[slice, ...]:
-        """Index a tensor that holds `outer` with this, and get what this box holds."""
+        """Return the index of this box's elements in a tensor that holds `outer`."""
         return tuple(
             slice(a - b, a - b + n) for a, b, n in zip(self.start, outer.start, self.shape, strict=True)
         )
@@ -51,7 +51,7 @@ class Box:
 
 @dataclass(kw_only=True, slots=True, frozen=True)
 class ShardSpec:
-    """What a reader without a device mesh asks for: a part of the whole tensor; dtype None leaves it as published."""
+    """A part of a tensor, for readers without a device mesh; a dtype of None keeps the published one."""
 
     box: Box
     dtype: torch.dtype | None = None
@@ -59,23 +59,27 @@ class ShardSpec:
 
 @dataclass(kw_only=True, slots=True, frozen=True)
 class LazySum:
-    """A tensor and what `added` gives for a box of it, summed as it is copied: one sum at a time takes memory."""
+    """The sum of a tensor and `added` of a box of it, computed when it is copied, so that one sum at a time is held."""
 
     base: Tensor
     added: Callable[[Box], Tensor]
 
 
 State: TypeAlias = Mapping[str, Tensor | LazySum]
-"""What can be published: tensors by their names."""
+"""A state that can be published: tensors by name."""
 Like: TypeAlias = Mapping[str, Tensor | ShardSpec]
-"""The names wanted, each in the sharding of a DTensor, the part of a `ShardSpec`, or whole (a plain tensor)."""
+"""The tensors wanted, by name: each in a DTensor's sharding, the part of a `ShardSpec`, or whole (a plain tensor)."""
 
 
 @dataclass(kw_only=True, slots=True, frozen=True)
 class Shard:
-    """What one rank has of one tensor, detached, within a tensor of the shape `whole`.
+    """One rank's part of one tensor.
 
-    And what is to be added to it.
+    Attributes:
+        whole: The shape of the whole tensor.
+        box: The part within the whole.
+        local: Its values, detached.
+        added: Returns a term to be added for a box; None for none.
     """
 
     whole: tuple[int, ...]
@@ -84,22 +88,22 @@ class Shard:
     added: Callable[[Box], Tensor] | None = None
 
     def values(self) -> Tensor:
-        """What is published: `local`, or a new tensor with what is added."""
+        """Return the values to publish: `local`, or a new tensor with `added`."""
         return self.local if self.added is None else self.local + self.added(self.box)
 
 
 def is_dtensor(value: object) -> "TypeGuard[DTensor]":
-    """Whether it is a DTensor. Does not import what only those who have one need."""
+    """Whether a value is a DTensor. Does not import DTensor, which callers without any do not need."""
     module = sys.modules.get("torch.distributed.tensor")
     return module is not None and isinstance(value, module.DTensor)
 
 
 def own_shards(state: State, *, rank: int) -> dict[str, Shard]:
-    """What this rank has to publish of a state dict; names of which it has nothing are left out.
+    """Return the parts of a state dict that this rank has to publish; other names are omitted.
 
-    Of values that several ranks hold alike, one publishes: of a plain tensor rank 0, of a DTensor the first along every
-    dimension of its mesh that it is replicated over. Nothing is gathered. WeightsError for a sum that has yet to be
-    reduced, or a part that is no box.
+    A replicated value is published by one rank: a plain tensor by rank 0, a DTensor by the first rank along every mesh
+    dimension over which it is replicated. Nothing is gathered. Raises WeightsError for a partial sum that has not been
+    reduced, or a part that is not a box.
     """
     shards: dict[str, Shard] = {}
     for name, value in state.items():
@@ -128,12 +132,12 @@ def _dtensor_shard(name: str, tensor: "DTensor") -> Shard | None:
     _require_contiguous(name, tensor)
     box = dtensor_box(tensor)
     if not box.numel and any(coordinate):
-        return None  # of a tensor without elements the first rank tells that it exists
+        return None  # a tensor without elements is published by the first rank only
     return Shard(whole=tuple(tensor.shape), box=box, local=tensor.to_local().detach())
 
 
 def _require_contiguous(name: str, tensor: "DTensor") -> None:
-    """FSDP over TP shards a shard: that is a box only while the tensor is sharded over both."""
+    """Raise WeightsError if a rank has several boxes: FSDP over TP yields one only while both shard the tensor."""
     for at, placement in enumerate(tensor.placements):
         split, dim = getattr(placement, "split_factor", None), getattr(placement, "dim", None)
         if split is None:
@@ -148,7 +152,7 @@ def _require_contiguous(name: str, tensor: "DTensor") -> None:
 
 
 def dtensor_box(tensor: "DTensor") -> Box:
-    """The part of a DTensor that this rank holds."""
+    """Return the part of a DTensor that this rank holds."""
     from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
 
     shape, start = compute_local_shape_and_global_offset(tensor.shape, tensor.device_mesh, tensor.placements)
@@ -156,15 +160,15 @@ def dtensor_box(tensor: "DTensor") -> Box:
 
 
 ALIGNMENT = 64
-"""Tensors begin at multiples of this many bytes: a cache line."""
+"""Tensors start at multiples of this many bytes: a cache line."""
 
 Key: TypeAlias = PolicyVersion | str
-"""What a snapshot is called: a version of the policy, or a name of one's own."""
+"""The key of a snapshot: a version of the policy, or any name."""
 
 
 @dataclass(kw_only=True, slots=True, frozen=True)
 class StoredPart:
-    """Where one rank's part of one tensor lies in its segment, in bytes; `dtype` is the name within torch."""
+    """The location of one rank's part of a tensor in its segment, in bytes; `dtype` is the dtype's name in torch."""
 
     whole: tuple[int, ...]
     box: Box
@@ -178,7 +182,8 @@ class Publication:
     """The identity of one publication of a key, the same on every rank.
 
     Attributes:
-        number: How often this group has published the key, this time included.
+        group: The name of the group of publishers.
+        number: The number of the group's publications in the key's series so far, this one included.
     """
 
     group: str
@@ -187,11 +192,13 @@ class Publication:
 
 @dataclass(kw_only=True, slots=True, frozen=True)
 class Origin:
-    """The process that publishes.
+    """A publishing process.
 
     Attributes:
-        machine: Where its number means something.
-        started: When it was started, as in /proc, so that a number that is used again is told apart.
+        machine: The machine and namespace in which its process id is valid.
+        pid: The process id.
+        started: The start time as in /proc, which detects a reused process id.
+        rank: Its rank among the publishers.
     """
 
     machine: str
@@ -202,10 +209,12 @@ class Origin:
 
 @dataclass(kw_only=True, slots=True, frozen=True)
 class Contribution:
-    """The part of a snapshot that one rank has published, with its layout. Small and picklable, as all of this module.
+    """The location and layout of the part of a snapshot that one rank has published. It is small and picklable.
 
     Attributes:
-        location: Where its segment is; the transport knows what to make of it. None where the rank had nothing.
+        origin: The publishing process.
+        location: The address of its segment, whose type depends on the transport.
+        parts: The layout, by tensor name.
     """
 
     origin: Origin
@@ -215,14 +224,14 @@ class Contribution:
 
 @dataclass(kw_only=True, slots=True, frozen=True)
 class Snapshot:
-    """A snapshot that every rank has published its part of, one a rank, in their order."""
+    """A complete snapshot, with one contribution per rank, in their order."""
 
     key: Key
     publication: Publication
     contributions: Sequence[Contribution]
 
     def parts(self) -> dict[str, list[tuple[int, StoredPart]]]:
-        """The parts of each tensor, each with the rank that published it."""
+        """Return the parts of each tensor, each with the rank that published it."""
         parts: dict[str, list[tuple[int, StoredPart]]] = {}
         for rank, contribution in enumerate(self.contributions):
             for name, part in contribution.parts.items():
@@ -231,19 +240,19 @@ class Snapshot:
 
 
 def key_text(key: Key) -> str:
-    """A key as messages name it."""
+    """Return a key's text for messages."""
     return repr(key) if isinstance(key, str) else f"version {key}"
 
 
 def align(offset: int) -> int:
-    """The next multiple of `ALIGNMENT`."""
+    """Return the next multiple of `ALIGNMENT`."""
     return -(-offset // ALIGNMENT) * ALIGNMENT
 
 
 def layout(
     shards: Mapping[str, Shard], *, header: int, dtype: torch.dtype | None = None
 ) -> tuple[dict[str, StoredPart], int]:
-    """Lay shards out one after another, behind a header; returns what lies where, and how many bytes that takes."""
+    """Lay shards out one after another after a header; returns their locations and the total number of bytes."""
     parts: dict[str, StoredPart] = {}
     offset = header
     for name, shard in shards.items():

@@ -1,4 +1,4 @@
-"""The store of weights: immutable, versioned snapshots from the trainer's sharding to the reader's."""
+"""The weight store: immutable, versioned snapshots, resharded from the trainer's sharding to the reader's."""
 
 import asyncio
 import time
@@ -35,27 +35,27 @@ Transport: TypeAlias = Literal["shared_memory", "cuda_ipc", "rdma", "torchstore"
 T = TypeVar("T")
 
 DEPTH = 2
-"""Versions that stay readable at once."""
+"""The number of versions that stay readable at once."""
 POLL_INTERVAL_S = 0.5
-"""While a key is being published, how often it is checked that its publishers live."""
+"""How often it is checked that the publishers are alive while a key is being published."""
 ATTEMPTS = 3
-"""How often a key is looked up anew where it was overwritten between the look and the hold."""
+"""The number of look-ups of a key that is overwritten between the look-up and the hold."""
 
 
 class WeightStore:
-    """Snapshots of weights by key.
+    """A store of weight snapshots by key.
 
-    Made once, by `create`, in the process that owns the run; it travels to the others as an argument of their
-    actors, and each of them is a client with a directory in common. What `put` has published is immutable: it
-    is overwritten only by a later `put`, when `DEPTH` newer ones are there, and never while somebody holds it. Readers
-    elsewhere hold a copy; one that was overwritten while they fetched it they never see.
+    It is made once, by `create`, in the process that owns the run, and sent to other processes as an argument of their
+    actors; all of these clients share one directory. Published snapshots are immutable: one is overwritten only by a
+    later `put`, when there are `DEPTH` newer ones, and never while a reader holds it. Readers on other machines hold a
+    copy, and never see one that was overwritten while they fetched it.
 
     Args:
-        directory: Who has published what.
-        transport: How bytes travel.
-        timeout_s: The longest wait: of `put` for readers on this machine that hold what is to be overwritten, of
-            readers for a key that is being published. Of a publisher elsewhere nobody can tell that it died.
-        transfer_timeout_s: The longest that bytes may take between machines, or to and from a volume; `timeout_s` by
+        directory: The directory of published snapshots.
+        transport: How bytes are moved.
+        timeout_s: The longest wait of `put` for readers on this machine that hold what is to be overwritten, and of
+            readers for a key that is being published: the death of a publisher on another machine cannot be detected.
+        transfer_timeout_s: The timeout of a transfer between machines, or to and from a volume; `timeout_s` by
             default.
         volumes: A running TorchStore, for that transport.
     """
@@ -79,7 +79,7 @@ class WeightStore:
 
     @classmethod
     def create(cls, *, transport: Transport = "shared_memory", **options: Any) -> "WeightStore":
-        """Make a store in the process that owns the run; when that ends, so does the store. Options are the class's."""
+        """Make a store in the process that owns the run, with whose end it ends; `options` are the constructor's."""
         from rl_bridge.weights.actor import spawn_directory
 
         volumes = None
@@ -129,20 +129,20 @@ class WeightStore:
         ranks: int = 1,
         dtype: torch.dtype | None = None,
     ) -> None:
-        """Publish a state dict. Returns when a thread has copied this rank's part; the weights may change then.
+        """Publish a state dict; returns when this rank's part is copied, after which the weights may change.
 
         Args:
-            key: What the snapshot is called. Where the key is there already, this replaces it; a version
-                replaces later versions too, since those are from before the run went back.
-            state: Dense tensors on any device. DTensors publish their own shard, of plain tensors rank 0
-                publishes the whole; nothing is gathered. A `LazySum` is computed as it is copied.
-            rank: Of the caller, among those that publish the snapshot together.
-            ranks: How many they are. Readers see the snapshot when all have published.
-            dtype: What floating-point numbers are published in, cast as they are copied; None for their own.
+            key: The snapshot's key. An existing snapshot of this key is replaced; a version also replaces later
+                versions, since those are from before the run went back.
+            state: Dense tensors on any device. Each rank publishes its own shard of a DTensor, and rank 0 the whole of
+                a plain tensor; nothing is gathered. A `LazySum` is computed when it is copied.
+            rank: The caller's rank among the publishers of the snapshot.
+            ranks: The number of publishers. Readers see the snapshot when all have published.
+            dtype: The dtype to which floating-point tensors are cast when they are copied; None to keep theirs.
 
         Raises:
-            WeightsError: There is nothing to publish, no memory to publish it to, readers did not let go in
-                time, or the store is closed.
+            WeightsError: The state is empty, there is not enough memory, readers did not release a segment in time, or
+                the store is closed.
         """
         if not state:
             raise WeightsError("expected a state dict with at least one tensor, got an empty one")
@@ -168,18 +168,19 @@ class WeightStore:
                 raise
 
     async def get(self, key: Key, like: Like | None = None) -> dict[str, Tensor]:
-        """Copy a snapshot, once it is there.
+        """Copy a snapshot; waits if it is being published.
 
         Args:
-            key: Which.
-            like: What is wanted: the part that a DTensor or a `ShardSpec` describes, whole where a plain tensor stands;
-                in their types. None: every tensor, whole, on the CPU.
+            key: The snapshot's key.
+            like: The tensors wanted, in the dtypes given there: the part that a DTensor or a `ShardSpec` describes, or
+                the whole for a plain tensor. None for every tensor, whole, on the CPU.
 
         Returns:
-            Tensors that belong to the caller, on the devices of `like`; DTensors where there `like` has them.
+            Tensors that belong to the caller, on the devices of `like`, and DTensors where `like` has DTensors.
 
         Raises:
-            WeightsError: The key is not there, or not in time; its publisher died; it does not fit `like`.
+            WeightsError: The key does not exist or was not complete in time, its publisher died, or it does not fit
+                `like`.
         """
         async with self._hold_parts(key, like) as (wants, buffers):
             return await _in_thread(lambda: dict(SnapshotState(wants, buffers, like, copy=True)))
@@ -190,16 +191,16 @@ class WeightStore:
     ) -> AsyncIterator[SnapshotState]:
         """Open a snapshot for a block, during which it is not overwritten.
 
-        Nothing is put together here: what one rank has published whole is seen where it lies, and what lies in parts is
-        joined when it is asked for, on `device`. Do not keep tensors beyond the block, and do not write to them: shared
-        memory is mapped read-only, and writing to it ends the process; a GPU's memory (`cuda_ipc`) is the publisher's
-        own. Keys, `like` and errors are as for `get`.
+        Nothing is assembled here: a tensor that one rank has published whole is viewed in place, and one in parts is
+        assembled on access, on `device`. Do not keep tensors beyond the block, and do not write to them: shared memory
+        is mapped read-only, so that a write kills the process; a GPU's memory (`cuda_ipc`) is the publisher's own. Key,
+        `like` and errors are as for `get`.
         """
         async with self._hold_parts(key, like) as (wants, buffers):
             yield SnapshotState(wants, buffers, like, device=device)
 
     async def close(self) -> None:
-        """Give back what this process has of the store; in the process that made it, end it for all."""
+        """Release this process's resources; in the process that made the store, close it for all."""
         if self._owner and not self._closed:
             await self._directory.close()
         self._closed = True
@@ -229,7 +230,7 @@ class WeightStore:
                 except SnapshotOverwrittenError:
                     if attempt + 1 == ATTEMPTS:
                         raise
-                    continue  # published anew since, perhaps
+                    continue  # it may have been published again since
                 break
             yield wants, buffers
 
@@ -244,7 +245,7 @@ class WeightStore:
                 if has_died(origin):
                     raise WeightsError(
                         f"{key_text(key)} will not be whole: rank {origin.rank} (process {origin.pid}) died while "
-                        "it published it; a trainer that is started again publishes it anew"
+                        "it published it; a restarted trainer publishes it again"
                     )
             if time.monotonic() > deadline:
                 raise WeightsError(
@@ -256,12 +257,12 @@ class WeightStore:
 def _pack(room: Room, shards: Mapping[str, Shard], parts: Mapping[str, StoredPart]) -> None:
     plain = {name: shard for name, shard in shards.items() if shard.added is None}
     copy_all((view(room.target, parts[name]), shard.local) for name, shard in plain.items())
-    for name in shards.keys() - plain.keys():  # one by one: each is computed here
+    for name in shards.keys() - plain.keys():  # one by one, since each sum takes memory
         copy_all([(view(room.target, parts[name]), shards[name].values())])
 
 
 async def _in_thread(work: Callable[[], T]) -> T:
-    """Run it in a thread; cancelled, wait for its end all the same, for it uses what the caller holds."""
+    """Run a function on a thread; on cancellation still wait for its end, since it uses the caller's resources."""
     task = asyncio.ensure_future(asyncio.to_thread(work))
     try:
         return await asyncio.shield(task)

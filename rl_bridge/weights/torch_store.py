@@ -1,7 +1,7 @@
-"""The transport over TorchStore: published snapshots are in its storage volumes.
+"""The transport over TorchStore, which keeps published snapshots in its storage volumes.
 
-A volume is a process apart, so what is in it outlives its publisher. TorchStore 0.1.2 asks for an older torch and an
-older Monarch; what it needs on this one is `_Controller`, below.
+A volume is a separate process, so its content outlives the publisher. TorchStore 0.1.2 requires an older torch and an
+older Monarch; `_Controller` below adapts it to this one.
 """
 
 import asyncio
@@ -37,7 +37,7 @@ MARK_BYTES, _MARK_BITS = 8, 62
 
 
 def _awaitable(method: Callable[..., Any]) -> Any:
-    """The same endpoint, to be awaited: Monarch wants all of an actor's endpoints alike."""
+    """Make an asynchronous endpoint of a synchronous one: Monarch does not allow both kinds in one actor."""
 
     async def call(self: Any, *args: Any, **kwargs: Any) -> Any:
         return method(self, *args, **kwargs)
@@ -47,7 +47,7 @@ def _awaitable(method: Callable[..., Any]) -> Any:
 
 
 class _Controller(Controller):  # type: ignore[misc]
-    """TorchStore's controller, that every client may ask to begin."""
+    """TorchStore's controller, which any client may initialize."""
 
     storage_volumes: Any
 
@@ -66,7 +66,7 @@ class _Controller(Controller):  # type: ignore[misc]
 
 
 class Volumes:
-    """A running TorchStore: a volume in a process of its own, and a controller in this one. Travels to clients."""
+    """A running TorchStore: a volume in its own process and a controller in this one. It is sent to clients."""
 
     def __init__(self) -> None:
         self._procs = this_host().spawn_procs(per_host={"volumes": 1})
@@ -78,7 +78,7 @@ class Volumes:
         return {"_volumes": self._volumes, "_controller": self._controller, "_procs": None, "_client": None}
 
     async def client(self) -> Any:
-        """TorchStore's client in this process."""
+        """Return TorchStore's client in this process."""
         if self._client is None:
             await self._controller.begin.call_one(self._volumes)
             strategy = await self._controller.get_controller_strategy.call_one()
@@ -86,17 +86,17 @@ class Volumes:
         return self._client
 
     async def close(self) -> None:
-        """End the volume's process; for the process that started it. Bounded; raises nothing."""
+        """End the volume's process, if this process started it. Bounded in time; raises nothing."""
         procs, self._procs = self._procs, None
         if procs is not None:
-            with suppress(Exception):  # what cannot be reached ends with this process
+            with suppress(Exception):  # an unreachable volume ends with this process
                 async with asyncio.timeout(STOP_TIMEOUT_S):
                     await procs.stop()
 
 
 @dataclass(slots=True, frozen=True)
 class VolumeAddress:
-    """Where readers find what was sent: a name in the volume, and the number that its first eight bytes are."""
+    """The address of a published part for readers: its name in the volume, and the mark in its first eight bytes."""
 
     name: str
     mark: int
@@ -105,9 +105,9 @@ class VolumeAddress:
 class VolumePublisher:
     """The sending side; `depth` versions stay readable at once, and a transfer may take `timeout_s`.
 
-    A rank has as many names in the volume as versions, and goes round them: what a publisher before it has left, or
-    has sent half way, is overwritten. So the names of a publisher that was taken for lost and still sends are those of
-    its successor: each sending has a mark of its own, by which a reader tells whose the bytes are.
+    A rank cycles through `depth` names in the volume, and so overwrites what an earlier publisher has left or sent
+    halfway. A publisher that was considered lost but still sends therefore uses the same names as its successor; each
+    transfer has its own mark, by which a reader tells whose bytes it got.
     """
 
     header = ALIGNMENT
@@ -117,15 +117,15 @@ class VolumePublisher:
         self._depth = depth
         self._timeout_s = timeout_s
         self._sent: dict[str | None, list[tuple[int, Key | None]]] = {}
-        """By series, which is a name of one's own, or the versions, all in one: what is whole at each place in the
-        volume, or was before a sending that failed; the oldest first."""
+        """By series (a name, or None for all versions): each place in the volume with the key that is complete there,
+        or was before a failed transfer; oldest first."""
         self._kept: Tensor | None = None
 
     @asynccontextmanager
     async def reserve(
         self, key: Key, rank: int, nbytes: int, devices: Collection[torch.device] = ()
     ) -> AsyncIterator[Room]:
-        """See `Publisher`. The room is sent to the volume when it is complete."""
+        """See `Publisher`. The room is sent to the volume by `publish`."""
         target, self._kept = self._kept, None
         if target is None or len(target) < nbytes:
             target = new_memory(nbytes)
@@ -141,7 +141,7 @@ class VolumePublisher:
             try:
                 async with asyncio.timeout(self._timeout_s):
                     await (await self._volumes.client()).put(name, target)
-            except Exception as error:  # TorchStore raises nothing narrower
+            except Exception as error:  # TorchStore raises no narrower type
                 raise WeightsError(f"cannot send {key_text(key)} to TorchStore: {error}") from error
             sent.append((place, key))
             whole = True
@@ -151,7 +151,7 @@ class VolumePublisher:
             yield Room(target=target, replaces=replaced, publish=publish)
         finally:
             self._kept = target
-            if not whole:  # the next to be overwritten, which is told until something else is there
+            if not whole:  # the next to be overwritten; `replaced` is reported until a transfer succeeds
                 sent.insert(0, (place, replaced))
 
     async def close(self) -> None:
@@ -169,13 +169,13 @@ class VolumeReader:
 
     @asynccontextmanager
     async def hold(self, snapshot: Snapshot, needed: Needed) -> AsyncIterator[dict[int, Tensor]]:
-        """See `TransportReader`. The bytes are this process's own."""
+        """See `TransportReader`. The bytes are fetched into this process's memory."""
         try:
             async with asyncio.timeout(self._timeout_s):
                 client = await self._volumes.client()
                 addresses: list[Any] = [snapshot.contributions[rank].location for rank in needed]
                 fetched = await asyncio.gather(*(client.get(address.name) for address in addresses))
-        except Exception as error:  # TorchStore raises nothing narrower
+        except Exception as error:  # TorchStore raises no narrower type
             reason = str(error)
             if isinstance(error, TimeoutError):
                 reason = (

@@ -1,1 +1,1 @@
-"""Subcommands of `ropewalk` for servers."""
+"""This package's subcommands of `ropewalk`."""

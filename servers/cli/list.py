@@ -1,4 +1,4 @@
-"""`ropewalk list`: lists environments."""
+"""`ropewalk list`: list the available environments, or those of a server."""
 
 import argparse
 import dataclasses
@@ -27,8 +27,8 @@ def configure(parser: argparse.ArgumentParser) -> None:
         "where",
         nargs="?",
         metavar="FOLDER|URL",
-        help="look into this folder only, or ask this server; by default whatever can be served from here: "
-        "environments of the working directory, and installed ones",
+        help="list the environments of this folder or server only; by default all that can be served from here: "
+        "those of the working directory, and installed ones",
     )
     parser.add_argument("--json", action="store_true", help="print a JSON list")
     parser.add_argument("--token", help="bearer token of the server; prefer ROPEWALK_TOKEN")
@@ -110,7 +110,7 @@ def _print_table(listed: "Sequence[ListedEnvironment]") -> None:
         )
         for environment in listed
     ]
-    # The error of a broken one is on a line of its own.
+    # A broken environment has another line, below, with its error.
     widths = [max(len(row[at]) for row in (_COLUMNS, *rows)) for at in range(len(_COLUMNS) - 1)]
     width = shutil.get_terminal_size().columns if sys.stdout.isatty() else None
     for row, environment in zip((_COLUMNS, *rows), (None, *listed), strict=True):
@@ -125,7 +125,7 @@ def _shorten(line: str, width: int | None) -> str:
 
 
 def _short(where: str) -> str:
-    """Return a folder's path relative to the working directory or home, if it is below one of them."""
+    """Return the shortest form of a folder: relative to the working directory, to home, or absolute."""
     path = Path(where)
     if not path.is_absolute():
         return where
@@ -139,7 +139,7 @@ def _short(where: str) -> str:
 
 COMMAND = Command(
     name="list",
-    help="list the environments that there are, or those of a server",
+    help="list the available environments, or those of a server",
     configure=configure,
     run=run,
     examples=(

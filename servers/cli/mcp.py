@@ -1,4 +1,4 @@
-"""`ropewalk mcp`: serves an environment over MCP on standard input and output, for desktop hosts."""
+"""`ropewalk mcp`: serve an environment's tools to an MCP host over standard input and output."""
 
 import argparse
 import asyncio
@@ -17,7 +17,7 @@ FAILED: Final = 2
 ENDED: Final = 1
 
 _LEFTOVER_GRACE_S: Final = 3.0
-"""Seconds that processes left by an environment have to end at exit."""
+"""Seconds that threads left running by an environment get at exit."""
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
@@ -33,23 +33,28 @@ def configure(parser: argparse.ArgumentParser) -> None:
         "--option",
         action="append",
         metavar="NAME=VALUE",
-        help="reset with this option too; JSON, or else text; several times for several",
+        help="reset with this option, parsed as JSON or else text; may be given several times",
     )
     add(
         "--step-timeout",
         type=partial(seconds_or_none, "--step-timeout"),
         default=argparse.SUPPRESS,
         metavar="SECONDS",
-        help="for a call; 0 for no bound (300, or ROPEWALK_STEP_TIMEOUT)",
+        help="limit of a call; 0 for none (300, or ROPEWALK_STEP_TIMEOUT)",
     )
-    add("--log-level", default="warning", choices=LEVELS, help="of what goes to standard error (%(default)s)")
+    add(
+        "--log-level",
+        default="warning",
+        choices=LEVELS,
+        help="level of messages on standard error (%(default)s)",
+    )
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Serve until the host closes standard input.
+    """Serve until the host closes its end.
 
     Raises:
-        ConfigurationError: There is no such environment, it has no tools, or the SDK is not installed.
+        ConfigurationError: The environment does not exist or has no tools, or the MCP SDK is missing.
     """
     options = _options(arguments)
     settings = ServerSettings.from_environment(os.environ)
@@ -58,7 +63,7 @@ def run(arguments: argparse.Namespace) -> int:
     try:
         from servers.mcp.stdio import take_standard_streams
 
-        wire = take_standard_streams()  # before the environment's code can print
+        wire = take_standard_streams()  # before any of the environment's code can print
         return _serve(arguments, options, settings, wire)
     except ModuleNotFoundError as error:
         extra = {"mcp": "mcp", "mcp_types": "mcp", "anyio": "mcp"}.get(error.name or "", "server")
@@ -90,7 +95,7 @@ def _serve(
         served = asyncio.run(serve_stdio(app, app.title, options, wire))
     except (OpenEnvError, ModuleNotFoundError):
         raise
-    except Exception as error:  # from the author's code
+    except Exception as error:  # an error in the author's code, shown to the author
         show(error)
         return FAILED
     finally:

@@ -1,4 +1,4 @@
-"""`ropewalk sandboxes`: serves E2B's API on this machine, for callers with a token."""
+"""`ropewalk sandboxes`: serve E2B's API on this machine to clients with a token."""
 
 import argparse
 import os
@@ -16,7 +16,7 @@ from servers.logs import LEVELS
 from servers.settings import ServerSettings, count, seconds, token_lines
 
 MAX_BODY: Final = 8 << 20
-"""Maximum bytes of a request other than an upload."""
+"""Bytes of a request's body, uploads excepted."""
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
@@ -27,58 +27,58 @@ def configure(parser: argparse.ArgumentParser) -> None:
     add(
         "--token-file",
         metavar="PATH",
-        help="file of tokens, one a line, # for comments; or ROPEWALK_TOKENS. There must be one",
+        help="file of tokens, one per line, # for comments; required unless ROPEWALK_TOKENS is set",
     )
-    add("--allowed-host", action="append", metavar="NAME", help="name that callers may use in Host")
+    add("--allowed-host", action="append", metavar="NAME", help="name that clients may use in Host")
     add(
         "--image",
         action="append",
         metavar="PATTERN",
-        help="image of the local engine that may be run as a template, as in 'my-env:*'; several times for several; "
-        "none by default",
+        help="image of the local engine that may be used as a template, such as 'my-env:*' (none); may be given "
+        "several times",
     )
     add(
         "--minimum-isolation",
         default=Isolation.LSM,
         type=Isolation,
         choices=list(Isolation),
-        help="below this no process sandbox starts (%(default)s); docs/sandbox.md says what each keeps",
+        help="weakest isolation level of process sandboxes (%(default)s); docs/sandbox.md describes the levels",
     )
     add(
         "--preload",
         default="",
         metavar="NAMES",
-        help="modules that interpreters begin with, as in 'numpy,matplotlib'",
+        help="modules to import before interpreters are forked, such as 'numpy,matplotlib'",
     )
     add(
         "--domain",
         metavar="NAME",
-        help="that PORT-SANDBOX.NAME leads here, for clients that find sandboxes by it",
+        help="domain whose PORT-SANDBOX.NAME leads to this service, for clients that address sandboxes by it",
     )
     limits = parser.add_argument_group("limits")
 
     def bound(option: str, read: Callable[[str, str], Any], default: Any, metavar: str, text: str) -> None:
         limits.add_argument(option, type=partial(read, option), default=default, metavar=metavar, help=text)
 
-    bound("--max-sandboxes", count, 16, "N", "at once (%(default)s)")
-    bound("--max-sandboxes-per-token", count, None, "N", "of one token")
-    bound("--warm", count, None, "N", "containers kept ready, of the images asked for last (none)")
-    bound("--max-timeout", seconds, 86_400.0, "SECONDS", "that a sandbox may be given (%(default)g)")
+    bound("--max-sandboxes", count, 16, "N", "concurrent sandboxes (%(default)s)")
+    bound("--max-sandboxes-per-token", count, None, "N", "concurrent sandboxes per token")
+    bound("--warm", count, None, "N", "containers kept ready, of the images requested last (none)")
+    bound("--max-timeout", seconds, 86_400.0, "SECONDS", "longest timeout of a sandbox (%(default)g)")
     bound(
         "--memory",
         size_of,
         "1g",
         "SIZE",
-        "of a container, and of each program of a process sandbox (%(default)s)",
+        "memory of a container, and of each program of a process sandbox (%(default)s)",
     )
-    bound("--disk", size_of, "256m", "SIZE", "of the files of a process sandbox (%(default)s)")
+    bound("--disk", size_of, "256m", "SIZE", "all files of a process sandbox (%(default)s)")
     bound("--pids", count, 256, "N", "processes and threads of one sandbox (%(default)s)")
-    bound("--drain", seconds, 15.0, "SECONDS", "that sandboxes get to end when told to stop (%(default)g)")
-    add("--log-level", default="info", choices=LEVELS, help="(%(default)s)")
+    bound("--drain", seconds, 15.0, "SECONDS", "for sandboxes to end when the service stops (%(default)g)")
+    add("--log-level", default="info", choices=LEVELS, help="level of log messages (%(default)s)")
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Serve until a signal stops it. Raises `ConfigurationError` without a token, or if the address is unavailable."""
+    """Serve until a signal ends it; ConfigurationError if there is no token or the address is unavailable."""
     settings = _settings(arguments, os.environ)
     with installed_with("server", "a server's packages", "fastapi", "starlette", "uvicorn", "websockets"):
         from servers.hosting import Assembled, host
@@ -126,7 +126,7 @@ def _settings(arguments: argparse.Namespace, environ: MutableMapping[str, str]) 
 
 COMMAND = Command(
     name="sandboxes",
-    help="sandboxes for others, over E2B's API",
+    help="serve sandboxes over E2B's API",
     configure=configure,
     run=run,
     examples=(

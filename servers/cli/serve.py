@@ -1,4 +1,4 @@
-"""`ropewalk serve`: runs an environment server with tuned settings."""
+"""`ropewalk serve`: serve an environment, in one or several processes, or reloading with its source."""
 
 import argparse
 import gc
@@ -28,24 +28,24 @@ from servers.settings import MODES, ServePlan, ServerSettings, count, seconds, s
 _FAILED: Final = 2
 
 _GC_THRESHOLD: Final = 50_000
-"""Garbage-collection threshold while an app is loaded; `servers.hosting` sets it while the app is served."""
+"""Threshold of the garbage collector while an app is loaded; `servers.hosting` sets the one for serving."""
 
 _RELOAD_DRAIN_S: Final = 1.0
-"""Default drain of a reload in seconds; short, because the author is waiting for it."""
+"""Drain of sessions before a reload, unless --drain is given: short, since the author waits for it."""
 
 
-_STEP_TIMEOUT_HELP: Final = "for a reset, step, state or constructor; 0 for no bound (300)"
+_STEP_TIMEOUT_HELP: Final = "limit of a reset, step, state or constructor; 0 for none (300)"
 _LIMITS: Final = (
-    ("--max-sessions", "max_sessions", count, "N", "sessions at once, over all workers"),
-    ("--max-sessions-per-token", "max_sessions_per_token", count, "N", "of one token"),
-    ("--max-waiting", "max_waiting", count, "N", "newcomers that wait for a session (4096)"),
-    ("--max-wait", "max_wait_s", seconds, "SECONDS", "that one waits; 0: refused at once (3600)"),
+    ("--max-sessions", "max_sessions", count, "N", "concurrent sessions over all workers"),
+    ("--max-sessions-per-token", "max_sessions_per_token", count, "N", "concurrent sessions per token"),
+    ("--max-waiting", "max_waiting", count, "N", "clients that may wait for a session (4096)"),
+    ("--max-wait", "max_wait_s", seconds, "SECONDS", "longest wait of a client; 0: refuse at once (3600)"),
     ("--step-timeout", "step_timeout_s", seconds_or_none, "SECONDS", _STEP_TIMEOUT_HELP),
     ("--idle-timeout", "idle_timeout_s", seconds, "SECONDS", "until a session without a socket ends (900)"),
-    ("--max-body", "max_body_bytes", count, "BYTES", "of an HTTP request (16777216)"),
-    ("--drain", "drain_s", seconds, "SECONDS", "that sessions get when told to stop (8)"),
+    ("--max-body", "max_body_bytes", count, "BYTES", "size of an HTTP request (16777216)"),
+    ("--drain", "drain_s", seconds, "SECONDS", "for sessions to end when the server stops (8)"),
 )
-"""Options: the flag, the setting, its parser, the metavar and the help."""
+"""Each option with its setting, its parser, its metavar and its help."""
 
 _SERVER_SETTINGS: Final = ("max_body_bytes", "drain_s")
 _SESSION_OPTIONS: Final = {
@@ -53,7 +53,7 @@ _SESSION_OPTIONS: Final = {
     "mode": "--mode",
     "web": "--web",
 }
-"""Settings that only an application of create_app supports, and their options."""
+"""Settings that need an application of create_app, and their options."""
 
 _NOT_GIVEN: Final = object()
 
@@ -68,18 +68,17 @@ def configure(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "argument",
         nargs="?",
-        help="what the environment is of: a folder of Harbor tasks, an id of Gymnasium's; it sets the first of the "
+        help="the environment's argument, such as a folder of Harbor tasks or a Gymnasium id; sets the first of the "
         "variables that its openenv.yaml lists",
     )
     _add_options(parser)
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Serve until a signal stops it.
+    """Serve until a signal ends it.
 
     Raises:
-        ConfigurationError: The app cannot be imported, the address is unavailable, or a server that others can reach
-            has no token.
+        ConfigurationError: The app cannot be imported, the address is unavailable, or it is exposed without a token.
     """
     _check_reload_options(arguments)
     if arguments.argument is not None:
@@ -108,14 +107,14 @@ def _listeners(arguments: argparse.Namespace) -> list[socket]:
 def _run_here(arguments: argparse.Namespace, settings: ServerSettings, listener: socket) -> int:
     from openenv_core.tracebacks import show
 
-    gc.set_threshold(_GC_THRESHOLD)  # loading creates no garbage, and collections delay the start
+    gc.set_threshold(_GC_THRESHOLD)  # imports make little garbage, and frequent collections delay the start
     from servers.target import load_app
 
     try:
         app = load_app(arguments.app)
     except (OpenEnvError, ModuleNotFoundError):
         raise
-    except Exception as error:  # from the author's code
+    except Exception as error:  # an error in the author's code, shown to the author
         show(error)
         return _FAILED
     from servers.hosting import assemble, host
@@ -198,30 +197,28 @@ def _add_options(parser: argparse.ArgumentParser) -> None:
     add("--host", default="127.0.0.1", help="address to listen on (%(default)s)")
     add("--port", type=int, default=8000, help="port to listen on; 0 for any (%(default)s)")
     add("--fd", type=int, help="listen on this inherited socket instead")
-    add(
-        "--workers", type=partial(count, "--workers"), default=1, help="processes to serve from (%(default)s)"
-    )
+    add("--workers", type=partial(count, "--workers"), default=1, help="number of processes (%(default)s)")
     add(
         "--reload",
         action="store_true",
-        help="start anew whenever the environment's source changes; for its author, with one worker",
+        help="restart when the environment's source changes; for development, with one worker",
     )
     add(
         "--reload-dir",
         action="append",
         metavar="PATH",
-        help="watch this folder too, with --reload; several times for several",
+        help="watch this folder too, with --reload; may be given several times",
     )
 
-    access = parser.add_argument_group("who may come in")
+    access = parser.add_argument_group("access")
     access.add_argument(
         "--token",
         action="append",
         metavar="TOKEN",
-        help="bearer token that callers must have; several times for several. Other users of this machine can "
+        help="bearer token that clients must send; may be given several times. Other users of this machine can "
         "read it in the list of processes: prefer --token-file or ROPEWALK_TOKENS",
     )
-    access.add_argument("--token-file", metavar="PATH", help="file of tokens, one a line, # for comments")
+    access.add_argument("--token-file", metavar="PATH", help="file of tokens, one per line, # for comments")
     access.add_argument(
         "--insecure", action="store_true", help="listen beyond loopback without a token (ROPEWALK_INSECURE=1)"
     )
@@ -229,13 +226,13 @@ def _add_options(parser: argparse.ArgumentParser) -> None:
         "--allowed-host",
         action="append",
         metavar="NAME",
-        help="name that callers may use in Host, beside addresses and localhost; *.NAME, or * for any",
+        help="name that clients may use in Host, besides addresses and localhost; *.NAME, or * for any",
     )
     access.add_argument(
         "--allowed-origin",
         action="append",
         metavar="ORIGIN",
-        help="origin of pages that may use this server, as in https://example.org; * for any",
+        help="origin of pages that may use this server, such as https://example.org; * for any",
     )
 
     limits = parser.add_argument_group("limits")
@@ -253,20 +250,20 @@ def _add_options(parser: argparse.ArgumentParser) -> None:
         action="store_const",
         const=True,
         default=_NOT_GIVEN,
-        help="a page to play on, at /web (OPENENV_WEB=1)",
+        help="serve a page to play on, at /web (OPENENV_WEB=1)",
     )
-    add("--log-level", default="info", choices=LEVELS, help="(%(default)s)")
+    add("--log-level", default="info", choices=LEVELS, help="level of log messages (%(default)s)")
 
 
 def _is_given(arguments: argparse.Namespace, name: str) -> bool:
-    """Return whether a setting's option was given on the command line."""
+    """Whether the option of a setting is on the command line."""
     return getattr(arguments, name) is not _NOT_GIVEN
 
 
 def _read_settings(arguments: argparse.Namespace, environ: MutableMapping[str, str]) -> ServerSettings:
-    """Return the settings, and remove the tokens from the environment variables.
+    """Return the settings, and remove the tokens from `environ`.
 
-    Otherwise the environment's code and its child processes would see them.
+    Processes that the environment starts must not inherit them, nor its code print them.
     """
     settings = ServerSettings.from_environment(environ)
     environ.pop("ROPEWALK_TOKENS", None)
@@ -288,7 +285,7 @@ def _read_settings(arguments: argparse.Namespace, environ: MutableMapping[str, s
 
 
 def _is_insecure(arguments: argparse.Namespace) -> bool:
-    """Return whether a server without tokens may listen beyond loopback."""
+    """Whether a server without tokens may listen beyond loopback."""
     value = os.environ.get("ROPEWALK_INSECURE", "").strip().lower()
     return bool(arguments.insecure) or value in ("1", "true", "yes")
 

@@ -1,4 +1,4 @@
-"""`ropewalk top`: shows live metrics of servers and training runs, from their /metrics."""
+"""`ropewalk top`: show the activity of servers and training runs live, from their /metrics."""
 
 import argparse
 import os
@@ -25,22 +25,22 @@ DEFAULT_INTERVAL_S: Final = 2.0
 _FAILED: Final = 1
 
 Row = dict[str, str]
-"""A row for a server, worker or run: cells by heading."""
+"""The cells of one server, worker or run, by heading."""
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
     """Add the arguments of `top`."""
-    text = f"servers ({DEFAULT_URL}), any worker of which answers for all, and training runs, by where they listen"
+    text = f"URLs of servers, any worker of which answers for all, and of training runs ({DEFAULT_URL})"
     parser.add_argument("urls", nargs="*", default=[DEFAULT_URL], metavar="URL", help=text)
-    text = "between two looks (%(default)g)"
+    text = "interval of updates (%(default)g)"
     parser.add_argument("--interval", type=float, default=DEFAULT_INTERVAL_S, metavar="SECONDS", help=text)
-    text = "look twice, print what went on between, and end; status 1 where somebody does not answer"
+    text = "print one interval and exit, with status 1 if a server or run does not answer"
     parser.add_argument("--once", action="store_true", help=text)
     parser.add_argument("--token", help="bearer token of the servers; prefer ROPEWALK_TOKEN")
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Show metrics until Ctrl-C, or once: as a table in a terminal, as lines elsewhere.
+    """Show the metrics until Ctrl-C, or once: as tables in a terminal, otherwise as lines.
 
     Raises:
         ConfigurationError: The interval or a URL is invalid, or packages are missing.
@@ -60,7 +60,7 @@ def run(arguments: argparse.Namespace) -> int:
             with installed_with("author", "rich for a table", "rich"):
                 from rich.console import Group
                 from rich.live import Live
-            live = stack.enter_context(Live("looking ...", screen=True, auto_refresh=False))
+            live = stack.enter_context(Live("waiting ...", screen=True, auto_refresh=False))
         scrapes = list(pool.map(scrape, clients, urls))
         while True:
             time.sleep(arguments.interval)
@@ -78,14 +78,14 @@ def run(arguments: argparse.Namespace) -> int:
 
 @dataclass(frozen=True, slots=True)
 class Scrape:
-    """The metrics of a server or run at one time.
+    """The metrics of a server or run at one moment.
 
     Attributes:
-        url: URL of the server or run.
-        at: Time of the scrape, by `time.monotonic`.
-        samples: Values by name and sorted label values, without the label of the environment or run.
-        name: Name of the environment or run.
-        error: Why there are no metrics.
+        url: The URL of the server or run.
+        at: When they were requested, by `time.monotonic`.
+        samples: Values by metric name and label values, sorted by label, without the environment's or run's name.
+        name: The environment's or run's name.
+        error: Why there are no metrics; empty if there are.
     """
 
     url: str
@@ -95,12 +95,12 @@ class Scrape:
     error: str = ""
 
     def of(self, name: str) -> dict[str, float]:
-        """Return the samples of a name by their only label."""
+        """Return the samples of a metric by the value of its only label."""
         return {key[1]: value for key, value in self.samples.items() if key[0] == name}
 
 
 def scrape(client: "httpx.Client", url: str) -> Scrape:
-    """Fetch the metrics; an error is part of the result."""
+    """Request the metrics; an error is part of the result."""
     import httpx
 
     with installed_with("server", "prometheus-client, to read metrics", "prometheus_client"):
@@ -156,7 +156,7 @@ def rows_of(before: Scrape, now: Scrape) -> list[Row]:
     seconds = max(now.at - before.at, 1e-9)
 
     def grown(*key: str) -> float:
-        """Return the growth of a counter between the scrapes; after a restart it begins at zero."""
+        """Return a counter's increase between the scrapes; a restarted server has begun at zero."""
         value = samples.get(key, 0.0)
         former = value if before.error else before.samples.get(key, 0.0)
         return value - former if value >= former else value
@@ -195,12 +195,13 @@ def rows_of(before: Scrape, now: Scrape) -> list[Row]:
 
 
 def quantile(buckets: Sequence[tuple[float, float]], share: float) -> float | None:
-    """Return a quantile of a histogram; None without calls.
+    """Return a quantile of a histogram in the unit of its bounds; None without observations.
+
+    Observations are assumed to be spread evenly within a bucket, as in Prometheus's `histogram_quantile`.
 
     Args:
-        buckets: Upper bounds, the last infinite, with cumulative counts.
-        share: The quantile, between 0 and 1. Interpolates linearly within a bucket, like Prometheus's
-            `histogram_quantile`.
+        buckets: Upper bounds, the last one infinite, with cumulative counts.
+        share: The quantile, between 0 and 1.
     """
     if not buckets or not buckets[-1][1]:
         return None
@@ -213,7 +214,7 @@ def quantile(buckets: Sequence[tuple[float, float]], share: float) -> float | No
 
 
 def _tables(rows: Sequence[Row]) -> "list[Table]":
-    """Return tables of the rows, one per kind of row."""
+    """Return rows as tables: one each for servers, runs and errors."""
     from rich.table import Table
     from rich.text import Text
 

@@ -1,4 +1,4 @@
-"""Forwards requests to the worker that holds their session, which the session's id determines."""
+"""Forwards requests for a session of another worker to that worker, which the session's id determines."""
 
 import json
 import zlib
@@ -15,7 +15,7 @@ from servers.fleet.peers import UnixPeers
 from servers.mcp.requests import INITIALIZE, MCP_PATH, is_mcp, parse_request
 from servers.page import PAGE_PATH
 from servers.page.manager import WEB_SESSION
-from servers.routes.http import NEW, path_of, session_named_by
+from servers.routes.http import NEW, path_of, requested_session_id
 from servers.routes.websocket import SESSION_PATH
 from servers.security import replay
 
@@ -26,7 +26,7 @@ def worker_of(session_id: str, workers: int) -> int:
 
 
 def ids_of(worker: int, workers: int) -> Callable[[], str]:
-    """Return a function that draws ids for a worker; on average it needs as many uuid4s as there are workers."""
+    """Return a function that draws session ids of one worker, on average from as many uuid4s as there are workers."""
 
     def draw() -> str:
         while worker_of(session_id := str(uuid4()), workers) != worker:
@@ -38,26 +38,26 @@ def ids_of(worker: int, workers: int) -> Callable[[], str]:
 
 _STEPS = ("/reset", "/step", "/state")
 _PAGE = f"{PAGE_PATH}/"
-"""One worker serves everything of a page, because a Gradio page keeps its visitors' state in its process."""
+"""All requests of a page go to one worker: a Gradio page keeps its visitors' state in its process."""
 _WATCH = "/ws/ui"
 _SOCKETS = (SESSION_PATH, MCP_PATH)
 _CREATE = "openenv/session/create"
 _MARKS = (b"session", b"\\")
-"""A body without any of these contains neither a session id nor the method above, escaped or not."""
+"""A body without any of these names neither a session nor the method above, not even escaped."""
 
 
 class Forwarder:
-    """An ASGI middleware in front of a worker's application.
+    """ASGI middleware in front of a worker's application.
 
-    Requests on this worker's private socket were forwarded already and are never forwarded again.
+    Requests on this worker's private socket have already been forwarded and are never forwarded again.
 
     Args:
         app: This worker's application.
         index: This worker's index.
         workers: Number of workers.
-        private: Path of this worker's private socket.
-        peers: The other workers.
-        find_free_worker: Returns a worker with room for a new session if this one has none.
+        private: The path of this worker's private socket.
+        peers: The connections to the other workers.
+        find_free_worker: Returns a worker with room for a new session if this one has none, otherwise None.
     """
 
     def __init__(
@@ -78,7 +78,7 @@ class Forwarder:
         self._find_free_worker = find_free_worker
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Serve a connection here, or forward it."""
+        """Serve one connection here, or forward it to its worker."""
         kind = scope["type"]
         if kind == "lifespan":
             await self._app(scope, receive, send)
@@ -92,7 +92,7 @@ class Forwarder:
 
     def _was_forwarded(self, scope: Scope) -> bool:
         server = scope.get("server")
-        return server is not None and server[0] == self._private  # clients may use a Unix socket too
+        return server is not None and server[0] == self._private  # the public socket may be a Unix socket too
 
     async def _socket(self, scope: Scope, receive: Receive, send: Send) -> None:
         path = path_of(scope)
@@ -128,7 +128,7 @@ class Forwarder:
             await self._peers.http(worker, scope, body, receive, send)
 
     def _place_mcp(self, scope: Scope, body: bytes) -> int | None:
-        """Return the worker for a request to /mcp; None for this one, also if it neither names nor opens a session."""
+        """Return the worker for a request to /mcp; None to serve it here, as when it has no session and opens none."""
         request = parse_request(scope, body)
         if request.standard:
             opens, session = request.method == INITIALIZE, request.session
@@ -138,7 +138,7 @@ class Forwarder:
         return self._worker_for(session) if session or opens else None
 
     def _worker_for(self, session: str | None) -> int | None:
-        """Return the worker to forward a connection to; None for this one."""
+        """Return the worker to forward a connection to; None to serve it here."""
         if session is None or session == NEW:
             return self._find_free_worker()
         worker = worker_of(session, self._workers)
@@ -146,21 +146,21 @@ class Forwarder:
 
 
 def _named_session(scope: Scope) -> str | None:
-    """Return the id of a request's session, as the application reads it."""
+    """Return the session that a request names, read as the application reads it."""
     try:
-        return session_named_by(Request(scope))
+        return requested_session_id(Request(scope))
     except RefusalError:
         return None  # the application reports the error
 
 
 async def _read_body(receive: Receive) -> tuple[bytes, Receive]:
-    """Return the body, and a `receive` that replays it. The guard has already read and limited the whole body."""
+    """Return the body, and a `receive` that yields it again. The guard has read it whole and limited its size."""
     body: bytes = (await receive()).get("body", b"")
     return body, replay(body, receive)
 
 
 def _read_rpc(body: bytes) -> tuple[str | None, str | None]:
-    """Return the method of a JSON-RPC request, and the session id in its parameters."""
+    """Return the method of a JSON-RPC request and the session that its parameters name, None if invalid."""
     if not any(mark in body for mark in _MARKS):
         return None, None
     try:

@@ -26,19 +26,19 @@ logger = logging.getLogger("servers")
 _CONNECT_TIMEOUT_S: Final = 5.0
 
 _KEEPALIVE_EXPIRY_S: Final = 30.0
-"""Lifetime of an idle connection; shorter than the server's keep-alive, so that the server never closes it first."""
+"""How long an unused connection is kept: less than the server keeps it, so that the server never closes it first."""
 
 _START_POLL_INTERVAL_S: Final = 0.02
-"""Poll interval for the socket of a starting worker."""
+"""Interval of checks for the socket of a worker that is starting."""
 
 _STREAM_SILENCE_TIMEOUT_S: Final = 60.0
-"""Seconds of silence after which a stream's worker counts as dead; a stream has a message at least every 15 s."""
+"""Seconds of silence on a stream after which its worker is presumed dead; a live one sends something every 15."""
 
 _DEADLINE_MARGIN_S: Final = 15.0
-"""Seconds beyond the step timeout, so that the worker itself can reply with the timeout."""
+"""Seconds beyond a step's deadline, so that the worker itself can report that the deadline has passed."""
 
 _MAX_MESSAGE_BYTES: Final = 128 * 1024 * 1024
-"""Replies come from our own environment, and clients accept up to 100 MB."""
+"""Replies come from the environment; clients accept up to 100 MB."""
 
 _HOP_BY_HOP: Final = frozenset(
     (
@@ -65,8 +65,8 @@ class UnixPeers:
 
     Args:
         path: Returns the path of a worker's socket.
-        reply_s: Timeout of a request, in seconds; None for no timeout.
-        connect_s: Timeout of a connection, in seconds, to a worker that may still be starting.
+        reply_s: Seconds that a worker may take to reply; None: no limit.
+        connect_s: Seconds to connect to a worker, which may still be starting.
     """
 
     def __init__(
@@ -78,7 +78,7 @@ class UnixPeers:
         self._pools: dict[int, httpcore.AsyncConnectionPool] = {}
 
     async def http(self, worker: int, scope: Scope, body: bytes, receive: Receive, send: Send) -> None:
-        """Forward a request and its response; cancelled when the caller disconnects."""
+        """Forward a request and return its response; the client's disconnection cancels the request."""
         await while_connected(receive, self._request(worker, scope, body, send))
 
     async def socket(self, worker: int, scope: Scope, receive: Receive, send: Send) -> None:
@@ -109,7 +109,7 @@ class UnixPeers:
             peer.transport.abort()
 
     async def close_worker(self, worker: int) -> None:
-        """Close the connections to a dead worker."""
+        """Close the connections to a worker that is gone."""
         if (pool := self._pools.pop(worker, None)) is not None:
             await pool.aclose()
 
@@ -119,7 +119,7 @@ class UnixPeers:
             await pool.aclose()
 
     async def _request(self, worker: int, scope: Scope, body: bytes, send: Send) -> bool:
-        """Forward a request, and its response: an event stream in chunks, any other as a whole."""
+        """Forward a request; send its response as a whole, or piece by piece if it is an event stream."""
         headers = _without(scope["headers"], _HOP_BY_HOP)
         headers.append((b"content-length", str(len(body)).encode()))
         query = scope.get("query_string", b"")
@@ -168,7 +168,7 @@ class UnixPeers:
                 )
                 await send_refusal(HttpRefusalError(502, text), scope, send)
                 return True
-        # If the worker dies during its stream, the stream ends without the awaited reply.
+        # If the worker dies after its stream has begun, the stream ends without the reply, which the client notices.
         await send({"type": "http.response.body", "body": b""})
         return True
 
@@ -198,7 +198,7 @@ class UnixPeers:
             user_agent_header=None,
             compression=None,
             max_size=_MAX_MESSAGE_BYTES,
-            ping_interval=None,  # the server pings the client's own connection
+            ping_interval=None,  # pings go over the client's own connection
             open_timeout=_CONNECT_TIMEOUT_S + wait_of(scope["headers"], HANDSHAKE_WAIT_S),
             close_timeout=_CONNECT_TIMEOUT_S,
         )
@@ -209,11 +209,11 @@ def _without(headers: Iterable[tuple[bytes, bytes]], names: frozenset[bytes]) ->
 
 
 async def _wait_for_socket(path: str) -> None:
-    """Wait without limit for the socket of a worker that starts later than this one.
+    """Wait, without a limit, until the socket file of a worker exists: the worker may start later than this one.
 
-    A dead worker's socket still exists, and refuses connections. An abstract socket (Linux) is not a file; do not wait.
+    The file of a dead worker still exists, but refuses connections. Abstract sockets (of Linux) need no file.
     """
-    while not path.startswith("\0") and not os.path.exists(path):  # noqa: ASYNC110, ASYNC240 - does not block, and there is no event to wait for
+    while not path.startswith("\0") and not os.path.exists(path):  # noqa: ASYNC110, ASYNC240 - stat does not block, and there is no event to wait for
         await asyncio.sleep(_START_POLL_INTERVAL_S)
 
 
@@ -236,7 +236,7 @@ async def _relay(worker: int, peer: "ClientConnection", receive: Receive, send: 
 
 
 async def _relay_to_worker(peer: "ClientConnection", receive: Receive) -> None:
-    """Relay the caller's messages and its close."""
+    """Relay the client's messages and its close to the worker."""
     from websockets.exceptions import ConnectionClosed
 
     while (message := await receive())["type"] == "websocket.receive":
@@ -244,11 +244,11 @@ async def _relay_to_worker(peer: "ClientConnection", receive: Receive) -> None:
         try:
             await peer.send(message["bytes"] if text is None else text)
         except ConnectionClosed:
-            # The other direction closes the caller's side.
+            # `_relay_to_caller` closes the client's side.
             await asyncio.get_running_loop().create_future()
     code = message.get("code") or _NORMAL
     if is_break(message):
-        peer.transport.abort()  # the worker must see a broken connection, so that it keeps a resumable session
+        peer.transport.abort()  # the worker must see a break too: it may keep the session for a reconnecting client
     elif code not in (_NO_CODE, _ABNORMAL):
         await peer.close(code, message.get("reason") or "")
     elif code == _NO_CODE:
@@ -256,7 +256,7 @@ async def _relay_to_worker(peer: "ClientConnection", receive: Receive) -> None:
 
 
 async def _relay_to_caller(worker: int, peer: "ClientConnection", send: Send) -> None:
-    """Relay the worker's messages and its close."""
+    """Relay the worker's messages and its close to the client."""
     from websockets.exceptions import ConnectionClosed
 
     try:
@@ -268,8 +268,7 @@ async def _relay_to_caller(worker: int, peer: "ClientConnection", send: Send) ->
                 await send({"type": "websocket.send", "bytes": frame})
     except ConnectionClosed as closed:
         if peer.close_code in (None, _ABNORMAL):
-            # A resuming client learns at its reconnect that the session is gone; an error frame would be taken for the
-            # environment's.
+            # A reconnecting client learns that the session is gone; an error frame would look like the environment's.
             await _close_broken(worker, closed, send, silent=peer.subprotocol == SUBPROTOCOL)
         else:
             code = _NORMAL if peer.close_code == _NO_CODE else peer.close_code

@@ -1,8 +1,9 @@
-"""The cap on sessions and the queue of waiting clients, over all workers together.
+"""The cap on sessions and the queue of newcomers over all workers together.
 
-A table in shared memory has a row per worker and a column per caller. It is protected by a file lock, which the kernel
-releases when a worker dies; the supervisor then clears that worker's row. Taking a slot costs a few microseconds, once
-per session. Each worker has a pipe by which the others wake it when clients are waiting there and a slot may be free.
+One table in shared memory, with a row per worker and a column per caller. A file lock guards it, which the kernel
+releases when its holder dies; the supervisor then clears the row of the dead worker. Taking a slot costs a few
+microseconds, once per session. Each worker has a pipe by which the others wake it when it has waiting newcomers and a
+slot may be free.
 """
 
 import asyncio
@@ -25,27 +26,27 @@ _COUNT_BYTES = 4
 _TIME_BYTES = 8
 
 LOCK_TIMEOUT_S: Final = 0.5
-"""Seconds after which the lock, usually held for microseconds, must be held by a stopped process."""
+"""Seconds to wait for the lock, which is normally held for microseconds; a holder beyond that is not running."""
 POLL_INTERVAL_S: Final = 0.0005
-"""Interval between attempts to get the lock."""
+"""Interval of attempts to acquire the lock."""
 LOCK_BACKOFF_S: Final = 5.0
-"""How long not to wait for the lock again after a timeout."""
+"""Seconds after a timeout during which this process does not wait for the lock again."""
 
 HEARTBEAT_INTERVAL_S: Final = 1.0
-"""How often a worker checks its queue without a wake-up."""
+"""Interval at which a worker checks its queue if nothing wakes it."""
 HEARTBEAT_TIMEOUT_S: Final = 3.0
-"""Seconds after which a worker without a heartbeat no longer delays the clients of other workers."""
+"""Seconds without a heartbeat after which a worker's newcomers no longer hold up those of others."""
 
 
 class SlotTable:
-    """Slots in use, `workers` rows of `columns`, and the ending sessions and the queue of each worker.
+    """Slots in use, as `workers` rows of `columns` counts; and, per worker, the ending sessions and the queue.
 
     Args:
-        fd: An open file of `size` bytes, initially zeros.
+        fd: An open file of `size` bytes, initially zero.
         workers: Number of rows.
         columns: Number of columns.
-        places: Maximum waiting clients in a worker; a row has room for one more, which will be rejected.
-        wakers: A descriptor per worker; writing a byte to it wakes the worker.
+        places: Newcomers that may wait in one worker; a queue has room for one more, the one to be refused.
+        wakers: A file descriptor per worker; a byte written to it wakes the worker.
     """
 
     def __init__(self, fd: int, workers: int, columns: int, places: int, wakers: Sequence[int] = ()) -> None:
@@ -80,17 +81,17 @@ class SlotTable:
 
     @classmethod
     def create(cls, workers: int, columns: int, places: int) -> int:
-        """Return the descriptor of a new anonymous file for a table."""
+        """Return a file descriptor of a new unnamed file for a table of this size."""
         with tempfile.TemporaryFile() as file:
             file.truncate(cls.size(workers, columns, places))
             return os.dup(file.fileno())
 
     @contextmanager
     def locked(self) -> Iterator[None]:
-        """Hold the lock during the block.
+        """Hold the lock of the table, if it can be acquired within LOCK_TIMEOUT_S.
 
-        A process that is stopped while it holds the lock does not block the others: after a timeout they continue
-        without the lock. Each writes only its own row, so the worst case is one session too many.
+        A process that is stopped while it holds the lock blocks nobody: the others continue without the lock. Each
+        process writes only its own row, so the worst consequence is one session too many.
         """
         acquired = self._lock()
         try:
@@ -108,19 +109,19 @@ class SlotTable:
             if (now := time.monotonic()) - began > LOCK_TIMEOUT_S or now < self._patient_from:
                 if now >= self._patient_from:
                     logger.warning(
-                        "the lock of the slots is held by a process that does not run; going on without it"
+                        "the lock of the slots is held by a process that is not running; continuing without it"
                     )
                     self._patient_from = now + LOCK_BACKOFF_S
                 return False
             time.sleep(POLL_INTERVAL_S)
 
     def row(self, worker: int) -> int:
-        """Return the slots in use in a worker."""
+        """Return the slots in use in one worker."""
         start = worker * self._columns
         return sum(self._counts[start : start + self._columns])
 
     def column(self, column: int) -> int:
-        """Return the slots in use by a caller."""
+        """Return the slots in use by one caller."""
         return sum(self._counts[column :: self._columns])
 
     def total(self) -> int:
@@ -128,23 +129,23 @@ class SlotTable:
         return sum(self._counts)
 
     def add(self, worker: int, column: int, change: int) -> None:
-        """Change a count."""
+        """Add `change` to one count."""
         self._counts[worker * self._columns + column] += change
 
     def ending(self) -> int:
-        """Return the number of sessions that are about to release their slots."""
+        """Return the number of sessions about to return their slots."""
         return sum(self._ending)
 
     def end(self, worker: int, change: int) -> None:
-        """Change a worker's number of ending sessions."""
+        """Add `change` to a worker's ending sessions."""
         self._ending[worker] += change
 
     def waiting(self) -> int:
-        """Return the number of waiting clients."""
+        """Return the number of waiting newcomers."""
         return sum(self._waiting)
 
     def queue(self, worker: int, arrival: int) -> None:
-        """Add a waiting client, the latest of its worker; ignored if the row is full."""
+        """Append a newcomer to its worker's queue, of which it is the latest; ignored if the queue is full."""
         with self.locked():
             size = self._waiting[worker]
             if size < len(self._arrivals[worker]):
@@ -152,7 +153,7 @@ class SlotTable:
                 self._waiting[worker] = size + 1
 
     def dequeue(self, worker: int, arrival: int) -> None:
-        """Remove a waiting client."""
+        """Remove a newcomer from its worker's queue."""
         with self.locked():
             row, size = self._arrivals[worker], self._waiting[worker]
             at = bisect_left(row, arrival, 0, size)
@@ -161,17 +162,17 @@ class SlotTable:
                 self._waiting[worker] = size - 1
 
     def count_earlier(self, arrival: int) -> int:
-        """Return the number of waiting clients that arrived earlier."""
+        """Return the number of waiting newcomers that arrived earlier."""
         return sum(bisect_left(row, arrival, 0, self._waiting[n]) for n, row in enumerate(self._arrivals))
 
     def set_head(self, worker: int, arrival: int) -> bool:
-        """Set the arrival time of a worker's next client, 0 for none; return whether it changed."""
+        """Set the arrival of a worker's next newcomer, 0 for none, and its heartbeat; return whether it changed."""
         changed = self._heads[worker] != arrival
         self._heads[worker], self._beats[worker] = arrival, time.monotonic_ns()
         return changed
 
     def has_earlier(self, worker: int, arrival: int) -> bool:
-        """Return whether another live worker's next client arrived earlier."""
+        """Return whether the next newcomer of another live worker arrived earlier."""
         oldest = time.monotonic_ns() - int(HEARTBEAT_TIMEOUT_S * 1e9)
         return any(
             0 < head < arrival and beat > oldest and other != worker
@@ -179,14 +180,14 @@ class SlotTable:
         )
 
     def wake_others(self, worker: int | None = None) -> None:
-        """Wake the other workers that have waiting clients."""
+        """Wake the other workers that have waiting newcomers."""
         for other, waker in enumerate(self._wakers):
             if other != worker and self._waiting[other]:
-                with suppress(BlockingIOError):  # the pipe is full of wake-ups
+                with suppress(BlockingIOError):  # the pipe is full: enough to wake it
                     os.write(waker, b"\0")
 
     def clear(self, worker: int) -> None:
-        """Release the slots and queue of a dead worker."""
+        """Return the slots of a dead worker."""
         with self.locked():
             for column in range(self._columns):
                 self._counts[worker * self._columns + column] = 0
@@ -194,7 +195,7 @@ class SlotTable:
         self.wake_others()
 
     def close(self) -> None:
-        """Release the memory and the file."""
+        """Release the memory and close the file."""
         for view in reversed(self._views):
             view.release()
         self._memory.close()
@@ -202,17 +203,17 @@ class SlotTable:
 
 
 class SharedSlots(SessionSlots):
-    """One worker's view of the slots.
+    """The slots as seen by one worker.
 
     Args:
         table: The counts of all workers.
         worker: This worker's index.
         workers: Number of workers.
-        owners: Names of all callers, the same in every worker.
+        owners: The names of all callers, in the same order in every worker.
         total: The cap over all workers.
-        local: The cap in this worker: `total`, or 1 if a process can hold only one environment.
-        per_owner: The cap on one caller's sessions, over all workers; None for no cap.
-        waker: Descriptor from which to read wake-ups by other workers.
+        local: The cap per worker: `total`, or 1 if a process can hold only one environment.
+        per_owner: The cap per caller over all workers; None: no cap.
+        waker: The file descriptor that becomes readable when another worker wakes this one.
     """
 
     def __init__(
@@ -236,22 +237,22 @@ class SharedSlots(SessionSlots):
         self._per_owner = per_owner
         self._waker = waker
         self._wake: Callable[[], None] = lambda: None
-        self._here = 0  # clients waiting in this worker
+        self._here = 0  # newcomers waiting in this worker
         self._timer: asyncio.TimerHandle | None = None
 
     @property
     def active(self) -> int:
-        """Slots in use, over all workers."""
+        """Slots in use over all workers."""
         return self._table.total()
 
     @property
     def cap(self) -> int:
-        """Maximum number of slots in this worker."""
+        """The maximum number of slots in use in this worker."""
         return min(self._total, self._local)
 
     @property
     def total(self) -> int:
-        """Maximum number of slots over all workers."""
+        """The maximum number of slots in use over all workers."""
         return self._total
 
     @property
@@ -260,7 +261,7 @@ class SharedSlots(SessionSlots):
         return [self._table.row(worker) for worker in range(self._workers)]
 
     def take(self, owner: str, count: int = 1, arrival: int | None = None) -> None:
-        """Take slots for a caller, all or none, in order of arrival over all workers. Raises `FullError`."""
+        """Take slots for a caller, all or none, in order of arrival over all workers; FullError if too few are free."""
         table = self._table
         with table.locked():
             lack = self.lack(owner, count)
@@ -272,31 +273,31 @@ class SharedSlots(SessionSlots):
             raise lack
 
     def give(self, owner: str) -> None:
-        """Release a slot of a caller."""
+        """Return a slot of this caller."""
         with self._table.locked():
             self._table.add(self._worker, self._columns[owner], -1)
         self._table.wake_others(self._worker)
 
     @property
     def ending(self) -> int:
-        """Number of sessions that are about to release their slots, over all workers."""
+        """Sessions about to return their slots, over all workers."""
         return self._table.ending()
 
     def end(self, change: int) -> None:
-        """Change this worker's number of ending sessions."""
+        """Add `change` to this worker's ending sessions."""
         self._table.end(self._worker, change)
 
     @property
     def waiting(self) -> int:
-        """Number of waiting clients, over all workers."""
+        """Waiting newcomers over all workers."""
         return self._table.waiting()
 
     def listen(self, wake: Callable[[], None]) -> None:
-        """Set the callback for when a slot may be free, called while clients are waiting here."""
+        """Set the callback for slots that may be free in other workers; called only while a newcomer waits here."""
         self._wake = wake
 
     def enqueue(self, arrival: int) -> None:
-        """Add a client that waits in this worker."""
+        """Add a newcomer to this worker's queue."""
         self._table.queue(self._worker, arrival)
         self._here += 1
         if self._here == 1:
@@ -306,7 +307,7 @@ class SharedSlots(SessionSlots):
                 loop.add_reader(self._waker, self._on_wake)
 
     def dequeue(self, arrival: int) -> None:
-        """Remove a waiting client."""
+        """Remove a newcomer from this worker's queue."""
         self._table.dequeue(self._worker, arrival)
         self._here -= 1
         if not self._here:
@@ -316,11 +317,11 @@ class SharedSlots(SessionSlots):
                 asyncio.get_running_loop().remove_reader(self._waker)
 
     def place(self, arrival: int) -> int:
-        """Return a client's position in the order of arrival over all workers, from 1."""
+        """Return a newcomer's place in the order of arrival over all workers, from 1."""
         return self._table.count_earlier(arrival) + 1
 
     def set_head(self, arrival: int | None) -> None:
-        """Set this worker's next client; if it changed, wake the others, whose clients may be first now."""
+        """Set this worker's next newcomer; if it changes, wake the other workers, one of which may now be first."""
         if self._table.set_head(self._worker, arrival or 0) and self._table.total() < self._total:
             self._table.wake_others(self._worker)
 
@@ -334,7 +335,7 @@ class SharedSlots(SessionSlots):
         self._wake()
 
     def find_free_worker(self) -> int | None:
-        """Return a worker with room if this one has none; otherwise None."""
+        """Return another worker with room if this one has none; otherwise None."""
         if self._local >= self._total or self._table.row(self._worker) < self._local:
             return None
         rows = [(self._table.row(worker), worker) for worker in range(self._workers)]
@@ -342,7 +343,7 @@ class SharedSlots(SessionSlots):
         return worker if used < self._local else None
 
     def lack(self, owner: str, count: int) -> FullError | None:
-        """Return why a caller cannot get `count` slots now; None if it can."""
+        """Return why a caller cannot take `count` slots now; None if it can."""
         table, column = self._table, self._columns[owner]
         if self._per_owner is not None and (used := table.column(column)) + count > self._per_owner:
             return FullError("session of this token", used, self._per_owner, count, own=True)

@@ -1,4 +1,4 @@
-"""The supervisor process: starts, restarts and stops workers; it serves no requests itself."""
+"""The supervisor: starts, restarts and ends the worker processes; it serves no requests itself."""
 
 import asyncio
 import logging
@@ -21,15 +21,15 @@ from servers.metrics import SharedCounts
 logger = logging.getLogger("servers")
 
 MAX_FAILED_STARTS: Final = 3
-"""Consecutive failed starts after which the fleet stops."""
+"""Consecutive deaths of a worker before it is healthy that end the fleet."""
 
 MIN_BACKOFF_S: Final = 0.1
 MAX_BACKOFF_S: Final = 5.0
 STEADY_UPTIME_S: Final = 10.0
-"""A worker that lived this long is restarted without backoff."""
+"""A worker that lived this long is restarted at once."""
 
 KILL_AFTER_DRAIN_S: Final = 5.0
-"""Seconds beyond the drain after which workers are killed; normally they exit sooner."""
+"""Seconds beyond the drain after which workers are killed; they end themselves sooner."""
 
 
 @dataclass(kw_only=True, slots=True)
@@ -39,7 +39,7 @@ class _Worker:
     output: bytes = b""
 
     def listen(self, fd: int) -> None:
-        """Read what the worker writes about its start."""
+        """Read what the worker reports about its start."""
         with suppress(BlockingIOError):
             chunk = os.read(fd, 65_536)
             self.output += chunk
@@ -56,8 +56,8 @@ class Supervisor:
     """Keeps the workers of a fleet running.
 
     Args:
-        plan: Plan of the workers; index, descriptors and folder are filled in here.
-        listeners: The workers' listening sockets: one each, or one for all.
+        plan: The workers' plan; index, file descriptors and folder are filled in here.
+        listeners: The sockets of the workers: one each, or one for all.
     """
 
     def __init__(self, plan: WorkerPlan, listeners: Sequence[socket.socket]) -> None:
@@ -70,17 +70,17 @@ class Supervisor:
         self._interrupts = 0
 
     async def run(self) -> int:
-        """Run the fleet until a signal stops it; return the exit status.
+        """Run the fleet until SIGINT, SIGTERM or SIGHUP; return the exit status.
 
         Raises:
-            ConfigurationError: The workers cannot start; the message is theirs.
+            ConfigurationError: A worker cannot start, for the reason that it has reported.
         """
         plan = self._plan
         loop = asyncio.get_running_loop()
         for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
             if number != signal.SIGHUP or signal.getsignal(number) != signal.SIG_IGN:  # nohup
                 loop.add_signal_handler(number, self._on_signal, number)
-        folder = tempfile.mkdtemp(prefix="ropewalk-")  # 0700: no other user reaches the private sockets
+        folder = tempfile.mkdtemp(prefix="ropewalk-")  # 0700: other users cannot reach the private sockets
         places = plan.settings.max_waiting
         slots = SlotTable.create(plan.workers, self._columns, places)
         counts = SharedCounts.create(plan.workers)
@@ -129,7 +129,7 @@ class Supervisor:
             self._forced.set()
 
     async def _keep_running(self, worker: _Worker, table: SlotTable) -> None:
-        """Run a worker and restart it, until the fleet stops or the worker fails to start."""
+        """Start a worker and restart it whenever it dies, until the fleet stops or the worker fails to start."""
         failed_starts = 0
         pause_s = MIN_BACKOFF_S
         loop = asyncio.get_running_loop()
@@ -137,10 +137,10 @@ class Supervisor:
             started = loop.time()
             try:
                 await self._run_worker(worker)
-            except OSError as error:  # out of processes or descriptors
-                if worker.process is None:  # even the first start failed
+            except OSError as error:  # no process or file descriptor is available at the moment
+                if worker.process is None:  # not even the first start succeeded
                     raise
-                logger.error("worker %d was not started: %s; it is tried again", worker.plan.index, error)
+                logger.error("worker %d could not be started: %s; retrying", worker.plan.index, error)
             else:
                 healthy = worker.output == READY
                 table.clear(worker.plan.index)
@@ -156,7 +156,7 @@ class Supervisor:
                 if failed_starts == MAX_FAILED_STARTS:
                     self._status = 1
                     logger.error(
-                        "worker %d ended with status %s before it was healthy, %d times; its output above tells why",
+                        "worker %d ended with status %s before it was healthy, %d times; its output above says why",
                         worker.plan.index,
                         status,
                         failed_starts,
@@ -164,15 +164,13 @@ class Supervisor:
                     return
                 if healthy and loop.time() - started > STEADY_UPTIME_S:
                     pause_s = MIN_BACKOFF_S
-                logger.warning(
-                    "worker %d ended with status %s; another is started", worker.plan.index, status
-                )
+                logger.warning("worker %d ended with status %s; it is restarted", worker.plan.index, status)
             with suppress(TimeoutError):
                 await asyncio.wait_for(self._stopping.wait(), pause_s)
             pause_s = min(2 * pause_s, MAX_BACKOFF_S)
 
     async def _run_worker(self, worker: _Worker) -> None:
-        """Run a worker until it exits."""
+        """Run one worker process until it exits."""
         worker.output = b""
         ready, write = os.pipe()
         plan = replace(worker.plan, ready=write)
@@ -196,7 +194,7 @@ class Supervisor:
         try:
             # The pipe stays open: end of file tells the worker that this process is gone.
             process.stdin.write(plan.to_json() + b"\n")
-            if self._stopping.is_set():  # set during the start
+            if self._stopping.is_set():  # set while the worker was being started
                 worker.signal(signal.SIGTERM)
             await process.wait()
             worker.listen(ready)
@@ -208,7 +206,7 @@ class Supervisor:
     async def _stop_workers(
         self, workers: Sequence[_Worker], keepers: "Sequence[asyncio.Task[None]]"
     ) -> None:
-        """Stop all workers with SIGTERM, and kill them after a deadline."""
+        """Terminate all workers; kill those that still run after the deadline or a second interrupt."""
         for worker in workers:
             worker.signal(signal.SIGTERM)
         forced = asyncio.create_task(self._forced.wait())

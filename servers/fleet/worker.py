@@ -1,7 +1,7 @@
-"""A worker process of a fleet: `python -m servers.fleet.worker`, started by the supervisor.
+"""One worker process of a fleet: `python -m servers.fleet.worker`, started by the supervisor.
 
-Its standard input is a pipe from the supervisor with the plan. When the supervisor ends, however it ends, the pipe
-closes, and the worker exits too.
+Its standard input is a pipe from the supervisor, which carries the plan and nothing else. When the supervisor ends, for
+any reason, so does the pipe, and the worker ends too.
 """
 
 import os
@@ -20,13 +20,13 @@ if TYPE_CHECKING:
     from servers.hosting import Assembled
 
 FAILED: Final = 2
-"""Exit status of a worker whose start would fail again."""
+"""Exit status of a worker that cannot start, and would not if it were restarted."""
 
 _PEER_SOCKET_TIMEOUT_S: Final = 1.0
-"""Timeout of connecting to another worker's socket."""
+"""Seconds to wait for a connection to another worker's socket."""
 
 READY: Final = b"\x01"
-"""Written by a worker once it accepts connections; one that cannot start writes its error message instead."""
+"""Written to the supervisor when the worker accepts connections; a worker that cannot start writes the reason."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -34,14 +34,14 @@ class WorkerPlan(ServePlan):
     """The plan of one worker.
 
     Attributes:
-        index: Index of this worker.
+        index: This worker's index.
         workers: Number of workers.
-        slots: Descriptor of the slot table.
-        counts: Descriptor of the shared counters.
-        waker: Descriptor to read wake-ups of this worker's queue from.
-        wakers: Descriptors to wake each worker.
-        ready: Descriptor to write a byte to once connections are accepted.
-        supervisor: Pid of the supervisor, which removes the folder if it is alive.
+        slots: File descriptor of the slot table.
+        counts: File descriptor of the shared metrics.
+        waker: File descriptor that becomes readable when this worker must check its queue.
+        wakers: File descriptors that wake each worker.
+        ready: File descriptor to write READY, or the reason of a failed start, to.
+        supervisor: Process id of the supervisor, which removes the folder if it lives.
         folder: Folder of the workers' private sockets.
     """
 
@@ -68,12 +68,12 @@ def main() -> int:
     try:
         return _serve(plan, lifeline)
     except OpenEnvError as error:
-        # All workers fail with the same error, which the supervisor reports once.
-        with suppress(OSError):  # the pipe is closed if the worker was healthy before
+        # All workers fail alike, so the supervisor reports it, once.
+        with suppress(OSError):  # the worker was healthy before, and the pipe is closed
             os.write(plan.ready, str(error).encode())
         return FAILED
     except KeyboardInterrupt:
-        return 0  # Ctrl-C during the start; the supervisor got it too
+        return 0  # during the start; the supervisor received the interrupt too
     finally:
         _remove_leftovers(plan)
 
@@ -81,8 +81,8 @@ def main() -> int:
 def _remove_leftovers(plan: WorkerPlan) -> None:
     if os.getppid() == plan.supervisor:
         return
-    # The supervisor was killed, so the workers must remove the folder, which the last one can. Workers that were killed
-    # too have left sockets that do not accept connections.
+    # The supervisor was killed, so the workers must remove its folder; the last one can. A worker that was killed too
+    # has left a socket that refuses connections.
     own = plan.private_socket(plan.index)
     with suppress(OSError):
         for entry in os.scandir(plan.folder):
@@ -98,7 +98,7 @@ def _is_answering(path: str) -> bool:
             peer.connect(path)
         except ConnectionRefusedError:
             return False
-        except OSError:  # for example a full queue
+        except OSError:  # such as a full backlog
             return True
     return True
 
@@ -107,7 +107,7 @@ def _take_plan() -> tuple[WorkerPlan, int]:
     lifeline = os.dup(0)  # not inheritable
     line = bytearray()
     while not line.endswith(b"\n"):
-        byte = os.read(lifeline, 1)  # byte by byte, so that nothing beyond the line is read
+        byte = os.read(lifeline, 1)  # one byte at a time, to read nothing beyond the line
         if not byte:
             sys.exit(0)  # the supervisor has ended already
         line += byte
@@ -135,7 +135,7 @@ def _serve(plan: WorkerPlan, lifeline: int) -> int:
         private.listen()
 
         def ready() -> None:
-            with suppress(BrokenPipeError):  # the supervisor was killed, which the lifeline also reports
+            with suppress(BrokenPipeError):  # the supervisor was killed; the lifeline reports that too
                 os.write(plan.ready, READY)
             os.close(plan.ready)
 
@@ -153,7 +153,7 @@ def _assemble(app: Any, plan: WorkerPlan) -> "Assembled":
     """Configure an application as one of several workers.
 
     Raises:
-        ConfigurationError: `create_app` did not make it, or its class does not support that many sessions.
+        ConfigurationError: It is not from create_app, or its class allows fewer sessions than the settings.
     """
     from servers.app import EnvironmentApp
     from servers.fleet.forwarder import Forwarder, ids_of

@@ -1,4 +1,4 @@
-"""The context of a call over MCP: sends a tool's progress, log messages and questions to its client."""
+"""The context of an MCP call: sends a tool's progress, log messages and questions to the client that called it."""
 
 import asyncio
 import json
@@ -28,7 +28,7 @@ from servers.sessions import EnvironmentSession
 
 
 class _Kind(NamedTuple):
-    """MCP's side of one kind of question: the clients' capability, the method, and the SDK's models."""
+    """How MCP expresses one kind of question: the client capability, the method and the SDK's models."""
 
     capability: str
     method: str
@@ -46,7 +46,7 @@ _KINDS: Final[Mapping[type[Request], _Kind]] = {
 
 
 def to_mcp(question: Request) -> dict[str, Any]:
-    """Return a question as MCP's JSON."""
+    """Return a question as an MCP request, in JSON."""
     request: dict[str, Any] = {"method": _KINDS[type(question)].method}
     match question:
         case Elicit(message=message, schema=schema):
@@ -69,7 +69,7 @@ def _answer_model(question: Request) -> type[BaseModel]:
 
 
 def _read_answer(question: Request, answer: object) -> dict[str, Any] | None:
-    """Return a client's answer as MCP's JSON; None if it is not a valid answer to the question."""
+    """Return a client's answer, or None if it is not a valid answer to this question."""
     try:
         read = _answer_model(question).model_validate(answer, by_name=False)
     except ValidationError:
@@ -80,7 +80,7 @@ def _read_answer(question: Request, answer: object) -> dict[str, Any] | None:
 def missing_capabilities(
     questions: Mapping[str, Request], capabilities: types.ClientCapabilities | None
 ) -> dict[str, dict[str, Any]]:
-    """Return, as MCP's JSON, the capabilities that the questions need and the client has not declared."""
+    """Return the capabilities, as MCP JSON, that answering needs and the client has not declared."""
     needed = {_KINDS[type(question)].capability for question in questions.values()}
     return {
         name: {} for name in sorted(needed) if capabilities is None or getattr(capabilities, name) is None
@@ -88,10 +88,10 @@ def missing_capabilities(
 
 
 class _AnswerRounds:
-    """The answers to a stateless call's questions so far.
+    """The answers that a stateless call has received so far; they travel in its `requestState`.
 
     Attributes:
-        open: The unanswered questions with which the call ends; empty if there are none.
+        open: The unanswered questions that the call ends with; empty if it has none.
     """
 
     def __init__(self, state: str | None, responses: object) -> None:
@@ -99,12 +99,12 @@ class _AnswerRounds:
         self._answered: list[dict[str, Any]] = saved.get("answered", [])
         self._partly: dict[str, Any] = saved.get("partly", {})
         self._responses = responses if isinstance(responses, Mapping) else {}
-        self._send_question = 0
+        self._next_round = 0
         self.open: dict[str, Request] = {}
 
     def answers(self, questions: Mapping[str, Request]) -> dict[str, Any] | None:
         """Return the answers to a tool's questions; None if the client must be asked first."""
-        number, self._send_question = self._send_question, self._send_question + 1
+        number, self._next_round = self._next_round, self._next_round + 1
         if number < len(self._answered):
             answered = self._answered[number]
         else:
@@ -124,7 +124,7 @@ class _AnswerRounds:
         return {key: answered[key] for key in questions}
 
     def result(self) -> dict[str, Any]:
-        """Return the result, as MCP's JSON, of a call that ends with questions."""
+        """Return the result, as MCP JSON, of a call that ends with questions."""
         state = {"answered": self._answered, "partly": self._partly}
         return {
             "resultType": "input_required",
@@ -134,18 +134,18 @@ class _AnswerRounds:
 
 
 KEY: Final = "ropewalk.mcp"
-"""Key of a request's scope with its RequestOrigin."""
+"""Key of the `RequestOrigin` in an HTTP request's scope."""
 
 
 @dataclass(frozen=True, slots=True)
 class RequestOrigin:
-    """The caller and the session of a request.
+    """The caller of a request, and the session that the request is about.
 
     Attributes:
         owner: Fingerprint of the caller's token.
-        session: The request's session; None if it names none.
+        session: The session that the request is about; None if it names none.
         hub: The listeners of that session.
-        peer: The client of the request's connection; None in the stateless protocol.
+        peer: The client of the connection that the request came on; None on the stateless wire.
         named: Whether the request names a session, which need not exist yet.
     """
 
@@ -157,12 +157,12 @@ class RequestOrigin:
 
     @property
     def binding(self) -> str:
-        """The principal to which a state sent through the caller is bound."""
+        """The owner and session to which a `requestState` is bound while the client holds it."""
         return f"{self.owner}/{'' if self.session is None else self.session.id}"
 
 
 def origin_of(ctx: ServerRequestContext[Any, Any], default: RequestOrigin | None = None) -> RequestOrigin:
-    """Return the origin of a handler's request. Does not use the SDK's session, which several callers may share."""
+    """Return the origin of a handler's request; not from the SDK's session, which several clients may share."""
     if ctx.request is None:
         assert default is not None
         return default
@@ -171,9 +171,9 @@ def origin_of(ctx: ServerRequestContext[Any, Any], default: RequestOrigin | None
 
 
 def replace_surrogates(value: Any) -> Any:
-    """Replace lone surrogates, which file names and output of programs may contain, in a JSON value by "?".
+    """Return a JSON value with "?" in place of lone surrogates, which occur in file names and program output.
 
-    The SDK cannot encode them, and would not send any reply.
+    The SDK cannot encode them, and its client would get no reply at all.
     """
     if isinstance(value, str):
         return value if value.isascii() else value.encode("utf-8", "replace").decode()
@@ -187,7 +187,7 @@ def replace_surrogates(value: Any) -> Any:
 T = TypeVar("T")
 
 LEVELS: Final[tuple[str, ...]] = get_args(types.LoggingLevel)
-"""In ascending order."""
+"""Least severe first."""
 
 
 class CallEndedError(Exception):
@@ -195,15 +195,15 @@ class CallEndedError(Exception):
 
 
 class CallContext(ToolContext):
-    """The context of one call. Created on the event loop.
+    """The context of one call; created on the event loop.
 
     Args:
         ctx: The SDK's context of the request.
-        origin: The origin of the request.
-        answer_s: Seconds that the client may take to answer a question; None for no limit.
+        origin: The request's caller and session.
+        answer_s: Seconds that the client may take to answer a question; None: no limit.
 
     Attributes:
-        lacking: Capabilities that questions needed and the client lacks.
+        lacking: Capabilities that the tool's questions needed and the client has not declared.
         spent_s: Seconds that the call spent in the environment.
     """
 
@@ -228,24 +228,24 @@ class CallContext(ToolContext):
 
     @property
     def stateless(self) -> bool:
-        """Whether the call uses the stateless protocol."""
+        """Whether the call came over the stateless wire."""
         return self._rounds is not None
 
     @property
     def questions(self) -> dict[str, Any] | None:
-        """The result of the call if it ends with questions to its caller; otherwise None."""
+        """The result of the call if it ends with questions to its caller, otherwise None."""
         return self._rounds.result() if self._rounds is not None and self._rounds.open else None
 
-    # For the tool
+    # For tools
 
     def progress(self, progress: float, total: float | None = None, message: str | None = None) -> None:
-        """Report the progress of the call. Never waits; callable from any thread."""
+        """Report the call's progress. Never blocks; callable from any thread."""
         if self._ctx.meta is not None and "progress_token" in self._ctx.meta and isfinite(progress):
             text = replace_surrogates(message)
             self._outbox.put(lambda: self._ctx.session.report_progress(progress, total, text))
 
     def log(self, level: LogLevel, data: Any, logger: str | None = None) -> None:
-        """Send a log message to the caller. Never waits; callable from any thread."""
+        """Send a log message to the caller. Never blocks; callable from any thread."""
         if self._level is None or LEVELS.index(level) < self._level:
             return
         plain = json.loads(dumps(data))
@@ -266,14 +266,14 @@ class CallContext(ToolContext):
         self._publish(PromptsListChanged())
 
     def resource_updated(self, uri: str) -> None:
-        """Notify subscribers that a resource has changed."""
+        """Notify a resource's subscribers that it has changed."""
         self._publish(ResourceUpdated(uri))
 
     async def ask(self, requests: Mapping[str, Request]) -> Mapping[str, Mapping[str, Any]]:
-        """Ask the caller; in the stateless protocol the call ends here, and the caller repeats it with the answers.
+        """Ask the caller; on the stateless wire the call ends here, and the client repeats it with the answers.
 
         Raises:
-            AskingUnavailableError: The caller does not support the question, or does not answer.
+            AskingUnavailableError: The client lacks the capability, or does not answer.
         """
         if missing := missing_capabilities(requests, self._ctx.session.client_capabilities):
             self.lacking |= missing
@@ -289,13 +289,13 @@ class CallContext(ToolContext):
             return answered
         assert self._task is not None
         self._task.cancel()
-        await asyncio.get_running_loop().create_future()  # until the cancellation comes
+        await asyncio.get_running_loop().create_future()  # until the cancellation arrives
         raise AssertionError
 
-    # For the handler
+    # For handlers
 
     async def run(self, call: Awaitable[T]) -> T:
-        """Await a call in a task that can be cancelled separately. Raises `CallEndedError` if it was."""
+        """Await the rest of a call so that it can be cancelled by itself; CallEndedError if it was."""
         if self._cancelled:
             if isinstance(call, Coroutine):
                 call.close()
@@ -309,14 +309,14 @@ class CallContext(ToolContext):
             raise
 
     def cancel(self) -> None:
-        """Cancel the call: an asynchronous tool is cancelled, others can check `cancelled`."""
+        """Cancel the call: asynchronous tools are cancelled, synchronous ones can check `cancelled`."""
         self._cancelled = True
         self._outbox.close()
         if self._task is not None:
             self._task.cancel()
 
     async def flush(self) -> None:
-        """Wait until the call's messages are sent."""
+        """Wait until the call's messages have been sent."""
         await self._outbox.flush()
         self._outbox.close()
 
@@ -327,7 +327,7 @@ class CallContext(ToolContext):
     async def _send_question(self, question: Request) -> Mapping[str, Any]:
         try:
             answer = await self._ctx.session.send_request(
-                # Validation fails for a question that MCP does not support.
+                # Validation fails if MCP has no such question.
                 _KINDS[type(question)].request.model_validate(to_mcp(question), by_name=False),
                 _answer_model(question),
                 request_read_timeout_seconds=self._answer_s,
@@ -339,7 +339,7 @@ class CallContext(ToolContext):
 
 
 def _min_log_level(ctx: ServerRequestContext[Any, Any], origin: RequestOrigin) -> int | None:
-    """Return the index of the minimum level of log messages that the caller wants; None if it wants none."""
+    """Return the rank of the lowest log level that the caller wants; None if it wants no messages."""
     if ctx.protocol_version in MODERN_PROTOCOL_VERSIONS:
         level = (ctx.meta or {}).get(types.LOG_LEVEL_META_KEY)
         return LEVELS.index(level) if level in LEVELS else None

@@ -1,4 +1,4 @@
-"""Standard MCP over HTTP: finds the session of each request and passes it to the SDK."""
+"""Standard MCP over HTTP: finds each request's session and passes the request to the SDK."""
 
 import asyncio
 import logging
@@ -32,7 +32,7 @@ from servers.mcp.requests import (
     McpRequest,
     McpRequestRefusedError,
 )
-from servers.routes.http import CLIENT_LEFT, NEW, reported, while_connected
+from servers.routes.http import CLIENT_LEFT, NEW, report_error, while_connected
 from servers.sessions import EnvironmentSession, SessionTable
 from servers.settings import ServerSettings
 from servers.tooling import Tooling
@@ -40,29 +40,31 @@ from servers.tooling import Tooling
 logger = logging.getLogger("servers")
 
 FINAL_REPLY_TIMEOUT_S: Final = 1.0
-"""Seconds for replies to the running calls of a session that its client closes."""
+"""Seconds for the last replies of a session that its client closes."""
 
 _MAX_HELLO_BYTES: Final = 256 * 1024
-"""Maximum size of a handshake, which the SDK keeps for the lifetime of its connection."""
+"""Limit of the handshake's body, which is kept as long as its connection."""
 
 MAX_CONNECTIONS: Final = 64
-"""Maximum connections that share a session; beyond that, the least recently used is closed."""
+"""Connections that may share one session; beyond that the least recently used is closed."""
 
 
 class _Connection:
-    """A connection of the protocol versions with a handshake.
+    """One connection of the handshake versions.
 
     Attributes:
-        id: Its id for the client and the SDK.
+        session: The session that it belongs to.
+        owns: Whether the connection opened the session, and closes it.
+        id: The value of its `mcp-session-id` header.
         peer: The client.
-        events: Its recent events.
+        events: The latest events sent on it.
         transport: The SDK's transport.
         established: Whether the SDK has accepted its handshake.
         task: The task that serves it.
-        posts: Number of running requests.
-        streams: Number of open GET streams, which carry no replies.
-        idle: Set while no request is running.
-        last_use: When the last request ended, by the loop's clock.
+        posts: Number of requests in flight, streams of GET not counted.
+        streams: Number of open streams of GET, on which no reply is due.
+        idle: Set while `posts` is zero.
+        last_use: When its last request ended, by the event loop's clock.
     """
 
     def __init__(self, session: EnvironmentSession, *, owns: bool, held_events: HeldEvents) -> None:
@@ -83,7 +85,7 @@ class _Connection:
 
     @contextmanager
     def in_use(self, *, stream: bool) -> Iterator[None]:
-        """Count a request or stream for the duration of the block."""
+        """Count a request while the block runs."""
         self.streams += stream
         self.posts += not stream
         if self.posts:
@@ -99,7 +101,7 @@ class _Connection:
 
 
 class McpEngine:
-    """Serves the standard requests that `McpEntry` routes to it."""
+    """Serves the requests that `McpEntry` recognises as standard MCP."""
 
     def __init__(self, sessions: SessionTable, tooling: Tooling, name: str, settings: ServerSettings) -> None:
         self._sessions = sessions
@@ -116,7 +118,7 @@ class McpEngine:
         self._closing: set[asyncio.Task[None]] = set()
 
     async def start(self) -> None:
-        """Start the SDK's session manager."""
+        """Start the SDK's session manager; returns when it accepts requests."""
         ready: asyncio.Future[None] = asyncio.get_running_loop().create_future()
 
         async def run() -> None:
@@ -127,16 +129,16 @@ class McpEngine:
         self._manager = asyncio.create_task(run(), name="the SDK's stateless wire")
         await asyncio.wait([ready, self._manager], return_when=asyncio.FIRST_COMPLETED)
         if not ready.done():
-            self._manager.result()  # raises why
+            self._manager.result()  # raises the error
 
     async def drain(self, deadline: float) -> None:
-        """Wait until the connections of ended sessions are closed, at most until `deadline` by the loop's clock."""
+        """Wait until the connections of ended sessions are closed; `deadline` is by the event loop's clock."""
         if self._closing:
             remaining = deadline - asyncio.get_running_loop().time()
             await asyncio.wait(self._closing, timeout=max(0.0, remaining))
 
     async def stop(self) -> None:
-        """Stop all connections and tasks."""
+        """Close every stream and connection, and end the SDK's session manager."""
         for hub in self._hubs.values():
             hub.close()
         connections = [
@@ -148,7 +150,7 @@ class McpEngine:
         await asyncio.gather(*(end(task) for task in tasks))
 
     async def __call__(self, exchange: Exchange) -> None:
-        """Serve a request. Raises `McpRequestRefusedError` for one that is rejected before the SDK."""
+        """Answer one request; McpRequestRefusedError if it is refused before the SDK sees it."""
         request = exchange.request
         if not self._tooling.possible:
             raise _no_tools()
@@ -237,11 +239,11 @@ class McpEngine:
             and request.last_event
             and connection.events.after(request.last_event) is None
         ):
-            # The SDK would respond with a stream that ends at once, to which official clients would reconnect for
-            # ever. A 404 would make a client treat its session as ended.
+            # The SDK would answer with a stream that ends at once, to which official clients would reconnect for
+            # ever. On 404 a client would assume that its session has ended.
             text = (
                 "expected the Last-Event-ID of an event that is still kept, got "
-                f"{short(request.last_event)!r}; what came after it is not told again"
+                f"{short(request.last_event)!r}; the events after it are lost"
             )
             raise McpRequestRefusedError.invalid(text)
         with _hold_session(connection.session):
@@ -255,11 +257,11 @@ class McpEngine:
         if ending:
             connection.peer.close()
             connection.events.clear()
-        elif status == 404:  # the SDK has ended it
+        elif status == 404:  # the SDK has ended the connection
             self._close_connection(connection)
 
     async def _handle_request(self, connection: _Connection, exchange: Exchange, send: Send) -> int:
-        """Pass a request on a connection to the SDK; return the status of the response."""
+        """Pass a request on a connection to the SDK; return the response's status."""
         session = connection.session
         hub = self._hub(session)
 
@@ -280,7 +282,7 @@ class McpEngine:
     # Sessions
 
     async def _session_of(self, request: McpRequest, owner: str) -> tuple[EnvironmentSession, bool]:
-        """Return the session of a request, and whether it was newly opened."""
+        """Return the session that a request is about, or a new one, and whether this request opened it."""
         sessions = self._sessions
         session_id = request.in_header
         if request.in_path is None and session_id is not None:
@@ -316,14 +318,14 @@ class McpEngine:
         except RefusalError as refusal:
             raise McpRequestRefusedError.of(refusal) from None
         except FATAL as error:
-            fault = JsonRpcFaultError(jsonrpc.INTERNAL_ERROR, reported(error))
+            fault = JsonRpcFaultError(jsonrpc.INTERNAL_ERROR, report_error(error))
             raise McpRequestRefusedError(500, fault) from None
 
     def _hub(self, session: EnvironmentSession) -> Hub:
         hub = self._hubs.get(session)
         if hub is None:
             hub = Hub()
-            if session.over:  # on_over would not be called any more
+            if session.over:  # `on_over` would never be called
                 hub.close()
             else:
                 self._hubs[session] = hub
@@ -331,12 +333,12 @@ class McpEngine:
         return hub
 
     def _close_session(self, session: EnvironmentSession) -> None:
-        """Close the hub and connections of an ended session."""
+        """Close the hub and the connections of a session that has ended."""
         hub = self._hubs.pop(session, None)
         if hub is not None:
             hub.close()
         for connection in list(self._connections.get(session, {}).values()):
-            if connection.established:  # otherwise the task of its handshake closes it
+            if connection.established:  # otherwise `_initialize` closes it
                 self._close_connection(connection)
 
     # Connections
@@ -381,7 +383,7 @@ class McpEngine:
                 await transport.terminate()
 
     def _remove_connection(self, connection: _Connection) -> bool:
-        """Remove a connection from the connections and listeners; return whether it was registered."""
+        """Remove a connection from the session's connections and listeners; return whether it was there."""
         session = connection.session
         connections = self._connections.get(session, {})
         if connections.get(connection.id) is not connection:
@@ -394,14 +396,14 @@ class McpEngine:
         return True
 
     def _close_connection(self, connection: _Connection) -> None:
-        """Close a connection in the background, after its running requests."""
+        """Close a connection in the background, after the replies in flight on it."""
         if self._remove_connection(connection):
             task = keep(asyncio.create_task(self._end(connection)))
             self._closing.add(task)
             task.add_done_callback(self._closing.discard)
 
     async def _end(self, connection: _Connection) -> None:
-        await _wait_at_most(connection.idle.wait(), self._grace_s)  # wait for running requests
+        await _wait_at_most(connection.idle.wait(), self._grace_s)  # for the replies in flight
         connection.peer.close()
         await _wait_at_most(connection.transport.terminate(), CLOSE_TIMEOUT_S)
         if connection.task is not None:
@@ -426,7 +428,7 @@ async def _wait_at_most(wait: Awaitable[object], seconds: float) -> None:
 
 @contextmanager
 def _hold_session(session: EnvironmentSession) -> Iterator[None]:
-    """Keep a session from becoming idle during the block."""
+    """Keep a session from counting as idle while the block runs."""
     session.listeners += 1
     try:
         yield

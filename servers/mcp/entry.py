@@ -1,4 +1,4 @@
-"""Routes requests to standard MCP or to the released dialect, and imports the SDK at the first standard request."""
+"""The entry to standard MCP: separates its requests from the released dialect's; imports the SDK at the first."""
 
 import asyncio
 import importlib
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 logger = logging.getLogger("servers")
 
 _IMPORT_TIMEOUT_S: Final = 60.0
-"""Timeout of the SDK's import, which usually takes one second."""
+"""Seconds that the import of the SDK may take; usually it takes one."""
 
 _MISSING: Final = (
     "expected the package mcp for standard MCP, got none; on the server: pip install 'ropewalk[mcp]'"
@@ -31,7 +31,7 @@ _MISSING: Final = (
 
 
 class McpEntry:
-    """An ASGI middleware that serves standard MCP and passes all other requests on."""
+    """ASGI middleware that serves standard MCP and passes all other requests on to `app`."""
 
     def __init__(
         self, app: ASGIApp, sessions: SessionTable, tooling: Tooling, name: str, settings: ServerSettings
@@ -45,7 +45,7 @@ class McpEntry:
         if not is_mcp(scope):
             await self._app(scope, receive, send)
             return
-        # The guard has already read the whole body.
+        # `servers.security` has already read the whole body.
         body = (await receive()).get("body", b"") if scope["method"] == "POST" else b""
         request = parse_request(scope, body)
         exchange = Exchange(request, scope, body, receive, send)
@@ -60,12 +60,12 @@ class McpEntry:
             await json_answer(fault, refused.status, retry_headers(refused.status))(scope, receive, send)
 
     async def drain(self, deadline: float) -> None:
-        """Wait until the connections of ended sessions are closed, at most until `deadline` by the loop's clock."""
+        """Wait until the connections of ended sessions are closed; `deadline` is by the event loop's clock."""
         if (engine := _result_of(self._loading)) is not None:
             await engine.drain(deadline)
 
     async def stop(self) -> None:
-        """Stop the SDK's tasks; a later request starts them again."""
+        """Stop the engine; a later request starts it again."""
         loading, self._loading = self._loading, None
         if (engine := _result_of(loading)) is not None:
             await engine.stop()
@@ -73,7 +73,7 @@ class McpEntry:
             loading.cancel()
 
     async def _engine(self) -> "McpEngine":
-        # Without the app's lifespan, requests may come from different event loops.
+        # If the app's lifespan is not run, requests may come from one event loop after another.
         if self._loading is None or self._loading.get_loop() is not asyncio.get_running_loop():
             self._loading = asyncio.create_task(self._load(), name="standard MCP")
         try:
@@ -87,7 +87,7 @@ class McpEntry:
             raise
 
     async def _load(self) -> "McpEngine":
-        # In a thread, because the import would block the event loop for a second.
+        # In a thread: the import takes a second, and the event loop must serve other requests meanwhile.
         pool = ThreadPool(1, "import of the MCP SDK")
         try:
             async with asyncio.timeout(_IMPORT_TIMEOUT_S):

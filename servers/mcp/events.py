@@ -1,4 +1,4 @@
-"""The recent events of each connection to /mcp, to replay after a disconnect."""
+"""The latest events of each connection to /mcp, replayed to a client whose stream was cut."""
 
 from collections import deque
 from typing import Any, Final, NamedTuple
@@ -7,20 +7,20 @@ from mcp.server.streamable_http import GET_STREAM_KEY, EventCallback, EventMessa
 from mcp_types import INTERNAL_ERROR, ErrorData, JSONRPCError, JSONRPCMessage, JSONRPCResponse
 
 RETRY_MS: Final = 1000
-"""How long, in milliseconds, a disconnected client is asked to wait before it reconnects."""
+"""Delay before a client whose stream was cut reconnects, as the server asks it to."""
 
 MAX_EVENTS: Final = 256
-"""Maximum events to keep per connection; the oldest are dropped."""
+"""Events kept per connection; the oldest are dropped."""
 
 MAX_WEIGHT: Final = 1 << 20
-"""Approximate maximum characters per connection. A larger event is replaced by a placeholder."""
+"""Approximate characters kept per connection. Of a larger message only its place is kept."""
 
 MAX_TOTAL_WEIGHT: Final = 64 << 20
-"""Approximate maximum characters of all connections; the least recently active are cleared first."""
+"""Approximate characters kept of all connections; those that were sent nothing for longest are dropped first."""
 
 
 class _Event(NamedTuple):
-    """An event of a stream. Without a message it only gives the client an id to resume from."""
+    """One event of a stream; without a message it only gave the client an id to resume from."""
 
     number: int
     stream: str
@@ -33,14 +33,14 @@ class _Event(NamedTuple):
 
 
 class HeldEvents:
-    """The connections with kept events, least recently active first."""
+    """The connections whose events are kept, the one most recently sent an event last; bounds their total size."""
 
     def __init__(self) -> None:
         self._weights: dict[RecentEvents, int] = {}
         self._weight = 0
 
     def count(self, events: "RecentEvents") -> None:
-        """Record the size of a connection's events, and clear other connections if the total is too large."""
+        """Record the size of a connection's events; drop those of the least recent connections above the limit."""
         self._weight += events.weight - self._weights.pop(events, 0)
         self._weights[events] = events.weight
         while self._weight > MAX_TOTAL_WEIGHT:
@@ -52,10 +52,10 @@ class HeldEvents:
 
 
 class RecentEvents(EventStore):
-    """The last events of one connection.
+    """The latest events of one connection.
 
     Attributes:
-        weight: Approximate size of all events, in characters.
+        weight: Approximate characters of all of them.
     """
 
     def __init__(self, held_events: HeldEvents) -> None:
@@ -63,14 +63,14 @@ class RecentEvents(EventStore):
         self._held = held_events
         self._events: deque[_Event] = deque()
         self._last = 0
-        self._standing: int | None = None  # the last event of the standing GET stream
+        self._standing: int | None = None  # the last event of the stream of GET
 
     async def store_event(self, stream_id: str, message: JSONRPCMessage | None) -> str:
-        """Keep an event; return its id."""
+        """Store an event; return its id."""
         self._last += 1
         if stream_id == GET_STREAM_KEY:
             self._standing = self._last
-        weight = len(stream_id) + _measure_weight(message)  # clients choose the names of streams
+        weight = len(stream_id) + _measure_weight(message)  # clients choose the stream's id
         if weight > MAX_WEIGHT:
             message = _make_replacement(message)
             weight = len(stream_id) + _measure_weight(message)
@@ -89,7 +89,7 @@ class RecentEvents(EventStore):
         self._held.drop(self)
 
     def after(self, event_id: str) -> tuple[str, list[_Event]] | None:
-        """Return the stream of an event and its later events; None if the event is no longer kept."""
+        """Return the stream of an event and the events after it; None if the event is no longer kept."""
         event = self._find(event_id)
         if event is not None:
             later = [
@@ -99,11 +99,11 @@ class RecentEvents(EventStore):
             ]
             return event.stream, later
         if event_id == str(self._standing):
-            return GET_STREAM_KEY, []  # all later events, dropped or not, were on other streams
+            return GET_STREAM_KEY, []  # the events dropped since were of other streams
         return None
 
     async def replay_events_after(self, last_event_id: str, send_callback: EventCallback) -> str | None:
-        """Send the events that a client missed; return the stream's name if it continues."""
+        """Send the stream's events after `last_event_id`; return the stream's id if more are to come."""
         missed = self.after(last_event_id)
         if missed is None:
             return None
@@ -116,7 +116,7 @@ class RecentEvents(EventStore):
         return stream
 
     def is_reply(self, event_id: str) -> bool:
-        """Whether a kept event is a reply, which is the last event of its stream."""
+        """Whether a stored event is the reply to a request, which is the last event of its stream."""
         event = self._find(event_id)
         return event is not None and event.is_reply
 
@@ -125,7 +125,7 @@ class RecentEvents(EventStore):
 
 
 def _make_replacement(message: JSONRPCMessage | None) -> JSONRPCError | None:
-    """Return a placeholder for a message that is too large: an error for a reply, because a client waits; else None."""
+    """Return what replaces a message that is too large: an error for a reply, since a client waits for it."""
     if not isinstance(message, JSONRPCResponse | JSONRPCError):
         return None
     text = (
@@ -136,7 +136,7 @@ def _make_replacement(message: JSONRPCMessage | None) -> JSONRPCError | None:
 
 
 def _measure_weight(message: JSONRPCMessage | None) -> int:
-    """Return the approximate number of characters of a message; stops counting at MAX_WEIGHT."""
+    """Return the approximate characters of a message; stops counting beyond MAX_WEIGHT."""
     weight = 0
     parts: list[Any] = [getattr(message, name, None) for name in ("result", "params", "error")]
     while parts and weight <= MAX_WEIGHT:

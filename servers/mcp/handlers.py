@@ -1,4 +1,4 @@
-"""Handlers of MCP's methods, which run in the session of the request, and the SDK's server that uses them."""
+"""Handlers of the MCP methods that an agent may call, each in its request's session, and the SDK's server."""
 
 import asyncio
 import os
@@ -33,7 +33,7 @@ from servers.execution import FATAL, EnvironmentRunner
 from servers.mcp.context import CallContext, CallEndedError, RequestOrigin, origin_of, replace_surrogates
 from servers.mcp.requests import DISCOVER, HANDLES, INITIALIZE
 from servers.metrics import TOOL
-from servers.routes.http import reported
+from servers.routes.http import report_error
 from servers.sessions import SessionTable, UnknownSessionError
 from servers.tooling import NoToolsError, Tooling
 
@@ -42,23 +42,24 @@ Ctx: TypeAlias = ServerRequestContext[Any, Any]
 T = TypeVar("T")
 
 _RESOURCE_NOT_FOUND: Final = -32002
-"""Error code of the versions with a handshake; the stateless one uses INVALID_PARAMS."""
+"""Error code of the handshake versions; the stateless version reports the URI as an invalid parameter."""
 
 MAX_RESULT_CHARS: Final = 50 * 1024 * 1024
-"""Maximum characters of text and data in a result, which repeats them as structure; WebSocket clients accept 100 MB."""
+"""Characters of text and data in one result, whose structured content repeats them; WebSocket clients accept twice
+as much."""
 
 _ANSWER_SHARE: Final = 0.8
-"""Share of the step timeout for a client's answer to a question: less than 1, so that the tool can continue without."""
+"""Share of a step's deadline that a client may take to answer a question; the rest lets the tool do without."""
 
 MAX_SUBSCRIPTIONS: Final = 1024
-"""Maximum resources that a connection may subscribe to."""
+"""Resources per connection."""
 
 _MAX_SUBSCRIBED: Final = 256 * 1024
-"""Maximum characters of their URIs."""
+"""Total characters of the URIs."""
 
 
 def _to_mcp_error(ctx: Ctx, error: BaseException) -> MCPError:
-    """Convert an exception to an MCP error."""
+    """Return an exception as an MCP error."""
     translated = _translate(ctx, error)
     return MCPError(
         translated.code, replace_surrogates(translated.message), replace_surrogates(translated.data)
@@ -81,20 +82,20 @@ def _translate(ctx: Ctx, error: BaseException) -> MCPError:
             return MCPError(types.INVALID_PARAMS, str(error))
         case NoToolsError():
             return MCPError(types.INTERNAL_ERROR, str(error))
-    return MCPError(types.INTERNAL_ERROR, reported(error))
+    return MCPError(types.INTERNAL_ERROR, report_error(error))
 
 
 def _no_handle() -> MCPError:
-    """Return the error for a stateless request without a session."""
+    """Return the error for a request of the stateless wire that names no session."""
     text = (
-        f"expected a session for this request, got none, and nobody else's is taken for it; {HANDLES}; a client that "
-        "begins with initialize has one of its own"
+        f"expected a session for this request, got none, and no other client's session is used; {HANDLES}; a client "
+        "that begins with initialize has its own session"
     )
     return MCPError(types.INVALID_PARAMS, text)
 
 
 class Handlers:
-    """The handlers of all methods."""
+    """The methods of MCP, as handlers for the SDK's server."""
 
     def __init__(self, sessions: SessionTable, tooling: Tooling, only: RequestOrigin | None = None) -> None:
         self._sessions = sessions
@@ -104,17 +105,17 @@ class Handlers:
         self._answer_s = None if limit is None else limit * _ANSWER_SHARE
 
     def count_error(self, code: int) -> None:
-        """Count an error reply in the metrics."""
+        """Count an error that is sent to a caller."""
         self._sessions.metrics.count_error(code)
 
     def origin(self, ctx: Ctx) -> RequestOrigin:
-        """Return the origin of a request."""
+        """Return the caller and session of a request."""
         return origin_of(ctx, self._only)
 
     # Lists
 
     async def list_tools(self, ctx: Ctx, params: types.PaginatedRequestParams) -> dict[str, Any]:
-        """Handle tools/list."""
+        """Answer tools/list."""
         _refuse_cursor(params)
         specs = self._tooling.declared_tools()
         if specs is None:
@@ -124,7 +125,7 @@ class Handlers:
     async def list_objects(
         self, key: str, method: str, ctx: Ctx, params: types.PaginatedRequestParams
     ) -> dict[str, Any]:
-        """Handle resources/list, resources/templates/list or prompts/list with a method of the environment."""
+        """Answer resources/list, resources/templates/list or prompts/list with the environment's method."""
         _refuse_cursor(params)
 
         async def work(runner: EnvironmentRunner) -> Any:
@@ -141,7 +142,7 @@ class Handlers:
     # Calls
 
     async def call_tool(self, ctx: Ctx, params: types.CallToolRequestParams) -> dict[str, Any]:
-        """Handle tools/call."""
+        """Answer tools/call."""
         arguments, began = params.arguments or {}, perf_counter()
         result, context = await self._call(
             ctx,
@@ -169,14 +170,14 @@ class Handlers:
         return answer if result.structured is None else answer | {"structuredContent": result.structured}
 
     async def read_resource(self, ctx: Ctx, params: types.ReadResourceRequestParams) -> dict[str, Any]:
-        """Handle resources/read."""
+        """Answer resources/read."""
         contents, _ = await self._call(
             ctx, lambda runner, context: runner.begin("read_resource", str(params.uri), context)
         )
         return contents if isinstance(contents, dict) else {"contents": contents}
 
     async def get_prompt(self, ctx: Ctx, params: types.GetPromptRequestParams) -> dict[str, Any]:
-        """Handle prompts/get."""
+        """Answer prompts/get."""
         arguments = params.arguments or {}
         prompt, _ = await self._call(
             ctx, lambda runner, context: runner.begin("get_prompt", params.name, arguments, context)
@@ -187,7 +188,7 @@ class Handlers:
         return answer if prompt.description is None else answer | {"description": prompt.description}
 
     async def complete(self, ctx: Ctx, params: types.CompleteRequestParams) -> dict[str, Any]:
-        """Handle completion/complete."""
+        """Answer completion/complete."""
         ref = params.ref.model_dump(mode="json", by_alias=True, exclude_none=True)
         argument = params.argument.model_dump(mode="json", by_alias=True, exclude_none=True)
         result, _ = await self._call(
@@ -202,21 +203,21 @@ class Handlers:
     # Listening
 
     async def subscribe(self, ctx: Ctx, params: types.SubscribeRequestParams) -> dict[str, Any]:
-        """Handle resources/subscribe."""
+        """Answer resources/subscribe."""
         subscriptions = self._subscriptions(ctx)
         _check_subscriptions([*subscriptions, str(params.uri)])
         subscriptions.add(str(params.uri))
         return {}
 
     async def unsubscribe(self, ctx: Ctx, params: types.UnsubscribeRequestParams) -> dict[str, Any]:
-        """Handle resources/unsubscribe."""
+        """Answer resources/unsubscribe."""
         self._subscriptions(ctx).discard(str(params.uri))
         return {}
 
     async def listen(
         self, ctx: Ctx, params: types.SubscriptionsListenRequestParams
     ) -> types.SubscriptionsListenResult:
-        """Handle subscriptions/listen, until the client stops listening."""
+        """Answer subscriptions/listen until the client ends the stream."""
         hub = self.origin(ctx).hub
         if hub is None:
             raise _no_handle()
@@ -224,7 +225,7 @@ class Handlers:
         return await hub.listen(ctx, params)
 
     async def set_level(self, ctx: Ctx, params: types.SetLevelRequestParams) -> dict[str, Any]:
-        """Handle logging/setLevel."""
+        """Answer logging/setLevel."""
         peer = self.origin(ctx).peer
         if peer is not None:
             peer.level = params.level
@@ -237,7 +238,7 @@ class Handlers:
         return peer.subscriptions
 
     async def _run_lookup(self, ctx: Ctx, work: Callable[[EnvironmentRunner], Awaitable[T]]) -> T:
-        """Run a lookup in the request's session, or in a temporary session if it has none."""
+        """Run a lookup in the request's session or, if it has none, in one opened for it."""
         origin = self.origin(ctx)
         try:
             if origin.session is not None:
@@ -253,7 +254,7 @@ class Handlers:
         begin: Callable[[EnvironmentRunner, CallContext], Awaitable[Any]],
         over: Callable[[EpisodeOverError], Any] | None = None,
     ) -> tuple[Any, CallContext]:
-        """Run a call in the request's session, with a context that can notify and ask the caller; cancellable."""
+        """Run a call in the request's session; it may notify and ask the caller, who may cancel it."""
         origin = self.origin(ctx)
         session = origin.session
         if session is None:
@@ -314,7 +315,7 @@ def _make_ended_result(error: EpisodeOverError) -> ToolResult:
 
 
 class _McpServer(Server[dict[str, Any]]):
-    """Declares that its lists may change, which the SDK's server does not do over HTTP."""
+    """An SDK server that declares over HTTP too that its lists may change."""
 
     def create_initialization_options(
         self,
@@ -322,7 +323,7 @@ class _McpServer(Server[dict[str, Any]]):
         experimental_capabilities: dict[str, dict[str, Any]] | None = None,
         extensions: dict[str, dict[str, Any]] | None = None,
     ) -> InitializationOptions:
-        """Return the options of the handshake's response."""
+        """Return the options that the handshake is answered with."""
         changes = NotificationOptions(prompts_changed=True, resources_changed=True, tools_changed=True)
         return super().create_initialization_options(
             notification_options or changes, experimental_capabilities, extensions
@@ -330,7 +331,7 @@ class _McpServer(Server[dict[str, Any]]):
 
 
 def make_server(name: str, handlers: Handlers, tooling: Tooling) -> Server[dict[str, Any]]:
-    """Return the SDK's server with the handlers of the features that the environment offers."""
+    """Return the SDK's server with the handlers that the environment's tooling offers."""
     private = CacheHint(ttl_ms=0, scope="private")
     hints = cast("dict[CacheableMethod, CacheHint]", dict.fromkeys(CACHEABLE_METHODS, private))
     server = _McpServer(name, version=_version(), cache_hints=hints)
@@ -344,14 +345,14 @@ def make_server(name: str, handlers: Handlers, tooling: Tooling) -> Server[dict[
             answer = await handler(ctx, params)
             if isinstance(answer, dict):
                 answer = replace_surrogates(answer)
-            # An empty result stays empty: clients of the versions with a handshake reject any key in it.
+            # An empty answer stays empty: clients of the handshake versions reject any key in it.
             return {"resultType": "complete"} | answer if isinstance(answer, dict) and answer else answer
 
         server.add_request_handler(method, params, complete)
 
     async def discover(ctx: Ctx, params: types.RequestParams) -> types.DiscoverResult:
-        # The stateless protocol needs a session in each request. Callers that name none are offered only the versions
-        # with a handshake, whose connections have their own session.
+        # The stateless wire has a session only if the caller names one; other callers are directed to the handshake
+        # versions, where each connection has its own session.
         named = handlers.origin(ctx).named
         return types.DiscoverResult(
             supported_versions=list(MODERN_PROTOCOL_VERSIONS if named else HANDSHAKE_PROTOCOL_VERSIONS),
@@ -398,8 +399,8 @@ def make_server(name: str, handlers: Handlers, tooling: Tooling) -> Server[dict[
                 origin.peer.refused = True
             raise
 
-    # Replaces the SDK's middleware, which traces every message even if no exporter is configured.
-    # States are sealed with a key of this process, which also holds their sessions.
+    # Replaces the SDK's own middleware, which traces every message for exporters that are not configured.
+    # Request states are sealed with a key of this process, which holds the sessions that they belong to.
     sealing = RequestStateSecurity(
         keys=[os.urandom(32)], bind_principal=lambda ctx: handlers.origin(ctx).binding
     )

@@ -1,4 +1,4 @@
-"""The listeners of a session, and notifications to them."""
+"""The listeners of a session, and the notifications sent to them."""
 
 import asyncio
 import logging
@@ -21,17 +21,17 @@ from mcp.server.subscriptions import (
 logger = logging.getLogger("servers")
 
 MAX_WAITING: Final = 512
-"""Maximum pending messages; beyond that the oldest are dropped, which matter least for progress and changes."""
+"""Messages that may be queued; beyond that the oldest are dropped, the least useful progress and changes."""
 
 _FLUSH_TIMEOUT_S: Final = 30.0
-"""Seconds that a reply waits for earlier messages to be sent."""
+"""Seconds that a reply waits for the messages to be sent before it."""
 
 _MAX_STREAMS: Final = 64
-"""Maximum streams of the stateless protocol that listen to a session."""
+"""Streams of the stateless wire per session."""
 
 
 class Outbox:
-    """A queue of messages to send. Created on the event loop; `put` may be called from any thread."""
+    """A queue of messages to send. Created on the event loop; any thread may add to it."""
 
     def __init__(self) -> None:
         self._loop = asyncio.get_running_loop()
@@ -41,32 +41,32 @@ class Outbox:
         self._woken = False
 
     def put(self, message: Callable[[], Awaitable[None]]) -> None:
-        """Enqueue a message. Never waits."""
+        """Queue a message; never blocks."""
         if self._closed:
             return
         self._waiting.append(message)
-        if not self._woken:  # wake once: a busy thread would fill the loop's unbounded queue
+        if not self._woken:  # a thread that sends without end would fill the event loop's unbounded queue
             self._woken = True
-            with suppress(RuntimeError):  # the loop is closed, and with it the client
+            with suppress(RuntimeError):  # the event loop is closed, and so is the connection
                 self._loop.call_soon_threadsafe(self._on_wake)
 
     async def flush(self) -> None:
-        """Wait until all messages are sent, up to a timeout."""
+        """Wait until all messages are sent, for at most _FLUSH_TIMEOUT_S."""
         self._on_wake()
         if self._task is not None:
             await asyncio.wait([self._task], timeout=_FLUSH_TIMEOUT_S)
 
     def close(self) -> None:
-        """Drop pending messages and send no more."""
+        """Drop the queued messages and send no more."""
         self._closed = True
         self._waiting.clear()
         if self._task is not None:
             self._task.cancel()
 
     def _on_wake(self) -> None:
-        self._woken = False  # first, so that a later put wakes again
+        self._woken = False  # first, so that a message put from now on wakes the event loop again
         if self._waiting and (self._task is None or self._task.done()):
-            self._task = asyncio.create_task(self._send(), name="what an MCP client is told")
+            self._task = asyncio.create_task(self._send(), name="messages to an MCP client")
 
     async def _send(self) -> None:
         while self._waiting:
@@ -74,17 +74,17 @@ class Outbox:
             try:
                 await message()
             except Exception as error:
-                logger.warning("an MCP client could not be told something: %s", error)
+                logger.warning("a message to an MCP client could not be sent: %s", error)
 
 
 class Peer:
-    """A client that is notified of a session's changes.
+    """One client that is notified of a session's changes.
 
     Attributes:
-        channel: The SDK's session for messages outside of a request; None before the first request.
-        level: Minimum level of log messages to send to it.
-        subscriptions: URIs of the resources that it has subscribed to.
-        refused: Whether the SDK has rejected its handshake.
+        channel: The SDK's session, for messages outside of a request; None before its first request.
+        level: The lowest log level that it is sent.
+        subscriptions: URIs of the resources whose changes it is notified of.
+        refused: Whether the SDK has refused its handshake.
     """
 
     def __init__(self) -> None:
@@ -100,7 +100,7 @@ class Peer:
             self._outbox.put(lambda: self._send(event))
 
     def close(self) -> None:
-        """Stop sending notifications."""
+        """Send the client no more notifications."""
         self._outbox.close()
 
     async def _send(self, event: ServerEvent) -> None:
@@ -119,11 +119,11 @@ class Peer:
 
 
 class Hub:
-    """The listeners of a session.
+    """The listeners of one session.
 
     Attributes:
-        listen: Serves streams of the stateless protocol.
-        peers: Clients with a connection.
+        listen: The SDK's handler of `subscriptions/listen`, the streams of the stateless wire.
+        peers: The clients with a connection.
     """
 
     def __init__(self) -> None:
@@ -133,11 +133,11 @@ class Hub:
         self.peers: set[Peer] = set()
 
     def publish(self, event: ServerEvent) -> None:
-        """Notify all listeners of a change; never waits, callable from any thread."""
+        """Notify all listeners of a change. Never blocks; callable from any thread."""
         self._outbox.put(lambda: self._publish(event))
 
     def close(self) -> None:
-        """End the streams."""
+        """End the streams and all notifications."""
         self.listen.close()
         self._outbox.close()
         for peer in self.peers:

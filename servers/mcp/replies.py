@@ -1,4 +1,4 @@
-"""Responses to requests on /mcp: an event stream, or plain JSON if there is only the reply."""
+"""Sends the response to a request to /mcp: as a stream, or as plain JSON if no stream is needed."""
 
 from collections.abc import Callable
 from typing import Final
@@ -16,16 +16,16 @@ class Replies:
     """An ASGI `send` for one request on a connection.
 
     If the first event of a stream is the reply, and so the only one, it is sent as JSON. Official clients drop events
-    beyond a megabyte but accept JSON of any size, and they close the connection after a stream with the reply.
+    beyond a megabyte but accept JSON of any size, and they close a connection whose stream has brought the reply.
 
     Args:
         send: The server's `send`.
-        events: The recent events of the connection.
-        on_start: Called with the status before it is sent.
-        answers: Whether this is the response to a POST, not an open-ended stream.
+        events: The events of the connection.
+        on_start: Called with the status before the client receives it.
+        answers: Whether the response ends with a reply; False for the stream of GET.
 
     Attributes:
-        status: Status of the response; 0 before it starts.
+        status: Status of the response; 0 before it has begun.
     """
 
     def __init__(
@@ -48,12 +48,12 @@ class Replies:
                 self._held = [message]
                 return
         elif self._held:
-            # An event has one line per field, and its JSON contains no newline.
+            # An event has one line per field, and the SDK's JSON no line breaks.
             event = dict(
                 line.split(b": ", 1) for line in message.get("body", b"").splitlines() if b": " in line
             )
             if event.get(b"data") == b"" and len(self._held) == 1:
-                self._held.append(message)  # the id to resume from after a disconnect
+                self._held.append(message)  # the id to resume from if the stream is cut
                 return
             earlier_events, self._held = self._held, []
             if b"data" in event and self._events.is_reply(event.get(b"id", b"").decode("latin-1")):

@@ -1,4 +1,4 @@
-"""Requests to /mcp: their dialect and session, and their rejection."""
+"""A request to /mcp: its dialect and its session, and its refusal."""
 
 import json
 from collections.abc import Mapping
@@ -20,13 +20,13 @@ INITIALIZE: Final = "initialize"
 DISCOVER: Final = "server/discover"
 
 SHARED_ID_SEPARATOR: Final = ":"
-"""Separates the session's id, which cannot contain it, from the rest of a shared session's connection id."""
+"""Follows the session's id, which never contains it, in the id of a connection that shares a session."""
 
 HANDLES: Final = (
     "POST openenv/session/create to /mcp for one, then use /mcp/{session_id}, or put the id in the header "
     "X-OpenEnv-Session"
 )
-"""How a client of the stateless protocol gets a session."""
+"""How a client of the stateless wire obtains a session; part of error messages."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,14 +35,14 @@ class McpRequest:
 
     Attributes:
         http: The HTTP method.
-        connection: Id of its connection, assigned at the handshake.
-        version: The protocol version that it names.
-        last_event: Id of the last received event of an interrupted stream.
-        in_path: Session id in the path.
-        in_header: Session id in the header X-OpenEnv-Session.
+        connection: The id of its connection, as drawn at the handshake; None without one.
+        version: The protocol version in its header, if any.
+        last_event: The id of the last event that the client received of a stream that was cut.
+        in_path: The session's id in the path, if any.
+        in_header: The session's id in the header X-OpenEnv-Session, if any.
         method: The JSON-RPC method.
         request_id: The JSON-RPC id.
-        standard: Whether it is standard MCP, not the released dialect.
+        standard: Whether it is standard MCP, as opposed to the released dialect.
     """
 
     http: str
@@ -57,14 +57,14 @@ class McpRequest:
 
     @property
     def session(self) -> str | None:
-        """The id of the request's session; None if it names none."""
+        """The id of the session that it is about; None if it names none."""
         if self.connection is not None:
             return self.connection.partition(SHARED_ID_SEPARATOR)[0]
         return self.in_path or self.in_header
 
 
 def is_mcp(scope: Scope) -> bool:
-    """Whether a request's path is /mcp or /mcp/{session_id}."""
+    """Whether a request is for /mcp or /mcp/{session_id}."""
     path = path_of(scope)
     return path == MCP_PATH or _session_in(path) is not None
 
@@ -80,7 +80,7 @@ def parse_request(scope: Scope, body: bytes) -> McpRequest:
     connection, version = headers.get("mcp-session-id"), headers.get("mcp-protocol-version")
     in_path = _session_in(path_of(scope))
     marked = streams or any(named is not None for named in (in_path, connection, version))
-    # Requests of the released dialect are parsed by their handler, not here.
+    # The released dialect's route parses its own body; it need not be parsed here too.
     method, request_id = _read_rpc(body) if marked or INITIALIZE.encode() in body else (None, None)
     return McpRequest(
         http=scope["method"],
@@ -101,7 +101,7 @@ def _session_in(path: str) -> str | None:
 
 
 def _read_rpc(body: bytes) -> tuple[str | None, int | str | None]:
-    """Return the method and id of a JSON-RPC request; its handler reports errors."""
+    """Return the method and id of a JSON-RPC request, None if invalid; its handler reports the error."""
     try:
         request: Any = json.loads(body)
     except (ValueError, RecursionError):
@@ -114,7 +114,7 @@ def _read_rpc(body: bytes) -> tuple[str | None, int | str | None]:
 
 
 class McpRequestRefusedError(Exception):
-    """A request that is rejected before it reaches the SDK."""
+    """A request that is refused before it reaches the SDK."""
 
     def __init__(self, status: int, fault: JsonRpcFaultError) -> None:
         super().__init__(fault.message)
@@ -123,12 +123,12 @@ class McpRequestRefusedError(Exception):
 
     @classmethod
     def invalid(cls, text: str, status: int = 400) -> "McpRequestRefusedError":
-        """Return the error for an invalid request."""
+        """Return the refusal of an invalid request."""
         return cls(status, JsonRpcFaultError(jsonrpc.INVALID_REQUEST, text))
 
     @classmethod
     def of(cls, refusal: RefusalError) -> "McpRequestRefusedError":
-        """Convert an error of the session table for a standard client."""
+        """Return a refusal by the session table as one for a standard client."""
         unknown = isinstance(refusal, UnknownSessionError)
         code = jsonrpc.INVALID_REQUEST if unknown else jsonrpc.SERVER_ERROR
         return cls(status_of(refusal), JsonRpcFaultError(code, refusal.message, refusal.extra or None))
@@ -136,13 +136,13 @@ class McpRequestRefusedError(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Exchange:
-    """A request and its ASGI channels.
+    """A request and the ASGI callables of its exchange.
 
     Attributes:
         request: The parsed request.
-        scope: The ASGI scope.
-        body: The body, already read from `receive`.
-        receive: Returns the client's disconnect.
+        scope: Its ASGI scope.
+        body: Its body, already read from `receive`.
+        receive: Reports the client's disconnection.
         send: Sends the response.
     """
 
@@ -159,5 +159,5 @@ class Exchange:
 
     @property
     def replay_body(self) -> Receive:
-        """A `receive` that returns the body first."""
+        """A `receive` that yields the body first."""
         return replay(self.body, self.receive) if self.request.http == "POST" else self.receive

@@ -1,4 +1,4 @@
-"""Serves one session of an environment over MCP on standard input and output, for hosts that start the process."""
+"""One session of an environment as an MCP server on standard input and output, started by an MCP host."""
 
 import asyncio
 import logging
@@ -25,21 +25,21 @@ from servers.threads import ThreadPool
 logger = logging.getLogger("servers")
 
 MAX_READ_AHEAD: Final = 16
-"""Maximum lines to read ahead."""
+"""Lines read before the SDK takes them."""
 
 
 class _StandardStreams(NamedTuple):
-    """Private descriptors of the original standard input and output."""
+    """The file descriptors of the MCP wire; no child process inherits them."""
 
     reading: int
     writing: int
 
 
 def take_standard_streams() -> _StandardStreams:
-    """Reserve standard input and output for the protocol.
+    """Reserve standard input and output for the wire.
 
-    Afterwards standard input is empty and standard output is standard error, so that output of the environment and its
-    children goes to the log.
+    From now on standard input is empty and standard output is standard error: the output of an environment, and of
+    the processes that it starts, goes to the log.
     """
     wire = _StandardStreams(os.dup(0), os.dup(1))  # not inheritable
     nothing = os.open(os.devnull, os.O_RDONLY)
@@ -50,9 +50,9 @@ def take_standard_streams() -> _StandardStreams:
 
 
 class _Lines:
-    """The lines from the host, for the SDK's transport.
+    """The lines of standard input, for the SDK's transport.
 
-    Read in a daemon thread, which does not keep the process from exiting.
+    They are read in a daemon thread, which does not keep the process from exiting.
     """
 
     def __init__(self, descriptor: int, limit: int) -> None:
@@ -83,17 +83,17 @@ class _Lines:
                 elif line.strip():
                     self._put(line.decode("utf-8", "replace"))
         except OSError as error:
-            logger.error("what the host sends cannot be read any more: %s", error)
+            logger.error("cannot read from the host: %s", error)
         self._put(None)
 
     def _put(self, line: str | None) -> None:
         self._room.acquire()
-        with suppress(RuntimeError):  # the loop is closed, and nobody reads any more
+        with suppress(RuntimeError):  # the event loop is closed
             self._loop.call_soon_threadsafe(self._lines.put_nowait, line)
 
 
 class _Pipe:
-    """The output of the SDK's transport, written in a thread, so that a slow host blocks nothing else."""
+    """The output of the SDK's transport, written in a thread: a host that does not read blocks only that."""
 
     def __init__(self, descriptor: int) -> None:
         self._descriptor = descriptor
@@ -102,7 +102,7 @@ class _Pipe:
     async def write(self, text: str) -> None:
         succeeded, value = await self._pool.submit(partial(self._write, text.encode())).waiter
         if not succeeded:
-            logger.info("the host does not listen any more: %s", value)
+            logger.info("cannot write to the host: %s", value)
             raise anyio.ClosedResourceError
 
     async def flush(self) -> None:
@@ -115,32 +115,32 @@ class _Pipe:
 
 
 FINAL_REPLY_TIMEOUT_S: Final = 1.0
-"""Seconds to send the reply that says why a session has ended."""
+"""Seconds for the last reply, which says why the session has ended."""
 
 
 async def serve_stdio(
     app: EnvironmentApp, name: str, options: Mapping[str, Any], wire: _StandardStreams
 ) -> bool:
-    """Serve one session until the host closes standard input, or SIGINT or SIGTERM arrives.
+    """Serve one session until the host closes its end, or SIGINT or SIGTERM arrives.
 
     Args:
-        app: The environment's app.
-        name: The target as given by the user.
-        options: Options of the reset.
-        wire: The reserved standard streams.
+        app: The environment's application.
+        name: The environment's name, as the user gave it.
+        options: Arguments of the environment's reset.
+        wire: The standard streams.
 
     Returns:
-        False if the session ended by itself, otherwise True.
+        True if the host or a signal ended it; False if the session ended first.
 
     Raises:
         ConfigurationError: The environment has no tools.
-        Exception: Raised by the environment's constructor or reset.
+        Exception: Whatever the environment raised in its constructor or reset.
     """
     async with app.running():
         if not app.tooling.possible:
             raise _no_tools(name)
         session = await app.sessions.open("")
-        session.listeners += 1  # so that it never counts as idle
+        session.listeners += 1  # the session never counts as idle
         try:
             if not app.tooling.has_tools(session.runner):
                 raise _no_tools(name)
@@ -159,7 +159,7 @@ async def _serve(app: EnvironmentApp, name: str, session: EnvironmentSession, wi
 
     async def serve() -> None:
         lines, pipe = _Lines(wire.reading, app.settings.max_body_bytes), _Pipe(wire.writing)
-        # They have the interface that the SDK needs of a file, without threads that keep the process from exiting.
+        # They have the methods of a file that the SDK calls, and their threads do not keep the process from exiting.
         async with stdio_server(lines, pipe) as (reading, writing):  # type: ignore[arg-type]
             await server.run(reading, writing, server.create_initialization_options())
 

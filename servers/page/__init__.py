@@ -1,6 +1,6 @@
-"""The page to play on: its files, its data about the environment, and authors' Gradio pages.
+"""The page to play on: its files, its description of the environment, and authors' own Gradio pages.
 
-The page plays over `/ws`, like any other client.
+The page is a client like any other: it plays over `/ws`.
 """
 
 from servers.page.gradio import PageOptions

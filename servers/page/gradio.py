@@ -1,4 +1,4 @@
-"""Mounts an author's Gradio page as the released server does; the only module that imports Gradio."""
+"""An author's Gradio page, mounted as the released server does; no other module imports Gradio."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -17,12 +17,12 @@ class PageOptions:
     """The options of the page, as given to `create_app`.
 
     Attributes:
-        title: Title of the page.
-        builder: Builds a Gradio page.
-        tab: Name of the tab with the Gradio page.
+        title: The title above the page.
+        builder: Returns the author's page, as Gradio blocks.
+        tab: The name of that page's tab.
         tab_first: Whether that tab is the first, and open.
-        playground: Whether our own page has a tab too.
-        always: Whether to serve a page regardless of the settings.
+        playground: Whether our own page has a tab beside it.
+        always: Whether there is a page regardless of the settings.
     """
 
     title: str | None = None
@@ -40,11 +40,11 @@ def build(
     action: dict[str, Any],
     playground: str,
 ) -> FastAPI:
-    """Return an application with the author's page at `/web`.
+    """Return an application with the author's page below `/web`.
 
     Raises:
         ConfigurationError: Gradio is not installed.
-        TypeError: The builder did not return gradio.Blocks.
+        TypeError: The builder did not return Gradio blocks.
     """
     with installed_with("gradio", "the package that this environment's page is made with", "gradio"):
         import gradio
@@ -76,7 +76,7 @@ def build(
 
 
 def action_fields(schema: dict[str, Any]) -> list[dict[str, Any]]:
-    """Return the fields of an action in the form that released page builders expect."""
+    """Return the fields of an action in the form that the released server passes to builders of pages."""
     names = {"default_value": "default", "choices": "enum", "min_value": "minimum", "max_value": "maximum"}
     names |= {"min_length": "minLength", "max_length": "maxLength", "pattern": "pattern"}
     return [

@@ -1,4 +1,4 @@
-"""The released page's routes, and the manager object for Gradio pages; both use sessions of the table."""
+"""The routes of the released page, and the manager passed to Gradio pages; both play in sessions of the table."""
 
 import asyncio
 import json
@@ -23,22 +23,22 @@ from servers.execution import FATAL, EnvironmentRunner
 from servers.routes.http import (
     json_answer,
     json_body,
-    refused,
-    reported,
+    refusal_response,
+    report_error,
+    requested_session_id,
     respond,
-    session_named_by,
     while_connected,
 )
 from servers.security import owner_of
 from servers.sessions import EnvironmentSession, SessionTable
 
 WEB_SESSION: Final = "web"
-"""Id of the default session: the released server has one session for all visitors."""
+"""Id of the session of callers that name none: the released server has one session for all visitors."""
 
 _MAX_LOGS: Final = 1000
 
 _visitor: ContextVar[tuple[str, str]] = ContextVar("visitor of the page", default=("", WEB_SESSION))
-"""Owner and session id of the current request."""
+"""Owner and id of the current request's session."""
 
 
 class ActionLog(BaseModel):
@@ -53,7 +53,7 @@ class ActionLog(BaseModel):
 
 
 class EpisodeState(BaseModel):
-    """The episode of a session, in the format of released pages."""
+    """The episode of one session, in the format of released pages."""
 
     episode_id: str | None = None
     step_count: int = 0
@@ -64,7 +64,7 @@ class EpisodeState(BaseModel):
 
 @dataclass(slots=True)
 class _Visit:
-    """A page's data about a session: its episode, and the state after its last call."""
+    """A session with its episode and the state after its last call."""
 
     session: EnvironmentSession
     episode: EpisodeState = field(default_factory=EpisodeState)
@@ -72,13 +72,13 @@ class _Visit:
 
 
 class WebInterfaceManager:
-    """Resets and steps for pages, in a session per visitor of a Gradio page and per caller of `/web`.
+    """Resets and steps for pages, in one session per visitor of a Gradio page and per session named on `/web`.
 
-    A session takes a slot, is opened at its first request, and closed when idle.
+    A session takes a slot; it is opened by its first call and ends when it is idle for too long.
 
     Args:
         about: Returns the environment's metadata for a caller.
-        send_timeout_s: Timeout in seconds of sending a frame to a watcher.
+        send_timeout_s: Seconds that a watcher may leave a frame unread.
     """
 
     def __init__(
@@ -100,7 +100,7 @@ class WebInterfaceManager:
 
     @property
     def env(self) -> Any:
-        """The environment of the visitor's session. Raises RuntimeError if there is none yet."""
+        """The environment of the visitor's session; RuntimeError if there is no session yet."""
         return self._require_visit().session.runner.environment
 
     @property
@@ -110,7 +110,7 @@ class WebInterfaceManager:
         return EpisodeState() if visit is None or visit.session.over else visit.episode
 
     async def reset_environment(self, reset_kwargs: Mapping[str, Any] | None = None) -> dict[str, Any]:
-        """Reset with the environment's options; return the observation as on the wire."""
+        """Reset with the environment's options; return the observation in its wire format."""
         visit = await self._open_visit()
         reply, state = await visit.session.run(_reset, reset_kwargs or {})
         visit.state = state
@@ -121,7 +121,7 @@ class WebInterfaceManager:
         return reply
 
     async def step_environment(self, action_data: Mapping[str, Any]) -> dict[str, Any]:
-        """Take a step; `arguments` given as text, as by forms, are parsed as JSON."""
+        """Take a step; `arguments` given as text, as forms send them, are parsed as JSON."""
         data = dict(action_data)
         if isinstance(data.get("arguments"), str):
             data["arguments"] = read_json(data["arguments"].encode())
@@ -149,14 +149,14 @@ class WebInterfaceManager:
         return reply
 
     def get_state(self) -> dict[str, Any]:
-        """Return the state after the visitor's last call. Raises RuntimeError if there was none."""
+        """Return the state after the visitor's last call; RuntimeError if there was none."""
         state = self._require_visit().state
         if state is None:
             raise RuntimeError("Call reset() first")
         return state
 
     async def _run_sync_in_thread_pool(self, func: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-        """Run a function in a thread, exclusively in the visitor's session; released pages call it by this name."""
+        """Run a function as a call of the visitor's session; released pages use this name."""
         visit = await self._open_visit()
 
         async def call(_: EnvironmentRunner) -> Any:
@@ -165,7 +165,7 @@ class WebInterfaceManager:
         return await visit.session.run_waiting(call)
 
     def _notify_watchers(self) -> None:
-        """Wake the watchers of `/ws/ui`."""
+        """Wake the watchers after a change."""
         self._changed.set()
         self._changed = asyncio.Event()
 
@@ -179,7 +179,7 @@ class WebInterfaceManager:
         return visit
 
     async def _open_visit(self) -> _Visit:
-        """Return the visitor's session, opening it if needed."""
+        """Return the visitor's session; open one if there is none."""
         key = self._key()
         session = await self._sessions.find_or_open(*key)
         visit = self._visits.get(key)
@@ -190,7 +190,7 @@ class WebInterfaceManager:
             visit = self._visits[key] = _Visit(session)
         return visit
 
-    # The routes of the released page
+    # Routes of the released page
 
     def routes(self) -> list[BaseRoute]:
         """Return the routes: `/web/reset`, `/web/step`, `/web/state`, `/web/metadata`, and `/ws/ui`."""
@@ -205,14 +205,14 @@ class WebInterfaceManager:
     def _route(self, work: Callable[[Request], Awaitable[Any]]) -> Callable[[Request], Awaitable[Response]]:
         async def answer(request: Request) -> Response:
             try:
-                _visitor.set((owner_of(request.scope), session_named_by(request) or WEB_SESSION))
+                _visitor.set((owner_of(request.scope), requested_session_id(request) or WEB_SESSION))
                 return json_answer(dumps(await work(request)))
             except RefusalError as refusal:
-                return refused(refusal, self._sessions.metrics)
+                return refusal_response(refusal, self._sessions.metrics)
             except FATAL as error:
-                # As the released server responds for an environment without a state before its first reset.
+                # The released server answers 409 when an environment has no state before its first reset.
                 early = isinstance(error, RuntimeError) and request.method == "GET"
-                return json_answer(dumps({"detail": reported(error)}), 409 if early else 500)
+                return json_answer(dumps({"detail": report_error(error)}), 409 if early else 500)
 
         async def serve(request: Request) -> Response:
             return await respond(request, answer(request))
@@ -247,7 +247,7 @@ class WebInterfaceManager:
         return (await self._about(owner_of(request.scope))).model_dump(mode="json")
 
     async def _watch(self, socket: WebSocket) -> None:
-        """Send the episode now and at every change; messages of the client are ignored."""
+        """Send the episode now and whenever it changes; incoming messages are ignored."""
         await socket.accept()
 
         async def send_changes() -> bool:
@@ -286,6 +286,6 @@ async def _state(runner: EnvironmentRunner) -> dict[str, Any]:
 
 
 def _envelope(observation: Any) -> dict[str, Any]:
-    """Return an observation as on the wire."""
+    """Return an observation in its wire format."""
     data: dict[str, Any] = json.loads(encode_observation(observation))["data"]
     return data

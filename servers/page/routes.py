@@ -1,4 +1,4 @@
-"""The routes of the page. Its files need no token, because they contain nothing of the environment."""
+"""The routes of the page; its static files need no token, since they contain nothing of the environment."""
 
 import inspect
 import os
@@ -29,10 +29,10 @@ PAGE_PATH: Final = "/web"
 """Path of the page, as in the released server."""
 
 PLAYGROUND_PATH: Final = "/playground"
-"""Path of our page, for a tab, if an author's page is at `PAGE_PATH`."""
+"""Path of the page, shown in a tab, when the author's own page is at `PAGE_PATH`."""
 
 _SCRIPTS: Final = ("elements", "theme", "shortcuts", "values", "link", "form", "chart", "game", "main")
-"""In order of dependency."""
+"""In order: each uses those before it."""
 
 _HUB: Final = "https://huggingface.co"
 """Origin of the pages that show a Space in a frame."""
@@ -47,7 +47,7 @@ class Page:
 
     Raises:
         ConfigurationError: The author's page needs Gradio, which is not installed.
-        TypeError: The author's builder did not return gradio.Blocks.
+        TypeError: The author's builder did not return Gradio blocks.
     """
 
     def __init__(
@@ -76,11 +76,11 @@ class Page:
         }
         self._authors: Any = None
         if options.builder is not None:
-            about = with_readme(metadata.by_class(), factory, name)
+            about = with_readme(metadata.class_metadata(), factory, name)
             self._authors = build(options, self._manager, about, describe(action), f"..{PLAYGROUND_PATH}/")
 
     def routes(self) -> list[BaseRoute]:
-        """Return the routes, in matching order."""
+        """Return the routes, in the order in which they are matched."""
         front = [Route(path, self._redirect) for path in ("/", PAGE_PATH)]
         files = [Route(f"{self._path}/{name}", self._file) for name in self._files]
         own = [*files, Route(f"{self._path}/page.json", self._describe)]
@@ -88,13 +88,13 @@ class Page:
         return [*front, *own, *self._manager.routes(), *authors]
 
     def lifespan(self) -> AbstractAsyncContextManager[Any]:
-        """Return the context to enter while the page is served."""
+        """Return the context manager to hold while the page is served."""
         if self._authors is None:
             return nullcontext()
         return self._authors.router.lifespan_context(self._authors)  # type: ignore[no-any-return]
 
     def is_open(self, scope: Scope) -> bool:
-        """Whether a request needs no token: a browser cannot send one before it has the page."""
+        """Whether a request needs no token: a browser cannot send one before it has loaded the page."""
         if scope["type"] != "http" or scope["method"] not in ("GET", "HEAD"):
             return False
         path = path_of(scope)
@@ -102,7 +102,7 @@ class Page:
         return path in ("/", PAGE_PATH) or (place == self._path and name in self._files)
 
     async def about(self, owner: str) -> EnvironmentMetadata:
-        """Return the environment's metadata, with its README if there is one."""
+        """Return the environment's metadata, with its README if one is found."""
         return with_readme(await self._metadata.ask(owner), self._factory, self._name)
 
     async def _redirect(self, request: Request) -> Response:
@@ -125,7 +125,7 @@ class Page:
 
 
 def _headers(settings: ServerSettings) -> dict[str, str]:
-    """Return the headers of the page, whose policy allows requests only to this server, and no code from text."""
+    """Return the headers of the page, which allow requests to this server only, and no text as code or markup."""
     framing = ["'self'", *(origin for origin in settings.allowed_origins if origin != "null")]
     if os.environ.get("SPACE_ID"):  # set by the hub
         framing.append(_HUB)
@@ -162,7 +162,7 @@ def with_readme(about: EnvironmentMetadata, factory: Factory, name: str) -> Envi
 
 
 def _readme_beside(factory: Factory) -> str | None:
-    """Return the path of a README next to the manifest, existing or not; None if there is no manifest."""
+    """Return the path where a README would be beside the environment's manifest; None without a manifest."""
     try:
         folder = Path(inspect.getfile(inspect.unwrap(factory))).parent
     except (OSError, TypeError):

@@ -1,4 +1,4 @@
-"""What a server tells of itself: health, metadata, schemas, and a page for people."""
+"""The routes about the server: health, capacity, metadata, schemas, and an HTML page."""
 
 import inspect
 import json
@@ -30,12 +30,12 @@ _HEALTH: Final = {
 _CAPACITY: Final = {
     "type": "object",
     "properties": {
-        "slots": {"type": "integer", "description": "Sessions that there may be at once."},
-        "in_use": {"type": "integer", "description": "Of these, taken."},
-        "waiting": {"type": "integer", "description": "Newcomers in the queue."},
+        "slots": {"type": "integer", "description": "Sessions that may be open at once."},
+        "in_use": {"type": "integer", "description": "Slots taken."},
+        "waiting": {"type": "integer", "description": "Clients in the queue."},
         "estimate_s": {
             "type": ["number", "null"],
-            "description": "Seconds that a newcomer would wait; null where no session has ended yet.",
+            "description": "Seconds that a new client would wait; null if no session has ended yet.",
         },
     },
     "required": ["slots", "in_use", "waiting", "estimate_s"],
@@ -43,8 +43,8 @@ _CAPACITY: Final = {
 
 
 def about_router(sessions: SessionTable, models: dict[str, Any], metadata: "MetadataSource") -> APIRouter:
-    """Return the routes that tell of the server; `models` are to be described, under the keys of /schema."""
-    # Without models of the framework's, which take longer to load than all routes to build.
+    """Return the routes about the server; `models` are the environment's models, under the keys of /schema."""
+    # Without response models: FastAPI takes longer to build these than all routes.
     router = APIRouter()
     schemas = {name: describe(model) for name, model in models.items()}
     schemas_schema = {"type": "object", "properties": {name: {"type": "object"} for name in schemas}}
@@ -52,10 +52,10 @@ def about_router(sessions: SessionTable, models: dict[str, Any], metadata: "Meta
     @router.get(
         "/health",
         response_model=None,
-        responses={200: answer("It does.", _HEALTH), 503: answer("It does not.", _HEALTH)},
+        responses={200: answer("It accepts sessions.", _HEALTH), 503: answer("It accepts none.", _HEALTH)},
     )
     async def health(response: Response) -> dict[str, str]:
-        """Tell whether the server takes sessions, as far as its threads go."""
+        """Return whether the server accepts sessions: it does unless too many abandoned calls occupy threads."""
         if sessions.deterministic:
             response.headers[DETERMINISTIC_HEADER] = DETERMINISTIC
         if not sessions.executor.exhausted:
@@ -66,19 +66,19 @@ def about_router(sessions: SessionTable, models: dict[str, Any], metadata: "Meta
     @router.get(
         "/capacity",
         response_model=None,
-        responses={200: answer("How many, over all its processes.", _CAPACITY)},
+        responses={200: answer("The numbers, over all worker processes.", _CAPACITY)},
     )
     async def capacity() -> dict[str, Any]:
-        """Tell how many sessions there may be and are, and how many wait for one."""
+        """Return the number of sessions allowed, open and waited for."""
         return sessions.queue.capacity()
 
     @router.get(
         "/metadata",
         response_model=None,
-        responses={200: answer("What it is called, and what it is.", describe(EnvironmentMetadata))},
+        responses={200: answer("Its name and description.", describe(EnvironmentMetadata))},
     )
     async def get_metadata(request: Request) -> EnvironmentMetadata:
-        """Tell of the environment."""
+        """Return the environment's metadata."""
         return await metadata.ask(owner_of(request.scope))
 
     @router.get(
@@ -94,37 +94,37 @@ def about_router(sessions: SessionTable, models: dict[str, Any], metadata: "Meta
 
 
 class MetadataSource:
-    """Finds an environment's metadata once; an instance is made only where its class has its own way."""
+    """Caches the environment's metadata; constructs an instance only if the class overrides `get_metadata`."""
 
     def __init__(self, sessions: SessionTable, name: str | None) -> None:
         self._sessions = sessions
         self._name = name
-        self._found: EnvironmentMetadata | None = None
+        self._metadata: EnvironmentMetadata | None = None
 
     async def ask(self, owner: str) -> EnvironmentMetadata:
-        """Return the metadata; while every session is taken, what the class alone tells.
+        """Return the metadata; that of the class if no slot is free or `get_metadata` fails.
 
         An instance takes one of the caller's slots.
         """
-        if self._found is not None:
-            return self._found
+        if self._metadata is not None:
+            return self._metadata
         factory = self._sessions.factory
         if getattr(factory, "get_metadata", None) is Environment.get_metadata:
-            self._found = self.by_class()
-            return self._found
+            self._metadata = self.class_metadata()
+            return self._metadata
         try:
             async with self._sessions.session(owner, wait_s=0.0) as session:
-                told = await session.run_waiting(lambda runner: runner.call("get_metadata"))
-                self._found = EnvironmentMetadata.model_validate(told)
+                reported_metadata = await session.run_waiting(lambda runner: runner.call("get_metadata"))
+                self._metadata = EnvironmentMetadata.model_validate(reported_metadata)
         except RefusalError:
-            return self.by_class()
+            return self.class_metadata()
         except FATAL:
             logger.exception("get_metadata failed")
-            return self.by_class()
-        return self._found
+            return self.class_metadata()
+        return self._metadata
 
-    def by_class(self) -> EnvironmentMetadata:
-        """Return what is told without an instance: its name, and its documentation."""
+    def class_metadata(self) -> EnvironmentMetadata:
+        """Return the metadata that needs no instance: the name, and the docstring as the description."""
         factory = self._sessions.factory
         own_name = name_of(factory)
         return EnvironmentMetadata(
@@ -148,7 +148,7 @@ _MODELS: Final = {
 def page_router(
     title: str, metadata: MetadataSource, models: dict[str, Any], document: Callable[[], dict[str, Any]]
 ) -> APIRouter:
-    """Return the routes of the page: `/` and where frameworks have their documentation.
+    """Return the routes of the HTML page: `/`, and `/docs` and `/redoc` as in FastAPI.
 
     It shows the `models`, which are under the keys of /schema, and the OpenAPI `document`.
     """
@@ -156,9 +156,9 @@ def page_router(
     schemas = {name: describe(models[key]) for key, name in _MODELS.items()}
 
     async def page(request: Request) -> Response:
-        told = await metadata.ask(owner_of(request.scope))
+        reported_metadata = await metadata.ask(owner_of(request.scope))
         url = str(request.base_url).rstrip("/")
-        text = "".join(_page(title, told.description, url, schemas, document()))
+        text = "".join(_page(title, reported_metadata.description, url, schemas, document()))
         return Response(text, media_type="text/html", headers={"content-security-policy": _POLICY})
 
     for path in ("/", "/docs", "/redoc"):

@@ -1,4 +1,4 @@
-"""What `ropewalk.v1` asks of many sessions at once: from the request to each session's call, and to the answers."""
+"""Batched requests of `ropewalk.v1`: decodes a request into one call per session, and encodes the replies."""
 
 import math
 from array import array
@@ -13,20 +13,20 @@ from openenv_core.protocol.jsonio import dumps
 from openenv_core.protocol.replies import encode_model
 from openenv_core.protocol.requests import RequestDecoder, given_options
 from servers.metrics import ServerMetrics
-from servers.routes.http import reported
+from servers.routes.http import report_error
 from servers.sessions import FullError
 from servers.sessions.batch import Member, MemberCall
 
 MAX_REPLY_BYTES: Final = 64 * 1024 * 1024
-"""A longer answer is sent in several frames."""
+"""Size above which a reply is split into several frames."""
 
 
 class BatchDialect:
-    """Reads and writes the frames of one server's environment.
+    """Decodes batched requests and encodes their replies, for one environment class.
 
     Args:
-        decoder: Reads actions.
-        encoder: Writes observations.
+        decoder: Decodes actions.
+        encoder: Encodes observations.
         metrics: Counts errors.
     """
 
@@ -40,19 +40,25 @@ class BatchDialect:
     def calls(
         self, request: BatchRequest, arrays: list[Array], members: list[Member], size: int
     ) -> list[MemberCall]:
-        """Return what each member is asked; one whose action cannot be read has its outcome already.
+        """Return one call per member; if its action is invalid, the error is already its outcome.
+
+        Args:
+            request: The request.
+            arrays: The arrays of its frame.
+            members: The sessions to call.
+            size: Length of its frame.
 
         Raises:
             RefusalError: VALIDATION_ERROR.
         """
         match request:
             case wire.ResetRequest(seeds=seeds):
-                given = given_options(request.options)
+                options = given_options(request.options)
                 if seeds is None:
-                    return [MemberCall(member, options=given) for member in members]
-                _same_length("seeds", seeds, members)
+                    return [MemberCall(member, options=options) for member in members]
+                _check_length("seeds", seeds, members)
                 return [
-                    MemberCall(member, options=given if seed is None else {**given, "seed": seed})
+                    MemberCall(member, options=options if seed is None else {**options, "seed": seed})
                     for member, seed in zip(members, seeds, strict=True)
                 ]
             case wire.StepRequest(actions=actions):
@@ -62,12 +68,12 @@ class BatchDialect:
                     except ValueError as error:  # FrameError is one
                         raise RefusalError(VALIDATION_ERROR, str(error)) from None
                 else:
-                    _same_length("actions", actions, members)
+                    _check_length("actions", actions, members)
                     rows = list(map(dumps, actions))
-                read = self._decoder.actions(rows, size)
+                actions_read = self._decoder.actions(rows, size)
                 calls = [
                     MemberCall(member, None, action, request.autoreset)
-                    for member, action in zip(members, read, strict=True)
+                    for member, action in zip(members, actions_read, strict=True)
                 ]
                 for call in calls:
                     if isinstance(call.action, Exception) and not call.resets:
@@ -75,56 +81,58 @@ class BatchDialect:
                 return calls
         return [MemberCall(member) for member in members]
 
-    def answers(self, request_id: int, finished: Sequence[MemberCall], last: bool) -> Iterator[str | bytes]:
-        """Yield the frames that tell of calls that are over."""
-        frame, errors = self._answer(request_id, finished, last)
+    def encode_replies(
+        self, request_id: int, finished: Sequence[MemberCall], last: bool
+    ) -> Iterator[str | bytes]:
+        """Yield the reply frames of finished calls; `last` marks the end of the request."""
+        frame, errors = self._encode_reply(request_id, finished, last)
         if len(frame) <= MAX_REPLY_BYTES or len(finished) == 1:
             for data in errors.values():
                 self._metrics.count_error(data["code"])
             yield frame
         else:
             half = len(finished) // 2
-            yield from self.answers(request_id, finished[:half], False)
-            yield from self.answers(request_id, finished[half:], last)
+            yield from self.encode_replies(request_id, finished[:half], False)
+            yield from self.encode_replies(request_id, finished[half:], last)
 
-    def _answer(
+    def _encode_reply(
         self, request_id: int, finished: Sequence[MemberCall], last: bool
     ) -> tuple[str | bytes, dict[int, dict[str, Any]]]:
-        good = [call for call in finished if not isinstance(call.outcome, BaseException)]
+        succeeded = [call for call in finished if not isinstance(call.outcome, BaseException)]
         errors: dict[int, dict[str, Any]] = {}
-        if len(good) < len(finished):
+        if len(succeeded) < len(finished):
             errors = {
-                call.member.number: data_of(call.outcome)
+                call.member.number: error_data(call.outcome)
                 for call in finished
                 if isinstance(call.outcome, BaseException)
             }
         try:
             arrays: list[Array] = []
-            told = self._tell(good, arrays)
+            fields = self._encode_fields(succeeded, arrays)
         except Exception:
-            # One at a time: what cannot be told of one is that one's error.
-            for call in list(good):
+            # Encode one at a time, so that only calls whose result cannot be encoded get an error.
+            for call in list(succeeded):
                 try:
-                    self._tell([call], [])
+                    self._encode_fields([call], [])
                 except Exception as error:
-                    errors[call.member.number] = data_of(error)
-                    good.remove(call)
+                    errors[call.member.number] = error_data(error)
+                    succeeded.remove(call)
             arrays = []
-            told = self._tell(good, arrays)
+            fields = self._encode_fields(succeeded, arrays)
         if errors:
-            told["errors"] = dumps(errors)
-        return wire.encode_frame({"id": dumps(request_id), **told, "last": dumps(last)}, arrays), errors
+            fields["errors"] = dumps(errors)
+        return wire.encode_frame({"id": dumps(request_id), **fields, "last": dumps(last)}, arrays), errors
 
-    def _tell(self, calls: list[MemberCall], arrays: list[Array]) -> dict[str, bytes]:
-        told = {"members": dumps([call.member.number for call in calls])}
+    def _encode_fields(self, calls: list[MemberCall], arrays: list[Array]) -> dict[str, bytes]:
+        fields = {"members": dumps([call.member.number for call in calls])}
         if not calls:
-            return told
-        seen = [call.outcome for call in calls]
+            return fields
+        outcomes = [call.outcome for call in calls]
         if calls[0].reads:
-            return {**told, "rows": b"[%b]" % b",".join(map(encode_model, seen))}
+            return {**fields, "rows": b"[%b]" % b",".join(map(encode_model, outcomes))}
         final = [call for call in calls if call.last is not None]
-        results = [call.outcome if call.last is None else call.last for call in calls] if final else seen
-        for kind in {*map(type, seen), *map(type, results)}:
+        results = [call.outcome if call.last is None else call.last for call in calls] if final else outcomes
+        for kind in {*map(type, outcomes), *map(type, results)}:
             if not issubclass(kind, Observation):
                 raise TypeError(
                     f"expected reset() and step() to return an Observation, got {kind.__name__}; "
@@ -132,34 +140,34 @@ class BatchDialect:
                 )
         rewards = array("d", [math.nan if one.reward is None else one.reward for one in results])
         terminated, truncated = bytearray(len(results)), bytearray(len(results))
-        for place, one in enumerate(results):
+        for index, one in enumerate(results):
             if one.done:
-                terminated[place], truncated[place] = wire.ends_of(one)
+                terminated[index], truncated[index] = wire.ends_of(one)
         for name, dtype, data in (
             ("reward", "float64", rewards.tobytes()),
             ("terminated", "bool", terminated),
             ("truncated", "bool", truncated),
         ):
-            told[name] = dumps(len(arrays))
+            fields[name] = dumps(len(arrays))
             arrays.append(Array(dtype, (len(calls),), data))
-        told |= self._encoder.encode(seen, arrays)
+        fields |= self._encoder.encode(outcomes, arrays)
         if final:
-            lasts = self._encoder.encode([call.last for call in final], arrays)
-            inner = {"members": dumps([call.member.number for call in final]), **lasts}
-            told["final"] = b"{%b}" % b",".join(
-                b'"%b":%b' % (name.encode(), value) for name, value in inner.items()
+            final_observations = self._encoder.encode([call.last for call in final], arrays)
+            final_fields = {"members": dumps([call.member.number for call in final]), **final_observations}
+            fields["final"] = b"{%b}" % b",".join(
+                b'"%b":%b' % (name.encode(), value) for name, value in final_fields.items()
             )
-        return told
+        return fields
 
 
-def _same_length(what: str, given: Sequence[Any], members: Sequence[Member]) -> None:
-    if len(given) != len(members):
-        raise RefusalError(VALIDATION_ERROR, f"expected {what} for {len(members)} members, got {len(given)}")
+def _check_length(name: str, values: Sequence[Any], members: Sequence[Member]) -> None:
+    if len(values) != len(members):
+        raise RefusalError(VALIDATION_ERROR, f"expected {name} for {len(members)} members, got {len(values)}")
 
 
-def data_of(error: BaseException) -> dict[str, Any]:
-    """Return the data of an error frame."""
+def error_data(error: BaseException) -> dict[str, Any]:
+    """Return the data of an error frame; log an error that is not a refusal."""
     if isinstance(error, RefusalError):
         queue = error.queue if isinstance(error, FullError) else {}
         return {"message": error.message, "code": error.code, **error.extra, **queue}
-    return {"message": reported(error), "code": EXECUTION_ERROR}
+    return {"message": report_error(error), "code": EXECUTION_ERROR}

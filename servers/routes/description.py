@@ -1,4 +1,4 @@
-"""The OpenAPI document: what it takes from the environment's models, and the answers that every route can give."""
+"""The OpenAPI document: schemas of the environment's models, and the responses of all routes."""
 
 import inspect
 from copy import deepcopy
@@ -10,8 +10,8 @@ from pydantic.json_schema import GenerateJsonSchema, JsonSchemaValue
 from openenv_core.protocol.http import SESSION_COOKIE, SESSION_HEADER, SESSION_ID
 from openenv_core.protocol.requests import ResetOptions
 
-_CALL: Final = "CallToolAction"
-_PLACE: Final = "#/components/schemas/"
+_TOOL_ACTION: Final = "CallToolAction"
+_SCHEMAS_PREFIX: Final = "#/components/schemas/"
 _ANY: dict[str, Any] = {}
 
 _GUARD_STATUSES: Final = {
@@ -19,33 +19,33 @@ _GUARD_STATUSES: Final = {
     "403": "The Origin is not served.",
     "421": "The Host is not served.",
 }
-"""What any request may meet before it reaches its route."""
+"""Responses of the guard, which any request may get before it reaches its route."""
 
 _BODY_STATUSES: Final = {"408": "The body did not arrive in time.", "413": "The body is too large."}
 
 
 class _Lenient(GenerateJsonSchema):
-    """Describes arrays and other foreign types as anything, instead of failing."""
+    """Describes types without a JSON schema, such as arrays, as anything instead of failing."""
 
     def handle_invalid_for_json_schema(self, schema: Any, error_info: str) -> JsonSchemaValue:
         return {}
 
 
-def describe(model: Any, place: str = "#/$defs/") -> dict[str, Any]:
+def describe(model: Any, prefix: str = "#/$defs/") -> dict[str, Any]:
     """Return the JSON schema of a model, or of a union of models."""
-    template = place + "{model}"
+    template = prefix + "{model}"
     if isinstance(model, type) and issubclass(model, BaseModel):
         return model.model_json_schema(schema_generator=_Lenient, ref_template=template)
     schema = TypeAdapter(model).json_schema(schema_generator=_Lenient, ref_template=template)
     if "title" not in schema and schema.get("$defs"):
-        # Callers tell an environment of tools by the name of its action.
-        names = [str(one.get("title", name)) for name, one in schema["$defs"].items()]
-        schema["title"] = _CALL if _CALL in names else names[0]
+        # Clients recognize an environment of tools by its action's name.
+        names = [str(definition.get("title", name)) for name, definition in schema["$defs"].items()]
+        schema["title"] = _TOOL_ACTION if _TOOL_ACTION in names else names[0]
     return schema
 
 
 def describe_reset(factory: Any) -> dict[str, Any]:
-    """Return the JSON schema of a reset's options, as far as the class of an environment says which it takes."""
+    """Return the JSON schema of a reset's options, from the signature of the environment class if there is one."""
     schema = {**describe(ResetOptions), "title": "Reset"}
     seed = schema["properties"]["seed"]
     reset = getattr(factory, "reset_async", None) or getattr(factory, "reset", None)
@@ -53,7 +53,7 @@ def describe_reset(factory: Any) -> dict[str, Any]:
         return schema
     try:
         hints = get_type_hints(reset, include_extras=True)
-    except Exception:  # an annotation in quotes can hold any mistake
+    except Exception:  # a quoted annotation may fail in any way
         hints = {}
     properties, required, definitions = {}, [], schema.get("$defs", {})
     schema["additionalProperties"] = False
@@ -62,15 +62,15 @@ def describe_reset(factory: Any) -> dict[str, Any]:
             schema["additionalProperties"] = True
         elif parameter.kind in (parameter.KEYWORD_ONLY, parameter.POSITIONAL_OR_KEYWORD):
             try:
-                found = describe(hints.get(parameter.name, Any))
-            except Exception:  # of a type that pydantic knows nothing of
-                found = {}
-            definitions |= found.pop("$defs", {})
+                property_schema = describe(hints.get(parameter.name, Any))
+            except Exception:  # pydantic does not know the type
+                property_schema = {}
+            definitions |= property_schema.pop("$defs", {})
             if parameter.default is parameter.empty:
                 required.append(parameter.name)
             elif isinstance(parameter.default, bool | int | float | str):
-                found = {**found, "default": parameter.default}
-            properties[parameter.name] = found
+                property_schema = {**property_schema, "default": parameter.default}
+            properties[parameter.name] = property_schema
     schema["properties"] = {**properties, **({"seed": seed} if "seed" in properties else {})}
     return (
         schema
@@ -80,14 +80,14 @@ def describe_reset(factory: Any) -> dict[str, Any]:
 
 
 def describe_api(document: dict[str, Any], models: dict[str, Any], *, production: bool) -> dict[str, Any]:
-    """Complete the document that the framework makes of its own routes.
+    """Complete the OpenAPI document of FastAPI, in place, and return it.
 
-    Added are the routes that it does not see, bodies that it does not read, and what the guard answers.
+    Adds plain Starlette routes, the models of their bodies, and the responses of the guard.
 
     Args:
-        document: The framework's.
+        document: The document that FastAPI generated.
         models: The models of the environment, under the keys of /schema.
-        production: Reset, step and state are not served.
+        production: Whether reset, step and state are not served.
     """
     schemas = document.setdefault("components", {}).setdefault("schemas", {})
     for name, model in (
@@ -95,12 +95,12 @@ def describe_api(document: dict[str, Any], models: dict[str, Any], *, production
         ("State", models["state"]),
         ("ResetOptions", ResetOptions),
     ):
-        schema = describe(model, _PLACE)
+        schema = describe(model, _SCHEMAS_PREFIX)
         schemas.update(schema.pop("$defs", {}))
         schemas[f"Served{name}"] = schema
     schemas["ServedProblem"] = _PROBLEM
-    unseen = deepcopy(_RPC if production else _STEPS | _RPC)
-    document["paths"] = unseen | document["paths"]
+    undescribed_paths = deepcopy(_RPC if production else _STEPS | _RPC)
+    document["paths"] = undescribed_paths | document["paths"]
     for path in document["paths"].values():
         for method, operation in path.items():
             statuses = _GUARD_STATUSES | (_BODY_STATUSES if method == "post" else {})
@@ -110,26 +110,26 @@ def describe_api(document: dict[str, Any], models: dict[str, Any], *, production
 
 
 def problem(text: str) -> dict[str, Any]:
-    """Describe an answer whose body holds the detail of what went wrong."""
+    """Return the description of an error response, whose body has a `detail`."""
     return {
         "description": text,
-        "content": {"application/json": {"schema": {"$ref": f"{_PLACE}ServedProblem"}}},
+        "content": {"application/json": {"schema": {"$ref": f"{_SCHEMAS_PREFIX}ServedProblem"}}},
     }
 
 
 def answer(text: str, schema: dict[str, Any]) -> dict[str, Any]:
-    """Describe an answer."""
+    """Return the description of a JSON response."""
     return {"description": text, "content": {"application/json": {"schema": schema}}}
 
 
 def body(schema: dict[str, Any], required: bool) -> dict[str, Any]:
-    """Describe what a request brings."""
+    """Return the description of a JSON request body, as part of an operation."""
     return {"requestBody": {"required": required, "content": {"application/json": {"schema": schema}}}}
 
 
 def _ref(name: str) -> dict[str, Any]:
-    """Point to one of the schemas that `describe_api` brings in."""
-    return {"$ref": f"{_PLACE}Served{name}"}
+    """Return a reference to a schema that `describe_api` adds."""
+    return {"$ref": f"{_SCHEMAS_PREFIX}Served{name}"}
 
 
 _PROBLEM: dict[str, Any] = {"type": "object", "properties": {"detail": _ANY}, "required": ["detail"]}
@@ -195,28 +195,34 @@ _RPC_ANSWER: dict[str, Any] = {
 _PARAMETERS: list[dict[str, Any]] = [
     {
         "name": name,
-        "in": place,
+        "in": location,
         "required": False,
         "description": text,
         "schema": {"type": "string", "pattern": f"^{SESSION_ID.pattern}$"},
     }
-    for name, place, text in (
-        (SESSION_HEADER, "header", "The session to speak to; without it each call stands alone."),
-        (SESSION_COOKIE, "cookie", "The same; the header goes first."),
+    for name, location, text in (
+        (
+            SESSION_HEADER,
+            "header",
+            "The session to call; without it, each call gets an environment of its own.",
+        ),
+        (SESSION_COOKIE, "cookie", "The same; the header takes precedence."),
     )
 ]
-"""What the routes that take a session say of it."""
+"""The parameters of routes that accept a session id."""
 
 _SESSION_STATUSES: dict[str, dict[str, Any]] = {
     "422": problem("The request does not validate."),
-    "429": problem("Too many calls wait for the session."),
+    "429": problem("Too many calls are waiting for the session."),
     "500": problem("The environment, or its constructor, raised an exception."),
-    "503": problem("Every session is taken."),
-    "504": problem("The environment took too long; the session has been ended."),
+    "503": problem("No slot is free."),
+    "504": problem("The call exceeded its deadline, and the session was ended."),
 }
 _UNKNOWN_SESSION: dict[str, dict[str, Any]] = {"404": problem("There is no such session.")}
-_OBSERVED: dict[str, dict[str, Any]] = {"200": answer("The observation, and what came with it.", _ENVELOPE)}
-_STATE: dict[str, dict[str, Any]] = {"200": answer("Where the episode stands.", _ref("State"))}
+_OBSERVED: dict[str, dict[str, Any]] = {
+    "200": answer("The observation, reward, done and metadata.", _ENVELOPE)
+}
+_STATE: dict[str, dict[str, Any]] = {"200": answer("The state of the episode.", _ref("State"))}
 
 
 def _operation(name: str, text: str, responses: dict[str, Any], **more: Any) -> dict[str, Any]:
@@ -227,7 +233,7 @@ _STEPS: dict[str, Any] = {
     "/reset": {
         "post": _operation(
             "reset",
-            "Start an episode and return the first observation; a session that is named is opened where there is none.",
+            "Start an episode and return its first observation; a named session that does not exist is opened.",
             _SESSION_STATUSES | _OBSERVED,
             parameters=_PARAMETERS,
             **body(_ref("ResetOptions"), required=False),
@@ -236,7 +242,7 @@ _STEPS: dict[str, Any] = {
     "/step": {
         "post": _operation(
             "step",
-            "Apply an action and return what follows.",
+            "Apply an action and return the observation.",
             _SESSION_STATUSES | _UNKNOWN_SESSION | _OBSERVED,
             parameters=_PARAMETERS,
             **body(_STEP_SCHEMA, required=True),
@@ -245,7 +251,7 @@ _STEPS: dict[str, Any] = {
     "/state": {
         "get": _operation(
             "state",
-            "Return where the episode stands.",
+            "Return the state of the episode.",
             _SESSION_STATUSES | _UNKNOWN_SESSION | _STATE,
             parameters=_PARAMETERS,
         )
@@ -262,4 +268,4 @@ _RPC: dict[str, Any] = {
         )
     }
 }
-"""Of the routes that the framework does not see."""
+"""The plain Starlette routes besides those of `_STEPS`."""

@@ -1,6 +1,6 @@
-"""Plain HTTP: reset, step and state, in a session that the request names or in an environment of its own.
+"""Plain HTTP: reset, step and state, in the session that a request names or in an environment of its own.
 
-Also what every other route of HTTP reads and answers alike: bodies, refusals, failures.
+Also the helpers that all HTTP routes share for bodies, refusals and failures.
 """
 
 import asyncio
@@ -49,10 +49,10 @@ from servers.sessions import (
 logger = logging.getLogger("servers")
 
 NEW: Final = "new"
-"""The value that asks for a session under an id of the server's choice."""
+"""The session id with which a reset requests a new session under an id that the server chooses."""
 
 CLIENT_LEFT: Final = 499
-"""The status in the log of a request whose client left before its reply; nobody reads it."""
+"""The status of a request whose client disconnected before its reply; it appears only in the log."""
 
 RETRY_AFTER_S: Final = 1
 
@@ -63,14 +63,14 @@ T = TypeVar("T")
 
 
 def path_of(scope: Mapping[str, Any]) -> str:
-    """Return a connection's path without what a parent app, if any, has mounted this one under."""
+    """Return a connection's path without the prefix under which a parent app has mounted this one, if any."""
     return str(scope["path"]).removeprefix(scope.get("root_path", ""))
 
 
 async def while_connected(receive: Receive, work: Coroutine[Any, Any, T]) -> T | None:
-    """Run `work`, whose result is not None, but cancel it when the client leaves; None where it has."""
+    """Return the result of `work`, which is not None; if the client disconnects first, cancel it and return None."""
     task = asyncio.create_task(work)
-    watch = asyncio.create_task(_departure(receive))
+    watch = asyncio.create_task(_wait_disconnect(receive))
     try:
         await asyncio.wait([task, watch], return_when=asyncio.FIRST_COMPLETED)
         return task.result() if task.done() else None
@@ -79,13 +79,13 @@ async def while_connected(receive: Receive, work: Coroutine[Any, Any, T]) -> T |
         await end(task)
 
 
-async def _departure(receive: Receive) -> None:
+async def _wait_disconnect(receive: Receive) -> None:
     while not (await receive())["type"].endswith(".disconnect"):
         pass
 
 
 async def respond(request: Request, work: Coroutine[Any, Any, Response]) -> Response:
-    """Return the response that `work` makes, unless the client leaves before, or the server has no more time."""
+    """Return the response of `work`; 499 if the client disconnects first, 503 if the server stops first."""
     try:
         return await while_connected(request.receive, work) or Response(status_code=CLIENT_LEFT)
     except asyncio.CancelledError:
@@ -107,13 +107,13 @@ def status_of(refusal: RefusalError) -> int:
 
 
 def retry_headers(status: int, after_s: float | None = None) -> dict[str, str]:
-    """Return what a response of this status says of another attempt: after how long, where that can be estimated."""
+    """Return the Retry-After header of a 429 or 503 response, after the estimated `after_s` if given."""
     seconds = max(RETRY_AFTER_S, math.ceil(after_s or 0))
     return {"Retry-After": str(seconds)} if status in (429, 503) else {}
 
 
-def refused(refusal: RefusalError, metrics: ServerMetrics) -> Response:
-    """Return the answer to a request that was refused, which is counted."""
+def refusal_response(refusal: RefusalError, metrics: ServerMetrics) -> Response:
+    """Return the response to a refused request, and count the error."""
     metrics.count_error(refusal.code)
     status = status_of(refusal)
     if status == 422:
@@ -124,15 +124,15 @@ def refused(refusal: RefusalError, metrics: ServerMetrics) -> Response:
 
 
 def json_answer(body: bytes, status: int = 200, headers: dict[str, str] | None = None) -> Response:
-    """Return an answer whose body is JSON already."""
+    """Return a response with a body of encoded JSON."""
     return Response(body, status, headers, "application/json")
 
 
 async def json_body(request: Request) -> bytes:
-    """Return the body, which the guard has bounded.
+    """Return the body, whose size the guard has limited.
 
     Raises:
-        RefusalError: VALIDATION_ERROR: it is of another type than JSON.
+        RefusalError: VALIDATION_ERROR: its content type is not JSON.
     """
     body = await request.body()
     kind = request.headers.get("content-type", "application/json").partition(";")[0].strip().lower()
@@ -143,7 +143,7 @@ async def json_body(request: Request) -> bytes:
 
 
 async def read_model(request: Request, model: type[ModelT]) -> ModelT:
-    """Read the body into a model. The framework would list every fault of a body that has a million of them.
+    """Read the body into a model. FastAPI itself would list every error, even a million in one body.
 
     Raises:
         RefusalError: VALIDATION_ERROR.
@@ -152,59 +152,60 @@ async def read_model(request: Request, model: type[ModelT]) -> ModelT:
     return validate(model, read_json(body), len(body))
 
 
-def reported(error: BaseException, what: str = "the environment raised") -> str:
-    """Log an exception of an environment, and return what its caller is told.
+def report_error(error: BaseException, event: str = "the environment raised") -> str:
+    """Log an exception of an environment, and return its text for the caller.
 
     Args:
-        error: The exception. One that an environment raises to refuse something is none of the operator's business.
-        what: What happened, for the log.
+        error: The exception. An `EnvironmentFailureError`, by which an environment refuses a request, is only logged at
+            debug level, since it does not concern the operator.
+        event: What happened, for the log.
     """
     if isinstance(error, EnvironmentFailureError):
         logger.debug("the environment refused: %s", error)
     else:
         traceback = authors_part(error) or error.__traceback__
-        logger.error("%s", what, exc_info=(type(error), error, traceback))
+        logger.error("%s", event, exc_info=(type(error), error, traceback))
     return text_of(error)
 
 
 def wait_of(headers: Iterable[tuple[bytes, bytes]], default_s: float) -> float:
-    """Return the seconds that a connection may wait for a slot, as `Prefer: wait=N` says (RFC 7240)."""
+    """Return the seconds to wait for a slot, from the header `Prefer: wait=N` (RFC 7240)."""
     for name, value in headers:
-        if name.lower() == b"prefer" and (found := _PREFERRED_WAIT.search(value)):
-            return float(found[1])
+        if name.lower() == b"prefer" and (match := _PREFERRED_WAIT.search(value)):
+            return float(match[1])
     return default_s
 
 
-def session_named_by(request: Request) -> str | None:
-    """Return the id of the session that a request names, the header before the cookie; None where it names none.
+def requested_session_id(request: Request) -> str | None:
+    """Return the session id in a request's header or else its cookie; None if there is none.
 
     Raises:
-        RefusalError: VALIDATION_ERROR: it is no id.
+        RefusalError: VALIDATION_ERROR: it is not a valid id.
     """
-    named: str | None = None
-    for place, name, value in (
+    session_id: str | None = None
+    for location, name, value in (
         ("cookie", SESSION_COOKIE, request.cookies.get(SESSION_COOKIE)),
         ("header", SESSION_HEADER, request.headers.get(SESSION_HEADER)),
     ):
         if value is None:
             continue
-        if place == "header" and len(request.headers.getlist(name)) > 1:
-            value = ", ".join(request.headers.getlist(name))  # which is no id
+        if location == "header" and len(request.headers.getlist(name)) > 1:
+            value = ", ".join(request.headers.getlist(name))  # never a valid id
         if SESSION_ID.fullmatch(value) is None:
             text = "String should be 1 to 128 of the characters A-Z a-z 0-9 . _ -"
             fault = {
                 "type": "string_pattern_mismatch",
-                "loc": [place, name.lower()],
+                "loc": [location, name.lower()],
                 "msg": text,
                 "input": value,
             }
             raise RefusalError(VALIDATION_ERROR, "Invalid session id", {"errors": [fault]})
-        named = value
-    return named
+        session_id = value
+    return session_id
 
 
-def _naming(request: Request, session_id: str, keep: bool = False) -> dict[str, str]:
-    """Return the headers of a reply that tell its session, and `keep` it as a cookie for what this app serves."""
+def _session_headers(request: Request, session_id: str, keep: bool = False) -> dict[str, str]:
+    """Return the response headers that name the session; with `keep`, also as a cookie for the paths of this app."""
     headers = {SESSION_HEADER: session_id}
     if keep:
         path = request.scope.get("root_path") or "/"
@@ -216,7 +217,7 @@ def _naming(request: Request, session_id: str, keep: bool = False) -> dict[str, 
 
 
 def _is_encrypted(request: Request) -> bool:
-    """Whether the caller speaks TLS, to this server or to a proxy before it: to say so falsely only hides a cookie."""
+    """Whether the caller uses TLS to this server or to a proxy. A false claim only hides the caller's own cookie."""
     forwarded = request.headers.get("x-forwarded-proto", "").partition(",")[0].strip().lower()
     return request.url.scheme == "https" or forwarded == "https"
 
@@ -234,14 +235,14 @@ async def _state(runner: EnvironmentRunner) -> bytes:
 
 
 class HttpRoutes:
-    """Does the work of a request in the session that it names, or in one of its own."""
+    """The routes of reset, step and state, each run in the session that a request names or in one of its own."""
 
     def __init__(self, sessions: SessionTable, decoder: RequestDecoder[Any]) -> None:
         self._sessions = sessions
         self._decoder = decoder
 
     def routes(self) -> list[Route]:
-        """Return the routes; `servers.routes.description` describes them."""
+        """Return the routes; `servers.routes.description` describes them in the OpenAPI document."""
         routes = [
             Route("/reset", self._serve_reset, methods=["POST"]),
             Route("/step", self._serve_step, methods=["POST"]),
@@ -249,7 +250,7 @@ class HttpRoutes:
         ]
         for route in routes:
             assert route.methods is not None
-            route.methods.discard("HEAD")  # which Starlette adds to GET, and nothing describes
+            route.methods.discard("HEAD")  # which Starlette adds to GET, but the document does not describe
         return routes
 
     async def _serve_reset(self, request: Request) -> Response:
@@ -267,45 +268,45 @@ class HttpRoutes:
         work: Callable[..., Awaitable[bytes]],
         read: Callable[[bytes], tuple[Any, ...]] | None = None,
     ) -> Response:
-        """Read the arguments of the work out of the body, and do it as long as the client stays."""
+        """Read the arguments of `work` from the body, and run it until the client disconnects."""
         try:
             args = () if read is None else read(await json_body(request))
-            named = session_named_by(request)
+            session_id = requested_session_id(request)
         except RefusalError as refusal:
-            return refused(refusal, self._sessions.metrics)
-        return await respond(request, self._answer(request, named, work, args))
+            return refusal_response(refusal, self._sessions.metrics)
+        return await respond(request, self._answer(request, session_id, work, args))
 
     async def _answer(
         self,
         request: Request,
-        named: str | None,
+        session_id: str | None,
         work: Callable[..., Awaitable[bytes]],
         args: tuple[Any, ...],
     ) -> Response:
-        """Do the work; a reset opens the session that is named and not there."""
+        """Run `work` and return its response; a reset opens the named session if it does not exist."""
         sessions, owner = self._sessions, owner_of(request.scope)
         wait_s = wait_of(request.scope["headers"], REQUEST_WAIT_S)
         session: EnvironmentSession | None = None
         headers: dict[str, str] = {}
         try:
-            if named is None:
+            if session_id is None:
                 async with sessions.session(owner, wait_s=wait_s) as session:
                     return json_answer(await self._run(request, session, work, args))
             if work is not _reset:
-                session = sessions.find(owner, named)
-            elif named == NEW:
+                session = sessions.find(owner, session_id)
+            elif session_id == NEW:
                 session = await sessions.open(owner, wait_s=wait_s)
             else:
-                session = await sessions.find_or_open(owner, named, wait_s=wait_s)
-            headers = _naming(request, session.id, keep=work is _reset)
+                session = await sessions.find_or_open(owner, session_id, wait_s=wait_s)
+            headers = _session_headers(request, session.id, keep=work is _reset)
             return json_answer(await self._run(request, session, work, args), 200, headers)
         except RefusalError as refusal:
-            return refused(refusal, self._sessions.metrics)
+            return refusal_response(refusal, self._sessions.metrics)
         except FATAL as error:
             if session is None:
                 raise
             sessions.metrics.count_error(EXECUTION_ERROR)
-            return json_answer(dumps({"detail": reported(error)}), 500, headers)
+            return json_answer(dumps({"detail": report_error(error)}), 500, headers)
 
     async def _run(
         self,

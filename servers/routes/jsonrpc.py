@@ -1,4 +1,4 @@
-"""The methods of JSON-RPC, whatever brings the request: POST /mcp, the socket /mcp, or mcp frames on /ws."""
+"""The JSON-RPC methods, for requests over POST /mcp, the socket /mcp, and mcp frames on /ws."""
 
 import logging
 from collections.abc import Awaitable, Callable, Mapping
@@ -16,7 +16,7 @@ from openenv_core.protocol.jsonrpc import JsonRpcFaultError
 from openenv_core.tools import SILENT, ToolResult
 from servers.execution import FATAL, EnvironmentRunner
 from servers.metrics import TOOL
-from servers.routes.http import json_answer, reported, respond, wait_of
+from servers.routes.http import json_answer, report_error, respond, wait_of
 from servers.security import owner_of
 from servers.sessions import REQUEST_WAIT_S, EnvironmentSession, SessionTable, UnknownSessionError
 from servers.tooling import NoToolsError, Tooling
@@ -28,12 +28,12 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, slots=True)
 class Caller:
-    """Who asks.
+    """The caller of a JSON-RPC method.
 
     Attributes:
         owner: Fingerprint of the caller's token.
-        session: The session of the caller's socket, if it has one.
-        wait_s: Seconds that a session may be waited for, where one is opened.
+        session: The session of the caller's socket, if any.
+        wait_s: Seconds to wait for a slot when a session is opened.
     """
 
     owner: str
@@ -45,7 +45,7 @@ _Params: TypeAlias = Mapping[str, Any]
 
 
 class JsonRpc:
-    """Answers requests."""
+    """Answers JSON-RPC requests: creating and closing sessions, listing and calling tools."""
 
     def __init__(self, sessions: SessionTable, tooling: Tooling) -> None:
         self._sessions = sessions
@@ -58,7 +58,7 @@ class JsonRpc:
         }
 
     async def serve(self, request: Request) -> Response:
-        """Answer POST /mcp; requests of standard MCP, which `servers.mcp` answers there, do not come this far."""
+        """Answer POST /mcp, except for requests of standard MCP, which `servers.mcp` answers first."""
 
         async def work() -> Response:
             return json_answer(await self.answer_text(text, caller))
@@ -66,11 +66,11 @@ class JsonRpc:
         text = await request.body()
         wait_s = wait_of(request.scope["headers"], REQUEST_WAIT_S)
         caller = Caller(owner_of(request.scope), wait_s=wait_s)
-        # Whoever leaves gives up what was made for the request alone; a call in a standing session goes on.
+        # A disconnect ends an environment opened for the request alone; a call in a standing session continues.
         return await respond(request, work())
 
     async def answer_text(self, text: str | bytes, caller: Caller) -> bytes:
-        """Answer one request; whatever it is, there is a response."""
+        """Return the response to a request; invalid JSON gets an error response."""
         try:
             value = jsonrpc.parse(text)
         except JsonRpcFaultError as fault:
@@ -78,7 +78,7 @@ class JsonRpc:
         return await self.answer(value, caller, len(text))
 
     async def answer(self, value: Any, caller: Caller, size: int) -> bytes:
-        """Answer one request whose JSON has been parsed, and was of this size."""
+        """Return the response to a request, given its parsed JSON and the length of its text."""
         request_id: int | str | None = None
         try:
             request = jsonrpc.read(value, size)
@@ -100,7 +100,7 @@ class JsonRpc:
         return self.fault(request_id, fault)
 
     def fault(self, request_id: int | str | None, fault: JsonRpcFaultError) -> bytes:
-        """Return the response that tells of a fault, which is counted."""
+        """Return the error response of a fault, and count it."""
         self._sessions.metrics.count_error(fault.code)
         return jsonrpc.encode_fault(request_id, fault)
 
@@ -127,7 +127,7 @@ class JsonRpc:
         session = self._find(caller, params)
         declared = self._tooling.declared_tools()
         if declared is None:
-            declared = await self._ask(caller, session, self._tooling.list)
+            declared = await self._run_in_session(caller, session, self._tooling.list)
         return {"tools": [spec.wire().model_dump(mode="json") for spec in declared]}
 
     async def _call_tool(self, caller: Caller, params: _Params) -> Any:
@@ -142,7 +142,7 @@ class JsonRpc:
                 jsonrpc.INVALID_PARAMS, "expected arguments as an object, got something else"
             )
 
-        came, spent_s = perf_counter(), 0.0
+        received_at, spent_s = perf_counter(), 0.0
 
         async def call(runner: EnvironmentRunner) -> ToolResult:
             nonlocal spent_s
@@ -153,13 +153,13 @@ class JsonRpc:
                 spent_s += perf_counter() - began
             return result
 
-        result = await self._ask(caller, session, call)
+        result = await self._run_in_session(caller, session, call)
         if result.error is not None:
             raise JsonRpcFaultError(
                 jsonrpc.INTERNAL_ERROR, result.error.message, {"error_type": result.error.error_type.value}
             )
         if (metrics := self._sessions.metrics).enabled:
-            metrics.counts.calls[TOOL].observe(perf_counter() - came, spent_s)
+            metrics.counts.calls[TOOL].observe(perf_counter() - received_at, spent_s)
         return {
             "content": result.content,
             "structured_content": result.structured,
@@ -168,13 +168,13 @@ class JsonRpc:
             "is_error": False,
         }
 
-    async def _ask(
+    async def _run_in_session(
         self,
         caller: Caller,
         session: EnvironmentSession | None,
         work: Callable[[EnvironmentRunner], Awaitable[T]],
     ) -> T:
-        """Do something in a session; where none is meant, in an environment of the request's own."""
+        """Run `work` in a session, or in an environment opened for the request alone if `session` is None."""
         if not self._tooling.possible:
             raise _no_tools()
         try:
@@ -187,17 +187,17 @@ class JsonRpc:
         except RefusalError:
             raise
         except FATAL as error:
-            raise JsonRpcFaultError(jsonrpc.INTERNAL_ERROR, reported(error)) from error
+            raise JsonRpcFaultError(jsonrpc.INTERNAL_ERROR, report_error(error)) from error
 
     def _find(self, caller: Caller, params: _Params) -> EnvironmentSession | None:
-        """Return the session that is meant: the socket's own, the one that is named, or none."""
+        """Return the session to call: the socket's own, or the one that the params name, or None."""
         if caller.session is not None or not params.get("session_id"):
             return caller.session
         return self._sessions.find(caller.owner, params["session_id"])
 
 
 def fault_of(refusal: RefusalError) -> JsonRpcFaultError:
-    """Return what a refusal is called in JSON-RPC."""
+    """Return the JSON-RPC error of a refusal."""
     code = jsonrpc.INVALID_PARAMS if isinstance(refusal, UnknownSessionError) else jsonrpc.SERVER_ERROR
     return JsonRpcFaultError(code, refusal.message, refusal.extra or None)
 

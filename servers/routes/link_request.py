@@ -1,4 +1,4 @@
-"""One request of a link: how it is read, what it is while it is under way, and the id of what could not be read."""
+"""One request of a link: decoding its frame, and its state while it runs."""
 
 import asyncio
 from collections.abc import Coroutine, Sequence
@@ -15,55 +15,55 @@ from servers.sessions.batch import BatchRound, Member
 
 @dataclass(slots=True, eq=False)
 class LinkRequest:
-    """A request under way.
+    """A request that has not been answered.
 
     Attributes:
-        head: What it says.
-        came: When its frame came, by `perf_counter`, where calls are timed.
-        parsed: What of the released dialect it holds.
-        arrays: Those of its frame.
-        frame: As it came.
-        begun: The environment is asked, or was.
-        started: Its task runs.
-        refusal: Why it is not to be begun.
-        asks: The session that it is asking.
-        expired: It has been answered, because its time is over.
-        answering: Goes on with its answer, where that was begun.
-        round: Its calls, where it is about many sessions.
-        task: What it runs in, once it does.
-        timer: Of its deadline.
+        head: Its id, and its operation or member.
+        parsed: The message of the released dialect in it, for a single request.
+        arrays: The arrays of its frame.
+        frame: The frame itself.
+        received_at: When its frame came, by `perf_counter`; 0 without metrics.
+        executing: Whether the call of the environment has started.
+        started: Whether `Link._answer` has started.
+        refusal: Why it must not be executed, if so.
+        member: The session whose lock it holds.
+        expired: Whether its call exceeded its deadline, which has been answered.
+        reply_coroutine: Continues a reply that was started outside of a task.
+        round: Its calls, for a batched request.
+        task: The task that answers it, if any.
+        timer: Enforces the deadline by which it has to start.
     """
 
     head: RequestHead
     parsed: Any
     arrays: list[Array]
     frame: str | bytes
-    came: float
-    begun: bool = False
+    received_at: float
+    executing: bool = False
     started: bool = False
     refusal: RefusalError | None = None
-    asks: Member | None = None
+    member: Member | None = None
     expired: bool = False
-    answering: Coroutine[Any, Any, str | None] | None = None
+    reply_coroutine: Coroutine[Any, Any, str | None] | None = None
     round: BatchRound | None = None
     task: asyncio.Task[Any] | None = None
     timer: asyncio.TimerHandle | None = None
 
     def cancel(self) -> asyncio.Task[Any]:
-        """Cancel what has begun of it; where that waits for a thread, its end comes in a task."""
+        """Cancel the request and return its task; a started `reply_coroutine` gets one, in which it ends."""
         task = self.task
         if task is None:
-            assert self.answering is not None
-            self.task = task = keep(asyncio.create_task(self.answering))
-            task.add_done_callback(lambda _: self.end_turn())
+            assert self.reply_coroutine is not None
+            self.task = task = keep(asyncio.create_task(self.reply_coroutine))
+            task.add_done_callback(lambda _: self.release_member())
         task.cancel()
         return task
 
-    def end_turn(self) -> None:
-        """Let the next request ask the session that this one has asked."""
-        if (member := self.asks) is not None:
-            self.asks = None
-            member.turn.release()
+    def release_member(self) -> None:
+        """Release the session's lock, if held, and stop its watchdog."""
+        if (member := self.member) is not None:
+            self.member = None
+            member.lock.release()
             if member.session.watch is not None:
                 member.session.watch.stop()
 
@@ -71,7 +71,7 @@ class LinkRequest:
 def read_frame(
     frame: str | bytes, decoder: RequestDecoder[Any], operations: Sequence[str]
 ) -> tuple[RequestHead, Any, list[Array]]:
-    """Return a request, what of the released dialect it holds, and its arrays; RefusalError: it is none."""
+    """Return a request's head, its message of the released dialect if any, and its arrays; RefusalError: invalid."""
     if type(frame) is str and '"op"' not in frame:
         return *decoder.numbered_frame(frame), []
     try:
@@ -83,11 +83,15 @@ def read_frame(
     return wire.read_request(header, len(frame), operations), None, arrays
 
 
-def id_in(frame: str | bytes) -> tuple[int | None, bool]:
-    """Return the id of a request that is refused, and whether it is one of the released dialect."""
+def read_request_id(frame: str | bytes) -> tuple[int | None, bool]:
+    """Return the id of an invalid request, if readable, and whether it is in the released dialect (has a `type`)."""
     try:
         header, _ = wire.decode_frame(frame)
     except FrameError:
         return None, False
-    known = header.get("id")
-    return (known, "type" in header) if type(known) is int and 0 <= known < 2**53 else (None, False)
+    request_id = header.get("id")
+    return (
+        (request_id, "type" in header)
+        if type(request_id) is int and 0 <= request_id < 2**53
+        else (None, False)
+    )

@@ -1,7 +1,7 @@
-"""The tasks of an environment that knows some: which splits there are, how many tasks, and what each is.
+"""The routes for an environment's tasks: its splits, the number of tasks in each, and the tasks themselves.
 
-The methods are the environment's own (`openenv_core.tasks.TaskProvider`). Each request asks an instance of its own,
-which counts as a session like any other.
+They call the methods of `openenv_core.tasks.TaskProvider` on an instance of the environment opened for each request,
+which takes a slot like any other session.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -14,16 +14,16 @@ from openenv_core.protocol.errors import RefusalError, text_of
 from openenv_core.protocol.jsonio import dumps
 from servers.execution import FATAL, EnvironmentRunner
 from servers.routes.description import answer, body, describe, problem
-from servers.routes.http import json_answer, read_model, refused, reported, respond
+from servers.routes.http import json_answer, read_model, refusal_response, report_error, respond
 from servers.security import owner_of
 from servers.sessions import SessionTable
 
 _KNOWN_SPLITS: Final = frozenset({"train", "validation", "test"})
-"""Types that a split can have. One that is given as a mere name has its name's type where it is one of these."""
+"""Types of splits. A split given only as a name has the type of that name if it is one of these, else validation."""
 
 
 class Split(BaseModel):
-    """Names a split."""
+    """The body of a request about a split."""
 
     model_config = ConfigDict(extra="forbid")
 
@@ -31,22 +31,26 @@ class Split(BaseModel):
 
 
 class TaskAt(Split):
-    """Names one task of a split."""
+    """The body of a request for one task of a split."""
 
     index: int
 
 
 class TaskRange(Split):
-    """Names tasks of a split, with the meaning that a slice gives the bounds."""
+    """The body of a request for several tasks of a split; the bounds are those of a Python slice."""
 
     start: int | None = None
     stop: int | None = None
 
 
 class _TaskRoute(NamedTuple):
-    """One route: what it tells, the method that it asks, what its body holds, what its answer holds.
+    """One route that calls a method of the environment.
 
-    The body has the method's arguments in order; the answer is an object with what the method returns under its key.
+    Attributes:
+        text: Its description.
+        method: The name of the method.
+        body: The model of the request body, whose fields are the method's arguments in order.
+        key: The key of the method's result in the response.
     """
 
     text: str
@@ -57,7 +61,7 @@ class _TaskRoute(NamedTuple):
 
 _ROUTES: Final[Mapping[str, _TaskRoute]] = {
     "tasks": _TaskRoute("Return the tasks of a split.", "list_tasks", Split, "tasks"),
-    "num_tasks": _TaskRoute("Return how many tasks a split has.", "num_tasks", Split, "num_tasks"),
+    "num_tasks": _TaskRoute("Return the number of tasks of a split.", "num_tasks", Split, "num_tasks"),
     "task": _TaskRoute("Return one task.", "get_task", TaskAt, "task"),
     "task_range": _TaskRoute("Return the tasks within bounds.", "get_task_range", TaskRange, "tasks"),
 }
@@ -68,8 +72,8 @@ _STATUSES: dict[int | str, dict[str, Any]] = {
     422: problem("The request does not validate."),
     500: problem("The environment, or its constructor, raised an exception."),
     501: problem("The environment has no such method."),
-    503: problem("Every session is taken."),
-    504: problem("The environment took too long."),
+    503: problem("No slot is free."),
+    504: problem("The call exceeded its deadline."),
 }
 
 _NAME: Final = {
@@ -86,7 +90,7 @@ _NAME: Final = {
 
 
 def tasks_router(sessions: SessionTable, env_name: str) -> APIRouter:
-    """Return the task routes of one environment, which is called `env_name` in the paths."""
+    """Return the task routes of an environment, whose name in the paths is `env_name`."""
     router = APIRouter()
     tasks = _Tasks(sessions, env_name)
 
@@ -96,7 +100,7 @@ def tasks_router(sessions: SessionTable, env_name: str) -> APIRouter:
         responses={200: answer("Its name.", {"type": "array", "items": {"type": "string"}})},
     )
     async def list_environments() -> list[str]:
-        """Name the environment that is served."""
+        """Return the name of the served environment, in a list."""
         return [env_name]
 
     @router.get(
@@ -108,15 +112,15 @@ def tasks_router(sessions: SessionTable, env_name: str) -> APIRouter:
     async def splits(request: Request) -> Response:
         """Return the splits, each with its name and type."""
         return await tasks.answer(
-            request, "list_splits", lambda found: [_normalize_split(split) for split in found]
+            request, "list_splits", lambda result: [_normalize_split(split) for split in result]
         )
 
     def add(path: str, route: _TaskRoute) -> None:
-        more = {"env_name": env_name} if path == "tasks" else {}
+        extra_fields = {"env_name": env_name} if path == "tasks" else {}
 
         async def endpoint(request: Request) -> Response:
             return await tasks.answer(
-                request, route.method, lambda found: {route.key: found, **more}, route.body
+                request, route.method, lambda result: {route.key: result, **extra_fields}, route.body
             )
 
         router.add_api_route(
@@ -126,7 +130,7 @@ def tasks_router(sessions: SessionTable, env_name: str) -> APIRouter:
             name=path,
             description=route.text,
             response_model=None,
-            responses=_responses({"type": "object", "required": [route.key, *more]}),
+            responses=_responses({"type": "object", "required": [route.key, *extra_fields]}),
             openapi_extra=_NAME | body(describe(route.body), required=True),
         )
 
@@ -136,7 +140,7 @@ def tasks_router(sessions: SessionTable, env_name: str) -> APIRouter:
 
 
 class _Tasks:
-    """Asks an instance of the environment."""
+    """Calls task methods on an instance of the environment and builds the responses."""
 
     def __init__(self, sessions: SessionTable, env_name: str) -> None:
         self._sessions = sessions
@@ -146,26 +150,26 @@ class _Tasks:
         self,
         request: Request,
         method: str,
-        shape: Callable[[Any], Any],
+        to_body: Callable[[Any], Any],
         model: type[Split] | None = None,
     ) -> Response:
-        """Return what a method of the environment returns, in the shape of the route."""
+        """Return the response of a route: call `method` with the fields of the body, and encode `to_body(result)`."""
         arguments: Sequence[Any] = ()
         if model is not None:
             try:
                 arguments = tuple(dict(await read_model(request, model)).values())
             except RefusalError as refusal:
-                return refused(refusal, self._sessions.metrics)
+                return refusal_response(refusal, self._sessions.metrics)
         name = request.path_params["env_name"]
         if name.lower() != self._name:
             return _problem(404, f"unknown environment {name!r}")
         factory = self._sessions.factory
         if isinstance(factory, type) and not callable(getattr(factory, method, None)):
             return _unsupported(method)  # without an instance, which would take a slot
-        return await respond(request, self._ask(owner_of(request.scope), shape, method, arguments))
+        return await respond(request, self._call_method(owner_of(request.scope), to_body, method, arguments))
 
-    async def _ask(
-        self, owner: str, shape: Callable[[Any], Any], method: str, arguments: Sequence[Any]
+    async def _call_method(
+        self, owner: str, to_body: Callable[[Any], Any], method: str, arguments: Sequence[Any]
     ) -> Response:
         async def work(runner: EnvironmentRunner) -> Any:
             if not runner.has(method):
@@ -174,32 +178,32 @@ class _Tasks:
 
         try:
             async with self._sessions.session(owner) as session:
-                found = await session.run(work)
+                result = await session.run(work)
         except RefusalError as refusal:
-            return refused(refusal, self._sessions.metrics)
+            return refusal_response(refusal, self._sessions.metrics)
         except NotImplementedError:
             return _unsupported(method)
         except IndexError:
             return _problem(400, "Invalid task index")
-        except (LookupError, ValueError, OverflowError) as error:  # a split or an index that it does not know
+        except (LookupError, ValueError, OverflowError) as error:  # an unknown split or index
             return _problem(
                 400, f"expected a split and bounds that the environment knows, got: {text_of(error)}"
             )
         except FATAL as error:
-            return _problem(500, reported(error, f"{method} failed"))
+            return _problem(500, report_error(error, f"{method} failed"))
         try:
-            return json_answer(dumps(shape(found)))
+            return json_answer(dumps(to_body(result)))
         except FATAL as error:
-            return _problem(500, reported(error, f"{method} failed"))
+            return _problem(500, report_error(error, f"{method} failed"))
 
 
 def _normalize_split(split: Any) -> Any:
-    """Return the name and type of a split that an environment gives as a model, a mapping, a name or anything."""
+    """Return a model or mapping of a split unchanged; for a name or any other value, a dict of its name and type."""
     if isinstance(split, BaseModel | Mapping):
         return split
     name = str(split)
-    known = isinstance(split, str) and name in _KNOWN_SPLITS
-    return {"name": name, "type": name if known else "validation"}
+    is_known = isinstance(split, str) and name in _KNOWN_SPLITS
+    return {"name": name, "type": name if is_known else "validation"}
 
 
 def _unsupported(method: str) -> Response:
@@ -211,4 +215,4 @@ def _problem(status: int, text: str) -> Response:
 
 
 def _responses(schema: dict[str, Any]) -> dict[int | str, dict[str, Any]]:
-    return {**_STATUSES, 200: answer("What the environment says.", schema)}
+    return {**_STATUSES, 200: answer("The result of the environment's method.", schema)}

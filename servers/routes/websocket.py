@@ -20,9 +20,9 @@ from openenv_core.protocol.jsonrpc import JsonRpcFaultError
 from openenv_core.protocol.requests import Close, Mcp, ReadState, RequestDecoder, Reset
 from openenv_core.tracing import served_span
 from openenv_core.watchdog import Watchdog
-from servers.execution import FATAL, EnvironmentRunner, begin_here, end, keep
+from servers.execution import FATAL, EnvironmentRunner, end, keep, start_eagerly
 from servers.metrics import BUCKETS_S, RESET, STEP, ServerMetrics, size_of
-from servers.routes.http import reported, wait_of, while_connected
+from servers.routes.http import report_error, wait_of, while_connected
 from servers.routes.jsonrpc import Caller, JsonRpc, fault_of
 from servers.security import owner_of
 from servers.sessions import (
@@ -45,90 +45,90 @@ SESSION_PATH: Final = "/ws"
 NORMAL_CLOSURE: Final = 1000
 GOING_AWAY: Final = 1001
 
-LANE: Final = "ropewalk.lane"
-"""The extension in a socket's scope under which the server's protocol stands, where it is ours."""
+FAST_PATH_EXTENSION: Final = "ropewalk.lane"
+"""Key of the ASGI scope extension that holds the server's protocol object, if it is ours."""
 
 
-class Lane(Protocol):
-    """What the server's protocol has beside ASGI; `servers.protocols` says more.
+class FastPath(Protocol):
+    """The interface of the server's protocol beside ASGI; see `servers.protocols`.
 
     Attributes:
-        on_frame: Takes a frame to answer where it has been read, where that can be, and returns whether it has.
+        on_frame: Called with each frame from the read callback; returns whether it has taken the frame to answer.
     """
 
     on_frame: Callable[[str | bytes], bool] | None
 
     def send_frame(self, frame: str | bytes) -> bool:
-        """Send a frame at once; False where it has to go the general way, by `send`."""
+        """Send a frame at once; return False if it has to be sent by ASGI's `send` instead."""
 
     def abort(self) -> None:
-        """Drop the connection at once, with whatever the client has left unread."""
+        """Drop the connection at once, with all unread data."""
 
 
 HANDSHAKE_WAIT_S: Final = 8.0
-"""Seconds that a client waits for a slot before it is let in: released clients give up on a handshake after 10."""
+"""Seconds that a client waits for a slot before its handshake ends: released clients time out after 10."""
 
 _READ_AHEAD_AFTER_S: Final = 0.05
-"""A socket whose session takes longer over a request, or to begin, is read ahead from then on."""
+"""Seconds for a request, or for opening the session, after which the socket is read ahead from then on."""
 
 _MAX_PIPELINED: Final = 32
-"""Requests that a client may send ahead of their replies. The wire is one by one; the allowance is for
-clients that gave up on a reply, and the bound keeps a disconnect visible behind them."""
+"""Requests that a client may send ahead of their replies. The protocol allows one at a time; more come from clients
+that gave up on a reply. The limit keeps a disconnect behind them visible."""
 
-_MAX_AHEAD: Final = 16 * 1024 * 1024
-"""Characters of all of these together; one request may have as many by itself."""
+_MAX_PIPELINED_CHARS: Final = 16 * 1024 * 1024
+"""Total characters of these requests; a single one may have as many."""
 
 
 class DisconnectedError(Exception):
-    """There is nobody to talk to any more."""
+    """The client has disconnected, or the socket has been closed."""
 
 
-class _Refusing(Protocol):
-    """How a dialect refuses."""
+class _RefusalEncoder(Protocol):
+    """Encodes the refusals of a dialect."""
 
     def refusal(self, refusal: RefusalError) -> str:
-        """Return the frame that tells of a refusal for which no request is to blame."""
+        """Return the error frame of a refusal that answers no particular request."""
 
 
-class _Dialect(_Refusing, Protocol):
-    """How requests are read and answered, one after the other."""
+class _Dialect(_RefusalEncoder, Protocol):
+    """Decodes and answers requests, one at a time."""
 
     async def answer(self, session: EnvironmentSession, text: str | bytes) -> str | None:
-        """Return the reply to one frame; None to a close."""
+        """Return the reply to a frame; None for a close request."""
 
-    def answer_here(
+    def answer_eagerly(
         self, session: EnvironmentSession, text: str, resume: Callable[[Outcome], None] | None
     ) -> str | Coroutine[Any, Any, str | None] | None:
-        """Return the reply where an environment that never waits can give it at once, or what goes on with it.
+        """Start answering a frame outside of a task.
 
         Args:
-            session: Whose alone the environment is.
+            session: A session without other callers.
             text: The frame.
-            resume: Called once the environment's method has ended, where that runs in a thread.
+            resume: Called once the environment's method has ended in its thread, if it runs in one.
 
         Returns:
-            None: the frame is to be answered in its turn, in a task.
+            The reply; or a coroutine that continues it; or None if the frame has to be answered by `answer`, in a task.
         """
 
 
 def is_break(message: Message) -> bool:
-    """Whether a connection has ended without a close: the machine, the network or the process has gone."""
-    # uvicorn has 1005 where nothing was said, too; only of a close it has a reason.
+    """Whether a connection ended without a close frame: the client's machine, network or process failed."""
+    # uvicorn also reports 1005 for a connection without a close frame, but gives a reason only with one.
     return message.get("code") in (None, 1006) or (message["code"] == 1005 and "reason" not in message)
 
 
 class Conversation(ABC):
-    """One socket, from accept to close. Its task is cancelled when somebody else ends it.
+    """One socket, from accept to close. Ending it from outside cancels its task.
 
     Attributes:
-        accept: What the server is told that lets the client in.
-        broken: The connection has not been closed in order, as far as is known.
-        busy: A request is being answered.
-        leaving: No further request is taken.
-        over: The last word has been said; only the close may be on its way.
+        accept: The ASGI message that accepts the client.
+        broken: Whether the connection has not been closed in order, as far as known.
+        busy: Whether a request is being answered.
+        draining: Whether no further requests are accepted.
+        closed: Whether the last frame has been sent; only the close frame may still follow.
     """
 
-    accept: Message = {"type": "websocket.accept"}  # noqa: RUF012 - nobody changes it
+    accept: Message = {"type": "websocket.accept"}  # noqa: RUF012 - never modified
 
     def __init__(
         self,
@@ -142,135 +142,142 @@ class Conversation(ABC):
         self._receive = receive
         self._send = send
         self._sessions = sessions
-        self._dialect: _Refusing = dialect
-        lane: Any = (scope.get("extensions") or {}).get(LANE)
-        self._abort: Callable[[], None] | None = None if lane is None else lane.abort
-        # Whoever stands between and has wrapped these is to see what is sent and received.
-        unwrapped = all(getattr(way, "__self__", None) is lane for way in (receive, send))
-        self._lane: Lane | None = lane if unwrapped else None
-        self._patience_s = send_timeout_s or None
+        self._dialect: _RefusalEncoder = dialect
+        fast_path: Any = (scope.get("extensions") or {}).get(FAST_PATH_EXTENSION)
+        self._abort: Callable[[], None] | None = None if fast_path is None else fast_path.abort
+        # Middleware that wraps these must see every message, which rules out the fast path.
+        unwrapped = all(getattr(channel, "__self__", None) is fast_path for channel in (receive, send))
+        self._fast_path: FastPath | None = fast_path if unwrapped else None
+        self._send_timeout_s = send_timeout_s or None
         shortest = min(send_timeout_s or math.inf, sessions.step_timeout_s or math.inf)
-        self._watch = Watchdog(shortest, self._drop)
-        # Where an environment takes its time, requests are read ahead: a client that leaves in mid-step is noticed.
-        self._long = None if sessions.inline else Watchdog(_READ_AHEAD_AFTER_S, self._begin_to_read_ahead)
-        self._ahead: deque[str | bytes] | None = None
-        self._ahead_size = 0
-        self._reading: asyncio.Task[None] | None = None
+        self._watch = Watchdog(shortest, self._drop_client)
+        # While a slow request runs, frames are read ahead, so that a disconnect during a step is noticed.
+        self._read_ahead_timer = (
+            None if sessions.inline else Watchdog(_READ_AHEAD_AFTER_S, self._start_reader)
+        )
+        self._frames_ahead: deque[str | bytes] | None = None
+        self._frames_ahead_size = 0
+        self._reader: asyncio.Task[None] | None = None
         self._waiter: asyncio.Future[None] | None = None
         self.busy = self.broken = True
-        self.leaving = self.over = False
+        self.draining = self.closed = False
         self.task: asyncio.Task[None] | None = None
 
     async def serve(
-        self, sockets: "Sockets", entering: AbstractAsyncContextManager[Any], ticket: Ticket | None = None
+        self,
+        sockets: "Sockets",
+        session_context: AbstractAsyncContextManager[Any],
+        ticket: Ticket | None = None,
     ) -> None:
-        """Accept, hold what is entered for as long as the client stays, and close.
+        """Accept the client, answer its requests until it disconnects, and close.
 
         Args:
-            sockets: Keeps count.
-            entering: What is entered; it raises why the client is refused.
-            ticket: Of the queue, for `entering`: the client is accepted when its turn has come, or none will.
+            sockets: The set of open conversations.
+            session_context: Opens the session on entry, and ends it on exit; raises a refusal on entry.
+            ticket: The place in the queue that `session_context` uses. The client is accepted once it is settled.
         """
         try:
             await self._receive()
-            sockets.enter(self)
+            sockets.add(self)
             if ticket is None or not ticket.waits or await while_connected(self._receive, ticket.settled()):
-                await self._hold(sockets, entering)
+                await self._run(sockets, session_context)
         finally:
             if self.task is None:
-                sockets.leave(self)
+                sockets.remove(self)
             if ticket is not None:
                 ticket.leave()
 
-    async def _hold(self, sockets: "Sockets", entering: AbstractAsyncContextManager[Any]) -> None:
-        told = [(DETERMINISTIC_HEADER.lower().encode(), DETERMINISTIC.encode())]
-        await self._send({**self.accept, "headers": told if self._sessions.deterministic else []})
-        # A task that does nothing else resumes the frames of a request alone, and not those of the application.
-        task = self.task = asyncio.create_task(self._converse(sockets, entering))
+    async def _run(self, sockets: "Sockets", session_context: AbstractAsyncContextManager[Any]) -> None:
+        headers = [(DETERMINISTIC_HEADER.lower().encode(), DETERMINISTIC.encode())]
+        await self._send({**self.accept, "headers": headers if self._sessions.deterministic else []})
+        # In a task of its own, each wake-up resumes only these coroutines, not also those of the application.
+        task = self.task = asyncio.create_task(self._run_in_task(sockets, session_context))
         try:
             await asyncio.wait([task])
         finally:
             await end(task)
-            if self._long is not None:
-                self._long.close()
-            if self._reading is not None:
-                await end(self._reading)
+            if self._read_ahead_timer is not None:
+                self._read_ahead_timer.close()
+            if self._reader is not None:
+                await end(self._reader)
             if task.done():
                 self._watch.close()
             else:
-                # It does not heed its cancellation; its deadline holds all the same.
-                self.over = True
+                # The task ignores its cancellation; the watchdog keeps enforcing its deadline.
+                self.closed = True
                 task.add_done_callback(lambda _: self._watch.close())
         if task.done() and not task.cancelled():
             error = task.exception()
-            # OSError is how a server tells that a reply found nobody.
+            # Servers raise OSError from `send` if the client has disconnected.
             if error is not None and not isinstance(error, DisconnectedError | OSError):
                 raise error
 
-    async def _converse(self, sockets: "Sockets", entering: AbstractAsyncContextManager[Any]) -> None:
+    async def _run_in_task(
+        self, sockets: "Sockets", session_context: AbstractAsyncContextManager[Any]
+    ) -> None:
         code = NORMAL_CLOSURE
         last: str | None = None
         try:
-            if self._long is not None:
-                self._long.start()
-            async with entering as held:
-                if self._long is not None:
-                    self._long.stop()
-                code = await self._talk(held)
+            if self._read_ahead_timer is not None:
+                self._read_ahead_timer.start()
+            async with session_context as session:
+                if self._read_ahead_timer is not None:
+                    self._read_ahead_timer.stop()
+                code = await self._answer_requests(session)
         except RefusalError as refusal:
             last = self._dialect.refusal(refusal)
         except (DisconnectedError, OSError):
             raise
         except Exception:
-            logger.exception("a session ended by a fault of the server")
-            last = self._dialect.refusal(RefusalError(SESSION_ERROR, "the server failed; its log tells why"))
+            logger.exception("a session ended because of an error in the server")
+            last = self._dialect.refusal(RefusalError(SESSION_ERROR, "the server failed; see its log"))
         finally:
-            sockets.leave(self)
+            sockets.remove(self)
         await self._close(code, last)
 
     @abstractmethod
-    async def _talk(self, held: Any) -> int:
-        """Answer requests until there are no more; return the code to close with."""
+    async def _answer_requests(self, session: Any) -> int:
+        """Answer requests until the conversation ends; return the close code."""
 
     async def _next_frame(self) -> str | bytes:
-        """Wait for a frame. The wait ends with the connection: by an error, or by the end of the task."""
-        if self._ahead is None:
+        """Wait for a frame. A disconnect raises `DisconnectedError` or, while reading ahead, cancels the task."""
+        if self._frames_ahead is None:
             message = await self._receive()
             if message["type"] != "websocket.receive":
                 self.broken = is_break(message)
                 raise DisconnectedError
             text = message.get("text")
             return message["bytes"] if text is None else text  # type: ignore[no-any-return]
-        while not self._ahead:
+        while not self._frames_ahead:
             self._waiter = asyncio.get_running_loop().create_future()
             await self._waiter
-        frame = self._ahead.popleft()
-        self._ahead_size -= len(frame)
+        frame = self._frames_ahead.popleft()
+        self._frames_ahead_size -= len(frame)
         return frame
 
-    def _begin_to_read_ahead(self) -> None:
-        if self._reading is None and self.task is not None:
-            self._ahead = deque()
-            self._reading = asyncio.create_task(self._read_ahead(self._ahead, self.task))
+    def _start_reader(self) -> None:
+        if self._reader is None and self.task is not None:
+            self._frames_ahead = deque()
+            self._reader = asyncio.create_task(self._read_ahead(self._frames_ahead, self.task))
 
     async def _read_ahead(self, ahead: deque[str | bytes], task: asyncio.Task[None]) -> None:
-        """Take requests as they come, a bounded number, until the client leaves."""
+        """Read a bounded number of frames ahead, until the client disconnects."""
         receive = self._receive
         ended = False
         try:
             while (message := await receive())["type"] == "websocket.receive":
                 text = message.get("text")
                 frame: str | bytes = message["bytes"] if text is None else text
-                size = self._ahead_size + len(frame)
-                if ahead and (len(ahead) >= _MAX_PIPELINED or size > _MAX_AHEAD):
-                    complaint = (
-                        f"expected one request at a time, got more than {_MAX_PIPELINED}, or than {_MAX_AHEAD} "
-                        "characters, ahead of their replies"
+                size = self._frames_ahead_size + len(frame)
+                if ahead and (len(ahead) >= _MAX_PIPELINED or size > _MAX_PIPELINED_CHARS):
+                    reason = (
+                        f"expected one request at a time, got more than {_MAX_PIPELINED}, or than "
+                        f"{_MAX_PIPELINED_CHARS} characters, ahead of their replies"
                     )
-                    self.end(NORMAL_CLOSURE, self._dialect.refusal(RefusalError(SESSION_ERROR, complaint)))
+                    self.end(NORMAL_CLOSURE, self._dialect.refusal(RefusalError(SESSION_ERROR, reason)))
                     ended = True
                     return
-                self._ahead_size = size
+                self._frames_ahead_size = size
                 ahead.append(frame)
                 if self._waiter is not None and not self._waiter.done():
                     self._waiter.set_result(None)
@@ -278,33 +285,33 @@ class Conversation(ABC):
             if not ended:
                 task.cancel()
 
-    async def _say(self, text: str) -> None:
-        if self.over:
-            raise DisconnectedError  # somebody else has ended the conversation
-        self._watch.expect(self._patience_s, self._drop)
+    async def _send_text(self, text: str) -> None:
+        if self.closed:
+            raise DisconnectedError  # the conversation was ended from outside
+        self._watch.expect(self._send_timeout_s, self._drop_client)
         await self._send({"type": "websocket.send", "text": text})
         self._watch.stop()
 
     async def _close(self, code: int, last: str | None) -> None:
-        """Close the socket, after a last frame where there is one."""
+        """Send a last frame, if any, and close the socket."""
         if last is not None:
             self._sessions.metrics.count_sent(last)
-            await self._say(last)
-        if self.over:
+            await self._send_text(last)
+        if self.closed:
             raise DisconnectedError
-        self.over = True
-        self._watch.expect(self._patience_s, self._drop)
+        self.closed = True
+        self._watch.expect(self._send_timeout_s, self._drop_client)
         await self._send({"type": "websocket.close", "code": code})
         self._watch.stop()
 
-    def leave(self) -> None:
-        """End the conversation with the reply that is under way, or at once where there is none."""
-        self.leaving = True
-        if not self.busy and not self.over:
+    def drain(self) -> None:
+        """End the conversation after the current reply, or at once if there is none."""
+        self.draining = True
+        if not self.busy and not self.closed:
             self.end(GOING_AWAY)
 
     def end(self, code: int, last: str | None = None) -> None:
-        """End the conversation from outside, whatever the one who holds it is waiting for."""
+        """End the conversation from outside, whatever its task is waiting for."""
         keep(asyncio.create_task(self._end(code, last)))
 
     async def _end(self, code: int, last: str | None) -> None:
@@ -314,9 +321,9 @@ class Conversation(ABC):
             finally:
                 self._interrupt()
 
-    def _drop(self) -> None:
-        logger.warning("a client leaves its replies unread; its connection is dropped")
-        self.over = True
+    def _drop_client(self) -> None:
+        logger.warning("a client does not read its replies; its connection is dropped")
+        self.closed = True
         if self._abort is not None:
             self._abort()
         self._interrupt()
@@ -327,133 +334,138 @@ class Conversation(ABC):
 
 
 class _SessionConversation(Conversation):
-    """One socket that speaks for one session: a reply to each request, in order."""
+    """One socket of one session: a reply to each request, in order."""
 
     _dialect: _Dialect
-    _held: EnvironmentSession
-    _begun: tuple[str, Coroutine[Any, Any, str | None]] | None = None
-    """A frame whose method runs in a thread, and what goes on with its answer after that."""
-    _rest: asyncio.Task[None] | None = None
-    """Goes on with an answer that has been begun where its frame was read, and then has had to wait."""
-    _answered: asyncio.Future[None] | None = None
-    """Awaited by the frame that comes after it."""
+    _session: EnvironmentSession
+    _pending_reply: tuple[str, Coroutine[Any, Any, str | None]] | None = None
+    """A frame whose method runs in a thread, and the coroutine that continues its reply."""
+    _reply_task: asyncio.Task[None] | None = None
+    """Continues a reply that was started by `answer_eagerly` and had to wait."""
+    _previous_reply: asyncio.Future[None] | None = None
+    """Done when the reply started by `answer_eagerly` is sent; awaited before the next frame is answered."""
     _resume: Callable[[Outcome], None] | None = None
-    """Goes on once a method has ended, where methods run in a thread."""
+    """Continues a reply once its method has ended; None if methods run on the event loop."""
 
-    async def _talk(self, held: EnvironmentSession) -> int:
-        if not held.standing:
-            held.watch = self._watch
-            held.on_expiry = lambda: self.end(
-                NORMAL_CLOSURE, self._dialect.refusal(self._sessions.expire(held))
+    async def _answer_requests(self, session: EnvironmentSession) -> int:
+        if not session.standing:
+            session.watch = self._watch
+            session.on_expiry = lambda: self.end(
+                NORMAL_CLOSURE, self._dialect.refusal(self._sessions.expire(session))
             )
-        self._held = held
-        if self._lane is not None and held.alone and (self._sessions.inline or held.runner.in_thread):
-            if held.runner.in_thread:
-                self._resume = self._go_on
-            self._lane.on_frame = self.answer_here
+        self._session = session
+        if (
+            self._fast_path is not None
+            and session.exclusive
+            and (self._sessions.inline or session.runner.in_thread)
+        ):
+            if session.runner.in_thread:
+                self._resume = self._continue_reply
+            self._fast_path.on_frame = self.answer_eagerly
         try:
-            return await self._answer_in_turn(held)
+            return await self._answer_in_order(session)
         finally:
-            if self._begun is not None:
-                self._begun[1].close()
-            if self._rest is not None:
-                await end(self._rest)
+            if self._pending_reply is not None:
+                self._pending_reply[1].close()
+            if self._reply_task is not None:
+                await end(self._reply_task)
 
-    async def _answer_in_turn(self, held: EnvironmentSession) -> int:
-        answer, long, lane = self._dialect.answer, self._long, self._lane
-        while not self.leaving:
+    async def _answer_in_order(self, session: EnvironmentSession) -> int:
+        answer, read_ahead_timer, fast_path = self._dialect.answer, self._read_ahead_timer, self._fast_path
+        while not self.draining:
             self.busy = False
             frame = await self._next_frame()
-            if long is not None:
-                long.start()
-            if self.busy:  # with one that was begun where it was read
-                self._answered = asyncio.get_running_loop().create_future()
-                await self._answered
-                if self.leaving or held.over:
+            if read_ahead_timer is not None:
+                read_ahead_timer.start()
+            if self.busy:  # with a reply that `answer_eagerly` started
+                self._previous_reply = asyncio.get_running_loop().create_future()
+                await self._previous_reply
+                if self.draining or session.over:
                     break
             self.busy = True
-            reply = await answer(held, frame)
-            if long is not None:
-                long.stop()
+            reply = await answer(session, frame)
+            if read_ahead_timer is not None:
+                read_ahead_timer.stop()
             if reply is None:
                 self._count(frame, "")
                 return NORMAL_CLOSURE
             self._count(frame, reply)
-            if lane is None or self.over or not lane.send_frame(reply):
-                await self._say(reply)
-            if held.over and not self.leaving:
-                return NORMAL_CLOSURE  # the reply has told it: a call inside the frame outlasted its time
+            if fast_path is None or self.closed or not fast_path.send_frame(reply):
+                await self._send_text(reply)
+            if session.over and not self.draining:
+                return NORMAL_CLOSURE  # a call inside the frame exceeded its deadline, as its reply says
         return GOING_AWAY
 
-    def answer_here(self, text: str | bytes) -> bool:
-        """Answer a request where it has been read, without waking the task; return whether it is taken."""
-        session = self._held
-        if self.busy or self._ahead or self.leaving or self.over or session.shared or session.over:
+    def answer_eagerly(self, text: str | bytes) -> bool:
+        """Answer a frame from the read callback, without waking the task; return whether it was taken."""
+        session = self._session
+        if self.busy or self._frames_ahead or self.draining or self.closed or session.shared or session.over:
             return False
         if not isinstance(text, str):
-            return False  # it is refused in its turn
-        answering = self._dialect.answer_here(session, text, self._resume)
-        if answering is None:
+            return False  # `FrameDialect.answer` refuses it
+        pending = self._dialect.answer_eagerly(session, text, self._resume)
+        if pending is None:
             return False
-        if self._resume is None or isinstance(answering, str):
-            self._reply(text, answering)
+        if self._resume is None or isinstance(pending, str):
+            self._reply(text, pending)
         else:
-            self._begun = text, answering
+            self._pending_reply = text, pending
             self.busy = True
             assert session.on_expiry is not None
             self._watch.expect(self._sessions.step_timeout_s, session.on_expiry)
         return True
 
-    def _go_on(self, _: Outcome) -> None:
-        """Go on with the answer to a request whose method has ended in its thread."""
-        assert self._begun is not None
-        (text, answering), self._begun = self._begun, None
-        reply = begin_here(answering)
+    def _continue_reply(self, _: Outcome) -> None:
+        """Continue the reply to a request whose method in a thread has ended."""
+        assert self._pending_reply is not None
+        (text, pending), self._pending_reply = self._pending_reply, None
+        reply = start_eagerly(pending)
         assert reply is not None
-        if self._held.over:
-            return  # its time was over before, and the client is told so
+        if self._session.over:
+            return  # it exceeded its deadline, which the client has been told
         self.busy = False
         if isinstance(reply, str):
             self._watch.stop()
         self._reply(text, reply)
         if not self.busy:
-            self._end_turn()
+            self._end_reply()
 
-    def _reply(self, text: str, answering: str | Coroutine[Any, Any, str | None]) -> None:
-        """Send a reply, at once where it is there and can be sent."""
-        assert self._lane is not None
-        if isinstance(answering, str) and self._lane.send_frame(answering):
-            self._count(text, answering)
+    def _reply(self, text: str, pending: str | Coroutine[Any, Any, str | None]) -> None:
+        """Send a reply: at once if it is complete and the socket is writable, otherwise in a task."""
+        assert self._fast_path is not None
+        if isinstance(pending, str) and self._fast_path.send_frame(pending):
+            self._count(text, pending)
             return
         self.busy = True
-        if self._resume is None and not isinstance(answering, str):  # it promises not to wait, and waits
-            assert self._held.on_expiry is not None
-            self._watch.expect(self._sessions.step_timeout_s, self._held.on_expiry)
-        self._rest = asyncio.create_task(self._reply_later(text, answering))
+        if self._resume is None and not isinstance(pending, str):
+            # The environment waits although it promises not to.
+            assert self._session.on_expiry is not None
+            self._watch.expect(self._sessions.step_timeout_s, self._session.on_expiry)
+        self._reply_task = asyncio.create_task(self._reply_later(text, pending))
 
-    async def _reply_later(self, text: str, answering: str | Coroutine[Any, Any, str | None]) -> None:
+    async def _reply_later(self, text: str, pending: str | Coroutine[Any, Any, str | None]) -> None:
         try:
-            # It goes on as a task's own: what has been begun cannot be awaited.
-            reply = answering if isinstance(answering, str) else await asyncio.create_task(answering)
+            # A coroutine that has started can be continued only as a task, not awaited.
+            reply = pending if isinstance(pending, str) else await asyncio.create_task(pending)
             assert reply is not None
             self._watch.stop()
             self._count(text, reply)
-            await self._say(reply)
+            await self._send_text(reply)
         except Exception as error:
             if not isinstance(error, DisconnectedError | OSError):
-                logger.exception("a session ended by a fault of the server")
+                logger.exception("a session ended because of an error in the server")
             self._interrupt()
         else:
-            self._end_turn()
+            self._end_reply()
 
-    def _end_turn(self) -> None:
-        """Let the next frame come, after one that was answered where it was read."""
+    def _end_reply(self) -> None:
+        """Let the next frame be answered, after one that `answer_eagerly` took."""
         self.busy = False
-        if self._answered is not None:
-            if not self._answered.done():
-                self._answered.set_result(None)
-            self._answered = None
-        elif self.leaving:
+        if self._previous_reply is not None:
+            if not self._previous_reply.done():
+                self._previous_reply.set_result(None)
+            self._previous_reply = None
+        elif self.draining:
             self.end(GOING_AWAY)
 
     def _count(self, frame: str | bytes, reply: str) -> None:
@@ -463,53 +475,53 @@ class _SessionConversation(Conversation):
 
 
 class Sockets:
-    """Every conversation from its accept to the end of its session.
+    """The set of conversations, each from its accept to the end of its session.
 
     Attributes:
-        draining: A conversation that begins ends at once.
+        draining: Whether new conversations end at once.
     """
 
     def __init__(self) -> None:
         self._conversations: set[Conversation] = set()
-        self._left = asyncio.Event()
+        self._removed = asyncio.Event()
         self.draining = False
 
-    def enter(self, conversation: Conversation) -> None:
-        """Count a conversation that begins."""
+    def add(self, conversation: Conversation) -> None:
+        """Add a new conversation."""
         self._conversations.add(conversation)
-        conversation.leaving = self.draining
+        conversation.draining = self.draining
 
-    def leave(self, conversation: Conversation) -> None:
-        """Count it no more: its session has ended."""
+    def remove(self, conversation: Conversation) -> None:
+        """Remove a conversation whose session has ended."""
         self._conversations.discard(conversation)
-        self._left.set()
+        self._removed.set()
 
     async def drain(self, deadline: float) -> None:
-        """Ask every conversation to end and wait until the last one has.
+        """Drain every conversation, and wait until the last one has ended.
 
         Args:
-            deadline: On the loop's clock; it returns then in any case.
+            deadline: When to return in any case, by the event loop's clock.
         """
         self.draining = True
         for conversation in list(self._conversations):
-            conversation.leave()
+            conversation.drain()
         with suppress(TimeoutError):
             async with asyncio.timeout_at(deadline):
                 while self._conversations:
-                    self._left.clear()
-                    await self._left.wait()
+                    self._removed.clear()
+                    await self._removed.wait()
 
 
 class SocketRoute:
-    """An ASGI application that holds a conversation on every socket.
+    """An ASGI application that runs a conversation on every socket.
 
     Args:
-        sessions: Where sessions come from.
-        dialect: How requests are read and answered.
-        sockets: Keeps count.
-        send_timeout_s: Seconds that a client may leave its replies unread.
-        numbered: Serves a socket of the subprotocol `ropewalk.v1`. Where it is given, the address may name a session
-            that the socket speaks for, in either dialect; else each has one of its own, which ends with it.
+        sessions: Opens the sessions.
+        dialect: Decodes and answers requests.
+        sockets: The set of open conversations.
+        send_timeout_s: Seconds that a client may leave replies unread; 0 for no limit.
+        v1: Creates the conversation for the subprotocol `ropewalk.v1`. If given, the URL may name a standing session
+            to attach to, in either dialect; otherwise each socket has its own session, which ends with it.
     """
 
     def __init__(
@@ -518,39 +530,39 @@ class SocketRoute:
         dialect: _Dialect,
         sockets: Sockets,
         send_timeout_s: float,
-        numbered: "Callable[[Message, Receive, Send, str | None], Conversation] | None" = None,
+        v1: "Callable[[Message, Receive, Send, str | None], Conversation] | None" = None,
     ) -> None:
         self._sessions = sessions
         self._dialect = dialect
         self._sockets = sockets
         self._send_timeout_s = send_timeout_s
-        self._numbered = numbered
+        self._v1 = v1
 
     async def __call__(self, scope: Message, receive: Receive, send: Send) -> None:
         """Serve one socket until it closes."""
         owner = owner_of(scope)
-        wanted: str | None = None
-        if self._numbered is not None:
+        session_id: str | None = None
+        if self._v1 is not None:
             query = parse_qs(scope.get("query_string", b"").decode("latin-1"))
-            wanted = query.get("session_id", [None])[0]
+            session_id = query.get("session_id", [None])[0]
             if SUBPROTOCOL in (scope.get("subprotocols") or ()):
-                numbered = self._numbered(scope, receive, send, wanted)
-                await numbered.serve(self._sockets, nullcontext())
+                v1 = self._v1(scope, receive, send, session_id)
+                await v1.serve(self._sockets, nullcontext())
                 return
         ticket: Ticket | None = None
-        if wanted is not None:
-            entering = self._sessions.attach(owner, wanted)
+        if session_id is not None:
+            session_context = self._sessions.attach(owner, session_id)
         else:
             ticket = self._sessions.queue.enter(owner, wait_s=wait_of(scope["headers"], HANDSHAKE_WAIT_S))
-            entering = self._sessions.session(owner, ticket=ticket)
+            session_context = self._sessions.session(owner, ticket=ticket)
         conversation = _SessionConversation(
             scope, receive, send, self._sessions, self._dialect, self._send_timeout_s
         )
-        await conversation.serve(self._sockets, entering, ticket)
+        await conversation.serve(self._sockets, session_context, ticket)
 
 
 class FrameDialect:
-    """Reads and answers the frames of the released dialect, on /ws; `rpc` answers what is inside mcp frames."""
+    """Decodes and answers the frames of the released dialect on /ws; `rpc` answers the requests in mcp frames."""
 
     def __init__(self, decoder: RequestDecoder[Any], rpc: JsonRpc, metrics: ServerMetrics) -> None:
         self._decoder = decoder
@@ -569,16 +581,17 @@ class FrameDialect:
         here: bool = False,
         resume: Callable[[Outcome], None] | None = None,
     ) -> str | None:
-        """Return the reply to one frame, or to what has been read from it; None to a close.
+        """Return the reply to a frame; None for a close request.
 
         Args:
-            session: Whom it is for.
+            session: The session to call.
             text: The frame.
-            request: What has been read from it.
-            began: When it came, by `perf_counter`, where calls are timed; by default now.
-            traceparent: The client's span that it belongs to, if it says so.
-            here: Nobody else may ask the session, which is not over, and whose time the caller looks at.
-            resume: Where this runs outside of a task: resumes it, once the environment's method has ended in a thread.
+            request: The request decoded from it, if already done.
+            began: When it came, by `perf_counter`, for metrics; by default now.
+            traceparent: W3C trace context of the client's span, if any.
+            here: Step without the session's lock and deadline: it has no other caller and is not over, and the caller
+                enforces the deadline.
+            resume: If this runs outside of a task, resumes it once the environment's method in a thread has ended.
 
         Raises:
             RefusalError: The session is over.
@@ -608,19 +621,18 @@ class FrameDialect:
                 caller = Caller(session.owner, session)
                 return replies.encode_mcp(await self._rpc.answer(request.request, caller, len(text)))
             else:
-                asking = (
+                call = (
                     session.runner.step(request, resume=resume)
                     if here
                     else session.run(EnvironmentRunner.step, request, resume=resume)
                 )
-                observation = await asking
+                observation = await call
             reply = replies.encode_observation(observation)
             if timed:
-                took = (
-                    perf_counter() - began
-                )  # `observe`, without its call, and mostly without that of bisect
-                calls.buckets[0 if took < BUCKETS_S[0] else bisect_left(BUCKETS_S, took)] += 1
-                calls.seconds += took
+                # `observe`, inlined for speed, which avoids most calls of bisect.
+                elapsed_s = perf_counter() - began
+                calls.buckets[0 if elapsed_s < BUCKETS_S[0] else bisect_left(BUCKETS_S, elapsed_s)] += 1
+                calls.seconds += elapsed_s
                 calls.environment_s += session.runner.spent_s
             return reply
         except RefusalError as refusal:
@@ -633,48 +645,48 @@ class FrameDialect:
             task = asyncio.current_task()
             if task is None or task.cancelling():
                 raise
-            # The environment's own: this task was not cancelled.
+            # The environment raised it; this task was not cancelled.
             return self._raised(error)
 
-    def answer_here(
+    def answer_eagerly(
         self, session: EnvironmentSession, text: str, resume: Callable[[Outcome], None] | None
     ) -> str | Coroutine[Any, Any, str | None] | None:
-        """Answer where the frame has been read, as `_Dialect` says."""
+        """Start answering a frame outside of a task; see `_Dialect`."""
         try:
             request = self._decoder.frame(text)
-        except FATAL:  # a validator of the author's may raise anything
-            return None  # it is read again, and refused, in its turn
+        except FATAL:  # the author's validators may raise anything
+            return None  # `answer` decodes it again and refuses it
         if isinstance(request, Close | Mcp):
             return None
-        return begin_here(self.answer(session, text, request, here=True, resume=resume))
+        return start_eagerly(self.answer(session, text, request, here=True, resume=resume))
 
-    async def _traced(self, traceparent: str, session: EnvironmentSession, *asked: Any) -> str | None:
-        _, request, began = asked
+    async def _traced(self, traceparent: str, session: EnvironmentSession, *arguments: Any) -> str | None:
+        _, request, began = arguments
         name = "reset" if isinstance(request, Reset) else "step"
         about = name, self.metrics.environment, session.runner, began or perf_counter()
         with served_span(traceparent, *about) as fail:
-            reply = await self.answer(session, *asked)
+            reply = await self.answer(session, *arguments)
             if reply is not None and reply.startswith('{"type":"error"'):
                 fail(reply)
         return reply
 
     def _raised(self, error: BaseException) -> str:
-        return self.refusal(RefusalError(EXECUTION_ERROR, reported(error)))
+        return self.refusal(RefusalError(EXECUTION_ERROR, report_error(error)))
 
     def refusal(self, refusal: RefusalError) -> str:
-        """Return the error frame of a refusal."""
+        """Return the error frame of a refusal, and count it."""
         self.metrics.count_error(refusal.code)
         return replies.encode_error(refusal.code, refusal.message, refusal.extra)
 
 
 class RpcDialect:
-    """Every frame is a JSON-RPC request, on the socket /mcp."""
+    """Answers the frames of the socket /mcp, each a JSON-RPC request."""
 
     def __init__(self, rpc: JsonRpc) -> None:
         self._rpc = rpc
 
     async def answer(self, session: EnvironmentSession, text: str | bytes) -> str | None:
-        """Return the response to one frame."""
+        """Return the response to a frame."""
         if not isinstance(text, str):
             fault = JsonRpcFaultError(
                 jsonrpc.PARSE_ERROR, "expected a text frame that holds a request, got a binary frame"
@@ -682,9 +694,9 @@ class RpcDialect:
             return self._rpc.fault(None, fault).decode()
         return (await self._rpc.answer_text(text, Caller(session.owner, session))).decode()
 
-    def answer_here(self, session: EnvironmentSession, text: str, resume: Any) -> None:
-        """Answer nothing: a tool may wait."""
+    def answer_eagerly(self, session: EnvironmentSession, text: str, resume: Any) -> None:
+        """Return None: a tool may wait, so frames are answered in a task."""
 
     def refusal(self, refusal: RefusalError) -> str:
-        """Return the response that no request has asked for."""
+        """Return the error response of a refusal that answers no particular request."""
         return self._rpc.fault(None, fault_of(refusal)).decode()

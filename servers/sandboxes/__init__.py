@@ -1,1 +1,1 @@
-"""A service of sandboxes on this machine, with E2B's API (docs/sandboxes.md)."""
+"""A service that runs sandboxes on this machine and speaks E2B's API (docs/sandboxes.md)."""

@@ -1,4 +1,4 @@
-"""The sandbox service as an ASGI application: E2B's control API, and authentication."""
+"""The sandbox service as an ASGI application: E2B's control API and its access control."""
 
 import asyncio
 import base64
@@ -30,7 +30,8 @@ from servers.security import Guard, HttpRefusalError, Tokens
 from servers.settings import MAKE_TOKEN, ServerSettings
 
 ENVD_VERSION: Final = "0.6.1"
-"""Version reported to clients. Later ones add metadata of files and entries in events, which not all sandboxes have."""
+"""The version reported to clients: later ones have file metadata and entries in events, which not every sandbox
+supports."""
 
 DEFAULT_TIMEOUT_S: Final = 300
 DEFAULT_FORK_TIMEOUT_S: Final = 15
@@ -43,7 +44,7 @@ Seconds = Annotated[float, Field(ge=0, allow_inf_nan=False)]
 
 
 class _Body(BaseModel, alias_generator=to_camel):
-    """A request's body; unknown fields are ignored, to support clients of any version."""
+    """A request's body; unknown fields are ignored, since clients of any version may connect."""
 
 
 class _NewSandbox(_Body):
@@ -53,7 +54,7 @@ class _NewSandbox(_Body):
     env_vars: Annotated[dict[Text, Text], Field(max_length=256, repr=False)] = {}
     auto_pause: bool = False
     allow_internet_access: bool | None = Field(None, alias="allow_internet_access")
-    # Not supported, and so rejected if set: a caller that sets them relies on them.
+    # Unsupported: refused, not ignored, since the caller relies on them.
     auto_pause_memory: bool | None = None
     mcp: Any = None
     network: Any = None
@@ -80,7 +81,7 @@ class SandboxApp(Starlette):
     def __init__(self, settings: ServerSettings, limits: SandboxLimits, *, domain: str | None = None) -> None:
         if not settings.tokens:
             raise ConfigurationError(
-                "expected a token, got none: whoever reaches a service of sandboxes runs what they like; give "
+                "expected a token, got none: clients of a sandbox service can run any code; give "
                 f"--token-file or ROPEWALK_TOKENS (make one with: {MAKE_TOKEN})"
             )
         self.table = SandboxTable(limits)
@@ -114,7 +115,7 @@ class SandboxApp(Starlette):
         self.add_exception_handler(ApiError, _on_api_error)
         self.add_exception_handler(OpenEnvError, _on_failure)
         self.add_exception_handler(404, _on_unknown_path)
-        # Keys come in X-API-Key, and sandboxes have their own tokens: the guard checks only hosts, origins and bodies.
+        # This application checks X-API-Key and the sandboxes' tokens; the guard checks hosts, origins and bodies.
         self._guard = Guard(
             self._serve, replace(settings, tokens=()), streamed=lambda scope: scope["path"] in envd.STREAMED
         )
@@ -137,15 +138,15 @@ class SandboxApp(Starlette):
         await super().__call__(scope, receive, send)
 
     def sandbox_of(self, request: Request) -> Record:
-        """Return the sandbox of a request, after checking its token.
+        """Return the sandbox that a request is for, after checking its token.
 
         Raises:
-            ApiError: There is no such sandbox (502, as from E2B's proxy), or the token is wrong.
+            ApiError: There is no such sandbox (502, as from E2B's proxy), or the token is not its own.
         """
         name = _address_of(request.scope)[0]
         query = request.query_params
         if name is None and "signature" in query:
-            # A signed link to a file names no sandbox; find the one whose token signed it.
+            # A signed link to a file names no sandbox; it belongs to the sandbox whose token signed it.
             name = next((each.id for each in self.table.records() if _has_signature(request, each)), None)
         record = self.table.find(name or "")
         if record is None or record.paused:
@@ -175,7 +176,7 @@ class SandboxApp(Starlette):
         return record
 
     async def _change(self, request: Request, feature: str) -> tuple[Record, _Change]:
-        """Return the sandbox and the requested change. Raises `ApiError` for changes that drop the memory."""
+        """Return the sandbox and the requested change; ApiError if the change would not keep the memory."""
         record, body = self._find_record(request), await _read(request, _Change)
         if not body.memory:
             raise ApiError(
@@ -198,7 +199,7 @@ class SandboxApp(Starlette):
                 )
         if body.auto_pause_memory is False:
             raise ApiError(
-                400, "expected pauses that keep the memory, got mode='filesystem', which there is not here"
+                400, "expected pauses that keep the memory, got mode='filesystem', which this service lacks"
             )
         record = await self.table.create(
             owner,
@@ -251,7 +252,7 @@ class SandboxApp(Starlette):
         return Response(status_code=204)
 
     async def _connect(self, request: Request) -> Response:
-        record, body = await self._change(request, "a way to go on")
+        record, body = await self._change(request, "a resume")
         timeout_s = DEFAULT_TIMEOUT_S if body.timeout is None else body.timeout
         self.table.set_timeout(record, timeout_s, only_longer=True)
         await self.table.freeze(record, frozen=False)
@@ -294,7 +295,7 @@ class SandboxApp(Starlette):
         return _page(request, rows)
 
     def _common_fields(self, record: Record) -> dict[str, Any]:
-        """Return the fields of every response about a sandbox."""
+        """Return the fields common to all responses about a sandbox."""
         assert record.machine is not None
         return {
             "sandboxID": record.id,
@@ -305,12 +306,12 @@ class SandboxApp(Starlette):
         }
 
     def _to_created(self, record: Record) -> dict[str, Any]:
-        """Return the body of a response to creating or connecting to a sandbox."""
+        """Return the response to the creation of, or a connection to, a sandbox."""
         tokens = {"envdAccessToken": record.token, "trafficAccessToken": record.token}
         return {**self._common_fields(record), **tokens, "domain": self._domain}
 
     def _to_json(self, record: Record) -> dict[str, Any]:
-        """Return a sandbox as in lists and details."""
+        """Return a sandbox as an entry of a list or as details."""
         assert record.machine is not None
         return {
             **self._common_fields(record),
@@ -350,7 +351,7 @@ def _state(record: Record) -> str:
 
 
 def _address_of(scope: Scope) -> tuple[str | None, int | None]:
-    """Return the sandbox's id and the port in a request's headers or host name."""
+    """Return the sandbox and port that a request names in its headers or host name."""
     headers = dict(scope["headers"])
     name, port = headers.get(b"e2b-sandbox-id"), headers.get(b"e2b-sandbox-port", b"")
     if name is None and (match := _HOST.match(headers.get(b"host", b"").decode("latin-1"))):
@@ -360,7 +361,7 @@ def _address_of(scope: Scope) -> tuple[str | None, int | None]:
 
 
 def _has_signature(request: Request, record: Record) -> bool:
-    """Whether a link to a file has a valid signature by the sandbox's token."""
+    """Whether a link to a file is validly signed with the sandbox's token."""
     query = request.query_params
     until = query.get("signature_expiration")
     if request.url.path != "/files" or "signature" not in query:
@@ -391,7 +392,7 @@ async def _on_api_error(_: Request, error: Exception) -> Response:
 
 
 async def _on_failure(request: Request, error: Exception) -> Response:
-    """Respond to failures of the infrastructure, such as an unavailable engine."""
+    """Answer an error of the sandboxes' backend, such as a container engine that does not respond."""
     return await _on_api_error(request, ApiError(503, f"{type(error).__name__}: {error}"))
 
 

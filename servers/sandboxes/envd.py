@@ -1,4 +1,4 @@
-"""E2B's API inside of a sandbox: processes and file system over Connect RPC, files over HTTP."""
+"""E2B's envd API inside a sandbox: processes and file system over Connect RPC, files over HTTP."""
 
 import asyncio
 import base64
@@ -25,27 +25,27 @@ Find: TypeAlias = Callable[[Request], Record]
 Json: TypeAlias = dict[str, Any]
 
 STREAMED: Final = frozenset(("/files", "/process.Process/StreamInput"))
-"""Paths whose bodies are streamed."""
+"""Paths whose bodies are read here as a stream."""
 
 STREAM: Final = "application/connect+json"
 MAX_MESSAGE: Final = 8 << 20
 MAX_UPLOAD: Final = 64 << 20
-"""Maximum bytes of a form; a plain body is limited only by the sandbox."""
+"""Bytes of a form; an upload as application/octet-stream is limited only by the sandbox's disk."""
 
 BODY_SILENCE_TIMEOUT_S: Final = 60.0
 KEEPALIVE_S: Final = 50.0
 BUSY_RETRY_S: Final = 0.05
 UNREAD_INPUT_TIMEOUT_S: Final = 60.0
-"""How long a command may leave streamed input unread; the client's disconnect cannot be noticed before."""
+"""How long a command may leave streamed input unread; until then a client's disconnection goes unnoticed."""
 
 _SIGNALS: Final = {"SIGNAL_SIGTERM": 15, "SIGNAL_SIGKILL": 9}
 
 
 def routes(find: Find) -> list[Route]:
-    """Return the routes.
+    """Return the routes of the API.
 
     Args:
-        find: Returns the sandbox of a request, or raises.
+        find: Returns the sandbox that a request is for, or raises.
     """
 
     def make_unary(path: str, act: "Callable[[Guest, Json], Awaitable[Json]]") -> Route:
@@ -62,7 +62,7 @@ def routes(find: Find) -> list[Route]:
         return Route(path, endpoint, methods=["POST"])
 
     def make_passthrough(path: str, op: str, *fields: str) -> Route:
-        """Return a route that forwards fields of the request to the agent."""
+        """Return a route whose request is passed on to the agent unchanged."""
 
         async def act(guest: Guest, body: Json) -> Json:
             return await _plain(guest, op, **{field: body[field] for field in fields})
@@ -80,7 +80,7 @@ def routes(find: Find) -> list[Route]:
         return Route(path, endpoint, methods=["POST"])
 
     async def stream_input(request: Request) -> Response:
-        # Not streamed: StreamingResponse would take further request messages for a disconnect.
+        # Not a StreamingResponse: it would read the request's body while listening for the client's disconnection.
         answer = [piece async for piece in _read_envelopes(_take_input(_guest(find, request), request))]
         return Response(b"".join(answer), media_type=STREAM)
 
@@ -116,7 +116,7 @@ def routes(find: Find) -> list[Route]:
 
 
 def _guest(find: Find, request: Request) -> Guest:
-    """Return the agent of a request's sandbox. Raises `GuestError` if the request names another user."""
+    """Return the agent of a request's sandbox; GuestError if the request names a user other than the sandbox's."""
     guest = find(request).guest
     scheme, _, credentials = request.headers.get("authorization", "").partition(" ")
     user = request.query_params.get("username")
@@ -130,7 +130,7 @@ def _guest(find: Find, request: Request) -> Guest:
 
 @contextlib.contextmanager
 def _fields_required() -> Iterator[None]:
-    """Convert errors about missing or mistyped fields of a message to a GuestError."""
+    """Turn the exceptions of a missing or mistyped field into a GuestError."""
     try:
         yield
     except (AttributeError, KeyError, OverflowError, RecursionError, TypeError, ValueError) as error:
@@ -138,7 +138,7 @@ def _fields_required() -> Iterator[None]:
 
 
 def message_of(data: bytes) -> Json:
-    """Parse a body as a JSON object; an empty body is {}. Raises `GuestError` for anything else."""
+    """Return a body's JSON object, {} for an empty body; GuestError if it is anything else."""
     try:
         message = json.loads(data or b"{}")
     except (ValueError, RecursionError):
@@ -149,7 +149,7 @@ def message_of(data: bytes) -> Json:
 
 
 async def _read_envelopes(messages: AsyncIterator[Json]) -> AsyncIterator[bytes]:
-    """Yield messages as Connect RPC envelopes, and the final envelope with the error, if any."""
+    """Yield messages as Connect RPC envelopes, then the end of the stream with its error, if any."""
 
     def envelope(flags: int, message: Json) -> bytes:
         data = json.dumps(message, separators=(",", ":")).encode()
@@ -166,7 +166,7 @@ async def _read_envelopes(messages: AsyncIterator[Json]) -> AsyncIterator[bytes]
 
 
 async def _pieces(request: Request) -> AsyncIterator[bytes]:
-    """Yield the pieces of a body, with a timeout for each."""
+    """Yield the pieces of a body; GuestError if none arrives for BODY_SILENCE_TIMEOUT_S."""
     stream = request.stream()
     while True:
         try:
@@ -185,14 +185,14 @@ async def _plain(guest: Guest, op: str, **fields: Any) -> Json:
 
 async def _listing(guest: Guest, op: str, **fields: Any) -> Any:
     _, data = await guest.ask(op, **fields)
-    if len(data) > MAX_MESSAGE:  # parsing more would block the event loop
+    if len(data) > MAX_MESSAGE:  # parsing a larger one would block the event loop
         raise GuestError(
             "resource_exhausted", f"expected a list of at most {MAX_MESSAGE} bytes, got a longer one"
         )
     return json.loads(data)
 
 
-# ---- processes
+# Processes
 
 
 def _pid(body: Json) -> int:
@@ -214,7 +214,7 @@ async def _input(guest: Guest, pid: int, given: Json, timeout_s: float = math.in
                 await guest.ask("input", blob[at : at + FILE_PIECE], pid=pid)
                 break
             except GuestError as error:
-                # The command reads slowly; the client's timeout or disconnect ends this.
+                # The command reads slowly: retry until the client's own timeout or disconnection ends the request.
                 if error.code != "resource_exhausted" or clock() > deadline:
                     raise
             await asyncio.sleep(BUSY_RETRY_S)
@@ -254,7 +254,7 @@ async def _list_processes(guest: Guest, _: Json) -> Json:
 
 
 async def _start(guest: Guest, body: Json, timeout_s: float | None) -> AsyncIterator[Json]:
-    """Start a command and stream its events. It continues without listeners, but is killed at its timeout."""
+    """Start a command and stream its events. It outlives a disconnection, but not its timeout."""
     config = body["process"]
     if "pty" in body:
         raise GuestError(
@@ -270,10 +270,18 @@ async def _start(guest: Guest, body: Json, timeout_s: float | None) -> AsyncIter
             cwd=config.get("cwd") or "",
             stdin=bool(body.get("stdin")),
         )
+        killed = False
+
+        def kill() -> None:
+            nonlocal killed
+            killed = True
+            guest.notify("signal", stream=output.stream, signal=9)
+
         if timeout_s is not None:
-            loop = asyncio.get_running_loop()
-            loop.call_later(timeout_s, lambda: guest.notify("signal", stream=output.stream, signal=9))
+            asyncio.get_running_loop().call_later(timeout_s, kill)
         async for event in _process_events(int(header["pid"]), output, timeout_s):
+            if killed and event["event"].get("end", {}).get("exited") is False:
+                raise _timeout_error(timeout_s)  # its output was read so late that the kill came first
             yield event
 
 
@@ -289,10 +297,10 @@ async def _connect(guest: Guest, body: Json, timeout_s: float | None) -> AsyncIt
 async def read_messages(
     output: Subscription, timeout_s: float | None
 ) -> AsyncIterator[tuple[Json, bytes] | None]:
-    """Yield the messages of a stream until its end, and None whenever a keep-alive is due.
+    """Yield a stream's messages until its end; None when a keep-alive is due.
 
     Raises:
-        GuestError: The stream did not end within the timeout, or its sandbox is gone.
+        GuestError: The stream did not end within `timeout_s`, or its sandbox is gone.
     """
     loop = asyncio.get_running_loop()
     deadline = None if timeout_s is None else loop.time() + timeout_s
@@ -300,12 +308,16 @@ async def read_messages(
         left_s = KEEPALIVE_S if deadline is None else min(KEEPALIVE_S, deadline - loop.time())
         message = await output.take(max(left_s, 0.0))
         if message is None and deadline is not None and loop.time() >= deadline:
-            raise GuestError("deadline_exceeded", f"expected it to end within {timeout_s:g} s, got no end")
+            raise _timeout_error(timeout_s)
         if message is not None and message[0].get("lost"):
             raise GuestError("unavailable", str(message[0].get("status")))
         yield message
         if message is not None and "end" in message[0]:
             return
+
+
+def _timeout_error(timeout_s: float | None) -> GuestError:
+    return GuestError("deadline_exceeded", f"expected it to end within {timeout_s:g} s, got no end")
 
 
 async def _process_events(pid: int, output: Subscription, timeout_s: float | None) -> AsyncIterator[Json]:
@@ -321,7 +333,7 @@ async def _process_events(pid: int, output: Subscription, timeout_s: float | Non
         yield {"event": event}
 
 
-# ---- the file system
+# The file system
 
 
 async def _list_folder(guest: Guest, body: Json) -> Json:
@@ -365,7 +377,7 @@ async def _watcher_events(guest: Guest, body: Json) -> Json:
     return {"events": _events(await _listing(guest, "events", name=body["watcherId"]))}
 
 
-# ---- files
+# Files
 
 
 async def _download(guest: Guest, path: str) -> Response:
@@ -419,7 +431,7 @@ async def _write(guest: Guest, path: str, pieces: AsyncIterator[bytes]) -> Json:
     offset, buffer = 0, bytearray()
     entry: Json = {}
     async for piece in pieces:
-        guest.require()  # fail a slow upload early if the sandbox is gone, so that it does not delay a shutdown
+        guest.require()  # so that a slow upload fails at once, and does not delay the service's shutdown
         buffer += piece
         while len(buffer) >= FILE_PIECE:
             entry = (await guest.ask("write", bytes(buffer[:FILE_PIECE]), path=path, offset=offset))[0]
@@ -432,7 +444,7 @@ async def _write(guest: Guest, path: str, pieces: AsyncIterator[bytes]) -> Json:
 
 
 async def _decompress(request: Request) -> AsyncIterator[bytes]:
-    """Yield the body, decompressed if needed, in small pieces."""
+    """Yield the body, decompressed if it is gzip, in pieces of bounded size."""
     encoding = request.headers.get("content-encoding", "identity").lower()
     if encoding not in ("identity", "gzip"):
         raise GuestError("invalid_argument", f"expected a body as it is, or gzip, got {encoding!r}")
@@ -462,7 +474,7 @@ def _form_files(kind: str, body: bytes) -> list[tuple[str, bytes]]:
         head, _, data = section.partition(b"\r\n\r\n")
         if (named := _FILENAME.search(head)) is None:
             raise GuestError("invalid_argument", "expected files with names in the form, got one without")
-        # Escaped as browsers and httpx do.
+        # Undo the escapes of browsers and httpx.
         name = (
             named[1].decode("utf-8", "replace").replace("%22", '"').replace('\\"', '"').replace("\\\\", "\\")
         )

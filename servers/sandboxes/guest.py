@@ -1,6 +1,6 @@
-"""The client of a sandbox's agent: requests and streamed output, and their failure when the agent dies.
+"""The client of a sandbox's agent: requests, streamed output, and the failure of both when the agent dies.
 
-Nothing from the agent is trusted, because code in the sandbox may have forged it. An invalid frame ends the sandbox.
+Nothing that arrives is trusted: the code in the sandbox may have written it. An invalid frame ends the sandbox.
 """
 
 import asyncio
@@ -15,13 +15,13 @@ from openenv_core.sandbox.inside.interpreter import FRAME, pack
 CALL_TIMEOUT_S: Final = 30.0
 MAX_HEADER: Final = 64 << 10
 MAX_UNREAD: Final = 4 << 20
-"""Maximum bytes sent that the agent has not read."""
+"""Bytes sent to the agent that it has not read."""
 
 _FRAME_BYTES: Final = 256
-"""Approximate overhead of a frame."""
+"""Approximate memory of a frame beside its content."""
 
 MAX_BLOB: Final = 32 << 20
-"""Maximum size of one blob, such as a displayed result as JSON; files and output are sent in smaller pieces."""
+"""Bytes of one frame's content, such as a displayed result in JSON; files and output come in smaller pieces."""
 
 MAX_BUFFERED: Final = 2 * MAX_BLOB
 
@@ -29,7 +29,7 @@ MAX_BUFFERED: Final = 2 * MAX_BLOB
 STATUSES: Final = {
     "invalid_argument": 400,
     "failed_precondition": 400,
-    "permission_denied": 400,  # E2B's clients have no error for 403
+    "permission_denied": 400,  # E2B's clients have no particular error for 403
     "unauthenticated": 401,
     "not_found": 404,
     "aborted": 409,
@@ -42,11 +42,11 @@ STATUSES: Final = {
 
 
 class ApiError(Exception):
-    """Rejects a request.
+    """A refused request.
 
     Args:
-        status: The HTTP status, which determines the error that a client raises.
-        message: What was expected, what was received, and what to do.
+        status: The HTTP status, which decides the error that a client raises.
+        message: What is wrong, and what to do about it.
     """
 
     def __init__(self, status: int, message: str) -> None:
@@ -56,10 +56,10 @@ class ApiError(Exception):
 
 
 class GuestError(ApiError):
-    """A sandbox's agent rejected or failed a request.
+    """A sandbox's agent refused or failed a request.
 
     Args:
-        code: Error code of Connect RPC.
+        code: The Connect RPC error code.
         message: The reason.
     """
 
@@ -72,13 +72,14 @@ class Reader(Protocol):
     """A source of frames."""
 
     async def readexactly(self, n: int, /) -> bytes:
-        """Return exactly `n` bytes. Raises EOFError (such as IncompleteReadError) at the end."""
+        """Return exactly `n` bytes; EOFError (such as IncompleteReadError) if the stream ends first."""
 
 
 class Subscription:
-    """One reader's queue of a stream's messages.
+    """The messages of one stream, in order, for one reader.
 
-    The agent waits for the fastest reader. A reader that falls behind by more than `MAX_BUFFERED` loses the stream.
+    The agent waits for the fastest reader; for one that falls behind by more than `MAX_BUFFERED` bytes the stream
+    ends, marked as lost.
     """
 
     def __init__(self, stream: str, on_taken: Callable[[int], None]) -> None:
@@ -88,15 +89,15 @@ class Subscription:
         self._bytes = 0
 
     def put(self, header: dict[str, Any], blob: bytes, size: int = 0) -> None:
-        """Add a message of `size` bytes."""
+        """Add a message whose frame has `size` bytes."""
         self._bytes += size + _FRAME_BYTES
         if self._bytes > MAX_BUFFERED and "end" not in header:
             self.close()
-            header, blob = {"end": -1, "lost": True, "status": "what it printed was not read in time"}, b""
+            header, blob = {"end": -1, "lost": True, "status": "its output was not read in time"}, b""
         self._held.put_nowait((header, blob, size))
 
     async def take(self, timeout_s: float | None = None) -> tuple[dict[str, Any], bytes] | None:
-        """Return the next message; None at the timeout."""
+        """Return the next message; None if none arrives within `timeout_s`."""
         try:
             async with asyncio.timeout(timeout_s):
                 return self._account_taken(await self._held.get())
@@ -104,7 +105,7 @@ class Subscription:
             return None
 
     def close(self) -> None:
-        """Drop all queued messages."""
+        """Discard the unread messages."""
         while not self._held.empty():
             self._account_taken(self._held.get_nowait())
 
@@ -117,11 +118,14 @@ class Subscription:
 
 
 class Guest:
-    """The client of a sandbox's agent, over its channel.
+    """The client of a sandbox's agent.
 
     Args:
-        reader: Data from the agent.
-        writer: Data to the agent.
+        reader: Reads the agent's frames.
+        writer: Writes frames to the agent.
+
+    Attributes:
+        gone: Resolves with the reason when the agent has ended.
     """
 
     def __init__(self, reader: Reader, writer: asyncio.StreamWriter) -> None:
@@ -136,7 +140,7 @@ class Guest:
         self._task = asyncio.create_task(self._read(), name="sandbox's agent")
 
     async def wait_ready(self, envs: dict[str, str], timeout_s: float) -> None:
-        """Wait until the agent responds, and set environment variables. Raises `GuestError` at the timeout."""
+        """Wait until the agent replies, then set its environment variables; GuestError if it does not reply in time."""
         waits: list[asyncio.Future[Any]] = [asyncio.ensure_future(self._greeted.wait()), self.gone]
         await asyncio.wait(waits, timeout=timeout_s, return_when=asyncio.FIRST_COMPLETED)
         waits[0].cancel()
@@ -146,7 +150,7 @@ class Guest:
         await self.ask("setup", envs=envs)
 
     def name(self) -> str:
-        """Return a unique name for a stream."""
+        """Return a unique name for a stream, context or watcher."""
         return str(next(self._numbers))
 
     def notify(self, op: str, **fields: Any) -> None:
@@ -154,7 +158,7 @@ class Guest:
         if self.gone.done():
             return
         if self._writer.transport.get_write_buffer_size() > MAX_UNREAD:
-            self._on_closed("its agent does not read what it is told")
+            self._on_closed("its agent does not read its requests")
             return
         self._writer.write(pack({"id": 0, "op": op, **fields}))
 
@@ -164,7 +168,7 @@ class Guest:
             raise GuestError("unavailable", f"the sandbox was not found: {self.gone.result()}")
 
     async def ask(self, op: str, blob: bytes = b"", **fields: Any) -> tuple[dict[str, Any], bytes]:
-        """Send a request and return its reply. Raises `GuestError` if it is rejected, or the agent is gone."""
+        """Send a request and return the reply; GuestError if it is refused, times out or the agent is gone."""
         self.require()
         number = next(self._numbers)
         answer = self._answers[number] = asyncio.get_running_loop().create_future()
@@ -187,7 +191,7 @@ class Guest:
 
     @asynccontextmanager
     async def subscribed(self, stream: str) -> AsyncIterator[Subscription]:
-        """Subscribe to a stream for the duration of the block."""
+        """Subscribe to a stream while the block runs."""
         subscription = Subscription(stream, lambda size: self._acknowledge(stream, size))
         self._streams.setdefault(stream, []).append(subscription)
         try:
@@ -217,12 +221,12 @@ class Guest:
                     raise ValueError(f"a frame of {head} and {size} bytes")
                 header = json.loads(await self._reader.readexactly(head))
                 if type(header) is not dict:
-                    raise ValueError("a header that is no object")
+                    raise ValueError("a header that is not an object")
                 self._on_frame(header, await self._reader.readexactly(size) if size else b"", head + size)
         except (EOFError, OSError):
             pass
-        except Exception as error:  # any error means a forged frame
-            reason = f"its agent sent what is no frame ({type(error).__name__}: {error})"
+        except Exception as error:  # a forged frame may raise anything
+            reason = f"its agent sent an invalid frame ({type(error).__name__}: {error})"
         self._on_closed(reason)
 
     def _on_frame(self, header: dict[str, Any], blob: bytes, size: int) -> None:

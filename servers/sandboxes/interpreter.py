@@ -1,4 +1,4 @@
-"""E2B's code interpreter API: runs cells in contexts, and streams their output as JSON lines."""
+"""E2B's code interpreter API: runs cells in contexts and streams their output line by line."""
 
 import asyncio
 import codecs
@@ -21,11 +21,11 @@ MAX_CONTEXTS: Final = 16
 
 
 def routes(find: Find, table: SandboxTable) -> list[Route]:
-    """Return the routes.
+    """Return the routes of the API.
 
     Args:
-        find: Returns the sandbox of a request, or raises.
-        table: Runs tasks that outlive their request.
+        find: Returns the sandbox that a request is for, or raises.
+        table: Runs the tasks that outlive their request.
     """
 
     async def execute(request: Request) -> Response:
@@ -67,7 +67,7 @@ def routes(find: Find, table: SandboxTable) -> list[Route]:
 
 
 async def _python(request: Request) -> dict[str, Any]:
-    """Return the body of a request. Raises `ApiError` for languages other than Python."""
+    """Return a request's body; ApiError if its language is not Python."""
     body = message_of(await request.body())
     if (language := body.get("language")) not in (None, "", "python", "python3"):
         raise ApiError(400, f"expected the language python, got {language!r}; run others as commands")
@@ -95,8 +95,9 @@ async def _make(record: Record, name: str, cwd: str) -> dict[str, str]:
 async def _run(
     record: Record, table: SandboxTable, name: str, turn: asyncio.Lock, code: str, envs: dict[str, str]
 ) -> AsyncIterator[bytes]:
-    """Run a cell, one at a time per context; the caller's disconnect interrupts it."""
-    # Acquired here, because a generator that never starts, after a disconnect, would not release it.
+    """Run a cell once the context's lock is free; the client's disconnection interrupts it."""
+    # Acquired here, not by the caller: if the client has disconnected, this generator may never start, and would never
+    # release the lock.
     await turn.acquire()
     async with contextlib.AsyncExitStack() as stack:
         stack.callback(turn.release)
@@ -115,7 +116,7 @@ async def _run(
 async def _interrupt(
     record: Record, name: str, output: Subscription, stack: contextlib.AsyncExitStack
 ) -> None:
-    """Interrupt an abandoned cell, and release its context when it has ended."""
+    """Interrupt an abandoned cell and release the context for the next one."""
     async with stack:
         record.guest.notify("interrupt", name=name)
         while (message := await output.take()) is not None and "end" not in message[0]:

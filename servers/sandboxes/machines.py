@@ -1,4 +1,4 @@
-"""Backends of sandboxes: our own process sandbox, or containers of the local engine; each runs an agent."""
+"""The backends of sandboxes: isolated processes, or containers of the local engine, each with an agent inside."""
 
 import asyncio
 import contextlib
@@ -28,10 +28,10 @@ class Machine(Protocol):
     """The backend of one sandbox.
 
     Attributes:
-        guest: Client of its agent.
-        isolation: Name of its isolation level.
-        cpus: Number of CPUs it may use.
-        memory_bytes: Memory limit.
+        guest: The client of its agent.
+        isolation: The isolation level of its code.
+        cpus: CPUs that it may use.
+        memory_bytes: Memory that it may use.
     """
 
     guest: Guest
@@ -40,20 +40,20 @@ class Machine(Protocol):
     memory_bytes: int
 
     async def begin(self, envs: dict[str, str]) -> None:
-        """Wait for the agent and set environment variables of what it starts. Raises `GuestError` at the timeout."""
+        """Wait for its agent and set environment variables for all that it starts; GuestError if it does not reply."""
 
     async def freeze(self, *, frozen: bool) -> None:
-        """Pause or resume all its processes. Raises `GuestError` if it cannot."""
+        """Pause or resume all its processes; GuestError if it cannot."""
 
     async def fork(self, contexts: list[str]) -> "Machine":
-        """Return a copy of it with these of its interpreters. Raises `GuestError` if it cannot be copied."""
+        """Return a copy of it with the interpreters of these contexts; GuestError if it cannot be copied."""
 
     async def close(self) -> None:
         """Stop it and remove its files. Idempotent; called again after a failure."""
 
 
 class ProcessMachine:
-    """A session of the process sandbox in which programs are allowed."""
+    """A sandbox session, with the isolation of an interpreter but subprocesses allowed."""
 
     def __init__(self, guest: Guest, session: SandboxSession, channel: socket.socket | None) -> None:
         self.guest = guest
@@ -66,7 +66,7 @@ class ProcessMachine:
 
     @classmethod
     async def start(cls, sandbox: Sandbox, limits: Limits) -> "ProcessMachine":
-        """Start a session. Raises `SandboxUnavailableError` if that is impossible."""
+        """Fork one from the zygote; SandboxUnavailableError if this machine cannot."""
         limits = replace(limits, timeout_s=FOREVER_S, allow_subprocess=True)
         session = await sandbox.open(limits, snapshot=True)
         ours, theirs = socket.socketpair()
@@ -77,15 +77,15 @@ class ProcessMachine:
             await self._session.serve(channel)
 
     async def begin(self, envs: dict[str, str]) -> None:
-        """Wait for its agent."""
+        """Wait for its agent and set the environment variables."""
         await self.guest.wait_ready(envs, GREETING_TIMEOUT_S)
 
     async def freeze(self, *, frozen: bool) -> None:
-        """Pause or resume its processes. Fails with live forks, whose processes cannot be distinguished."""
+        """Pause or resume all its processes; GuestError if it has forks: their processes cannot be told apart."""
         if self._session.related:
             raise GuestError(
                 "failed_precondition",
-                "expected a sandbox of which no fork or snapshot lives, got one that has some; end them first",
+                "expected a sandbox without forks or snapshots, got one with some; end them first",
             )
         self._session.freeze(frozen=frozen)
 
@@ -108,9 +108,9 @@ class ProcessMachine:
         return ProcessMachine(Guest(*await asyncio.open_unix_connection(sock=ours)), session, None)
 
     async def close(self) -> None:
-        """Stop the session."""
+        """End its processes and remove its files."""
         await self.guest.close()
-        if self._session.related:  # when its channel closes, the agent ends its children
+        if self._session.related:  # its agent ends what it has started once the channel is closed
             await asyncio.wait([self._serving], timeout=END_TIMEOUT_S)
         self._serving.cancel()
         await asyncio.gather(self._serving, return_exceptions=True)
@@ -137,14 +137,14 @@ sys.modules["openenv_core.sandbox.inside.agent"].Agent(0, 1, home, sessions=True
 
 
 def _program() -> bytes:
-    """Return our agent as source text for a container's own Python."""
+    """Return the agent's source as one program for a container's own Python."""
     packages = ("openenv_core", "openenv_core.sandbox", "openenv_core.sandbox.inside")
     modules = {each.__name__: inspect.getsource(each) for each in (cells, interpreter, agent)}
     return f"sources = {dict.fromkeys(packages, '') | modules!r}{_MAIN}".encode()
 
 
 class ContainerMachine:
-    """A container of the local engine with our agent, run by the image's Python."""
+    """A container of the local engine; the agent in it is run by the image's own Python."""
 
     def __init__(self, guest: Guest, engine: DockerEngine, container: Container, config: Any) -> None:
         self.guest = guest
@@ -158,8 +158,8 @@ class ContainerMachine:
         """Start a container and its agent.
 
         Raises:
-            ProviderError: The container cannot be started.
-            GuestError: The image has no Python of 3.10 or later.
+            ProviderError: The engine cannot start a container of the image.
+            GuestError: The image has no Python 3.10 or later.
         """
         engine = DockerEngine.find()
         image_details = await asyncio.to_thread(engine.find_image, image)
@@ -181,7 +181,7 @@ class ContainerMachine:
         return cls(guest, engine, container, config)
 
     async def begin(self, envs: dict[str, str]) -> None:
-        """Set environment variables, then start the image's own command."""
+        """Set the environment variables, then start the image's own command."""
         await self.guest.wait_ready(envs, GREETING_TIMEOUT_S)
         argv = [*(self._config.get("Entrypoint") or ()), *(self._config.get("Cmd") or ())]
         if argv:
@@ -191,15 +191,15 @@ class ContainerMachine:
                 await self.guest.ask("start", stream="image", **command)
 
     async def freeze(self, *, frozen: bool) -> None:
-        """Pause or resume the container."""
+        """Have the engine pause or resume the container."""
         verb = "pause" if frozen else "unpause"
         await asyncio.to_thread(self._engine.call, "POST", f"/containers/{self._container.id}/{verb}")
 
     async def fork(self, contexts: list[str]) -> Machine:
-        """Raise GuestError: containers cannot be forked."""
+        """Raise a GuestError: containers cannot be forked."""
         raise GuestError(
             "unimplemented",
-            "expected a process sandbox, got a container: an engine copies files, and no memory",
+            "expected a process sandbox, got a container: an engine copies files, but no memory",
         )
 
     async def close(self) -> None:
@@ -209,16 +209,16 @@ class ContainerMachine:
 
 
 _Kind: TypeAlias = tuple[str, ContainerOptions, str]
-"""An image's name, the container's options, and the image's id, which changes when it is rebuilt."""
+"""An image's name, the options of its container, and the image's id, which changes when it is rebuilt."""
 
 
 class WarmContainers:
-    """Containers started in advance, each used once.
+    """Containers started in advance, each handed out once.
 
-    Containers of an image are started after one of it was requested; if there is no room, the oldest are removed.
+    A request for an image starts further containers of it; if there is no room, the oldest are removed.
 
     Args:
-        size: Maximum number of warm containers; 0 starts all on request.
+        size: Maximum number of containers; 0: every container is started on request.
     """
 
     def __init__(self, size: int) -> None:
@@ -227,7 +227,7 @@ class WarmContainers:
         self._filling: asyncio.Task[None] | None = None
 
     async def take(self, image: str, options: ContainerOptions) -> ContainerMachine:
-        """Return an unused container. Raises as `ContainerMachine.start` does."""
+        """Return an unused container; raises what `ContainerMachine.start` raises."""
         if not self._size:
             return await ContainerMachine.start(image, options)
         image_details = await asyncio.to_thread(DockerEngine.find().find_image, image)
@@ -244,8 +244,8 @@ class WarmContainers:
         return machine
 
     async def close(self) -> None:
-        """Stop starting containers, and remove unused ones."""
-        self._size = 0  # a running start is the last
+        """Start no more containers and remove the unused ones."""
+        self._size = 0  # the container being started now is the last
         if self._filling is not None:
             await asyncio.wait([self._filling], timeout=END_TIMEOUT_S)
             self._filling.cancel()
@@ -276,7 +276,7 @@ class WarmContainers:
 
 
 class _Unpacked:
-    """Standard output of an exec, demultiplexed from the engine's stream."""
+    """The standard output of an exec, demultiplexed from the engine's stream."""
 
     def __init__(self, reader: asyncio.StreamReader) -> None:
         self._reader, self._splitter = reader, _wire.StreamSplitter()
@@ -293,7 +293,7 @@ class _Unpacked:
 
 
 async def _attached(engine: DockerEngine, container: str) -> Guest:
-    """Start the agent in a container and return its client."""
+    """Start the agent in a container; return its client."""
     program = _program()
     command = ["python3", "-u", "-c", _BOOT, str(len(program))]
     body = {"Cmd": command, "AttachStdin": True, "AttachStdout": True, "AttachStderr": True}

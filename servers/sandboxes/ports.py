@@ -1,4 +1,4 @@
-"""Forwards connections to servers in sandboxes through their agents, without using ports of the host."""
+"""Connections to servers inside sandboxes, forwarded through the sandboxes' agents without a port on the host."""
 
 import asyncio
 import os
@@ -18,10 +18,10 @@ from servers.sandboxes.table import Record, SandboxTable
 from servers.security import HttpRefusalError, send_refusal
 
 OURS: Final = (49983, 49999)
-"""E2B's ports that this service handles itself: commands and files, code."""
+"""E2B's own ports, which need no server inside: one for commands and files, one for code."""
 
 MAX_FORWARDED_PORTS: Final = 16
-"""Maximum forwarded ports per sandbox."""
+"""Forwarded ports per sandbox."""
 
 REPLY_TIMEOUT_S: Final = 3600.0
 _PEER: Final = struct.Struct("3i")
@@ -29,7 +29,7 @@ _PATH: Final = re.compile(r"/sandboxes/([0-9a-f]{20})/ports/(\d{1,5})(/.*|)")
 
 
 class Ports:
-    """Forwards HTTP and WebSockets to ports of sandboxes.
+    """Forwards HTTP and WebSocket connections to ports inside sandboxes.
 
     Args:
         table: The sandboxes.
@@ -46,7 +46,7 @@ class Ports:
     async def serve(
         self, scope: Scope, receive: Receive, send: Send, sandbox: str | None, port: int | None
     ) -> bool:
-        """Forward a connection if it is for a server in a sandbox; return whether it was."""
+        """Forward a connection if it is for a server inside a sandbox; return whether it was."""
         if match := _PATH.fullmatch(scope["path"]):
             sandbox, port, path = match[1], int(match[2]), match[3] or "/"
             raw = scope["raw_path"].partition(b"/ports/")[2].partition(b"/")[2]
@@ -75,17 +75,17 @@ class Ports:
         return True
 
     async def close(self) -> None:
-        """Close all connections."""
+        """Close all forwards and their connections."""
         await self._peers.close()
         for _, server in self._forwards.values():
             server.close()
 
     async def _open_forward(self, record: Record, port: int) -> int:
-        """Return the number of the local socket that forwards to a port of a sandbox; open it if needed."""
-        async with self._opening:  # so that concurrent requests do not open two
+        """Return the number of the Unix socket that forwards to a port inside; open it if needed."""
+        async with self._opening:  # otherwise two concurrent requests would open two
             if (record.id, port) not in self._forwards:
                 number = next(self._numbers)
-                # An abstract socket: a file would remain if this process is killed.
+                # An abstract name: a socket file would remain if this process were killed.
                 self._names[number] = f"\0ropewalk-{token_hex(16)}"
 
                 async def carry(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -108,7 +108,7 @@ async def _carry(
 ) -> None:
     guest, socket_ = record.guest, writer.get_extra_info("socket")
     _, uid, _ = _PEER.unpack(socket_.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _PEER.size))
-    if uid != os.getuid():  # any user on this machine can find the socket's name
+    if uid != os.getuid():  # any user of this machine can list abstract sockets
         writer.close()
         return
     async with guest.subscribed(f"t{guest.name()}") as output:

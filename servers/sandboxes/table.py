@@ -1,4 +1,4 @@
-"""The sandboxes of a service: owners, limits and timeouts."""
+"""The sandboxes of a service: their owners, limits and lifetimes."""
 
 import asyncio
 import contextlib
@@ -20,33 +20,33 @@ from servers.sandboxes.machines import Machine, ProcessMachine, WarmContainers
 logger = logging.getLogger("servers")
 
 PROCESS_TEMPLATES: Final = ("base", "code-interpreter-v1", "process")
-"""Names of the template of process sandboxes; the first two are defaults of E2B's clients."""
+"""Names of the process template, which is no image; the first two are the defaults of E2B's clients."""
 
 POLL_INTERVAL_S: Final = 0.25
 RETRY_INTERVAL_S: Final = 1.0
 """Pause before a failed removal is retried: the engine may be restarting."""
 
 MAX_STARTING: Final = 4
-"""Maximum concurrent starts of containers; further ones wait."""
+"""Containers that start concurrently; others wait."""
 
 MIB: Final = 1 << 20
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class SandboxLimits:
-    """The limits of a service.
+    """The limits of one service.
 
     Attributes:
-        max_sandboxes: Maximum number of sandboxes, including paused ones.
-        max_sandboxes_per_key: Maximum number per key; None for no separate limit.
-        max_timeout_s: Maximum timeout of a sandbox.
-        memory_bytes: Memory of a container, or of each program of a process sandbox.
-        disk_bytes: Total size of a process sandbox's files.
-        pids: Processes and threads per sandbox.
-        images: Patterns of allowed images, such as `my-env:*`; empty allows none.
-        warm: Number of warm containers to keep, of recently requested images.
-        minimum_isolation: Minimum isolation level of process sandboxes.
-        preload: Modules to import in advance for interpreters of process sandboxes.
+        max_sandboxes: Concurrent sandboxes, paused ones included.
+        max_sandboxes_per_key: The same per key; None: only `max_sandboxes` applies.
+        max_timeout_s: The longest timeout of a sandbox.
+        memory_bytes: Memory of a container as a whole, or of each program of a process sandbox.
+        disk_bytes: All files of a process sandbox together.
+        pids: Processes and threads of one sandbox.
+        images: Patterns of the images that may be run, such as `my-env:*`; empty: none.
+        warm: Containers kept ready, beside those in use, of the most recently requested images.
+        minimum_isolation: The weakest isolation level at which process sandboxes are started.
+        preload: Modules that the interpreters of process sandboxes have already imported.
     """
 
     max_sandboxes: int = 16
@@ -61,7 +61,7 @@ class SandboxLimits:
     preload: tuple[str, ...] = ()
 
     def image(self, name: str) -> str:
-        """Return the full name of an allowed image. Raises `ApiError` if it is not allowed."""
+        """Return the image to run for a template's name; ApiError if it is not allowed."""
         last = name.rpartition("/")[2]
         full = name if ":" in last or "@" in last else f"{name}:latest"
         for pattern in self.images:
@@ -82,18 +82,19 @@ class SandboxLimits:
 
 @dataclass(slots=True, eq=False)
 class Record:
-    """A sandbox or snapshot.
+    """One sandbox.
 
     Attributes:
-        id: Its id, which alone grants access to its ports.
-        owner: Name of the key that created it.
-        token: Token for its files and commands.
-        expires: Time of its end, by the loop's clock.
-        contexts: Interpreters of `run_code`: each as clients see it, and its lock.
+        id: Its id, which is all that a connection to its ports needs.
+        owner: The name of the key that created it.
+        token: The token for its files and commands.
+        expires: End of its life, by the event loop's clock.
+        doomed: Whether it is to be removed, or failed to start.
+        contexts: Interpreters of `run_code`: each as clients see it, and the lock held while it runs a cell.
         making: Held while a context is created.
-        freezing: Held while it is paused or resumed, which an engine may take a while to do.
-        snapshot_of: The sandbox whose state it keeps, if it is a snapshot.
-        names: Names of a snapshot.
+        freezing: Held while it is paused or resumed: the engine takes a while, in which another request may come.
+        snapshot_of: The sandbox whose state it keeps, if it is a snapshot and not a sandbox.
+        names: The names of a snapshot.
     """
 
     id: str
@@ -124,13 +125,13 @@ class Record:
 
     @property
     def end_at(self) -> datetime:
-        """When its timeout expires."""
+        """When it expires."""
         left = self.expires - asyncio.get_running_loop().time()
         return datetime.now(UTC) + timedelta(seconds=left)
 
 
 class SandboxTable:
-    """All sandboxes of a service, each accessible only to its owner. Bound to one event loop."""
+    """All sandboxes of one service, each accessible to its owner alone. Not thread-safe: lives on one event loop."""
 
     def __init__(self, limits: SandboxLimits) -> None:
         self.limits = limits
@@ -144,10 +145,10 @@ class SandboxTable:
         self._closing = False
 
     async def start(self) -> None:
-        """Start the process sandbox.
+        """Start the zygote from which process sandboxes are forked.
 
         Raises:
-            SandboxUnavailableError: It does not work on this machine, and no images are allowed either.
+            SandboxUnavailableError: This machine cannot isolate processes, and no images are allowed either.
         """
         limits = self.limits
         sandbox = Sandbox(SandboxConfig(minimum=limits.minimum_isolation, preload=limits.preload))
@@ -157,24 +158,24 @@ class SandboxTable:
             if not limits.images:
                 raise
             self._why = str(error)
-            logger.warning("sandboxes are made of images alone: %s", error)
+            logger.warning("only images can be used as templates: %s", error)
         else:
             self._sandbox = sandbox
 
     async def create(
         self, owner: str, template: str, timeout_s: float, envs: dict[str, str], **fields: Any
     ) -> Record:
-        """Start a sandbox, and return it once its agent responds.
+        """Start a sandbox; return it when its agent replies.
 
         Args:
-            owner: Name of the key that creates it.
-            template: A process template, an image, or the id of a snapshot.
-            timeout_s: Its timeout in seconds.
+            owner: The name of the key that creates it.
+            template: Its source: a process template, an image or a snapshot's id.
+            timeout_s: Seconds until it expires.
             envs: Environment variables.
             fields: Other fields of the record.
 
         Raises:
-            ApiError: It is not allowed, or its start failed.
+            ApiError: It is not allowed, or does not start.
         """
         source = self._records.get(template)
         if source is not None and source.owner == owner and source.snapshot_of is not None:
@@ -189,7 +190,7 @@ class SandboxTable:
 
         Args:
             source: The sandbox or snapshot to copy.
-            timeout_s: Timeout of the copy in seconds.
+            timeout_s: Seconds until the copy expires.
             envs: Environment variables in addition to the original's.
             fields: Fields of the record that differ from the original's.
 
@@ -223,7 +224,7 @@ class SandboxTable:
         ):
             if cap is not None and count >= cap:
                 raise ApiError(
-                    429, f"expected at most {cap} sandboxes{whose}, got one more; kill one, or come back"
+                    429, f"expected at most {cap} sandboxes{whose}, got one more; kill one, or retry later"
                 )
         return Record(
             token_hex(10), owner, template, token_urlsafe(24), self._deadline_after(timeout_s), **fields
@@ -250,7 +251,7 @@ class SandboxTable:
         return record
 
     def records(self, owner: str | None = None, *, snapshots: bool = False) -> list[Record]:
-        """Return the sandboxes or snapshots of an owner, or of all, in order of creation."""
+        """Return the sandboxes, or the snapshots, of an owner or of all owners, in the order of creation."""
         return [
             each
             for each in self._records.values()
@@ -261,37 +262,39 @@ class SandboxTable:
         ]
 
     def find(self, sandbox_id: str, owner: str | None = None, *, snapshots: bool = False) -> Record | None:
-        """Return a sandbox or snapshot by its id, among the owner's or all; None if there is none."""
+        """Return a sandbox or snapshot by its id; None if there is none, or none of this owner's."""
         records = self.records(owner, snapshots=snapshots)
         return next((each for each in records if each.id == sandbox_id), None)
 
     def set_timeout(self, record: Record, timeout_s: float, *, only_longer: bool = False) -> None:
-        """Set the timeout of a sandbox, from now on. Raises `ApiError` if it is too long."""
+        """Set the seconds until a sandbox expires, from now; ApiError if they exceed the limit."""
         expires = self._deadline_after(timeout_s)
         record.expires = max(expires, record.expires) if only_longer and not record.paused else expires
 
     async def freeze(self, record: Record, *, frozen: bool) -> None:
-        """Pause a sandbox, keeping its memory and processes, or resume it. A paused sandbox still counts."""
+        """Pause a sandbox, with its memory and processes, or resume it. It keeps its slot."""
         async with record.freezing:
             if record.machine is not None and record.paused != frozen:
                 await record.machine.freeze(frozen=frozen)
                 record.paused = frozen
 
     def end(self, record: Record) -> "asyncio.Task[None]":
-        """Start the removal of a sandbox, if not started yet, and return its task."""
+        """Start to remove a sandbox, unless its removal has started; return the removal's task."""
         record.doomed = True
         if record.ending is None:
             record.ending = self.spawn(self._remove(record), f"end of {record.id}")
         return record.ending
 
     async def close(self, deadline_s: float) -> None:
-        """End all sandboxes, and reject new ones."""
+        """End every sandbox and start no more."""
         self._closing = True
         endings = [self.end(record) for record in list(self._records.values())]
         if endings:
             await asyncio.wait(endings, timeout=deadline_s)
         if self._records:
-            logger.error("sandboxes left to whatever guards them: %s", ", ".join(sorted(self._records)))
+            logger.error(
+                "sandboxes still running, left to their guards: %s", ", ".join(sorted(self._records))
+            )
         for task in list(self._tasks):
             task.cancel()
         if self._tasks:
@@ -315,7 +318,7 @@ class SandboxTable:
             logger.debug("%s failed: %s", task.get_name(), error)
 
     def _machine(self, record: Record) -> Callable[[], Awaitable[Machine]]:
-        """Return a function that starts the machine of a record."""
+        """Return the function that starts a record's machine."""
         limits = self.limits
         if record.template not in PROCESS_TEMPLATES:
             options = ContainerOptions(
@@ -328,7 +331,7 @@ class SandboxTable:
             return partial(self._warm.take, limits.image(record.template), options)
         if self._sandbox is None:
             raise ApiError(
-                501, f"expected a machine that can have process sandboxes, got one that cannot: {self._why}"
+                501, f"expected a machine that supports process sandboxes, got one that does not: {self._why}"
             )
         of_session = Limits(
             memory_bytes=limits.memory_bytes,
@@ -370,7 +373,7 @@ class SandboxTable:
                 await record.machine.close()
                 break
             except OpenEnvError as error:
-                logger.warning("sandbox %s could not be removed, and will be: %s", record.id, error)
+                logger.warning("sandbox %s could not be removed; retrying: %s", record.id, error)
                 await asyncio.sleep(RETRY_INTERVAL_S)
         self._records.pop(record.id, None)
 
@@ -388,7 +391,7 @@ class SandboxTable:
                 self.end(record)
 
     def _deadline_after(self, timeout_s: float) -> float:
-        """Return the deadline of a timeout by the loop's clock. Raises `ApiError` if the timeout is too long."""
+        """Return the deadline of a timeout, by the event loop's clock; ApiError if it exceeds the limit."""
         if not 0 <= timeout_s <= (most := self.limits.max_timeout_s):
             raise ApiError(400, f"Timeout cannot be greater than {most:g} seconds, got {timeout_s:g}")
         return asyncio.get_running_loop().time() + timeout_s

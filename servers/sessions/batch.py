@@ -10,7 +10,7 @@ from typing import Any, Final
 
 from openenv_core import Observation
 from openenv_core.protocol.errors import SESSION_ERROR, VALIDATION_ERROR, RefusalError
-from servers.execution import EnvironmentRunner, begin_here, keep
+from servers.execution import EnvironmentRunner, keep, start_eagerly
 from servers.sessions.queue import REQUEST_WAIT_S, Tell, Ticket
 from servers.sessions.session import EnvironmentSession, outcome_of_work
 from servers.sessions.slots import SessionBusyError, UnknownSessionError
@@ -31,19 +31,19 @@ class Member:
         session: The session.
         ended: Whether its episode is over and no new one has begun.
         busy: Whether a call of a batch is running.
-        turn: Held by a request for this member alone; such requests run one at a time, in order.
+        lock: Held by a request for this member alone; such requests run one at a time, in order.
     """
 
     number: int
     session: EnvironmentSession
     ended: bool = False
     busy: bool = False
-    turn: asyncio.Lock = field(default_factory=asyncio.Lock)
+    lock: asyncio.Lock = field(default_factory=asyncio.Lock)
 
     @property
     def in_use(self) -> bool:
         """Whether a request is running."""
-        return self.busy or self.turn.locked()
+        return self.busy or self.lock.locked()
 
     def refusal(self) -> RefusalError | None:
         """Return why it cannot be called now; None if it can."""
@@ -112,7 +112,7 @@ class MemberCall:
         member = self.member
         runner = member.session.runner
         if self.reads:
-            return begin_here(self.play(runner, here=True))
+            return start_eagerly(self.play(runner, here=True))
         resets = self.options is not None or self.resets
         result = runner.reset_here(self.options or {}) if resets else runner.step_here(self.action)
         if isinstance(result, Observation):
@@ -123,7 +123,7 @@ class MemberCall:
                 self.spent_s = runner.spent_s
                 member.ended = ended
                 return result
-        return begin_here(self.play(runner, here=True, result=result))
+        return start_eagerly(self.play(runner, here=True, result=result))
 
 
 class SessionBatch:
@@ -275,7 +275,7 @@ class BatchRound:
         finished = self._finished
         for number, call in enumerate(self._calls, 1):
             member, session = call.member, call.member.session
-            if call.outcome is None and (member.busy or session.over or member.turn.locked()):
+            if call.outcome is None and (member.busy or session.over or member.lock.locked()):
                 call.outcome = member.refusal()
             if call.outcome is not None:
                 finished.append(call)
@@ -305,7 +305,7 @@ class BatchRound:
         """Wait until at least this many calls, or all that remain, are done; return them."""
         self._awaited = min(at_least, self._remaining)
         if len(self._finished) < self._awaited:
-            await asyncio.sleep(0)  # first of all, as `begin_here` requires
+            await asyncio.sleep(0)  # first of all, as `start_eagerly` requires
         if len(self._finished) < self._awaited:
             self._waiter = asyncio.get_running_loop().create_future()
             await self._waiter

@@ -47,7 +47,7 @@ class EnvironmentSession:
         last_use: When it was last called, or else opened, by the event loop's clock.
         listeners: Open requests beside its calls, such as streams; they keep it in use.
         on_over: Called once when it has ended.
-        let_go: Releases it from a broken WebSocket whose client may not reconnect.
+        detach: Releases it from a broken WebSocket whose client may not reconnect.
         call: The call that runs in its own task, if any.
         watch: Enforces the deadline of calls if a single caller makes them one after the other.
         on_expiry: Called when a call of that caller exceeds its deadline.
@@ -65,7 +65,7 @@ class EnvironmentSession:
         self.last_use = 0.0
         self.listeners = 0
         self.on_over: Callable[[], None] | None = None
-        self.let_go: Callable[[], Awaitable[None]] | None = None
+        self.detach: Callable[[], Awaitable[None]] | None = None
         self.call: _SessionCall[Any] | None = None
         self.watch: Watchdog | None = None
         self.on_expiry: Callable[[], None] | None = None
@@ -74,7 +74,7 @@ class EnvironmentSession:
         self._waiting = 0
 
     @property
-    def alone(self) -> bool:
+    def exclusive(self) -> bool:
         """Whether a single caller makes its calls one after the other, so that it needs no lock."""
         return self.watch is not None and not self.shared
 

@@ -214,8 +214,8 @@ class SessionTable:
         if (owner, session_id) in self._opening:
             raise RefusalError(SESSION_ERROR, f"Session {session_id} is still initializing; retry shortly")
         session = self.find(owner, session_id)
-        if session.let_go is not None:
-            await session.let_go()
+        if session.detach is not None:
+            await session.detach()
         if session.over:
             raise UnknownSessionError(session_id)
         if session.attached:

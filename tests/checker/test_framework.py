@@ -58,8 +58,8 @@ def raising(error: BaseException) -> Any:
         (raising(NotApplicableError("no folder")), Status.SKIPPED, "no folder", ""),
         (raising(ConnectionLostError("gone")), Status.FAILED, "ConnectionLostError: gone", "ropewalk serve"),
         (raising(RequestTimeoutError("late")), Status.FAILED, "within 10 s", "--step-timeout"),
-        (raising(KeyError("x")), Status.CRASHED, "KeyError: 'x' (", "report the check"),
-        (raising(SystemExit(3)), Status.CRASHED, "SystemExit: 3", "report the check"),
+        (raising(KeyError("x")), Status.CRASHED, "KeyError: 'x' (", "report it as a bug"),
+        (raising(SystemExit(3)), Status.CRASHED, "SystemExit: 3", "report it as a bug"),
     ],
 )
 def test_how_a_check_comes_out(work: Any, status: Status, words: str, change: str) -> None:

@@ -172,13 +172,13 @@ def unhealthy() -> Any:
     ("check", "app", "words"),
     [
         ("health", unhealthy(), "unhealthy"),
-        ("metadata", walk(Boring), "to tell the description"),
+        ("metadata", walk(Boring), "to return the description"),
         ("schema_valid", walk(action=Misdescribed), "nonsense"),
         ("observations_follow_schema", walk(SaysText), "'here' at $.place"),
         ("http_follows_schema", walk(SaysText), "'here' at $.place"),
         ("states_follow_schema", walk(StateOfText), "'here' at $.place"),
         ("episode_ends", walk(Endless), "within 20 steps"),
-        ("step_after_done", walk(after_end(lambda env: env.reset())), "a new episode that nobody asked for"),
+        ("step_after_done", walk(after_end(lambda env: env.reset())), "a new episode without a reset"),
         ("step_after_done", walk(after_end(lambda _: Seen(done=True, reward=1.0))), "got 1.0"),
         ("step_after_done", walk(after_end(in_another_episode)), "got 'another'"),
         ("step_after_done", walk(StaysOver), "got one that is done"),
@@ -197,8 +197,8 @@ def unhealthy() -> Any:
         ("reward_finite", walk(seen_with("reward", math.nan)), "got nan"),
         ("reward_in_range", walk(Generous), "got 7.0"),
         ("observations_serialisable", walk(Nothing), "got NoneType"),
-        ("observations_serialisable", walk(seen_with("about", object())), "to go into JSON"),
-        ("observations_serialisable", walk(SaysText), "to be read back"),
+        ("observations_serialisable", walk(seen_with("about", object())), "expected to encode"),
+        ("observations_serialisable", walk(SaysText), "expected to decode"),
     ],
 )
 def test_a_fault_is_found(check: str, app: Any, words: str, tmp_path: Path) -> None:

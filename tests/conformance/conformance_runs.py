@@ -112,23 +112,23 @@ def _outcome(checks: list[Mapping[str, str]]) -> Outcome:
 
 Expected: TypeAlias = Mapping[str, tuple[Verdict, str]]
 
-_TASKS = "the extension io.modelcontextprotocol/tasks (SEP-2663), which the SDK does not have"
+_TASKS = "the extension io.modelcontextprotocol/tasks (SEP-2663), which the SDK does not support"
 _TASK_PARTS = """
     lifecycle capability-negotiation wire-fields request-state-removal mrtr-input request-headers
     dispatch-and-envelope required-task-error mrtr-composition
 """
-_SKILLS = "the extension for skills (SEP-2640), which the SDK does not have"
+_SKILLS = "the extension for skills (SEP-2640), which the SDK does not support"
 _OLD_POLLING = "this version names 2025-03-26 in its call, and priming events began with 2025-11-25"
 
-_ASKED = "a tool server that asks its user something has nobody to ask: the caller is a policy, and is told an error"
+_ASKED = "elicitation has no user to ask: the caller is a policy, which gets an error"
 _ACCOUNTS = (
-    "OAuth is for people, who sign in with a browser; an environment runs unattended, and its tokens stand in the "
+    "OAuth requires a person who signs in with a browser; an environment runs unattended, with its tokens in the "
     "`headers` of its `mcpServers`"
 )
 
 _MACHINES = (
-    "an extension, OAuth between machines; the SDK has some of it, and the `mcpServers` JSON no words for it: a token "
-    "in `headers` does instead"
+    "an extension, OAuth between machines; the SDK has part of it, but `mcpServers` has no keys for it: put a token "
+    "in `headers` instead"
 )
 
 SERVER: Final[Mapping[str, Expected]] = {

@@ -1,4 +1,4 @@
-"""What the tests of containers share: an engine, its client, and images that are built once."""
+"""Fixtures of container tests: an engine, its client, and images that are built once."""
 
 import subprocess
 from collections.abc import Iterator
@@ -26,7 +26,7 @@ def api(engine: DockerEngine) -> Iterator[docker.APIClient]:
 
 @pytest.fixture(scope="session")
 def blackjack(engine: DockerEngine) -> Iterator[str]:
-    """BlackJack's image, on our base."""
+    """BlackJack's image, based on our base image."""
     assert main(["build", str(ROOT / "envs" / "blackjack_env"), "--tag", BLACKJACK]) == 0
     yield BLACKJACK
     subprocess.run(

@@ -1,4 +1,4 @@
-"""Real runs of the command, watched from outside."""
+"""Runs of the `ropewalk` command, observed from outside."""
 
 import contextlib
 import json
@@ -31,12 +31,12 @@ SMALL = (
 
 
 def rows(folder: Path) -> list[dict[str, Any]]:
-    """The metrics of a run's iterations."""
+    """Return the metrics of a run's iterations."""
     return [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
 
 
 class Watched:
-    """A command in a session of its own, whose every descendant can be found again by a mark."""
+    """A command in its own process session, whose descendants are found by an environment variable."""
 
     def __init__(self, command: Sequence[str], output: Path, **variables: str) -> None:
         self._mark = uuid.uuid4().hex
@@ -72,7 +72,7 @@ class Watched:
             time.sleep(0.1)
 
     def alive(self) -> list[psutil.Process]:
-        """Every process that carries the mark, wherever it stands in the tree by now."""
+        """Return every living process with the mark, reparented ones included."""
         found = []
         for process in psutil.process_iter():
             try:
@@ -83,7 +83,7 @@ class Watched:
         return found
 
     def role(self, name: str) -> psutil.Process:
-        """The process of a role, by the log that its environment names."""
+        """Return the process of a role, by the log named in its environment."""
         for process in self.alive():
             if process.environ().get("ROPEWALK_ROLE_LOG", "").endswith(f"{name}.log"):
                 return process
@@ -96,12 +96,12 @@ class Watched:
 
 
 def lose_a_generator_and_end(run: Watched, folder: Path, end: Callable[[], None]) -> None:
-    """Kill a run's generator after its second iteration, have it train on with another one, and interrupt it.
+    """Kill a run's generator after the second iteration, wait until it has trained with another, and interrupt it.
 
     Args:
-        run: With `trainer.checkpoint_interval=1`.
-        folder: Where it writes.
-        end: Interrupts it.
+        run: A run with `trainer.checkpoint_interval=1`.
+        folder: The run's folder.
+        end: Interrupts the run.
     """
     run.wait_for("   2/")
     killed = run.role("policy-0")
@@ -115,17 +115,17 @@ def lose_a_generator_and_end(run: Watched, folder: Path, end: Callable[[], None]
 
 
 def assert_went_on(again: Watched, trained: int) -> None:
-    """Assert that a resumed run went on after the last iteration, or the one before: the signal that ended the first
-    may have come between an iteration's line in the log and its checkpoint."""
+    """Assert that a resumed run continued after the last iteration, or the one before: the signal may have come between
+    an iteration's line in the log and its checkpoint."""
     said = again.output()
     assert any(f"resuming after iteration {version}\n" in said for version in (trained - 1, trained))
 
 
 @contextlib.contextmanager
 def own_shared_memory() -> Iterator[tuple[list[str], Path]]:
-    """A mount namespace with a /dev/shm of its own: the words before a command that is to run in it, and the folder.
+    """Create a mount namespace with its own /dev/shm; yields the prefix of commands to run in it, and the folder.
 
-    What is left in the machine's /dev/shm may be of any other program.
+    Files in the machine's /dev/shm may belong to other programs.
     """
     inside = "mount -t tmpfs tmpfs /dev/shm && echo ready && exec sleep infinity"
     command = ["unshare", "--user", "--map-root-user", "--mount", "sh", "-c", inside]
@@ -141,8 +141,8 @@ def own_shared_memory() -> Iterator[tuple[list[str], Path]]:
 
 @pytest.fixture
 def ropewalk(tmp_path: Path) -> Iterator[Callable[..., Watched]]:
-    """Starts `ropewalk WORDS`, and asserts at the end that nothing of it is left: processes and with them
-    ports, shared memory, temporary files."""
+    """Starts `ropewalk WORDS`, and asserts at the end that nothing is left: processes (hence ports), shared memory,
+    temporary files."""
     started: list[Watched] = []
     with own_shared_memory() as (enter, shared_memory), tempfile.TemporaryDirectory(prefix="e2e-") as scratch:
 

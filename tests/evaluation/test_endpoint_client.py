@@ -100,7 +100,7 @@ def test_endless_or_undecodable_answer_is_not_read_to_its_end(
     ("fault", "words"),
     [
         (ssl.SSLCertVerificationError(1, "self-signed"), "SSL_CERT_FILE"),
-        (ssl.SSLError(1, "[SSL: WRONG_VERSION_NUMBER] wrong version number"), "begins with http:"),
+        (ssl.SSLError(1, "[SSL: WRONG_VERSION_NUMBER] wrong version number"), "must begin with http:"),
     ],
 )
 def test_tls_errors_are_not_tried_again(fault: ssl.SSLError, words: str, waits: list[float]) -> None:

@@ -1,4 +1,4 @@
-"""The examples are not installed: they are run from the repository's root."""
+"""Makes the examples importable: they are not installed, but run from the repository's root."""
 
 import sys
 from pathlib import Path

@@ -71,7 +71,7 @@ async def test_a_session_outlives_its_connection(env: type[Counter], how: str) -
             assert proxy.connections > 1
             assert app.sessions.active == 1
             (link,) = app._ensure_built().links._links.values()
-            assert (link.count, len(link._kept)) == (5, 1)  # what is known to be read is kept no longer
+            assert (link.frame_count, len(link._retained)) == (5, 1)  # frames that were read are gone
         await eventually(lambda: app.sessions.active == 0)  # a close in order ends the lease too
 
 
@@ -257,7 +257,7 @@ async def test_a_lease_that_is_over_resumes_nobody() -> None:
 
 async def test_a_client_that_has_no_sessions_is_not_kept(monkeypatch: pytest.MonkeyPatch) -> None:
     app = app_of(Tally)
-    monkeypatch.setattr(server_link, "UNOPENED_S", 0.1)
+    monkeypatch.setattr(server_link, "OPEN_TIMEOUT_S", 0.1)
     v1 = Subprotocol("ropewalk.v1")
     async with serving(app) as address, socket_to(address, subprotocols=[v1]) as silent:
         async with socket_to(address, subprotocols=[v1]) as first:
@@ -350,7 +350,7 @@ async def test_what_waits_for_its_turn_when_the_connection_breaks_is_answered_ov
             await standing._acquire()  # as a caller over HTTP
             await first.send(json.dumps({"id": 2, "type": "step", "data": {"amount": 1}}))
             (link,) = app._ensure_built().links._links.values()
-            await eventually(lambda: link.taken == 2)
+            await eventually(lambda: link.last_id == 2)
             known = {"session": told["session"], "secret": told["secret"], "read": 1}
             async with socket_to(address, subprotocols=[Subprotocol("ropewalk.v1")]) as second:
                 assert (await ask(second, id=0, op="resume", **known))["taken"] == 2

@@ -102,7 +102,7 @@ def test_what_came_from_a_folder_is_made_from_it_again(
     assert placed.dependencies == ("pydantic>=2.9", "fastapi>=0.115")
     shutil.rmtree(source)
     (tmp_path / "none").mkdir()
-    with pytest.raises(ConfigurationError, match="install Ropewalk again from a source that is there"):
+    with pytest.raises(ConfigurationError, match="reinstall Ropewalk from a source that exists"):
         installed.place(tmp_path / "none")
 
 

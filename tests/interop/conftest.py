@@ -12,9 +12,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         if Path(__file__).parent in item.path.parents:
             item.add_marker(pytest.mark.interop)
-            item.add_marker(
-                pytest.mark.timeout(600)
-            )  # a whole chain of processes, each with a deadline of its own
+            item.add_marker(pytest.mark.timeout(600))  # a chain of processes, each with its own deadline
 
 
 @pytest.fixture(scope="session")
@@ -32,14 +30,14 @@ def scaffolds(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]
 
 @pytest.fixture(scope="module")
 def released_url(scaffolds: Callable[[str], Path]) -> Iterator[Callable[[str], str]]:
-    """Return where a release serves its scaffold. Its servers end with the module: later tests look at all children."""
+    """Return the URL of a release's scaffold. Servers end with the module: later tests inspect all child processes."""
     urls: dict[str, str] = {}
     with ExitStack() as stack:
 
         def of(version: str) -> str:
             if version not in urls:
                 folder = scaffolds(version)
-                # The scaffold of 0.1 is served from inside, the later ones as packages.
+                # The scaffold of 0.1 is served from inside its folder, later ones as packages.
                 inside = version == "0.1.1"
                 app = "server.app:app" if inside else f"{folder.name}.server.app:app"
                 cwd = folder if inside else folder.parent

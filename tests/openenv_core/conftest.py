@@ -1,4 +1,4 @@
-"""Servers that tests of the client share."""
+"""Servers shared by tests of the client."""
 
 from collections.abc import Iterator
 
@@ -8,13 +8,13 @@ from serve_process import serve
 
 @pytest.fixture(scope="module")
 def counter_url() -> Iterator[str]:
-    """A counter in a process of its own, with room for 64 sessions."""
+    """A counter in another process, with 64 slots."""
     with serve() as server:
         yield f"http://{server.address}"
 
 
 @pytest.fixture(scope="module")
 def solo_url() -> Iterator[str]:
-    """A counter in a process of its own that takes one session at a time."""
+    """A counter in another process, with one slot."""
     with serve(app="solo:app") as server:
         yield f"http://{server.address}"

@@ -1,4 +1,4 @@
-"""What the tests of the bridge share."""
+"""Fixtures of the bridge's tests: checkpoints, and the environment of an engine."""
 
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -17,7 +17,7 @@ def tiny_policy(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="session")
 def random_policy() -> Callable[[Path, int, int], Path]:
-    """Make a checkpoint, of a folder, a size of vocabulary and a seed, that ends no answer by itself."""
+    """Return a function (folder, vocabulary size, seed) that makes a checkpoint without an end-of-sequence token."""
     import torch
     from transformers import Qwen3Config, Qwen3ForCausalLM
 
@@ -45,7 +45,7 @@ def random_policy() -> Callable[[Path, int, int], Path]:
 
 @pytest.fixture(scope="module")
 def engine_environment() -> Iterator[None]:
-    """The variables that an engine's process is started with, and the thread that they leave it."""
+    """Set the environment variables of an engine's process, and one thread."""
     import torch
 
     from rl_bridge.generator.vllm_api import engine_environment

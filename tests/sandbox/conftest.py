@@ -1,4 +1,4 @@
-"""One sandbox a level for a whole module: what tests do to their own sessions must not matter to others."""
+"""One sandbox per level and module: what tests do to their sessions must not affect others."""
 
 from collections.abc import AsyncIterator
 

@@ -223,7 +223,7 @@ def test_all_ways_to_write_a_name_are_one_name(text: str) -> None:
     ("text", "says"),
     [
         ("", "lower-case letters"),
-        ("env", "beside the ending _env"),
+        ("env", "before the suffix _env"),
         ("Dice", "try 'dice'"),
         ("RockPaper", "try 'rock_paper'"),
         ("../rock", "try 'rock'"),

@@ -537,7 +537,7 @@ async def test_a_session_that_others_ask_too_takes_its_turn() -> None:
 
 
 async def test_a_server_holds_few_bytes_of_requests_that_wait(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(link, "MAX_HELD", 200)
+    monkeypatch.setattr(link, "MAX_RUNNING_CHARS", 200)
     app = app_of(Counter, cap=1, max_wait_s=20.0)
     async with serving(app) as address, batch_of(address, 1) as first, batch_of(address) as second:
         await second.send(json.dumps({"id": 0, "op": "open", "wait_s": 20}))

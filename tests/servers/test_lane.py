@@ -18,7 +18,7 @@ from websockets.utils import apply_mask
 
 from servers import protocols as lane
 from servers.protocols import SocketProtocol, _Writer
-from servers.routes.websocket import LANE
+from servers.routes.websocket import FAST_PATH_EXTENSION
 
 Send = Callable[[MutableMapping[str, Any]], Awaitable[None]]
 Receive = Callable[[], Awaitable[MutableMapping[str, Any]]]
@@ -369,7 +369,7 @@ async def test_what_the_application_answers_at_once_is_not_received() -> None:
     async def half(scope: MutableMapping[str, Any], receive: Receive, send: Send) -> None:
         await receive()
         await send({"type": "websocket.accept"})
-        protocol = scope["extensions"][LANE]
+        protocol = scope["extensions"][FAST_PATH_EXTENSION]
         answered = ("now", "now" * 100, "now, twice", b"soon")
         protocol.on_frame = lambda frame: frame in answered and protocol.send_frame(frame.upper())
         while (message := await receive())["type"] == "websocket.receive":

@@ -339,7 +339,7 @@ async def test_a_killed_worker_is_replaced_and_its_slots_come_back() -> None:
                 if sum(reply["type"] == "state" for _, reply in answered) == 4:
                     break
                 await asyncio.sleep(0.05)
-        assert "another is started" in server.output
+        assert "it is restarted" in server.output
 
 
 @pytest.mark.soak

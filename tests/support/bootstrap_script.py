@@ -1,4 +1,4 @@
-"""scripts/bootstrap.py as a module, for tests that look into it."""
+"""Loads scripts/bootstrap.py as a module, for its tests."""
 
 import importlib.util
 import sys
@@ -15,6 +15,6 @@ def load_bootstrap(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
     assert spec is not None
     assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)
-    monkeypatch.setitem(sys.modules, "bootstrap", module)  # its dataclasses look themselves up there
+    monkeypatch.setitem(sys.modules, "bootstrap", module)  # dataclasses look up their module there
     spec.loader.exec_module(module)
     return module

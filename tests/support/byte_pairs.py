@@ -1,4 +1,4 @@
-"""Small tokenizers of transformers' own kind, in the layout of a checkpoint."""
+"""Small byte-pair tokenizers in the layout of a checkpoint."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -11,13 +11,13 @@ TEXT = (
 
 
 def save_byte_pairs(folder: Path, template: str, *, special: Sequence[str], plain: Sequence[str] = ()) -> int:
-    """Write a tokenizer of byte pairs with a chat template; returns how many tokens it knows.
+    """Write a byte-pair tokenizer with a chat template; returns the size of its vocabulary.
 
     Args:
-        folder: Made where it is missing.
-        template: Of chats.
-        special: Tokens that steer a chat; the first ends an answer.
-        plain: Tokens of more than a pair that do not.
+        folder: Created if missing.
+        template: The chat template.
+        special: Special tokens; the first ends an answer.
+        plain: Further tokens that are not special.
     """
     from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, trainers
     from transformers import PreTrainedTokenizerFast

@@ -1,4 +1,4 @@
-"""A server of OpenAI's chat completions that answers what it is told to."""
+"""A server of OpenAI's chat completions with scripted answers."""
 
 import json
 from collections.abc import Iterator
@@ -8,11 +8,11 @@ from threading import Event, Thread
 from typing import Any, TypeAlias
 
 Answer: TypeAlias = str | dict[str, Any] | bytes | int | Event
-"""A message's text, its fields, a whole body, a status, or an event that is waited for before the connection ends."""
+"""A message's text, its fields, a whole body, a status, or an event to wait for before closing the connection."""
 
 
 class ChatServer:
-    """What the server answers, one after another, the last again and again; and what it was asked."""
+    """The server's answers in order, of which the last is repeated, and the requests it received."""
 
     def __init__(self, *answers: Answer) -> None:
         self.answers = list(answers)

@@ -1,4 +1,4 @@
-"""A real Chromium without a window, driven over its own protocol of development tools."""
+"""A headless Chromium, driven over the DevTools protocol."""
 
 import base64
 import json
@@ -27,7 +27,7 @@ pipeline(fs.createReadStream(from), zlib.createBrotliDecompress(), fs.createWrit
 """
 SWITCHES = (
     "--headless",
-    "--no-sandbox",  # there is none for root, and the pages are ours
+    "--no-sandbox",  # does not work as root, and the pages are ours
     "--disable-gpu",
     "--disable-dev-shm-usage",
     "--disable-background-networking",
@@ -39,7 +39,7 @@ KEYS = {"/": 191, "?": 191, "[": 219, "]": 221, "Escape": 27, "Enter": 13, "Arro
 
 
 def executable() -> str:
-    """The path of a Chromium: $CHROMIUM, the pinned one, or the machine's own."""
+    """Return the path of a Chromium: $CHROMIUM, the pinned one, or the machine's own."""
     if named := os.environ.get("CHROMIUM"):
         return named
     packed = PACKED / "bin" / "chromium.br"
@@ -63,8 +63,8 @@ class Tab:
     """One page of the browser.
 
     Attributes:
-        asked: Addresses that the page has asked for.
-        errors: What went wrong in it: exceptions, and what the browser refused.
+        asked: Addresses that the page has requested.
+        errors: Exceptions in the page, and errors logged by the browser.
     """
 
     def __init__(self, socket: ClientConnection) -> None:
@@ -104,12 +104,12 @@ class Tab:
             self.errors.append(told["entry"]["text"])
 
     def open(self, address: str) -> None:
-        """Go there; another part of the same page is gone to as a link goes there."""
+        """Navigate to an address; one that differs in the fragment only does not reload the page."""
         answer = self._call("Page.navigate", url=address)
         assert not answer.get("errorText"), answer
 
     def evaluate(self, expression: str) -> Any:
-        """What an expression comes to, promises waited for."""
+        """Return the value of an expression; promises are awaited."""
         answer = self._call(
             "Runtime.evaluate", expression=expression, returnByValue=True, awaitPromise=True, userGesture=True
         )
@@ -124,7 +124,7 @@ class Tab:
             time.sleep(0.02)
 
     def press(self, *keys: str) -> None:
-        """Press keys, one after the other."""
+        """Press keys, one after another."""
         for key in keys:
             code = KEYS.get(key, ord(key[0].upper()))
             event = {"key": key, "windowsVirtualKeyCode": code}
@@ -133,7 +133,7 @@ class Tab:
             self._call("Input.dispatchKeyEvent", type="keyUp", **event)
 
     def click(self, selector: str) -> None:
-        """Click into the middle of the first element that a selector names."""
+        """Click the middle of the first element that matches a selector."""
         x, y = self._middle(selector)
         for kind in ("mousePressed", "mouseReleased"):
             self._call("Input.dispatchMouseEvent", type=kind, x=x, y=y, button="left", clickCount=1)
@@ -148,7 +148,7 @@ class Tab:
             self._call("Input.dispatchMouseEvent", type=kind, x=at, y=y, button="left", clickCount=1)
 
     def hover(self, selector: str) -> None:
-        """Point at the middle of the first element that a selector names."""
+        """Move the mouse to the middle of the first element that matches a selector."""
         x, y = self._middle(selector)
         self._call("Input.dispatchMouseEvent", type="mouseMoved", x=x, y=y)
 
@@ -162,11 +162,11 @@ class Tab:
         return box[0], box[1]
 
     def type(self, text: str) -> None:
-        """Type text into what has the focus."""
+        """Type text into the focused element."""
         self._call("Input.insertText", text=text)
 
     def resize(self, width: int, height: int) -> None:
-        """Give the page so many pixels."""
+        """Set the page's size in pixels."""
         self._call(
             "Emulation.setDeviceMetricsOverride",
             width=width,
@@ -176,12 +176,12 @@ class Tab:
         )
 
     def prefer(self, scheme: str) -> None:
-        """Have the system look light or dark."""
+        """Set the preferred color scheme, "light" or "dark"."""
         features = [{"name": "prefers-color-scheme", "value": scheme}]
         self._call("Emulation.setEmulatedMedia", features=features)
 
     def go_offline(self) -> None:
-        """Take the network away."""
+        """Disconnect the network."""
         self._call(
             "Network.emulateNetworkConditions",
             offline=True,
@@ -191,17 +191,17 @@ class Tab:
         )
 
     def close(self) -> None:
-        """Close the page, as its visitor would."""
+        """Close the tab."""
         self._call("Target.closeTarget", targetId=self._target)
 
     def picture(self) -> bytes:
-        """The page as it looks, as PNG."""
+        """Return a screenshot of the page as PNG."""
         return base64.b64decode(self._call("Page.captureScreenshot", format="png")["data"])
 
 
 @contextmanager
 def chromium() -> Iterator["Browser"]:
-    """A browser with a profile of its own, until the block ends."""
+    """Run a browser with a temporary profile until the block ends."""
     with tempfile.TemporaryDirectory(prefix="ropewalk-chromium-", ignore_cleanup_errors=True) as profile:
         command = [executable(), *SWITCHES, f"--user-data-dir={profile}", "about:blank"]
         with subprocess.Popen(
@@ -215,7 +215,7 @@ def chromium() -> Iterator["Browser"]:
 
 
 def _address(profile: Path, process: "subprocess.Popen[bytes]") -> str:
-    """Where the browser listens, which it writes into its profile."""
+    """Return the browser's WebSocket URL, which it writes into its profile."""
     told = profile / "DevToolsActivePort"
     deadline = time.monotonic() + START_S
     while not (told.is_file() and (lines := told.read_text().splitlines())[1:]):
@@ -233,7 +233,7 @@ class Browser:
 
     @contextmanager
     def tab(self) -> Iterator[Tab]:
-        """A page of its own."""
+        """Open a tab; it is closed when the block ends."""
         with connect(self._address, max_size=None, open_timeout=START_S, proxy=None) as socket:
             tab = Tab(socket)
             try:

@@ -1,4 +1,4 @@
-"""A coding server as released ones are, by its wire: code in, what it printed out, and nothing more. For containers."""
+"""A coding server with the wire of released ones: code in, its output out. Runs in containers."""
 
 import contextlib
 import io

@@ -1,4 +1,4 @@
-"""A counter, served in every way there is: on the loop, in threads, async, slow, broken."""
+"""Variants of a counter environment: on the event loop, in threads, async, slow, broken."""
 
 import asyncio
 import math
@@ -80,7 +80,7 @@ class AsyncCounter(Counter):
 
 
 class ReleasedCounter(BlockingCounter):
-    """Both ways, as environments for the released package may have them."""
+    """Has sync and async methods, like some environments for the released package."""
 
     def reset(self, *args: Any, **options: Any) -> Count:
         raise AssertionError("reset_async goes first")
@@ -97,7 +97,7 @@ class ReleasedCounter(BlockingCounter):
 
 
 class Slow(Counter):
-    """Steps that hang until they are let go; class attributes tell what happened."""
+    """Steps hang until they are released; class attributes record what happened."""
 
     entered: threading.Event
     release: threading.Event
@@ -106,7 +106,7 @@ class Slow(Counter):
 
     @classmethod
     def fresh(cls) -> "type[Slow]":
-        """Return a class with a story of its own."""
+        """Return a subclass with its own record."""
         story = {"entered": threading.Event(), "release": threading.Event(), "closed": 0, "stepping": 0}
         return type(cls.__name__, (cls,), story)
 
@@ -150,7 +150,7 @@ class SlowConstructor(Slow):
 
 
 class Awkward(Counter):
-    """What it returns or raises is chosen by the amount."""
+    """Returns or raises awkward values, chosen by the amount."""
 
     def step(self, action: Add) -> Count:
         match action.amount:
@@ -183,7 +183,7 @@ class Awkward(Counter):
 
 
 class CutOff(Counter):
-    """The first step ends the episode by a limit, with every mark that there is."""
+    """The first step truncates the episode, with every marker set."""
 
     def step(self, action: Add) -> Count:
         why = {"infrastructure_error": "no disk", "unscored": "no judge"}
@@ -191,9 +191,9 @@ class CutOff(Counter):
 
 
 class Fragile(Counter):
-    """Seven breaks the machine that it runs on; everything else earns itself, and ends the episode."""
+    """An amount of 7 is an infrastructure failure; any other is the reward, and ends the episode."""
 
-    DETERMINISTIC = False  # or clients would draw the seeds that it counts from
+    DETERMINISTIC = False  # otherwise clients would draw seeds, which are the start values
 
     def step(self, action: Add) -> Count:
         if action.amount == 7:

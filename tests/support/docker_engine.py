@@ -22,7 +22,7 @@ START_S = 1500
 HOSTILE = ROOT / "tests" / "docker" / "hostile"
 HOSTILE_TAG = "ropewalk-test-hostile:latest"
 CONTENT = "ropewalk-test.content"
-"""A label that tells what an image was made from."""
+"""Label with the digest of an image's build context."""
 
 
 def engine_answers() -> bool:
@@ -35,7 +35,7 @@ def engine_answers() -> bool:
 
 
 def started_engine() -> bool:
-    """See to an engine; return whether this call started it. Skips the test where there can be none."""
+    """Start an engine if none runs; return whether this call started it. Skips the test if it cannot be started."""
     running = True
     try:
         DockerEngine.find().ping()
@@ -55,7 +55,7 @@ def started_engine() -> bool:
 
 @pytest.fixture(scope="session")
 def engine() -> Iterator[DockerEngine]:
-    """A Docker engine that has the image our Dockerfiles begin with."""
+    """A Docker engine that has the base image of our Dockerfiles."""
     started = started_engine()
     yield DockerEngine.find()
     if started:
@@ -64,9 +64,9 @@ def engine() -> Iterator[DockerEngine]:
 
 @pytest.fixture(scope="session")
 def hostile_image(engine: DockerEngine) -> str:
-    """An image whose environment does what it is asked to: take memory, fork, connect out, write, end.
+    """An image whose environment misbehaves on request: allocates memory, forks, connects out, writes, exits.
 
-    See tests/docker/hostile/hostile.py for the actions, and for HOSTILE_START, which has it misbehave at its start.
+    See tests/docker/hostile/hostile.py for the actions, and for HOSTILE_START, which makes it misbehave on start-up.
     """
     with tempfile.TemporaryDirectory() as folder:
         context = Path(folder)
@@ -107,7 +107,7 @@ def content_of(engine: DockerEngine, tag: str) -> str | None:
 
 def run_build(context: Path, tag: str, content: str) -> None:
     command = ["docker", "build", "--force-rm", "-t", tag, "--label", f"{CONTENT}={content}", str(context)]
-    # A distribution's command line asks for BuildKit, and may come without.
+    # A distribution's docker command may default to BuildKit without including it.
     buildx = subprocess.run(["docker", "buildx", "version"], capture_output=True, check=False).returncode == 0
     environment = {**os.environ, "DOCKER_BUILDKIT": "1" if buildx else "0"}
     done = subprocess.run(command, capture_output=True, text=True, timeout=600, check=False, env=environment)

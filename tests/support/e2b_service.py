@@ -1,4 +1,4 @@
-"""A service of sandboxes as a process, and E2B's released clients on it: the sync one, and the async one made sync."""
+"""`ropewalk sandboxes` as a process, and E2B's released clients: the sync one, and the async one wrapped to be sync."""
 
 import asyncio
 import inspect
@@ -22,7 +22,7 @@ IMAGE = "python:3.11-slim"
 
 
 class Sync:
-    """An object whose coroutines are awaited for the caller, and what they return likewise."""
+    """A sync wrapper of an async object; the objects it returns are wrapped too."""
 
     def __init__(self, inner: Any, loop: asyncio.AbstractEventLoop) -> None:
         self.inner, self._loop = inner, loop
@@ -90,7 +90,7 @@ def running(tmp_path: Path, *words: str) -> Iterator[Service]:
         process.stdout.close()
 
 
-@pytest.fixture(scope="module")  # other modules look at the processes of theirs
+@pytest.fixture(scope="module")  # other modules inspect processes
 def service(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Service]:
     words = ("--image", "python:*", "--image", "ropewalk-test-*", "--max-sandboxes", "32", "--disk", "64m")
     with running(tmp_path_factory.mktemp("service"), *words) as found:
@@ -99,7 +99,7 @@ def service(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Service]:
 
 @pytest.fixture(params=["sync", "async"])
 def client(request: pytest.FixtureRequest) -> Iterator[Any]:
-    """The class `Sandbox` of E2B's code interpreter, of either face."""
+    """The class `Sandbox` of E2B's code interpreter, sync or async."""
     try:
         import e2b_code_interpreter
     except ImportError as error:
@@ -132,7 +132,7 @@ def template(request: pytest.FixtureRequest) -> str:
 
 @pytest.fixture
 def create(client: Any, service: Service) -> Iterator[Callable[..., Any]]:
-    """Makes sandboxes that go with the test."""
+    """Creates sandboxes, which are killed after the test."""
     made: list[Any] = []
 
     def make(template: str = "base", key: str = KEY, **options: Any) -> Any:
@@ -147,5 +147,5 @@ def create(client: Any, service: Service) -> Iterator[Callable[..., Any]]:
 @pytest.fixture
 def sandbox(create: Callable[..., Any], template: str) -> Any:
     made = create(template, envs={"GREETING": "aye"}, metadata={"run": "7"})
-    eventually(lambda: made.commands.list() == [])  # the image's own command ends at once
+    eventually(lambda: made.commands.list() == [])  # the image's command ends at once
     return made

@@ -1,7 +1,7 @@
 """Fakes of Daytona's and Modal's clients, whose sandboxes are processes of this machine.
 
-Each function takes the parameters that the real one has, of those that ours gives, and no others: so a call that the
-real client refuses is refused here. `CLIENTS` says where each is found, and a test looks them up in the clients.
+Each function takes only parameters of the real one, so that calls which the real client refuses are refused here.
+`CLIENTS` has their names, and a test compares them with the real clients.
 """
 
 import os
@@ -14,7 +14,7 @@ from typing import Any, Final
 
 
 class FakeMachine:
-    """What a sandbox runs, and whether it is there."""
+    """The processes of a sandbox, and whether it exists."""
 
     def __init__(self, env: dict[str, str]) -> None:
         self.env, self.processes, self.renewed, self.there = env, list["subprocess.Popen[bytes]"](), 0, True
@@ -33,7 +33,7 @@ class FakeMachine:
 
 
 made: list[FakeMachine] = []
-"""Those of both, in the order of their creation."""
+"""The machines of both clouds, in order of creation."""
 
 
 class DaytonaError(Exception):
@@ -194,7 +194,7 @@ CLIENTS: Final[dict[str, dict[str, Any]]] = {
 
 
 def module(name: str) -> ModuleType:
-    """Return a fake client, as a module."""
+    """Return a fake client as a module."""
     found = ModuleType(name)
     vars(found).update(CLIENTS[name], exception=SimpleNamespace(Error=ModalError, **MODAL_ERRORS))
     return found

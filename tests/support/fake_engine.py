@@ -1,4 +1,4 @@
-"""What a Docker engine does for the life of containers, without any: they are names in a list."""
+"""A fake Docker engine, whose containers are entries in a dictionary."""
 
 import json
 import socketserver
@@ -12,7 +12,7 @@ from urllib.parse import parse_qs, urlsplit
 
 
 class FakeEngine:
-    """The containers that there are, and what was asked."""
+    """The engine's containers, and the requests it received."""
 
     def __init__(self, path: Path) -> None:
         self.host = f"unix://{path}"
@@ -69,7 +69,7 @@ def fake_engine(folder: Path) -> Iterator[FakeEngine]:
         daemon_threads = True
 
         def handle_error(self, *_: object) -> None:
-            pass  # who asked has gone
+            pass  # the client has disconnected
 
     with Server(str(folder / "engine.sock"), Handler) as server:
         thread = threading.Thread(target=server.serve_forever, args=(0.05,), daemon=True)

@@ -1,4 +1,4 @@
-"""A fake of the Hugging Face hub: it answers what an upload asks, and remembers it. The real one is never asked."""
+"""A fake of the Hugging Face hub that answers and records an upload's requests."""
 
 import base64
 import json
@@ -12,7 +12,7 @@ from typing import Any, ClassVar
 
 @dataclass
 class FakeHub:
-    """What the fake holds and has seen."""
+    """The fake's files, and the requests it received."""
 
     url: str = ""
     token: str = "hf_of_the_fake"

@@ -1,4 +1,4 @@
-"""Fakes of what runs code, for what no real interpreter does on demand: dying in between, refusing to start."""
+"""Fakes of interpreter and backend, for failures that real ones do not produce on demand: deaths, refusals to start."""
 
 import asyncio
 from dataclasses import dataclass, field
@@ -17,9 +17,9 @@ from openenv_core.sandbox import (
 
 @dataclass
 class FakeInterpreter:
-    """Answers each code with its own count; `lose` ends it, as a kill would, and `hang` never ends.
+    """Answers each execution with their count; the code `lose` kills it, and `hang` never ends.
 
-    A gate holds its closing up.
+    A gate delays its closing.
     """
 
     session_id: str
@@ -83,7 +83,7 @@ class FakeInterpreter:
 
 @dataclass
 class FakeBackend:
-    """Opens fakes, and keeps them for the test to look at."""
+    """Opens fake interpreters, and keeps them for the test to inspect."""
 
     isolation: str = "lsm"
     refusing: bool = False

@@ -1,7 +1,7 @@
 """A fake of Together's Code Interpreter: its documented HTTP interface on a real socket, and failures on demand.
 
-It is not the service, and nobody has compared the two. Code runs in one Python process a session, unprotected: tests
-send their own.
+It has not been compared with the service. Each session runs code in an unprotected Python process: only use trusted
+code.
 """
 
 import base64
@@ -51,7 +51,7 @@ for line in sys.stdin:
 
 
 class Session:
-    """One interpreter, in a process and a folder of its own."""
+    """An interpreter in its own process and folder."""
 
     def __init__(self) -> None:
         self.id = f"ses_{secrets.token_hex(6)}"
@@ -89,15 +89,15 @@ class Session:
 
 @dataclass
 class Fail:
-    """What happens to one request.
+    """A failure of one request.
 
     Attributes:
-        status: Answered instead of the result.
-        headers: Of that answer.
-        body: Of that answer; with status 200 instead of the result's.
-        how: "answer"; "hang" reads the request and says nothing; "cut" ends the connection in the middle of the body;
-            "close" ends it before the answer.
-        after: Whether the code is run all the same.
+        status: Status of the answer, instead of the result's.
+        headers: Headers of the answer.
+        body: Body of the answer; with status 200 it replaces the result's.
+        how: "answer"; "hang" reads the request without answering; "cut" closes the connection in the middle of the
+            body; "close" closes it before the answer.
+        after: Whether the code is run nevertheless.
     """
 
     status: int = 200
@@ -111,10 +111,10 @@ class FakeTogether:
     """The server.
 
     Attributes:
-        fails: What happens to the next executions, in order.
-        fails_of_sessions: The same for lists of sessions.
+        fails: Failures of the next executions, in order.
+        fails_of_sessions: Failures of the next listings of sessions.
         seen: Method, path and body of each request that had the token.
-        hanging: Is set once a request was left to hang.
+        hanging: Set once a request hangs.
     """
 
     def __init__(self, address: tuple[str, int]) -> None:
@@ -128,7 +128,7 @@ class FakeTogether:
 
     @property
     def codes(self) -> list[str]:
-        """The code of each execution that was asked for."""
+        """The code of each requested execution."""
         return [body["code"] for method, _, body in self.seen if method == "POST"]
 
     def execute(self, body: Mapping[str, Any]) -> Mapping[str, Any]:
@@ -160,7 +160,7 @@ class FakeTogether:
         return {"errors": [], "data": {"sessions": rows}}
 
     def expire(self) -> None:
-        """End all sessions, as the service does after their time."""
+        """End all sessions, like the service when they expire."""
         while self.sessions:
             self.sessions.popitem()[1].close()
 
@@ -184,7 +184,7 @@ def _handler(fake: FakeTogether) -> type[BaseHTTPRequestHandler]:
 
         def _let_in(self, method: str, path: str, body: Any) -> bool:
             if self.headers.get("Authorization") != f"Bearer {TOKEN}":
-                said = f"invalid key {self.headers.get('Authorization')}"  # a service may be so careless
+                said = f"invalid key {self.headers.get('Authorization')}"  # a service may be careless
                 self._send(Fail(401, body=json.dumps({"error": said}).encode()))
                 return False
             if self.path != path:
@@ -209,7 +209,7 @@ def _handler(fake: FakeTogether) -> type[BaseHTTPRequestHandler]:
             self._send(fail, cut=fail.how == "cut")
 
         def _send(self, fail: Fail, *, cut: bool = False) -> None:
-            with suppress(OSError):  # whoever asked may be gone
+            with suppress(OSError):  # the client may have disconnected
                 self.send_response(fail.status)
                 for name, value in fail.headers.items():
                     self.send_header(name, value)
@@ -233,7 +233,7 @@ class _Server(ThreadingHTTPServer):
     block_on_close = False
 
     def handle_error(self, *_: object) -> None:
-        """Those who hang up early are what some tests are about."""
+        """Ignore clients that disconnect early, which some tests do."""
 
 
 @contextmanager

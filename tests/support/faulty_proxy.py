@@ -1,4 +1,4 @@
-"""A TCP proxy that cuts, holds or half-closes what goes through it, where a test says."""
+"""A TCP proxy that cuts, stalls or half-closes its connections on request."""
 
 import asyncio
 from collections.abc import AsyncIterator, Callable
@@ -6,15 +6,15 @@ from contextlib import asynccontextmanager, suppress
 
 
 class FaultyProxy:
-    """Between a client and a server.
+    """A proxy between clients and a server.
 
     Attributes:
-        port: Where it listens.
-        connections: How many there were.
-        passed: Chunks that went through, either way.
-        delay_s: How late what comes from the server is passed on.
-        cut_after: Says, of a connection that begins, after how many bytes to the server and from it that is cut; None
-            lets it be.
+        port: Port that it listens on.
+        connections: Number of connections so far.
+        passed: Chunks forwarded, in both directions.
+        delay_s: Delay of data from the server.
+        cut_after: Called for each new connection; returns after how many bytes to the server and from it to cut the
+            connection, None for never.
     """
 
     def __init__(self, address: str) -> None:
@@ -33,25 +33,25 @@ class FaultyProxy:
         return f"http://127.0.0.1:{self.port}"
 
     def cut(self) -> None:
-        """Break every connection, both ways."""
+        """Abort every connection on both sides."""
         for writers in self._open:
             for writer in writers:
                 writer.transport.abort()
 
     def stop(self) -> None:
-        """Break every connection, and listen no more."""
+        """Abort every connection, and stop listening."""
         assert self.server is not None
         self.server.close()
         self.cut()
 
     def half_close(self) -> None:
-        """Tell the servers that their clients send nothing more; the clients hear nothing of it."""
+        """Send EOF to the server on every connection; the clients do not notice."""
         for _, server in self._open:
             with suppress(OSError, RuntimeError):
                 server.write_eof()
 
     def hold(self) -> None:
-        """Let nothing more through on the connections that there are; nobody hears of it."""
+        """Silently drop all further data of the current connections."""
         for writers in self._open:
             self._held.update(writers)
 
@@ -107,7 +107,7 @@ class FaultyProxy:
 
 @asynccontextmanager
 async def faulty_proxy(address: str) -> AsyncIterator[FaultyProxy]:
-    """Stand between clients and the server at an address."""
+    """Run a proxy to the server at an address."""
     proxy = FaultyProxy(address)
     async with await asyncio.start_server(proxy.serve, "127.0.0.1", 0) as server:
         proxy.server = server

@@ -1,4 +1,4 @@
-"""Servers of BlackJack that can be killed by the dozen: they start in milliseconds, as forks of one process."""
+"""BlackJack servers that start in milliseconds as forks of one process, for tests that kill many."""
 
 import asyncio
 import os
@@ -14,10 +14,10 @@ ROOT = Path(__file__).parents[2]
 
 
 class ForkedServers:
-    """Servers in processes of their own, each at its URL.
+    """Servers, each in its own process.
 
     Attributes:
-        urls: Where they are.
+        urls: Their URLs.
     """
 
     def __init__(self, parent: "subprocess.Popen[str]", count: int) -> None:
@@ -28,11 +28,11 @@ class ForkedServers:
         self.urls = list(self._pids)
 
     def kill(self, url: str) -> None:
-        """Kill one; nobody listens at its URL then."""
+        """Kill a server; its URL then refuses connections."""
         os.kill(self._pids[url], signal.SIGKILL)
 
     def restart(self, url: str) -> None:
-        """Start another at the URL of one that was killed, as soon as it has gone."""
+        """Start another server at the URL of a killed one, once that has ended."""
         self._start(int(url.rpartition(":")[2]))
 
     def _start(self, port: int) -> None:
@@ -46,7 +46,7 @@ class ForkedServers:
 
 @contextmanager
 def forked_servers(count: int, *, deterministic: bool) -> Iterator[ForkedServers]:
-    """Serve BlackJack from several processes; they and what they start end with the block."""
+    """Serve BlackJack from several processes, which end with the block."""
     command = [sys.executable, __file__, *(["deterministic"] if deterministic else [])]
     with subprocess.Popen(
         command, cwd=ROOT, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
@@ -58,7 +58,7 @@ def _listen(port: int) -> socket.socket:
     while True:
         try:
             return socket.create_server(("127.0.0.1", port))
-        except OSError:  # its process is still about to go
+        except OSError:  # the previous process has not ended yet
             os.sched_yield()
 
 

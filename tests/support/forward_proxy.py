@@ -1,4 +1,4 @@
-"""A server that answers whatever it is asked, as itself and as a proxy, and keeps how it was asked."""
+"""A server that answers every request, as an origin and as a proxy, and records the request targets."""
 
 import json
 import threading
@@ -14,7 +14,7 @@ VARIABLES = ("http_proxy", "https_proxy", "all_proxy", "no_proxy", "socks_proxy"
 
 @contextmanager
 def answering(answer: Any) -> Iterator[tuple[int, list[str]]]:
-    """Its port, and what was asked: a path where it was taken for the server, a whole URL where for a proxy."""
+    """Yield its port and the request targets: a path if it was used as the origin, a URL if as a proxy."""
     asked: list[str] = []
 
     class Handler(BaseHTTPRequestHandler):
@@ -40,7 +40,7 @@ def answering(answer: Any) -> Iterator[tuple[int, list[str]]]:
 
 
 def proxy_everything(monkeypatch: pytest.MonkeyPatch, port: int, *variables: str) -> None:
-    """Name the server as the proxy, by these variables and no others."""
+    """Configure the server as the proxy in these environment variables only."""
     for name in VARIABLES:
         monkeypatch.delenv(name, raising=False)
         monkeypatch.delenv(name.upper(), raising=False)

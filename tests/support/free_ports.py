@@ -1,4 +1,4 @@
-"""Ports for servers that have to be told theirs: free, and none that a connection going out gets by chance."""
+"""Free ports for servers that need a given one, outside the range that outgoing connections get."""
 
 import random
 import socket
@@ -8,8 +8,8 @@ LOWEST = 10_000
 
 
 def free_ports(count: int) -> range:
-    """So many, in a row."""
-    # From here on the kernel gives them to whoever connects.
+    """Return consecutive free ports."""
+    # From this port on, the kernel assigns ports to outgoing connections.
     given = int(Path("/proc/sys/net/ipv4/ip_local_port_range").read_text().split()[0])
     while True:
         first = random.randrange(LOWEST, given - count)
@@ -19,7 +19,7 @@ def free_ports(count: int) -> range:
 
 
 def free_port() -> int:
-    """One."""
+    """Return a free port."""
     return free_ports(1)[0]
 
 

@@ -1,4 +1,4 @@
-"""An environment that takes everything it is given and never raises, on every route that there is."""
+"""An environment that accepts every input and never raises, with all optional methods."""
 
 from typing import Any, Literal
 from uuid import uuid4
@@ -25,7 +25,7 @@ class EchoState(State):
 
 
 class Echoes(Environment[Say, Echo, EchoState]):
-    """Says what it was told."""
+    """Echoes its actions."""
 
     BLOCKING = False
     SUPPORTS_CONCURRENT_SESSIONS = True
@@ -75,4 +75,4 @@ def app_of(environment: type[Echoes]) -> Any:
 
 app = app_of(Echoes)
 in_threads = app_of(EchoesInThreads)
-"""The same where the server reads ahead, so that frames meet a task that works."""
+"""The same in threads: the server reads ahead, so frames arrive while a step runs."""

@@ -1,4 +1,4 @@
-"""WebSocket frames as bytes, right or wrong, and what a server sends back."""
+"""WebSocket frames as bytes, valid or not, and a raw client."""
 
 import os
 import socket
@@ -23,16 +23,16 @@ def frame(
     declared: int | None = None,
     length_bytes: int | None = None,
 ) -> bytes:
-    """Return a frame; the keywords make it a wrong one.
+    """Return a frame; the keyword arguments can make it invalid.
 
     Args:
-        payload: What it carries.
-        opcode: Its kind.
-        fin: It is the last of its message.
+        payload: The payload.
+        opcode: The opcode.
+        fin: Whether it is the last frame of its message.
         reserved: The three reserved bits, as a number.
-        masked: As a client's frames have to be.
-        declared: The length that it says it has.
-        length_bytes: How many bytes the length takes (0, 2 or 8); as few as it needs by default.
+        masked: Whether it is masked, as frames of clients must be.
+        declared: Length in the header, if other than the payload's.
+        length_bytes: Bytes of the extended length (0, 2 or 8); by default as few as needed.
     """
     size = len(payload) if declared is None else declared
     if length_bytes is None:
@@ -58,12 +58,12 @@ def apply(mask: bytes, payload: bytes) -> bytes:
 
 @dataclass
 class Heard:
-    """What a server has sent on one connection.
+    """The frames that a server has sent on one connection.
 
     Attributes:
-        frames: Opcode and payload of each whole frame.
-        ended: The connection has ended.
-        rest: Bytes that are no whole frame.
+        frames: Opcode and payload of each complete frame.
+        ended: Whether the connection has ended.
+        rest: Bytes of an incomplete frame.
     """
 
     frames: list[tuple[int, bytes]] = field(default_factory=list)
@@ -83,7 +83,7 @@ class Heard:
 
 
 class RawClient:
-    """A connection to a server's socket, handshake done, and from there on nothing but bytes."""
+    """A client that completes the handshake, then sends raw bytes."""
 
     def __init__(self, port: int, patience_s: float = 20.0, path: bytes = b"/ws") -> None:
         self.connection = socket.create_connection(("127.0.0.1", port), timeout=patience_s)
@@ -106,7 +106,7 @@ class RawClient:
         self.connection.close()
 
     def send(self, data: bytes) -> bool:
-        """Send; return whether the connection was still there."""
+        """Send bytes; return whether the connection was still open."""
         try:
             self.connection.sendall(data)
         except ConnectionError:
@@ -114,7 +114,7 @@ class RawClient:
         return True
 
     def next_frame(self) -> tuple[int, bytes] | None:
-        """Wait for one more frame; None: the connection has ended."""
+        """Wait for the next frame; None if the connection has ended."""
         while len(self.heard.frames) == self._taken:
             if not self._read():
                 return None
@@ -122,7 +122,7 @@ class RawClient:
         return self.heard.frames[self._taken - 1]
 
     def to_the_end(self) -> Heard:
-        """Read until the server ends the connection."""
+        """Read until the server closes the connection."""
         while self._read():
             pass
         return self.heard

@@ -1,4 +1,4 @@
-"""Environments of Gymnasium's with the spaces that its own small ones lack: a dict, a picture, tuples of everything."""
+"""Gymnasium environments with spaces that its own small ones lack: a dict of everything, a picture."""
 
 from typing import Any, ClassVar
 

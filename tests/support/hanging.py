@@ -1,4 +1,4 @@
-"""A counter whose steps never return, in threads that nothing can end."""
+"""A counter whose steps never return, and start a non-daemon thread."""
 
 import sys
 import threading
@@ -15,7 +15,7 @@ class Hanging(Counter):
     def step(self, action: Add) -> Count:
         sys.stdout.write("hanging now\n")
         sys.stdout.flush()
-        threading.Thread(target=time.sleep, args=(3600,)).start()  # no daemon: the interpreter waits for it
+        threading.Thread(target=time.sleep, args=(3600,)).start()  # not a daemon: must be waited for
         time.sleep(3600)
         raise AssertionError
 

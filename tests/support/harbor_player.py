@@ -12,7 +12,7 @@ from openenv_core.loop_thread import LoopThread
 
 
 class Player:
-    """Plays one task after the other."""
+    """Plays one task after another."""
 
     def __init__(self, thread: LoopThread, machines: Machines) -> None:
         self.thread, self.machines = thread, machines
@@ -37,7 +37,7 @@ class Player:
         return self.step(Submit())
 
     def solve(self, task: HarborTask) -> None:
-        """Do what the task's own solution does."""
+        """Run the task's own solution."""
         machine: Any = self.env._machine
         packed = pack_folder(task.folder / "solution", "/solution")
         self.thread.run(machine.unpack, "/solution", packed)

@@ -1,4 +1,4 @@
-"""The Harbor tasks of these tests, and what their solutions and nothing earn: by our verifier, and by Harbor's own."""
+"""The Harbor tasks of the tests, and the rewards for their solutions and for nothing, by our verifier and Harbor's."""
 
 from pathlib import Path
 

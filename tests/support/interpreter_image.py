@@ -1,4 +1,4 @@
-"""An image that serves the code interpreter, and within it a coding server that knows code alone."""
+"""An image that serves the code interpreter; it also contains the coding server."""
 
 import shutil
 import tempfile
@@ -20,12 +20,12 @@ CMD ["ropewalk", "serve", "envs.code_interpreter_env.server.app:app", "--host", 
 """
 
 CODING_SERVER = ("python3", "/app/coding_server.py")
-"""The command of the other server."""
+"""The command of the coding server."""
 
 
 @pytest.fixture(scope="session")
 def interpreter_image(engine: DockerEngine, hostile_image: str) -> str:
-    """An image of the code interpreter as it stands, on top of the one that has Ropewalk."""
+    """An image of the current code interpreter, based on the image that has Ropewalk."""
     with tempfile.TemporaryDirectory() as folder:
         context = Path(folder)
         base = engine.call("GET", f"/images/{hostile_image}/json")["Id"]

@@ -1,4 +1,4 @@
-"""A real Jupyter kernel gateway with IPython's kernels, from a virtual environment of its own."""
+"""A Jupyter kernel gateway with IPython's kernels, from a separate virtual environment."""
 
 import os
 import signal
@@ -28,7 +28,7 @@ def python() -> Path:
 
 
 def require_gateway() -> None:
-    """Skip the test where there is no gateway, or fail it in CI."""
+    """Skip the test if no gateway is installed; in CI fail it."""
     if python().is_file():
         return
     missing(f"needs a Jupyter kernel gateway in .venvs; {HOW_TO}")
@@ -69,7 +69,7 @@ def jupyter_gateway(*options: str) -> Iterator[str]:
             process.terminate()
             with suppress(subprocess.TimeoutExpired):
                 process.wait(3)
-            with suppress(ProcessLookupError):  # kernels that a gateway which died has left
+            with suppress(ProcessLookupError):  # kernels left by a gateway that died
                 os.killpg(process.pid, signal.SIGKILL)
             process.wait()
 

@@ -1,4 +1,4 @@
-"""A counter that is not loaded while the file that LATE_WHILE names is there."""
+"""A counter that is not loaded while the file named by LATE_WHILE exists."""
 
 import os
 import time

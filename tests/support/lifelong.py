@@ -1,4 +1,4 @@
-"""An environment with something that lives as long as its server. Serves `app`; NOTES is a file that it tells there."""
+"""An environment with a lifespan. `app` writes what happens to the file named by NOTES."""
 
 import os
 from collections.abc import AsyncIterator

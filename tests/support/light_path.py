@@ -1,6 +1,6 @@
 """Imports every module of core, servers and environments, then plays one episode of BlackJack.
 
-This is what `./scripts/test --all` asks of a newer Python. Adapters that import their trainer are left out.
+`./scripts/test --all` runs this on a newer Python. Adapters that import their trainer are left out.
 """
 
 import importlib

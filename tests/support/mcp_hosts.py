@@ -1,4 +1,4 @@
-"""Official clients of a server's /mcp, as hosts have them."""
+"""The official MCP client, connected to a server's /mcp."""
 
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager

@@ -1,4 +1,4 @@
-"""What a test needs and the machine lacks: a skip that says so, and in CI, which has all of it, a failure."""
+"""Skips a test whose requirements are not installed; in CI, which has all of them, it fails."""
 
 import os
 from typing import NoReturn

@@ -1,4 +1,4 @@
-"""Programs that run to their end, and modules of ours from whichever folder: `python -m NAME`."""
+"""Runs programs, and modules of the project from any folder, to their end."""
 
 import os
 import subprocess
@@ -10,12 +10,12 @@ ROOT = Path(__file__).parents[2]
 
 
 def finished(*command: str | Path, timeout_s: float, **options: Any) -> "subprocess.CompletedProcess[str]":
-    """Run a program to its end; what it prints is kept, and its status is the caller's to judge."""
+    """Run a program to its end and capture its output; the caller checks the status."""
     return subprocess.run(command, capture_output=True, text=True, timeout=timeout_s, check=False, **options)
 
 
 def run_module(name: str, *words: str, cwd: Path, timeout_s: float) -> "subprocess.CompletedProcess[str]":
-    """Run a module so."""
+    """Run `python -m NAME` to its end and capture its output."""
     path = os.pathsep.join([str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])])
     command = (sys.executable, "-m", name, *words)
     return finished(*command, cwd=cwd, env={**os.environ, "PYTHONPATH": path}, timeout_s=timeout_s)

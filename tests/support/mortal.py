@@ -1,4 +1,4 @@
-"""BlackJack whose server is killed in the middle of a hand, where a test asks for it by making a file."""
+"""BlackJack whose server is killed in the middle of a hand when the file named by MORTAL_ORDER exists."""
 
 import os
 import signal
@@ -11,7 +11,7 @@ from servers import create_app
 
 
 class Mortal(BlackjackEnvironment):
-    DETERMINISTIC = False  # or its hands would be played again by another worker
+    DETERMINISTIC = False  # otherwise its hands would be replayed on another worker
 
     def step(self, action: BlackjackAction, **options: Any) -> BlackjackObservation:
         order = Path(os.environ["MORTAL_ORDER"])

@@ -1,4 +1,4 @@
-"""Node and the npm packages of constraints/node, as scripts/node-tools has installed them."""
+"""Node and the npm packages of constraints/node, installed by scripts/node-tools."""
 
 import os
 from pathlib import Path
@@ -10,7 +10,7 @@ HOW_TO = "get them with ./scripts/node-tools, which ./scripts/test --all runs"
 
 
 def node() -> str:
-    """Return the path of Node; without it the test is skipped, and in CI it fails."""
+    """Return the path of Node; if it is missing, the test is skipped, and in CI fails."""
     builds = sorted(INSTALLED.glob("node_modules/node-*/bin/node"))
     if not (INSTALLED / ".ready").is_file() or not builds:
         missing(f"needs Node and the npm packages of constraints/node; {HOW_TO}")

@@ -1,4 +1,4 @@
-"""A Docker engine of a test's own, beside the one that everybody uses, to be stopped and started at will. Root only."""
+"""A separate Docker engine that a test can stop and start. Root only."""
 
 import os
 import shutil
@@ -15,7 +15,7 @@ STOP_S = 30
 
 
 def require_own_engine() -> None:
-    """Skip the test where no further engine can be started; in CI that is a failure."""
+    """Skip the test if no further engine can be started; in CI fail it."""
     if os.geteuid() == 0 and shutil.which("dockerd") is not None:
         return
     message = "needs root and dockerd, to start an engine of its own; scripts/docker-engine start installs it"
@@ -43,7 +43,7 @@ class OwnEngine:
             self._ip("addr", "add", self._address, "dev", self._bridge)
             self._ip("link", "set", self._bridge, "up")
         home = self.home
-        # Its rules for packets would meddle with those of the other engine; published ports do without.
+        # Its iptables rules would interfere with the other engine's; published ports work without.
         options = ["--iptables=false", "--ip-masq=false", "--bridge", self._bridge, "-H", self.host]
         places = ["--data-root", home / "data", "--exec-root", home / "exec", "--pidfile", home / "pid"]
         with open(home / "log", "ab") as log:
@@ -61,7 +61,7 @@ class OwnEngine:
             time.sleep(0.05)
 
     def stop(self) -> None:
-        """Stop it in order: it stops its containers."""
+        """Stop it with SIGTERM, so that it stops its containers."""
         process, self._process = self._process, None
         if process is not None:
             process.send_signal(signal.SIGTERM)
@@ -73,7 +73,7 @@ class OwnEngine:
                 raise
 
     def load(self, image: str) -> None:
-        """Copy an image from the engine that everybody uses."""
+        """Copy an image from the shared engine."""
         environ = {name: value for name, value in os.environ.items() if name != "DOCKER_HOST"}
         with subprocess.Popen(["docker", "save", image], stdout=subprocess.PIPE, env=environ) as save:
             self.docker("load", stdin=save.stdout)

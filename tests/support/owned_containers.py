@@ -1,4 +1,4 @@
-"""Programs that own containers, to be killed; and whether a container is still there."""
+"""Programs that own containers, for tests that kill them and check whether the container is removed."""
 
 import json
 import os
@@ -14,7 +14,7 @@ from openenv_core.providers.docker.sweeper import LABEL
 
 PATIENCE_S = 60
 GONE_S = 60
-"""How long a container may be there after its owner's death."""
+"""Time limit for the removal of a container after its owner's death."""
 
 OWNER = """
 import json, os, sys, time
@@ -72,7 +72,7 @@ class Owning:
 
 @contextmanager
 def owner(image: str, how: str = "wait", host: str | None = None, **options: Any) -> Iterator[Owning]:
-    """Start a program that owns a container, of the engine at `host`."""
+    """Start a program that owns a container on the engine at `host`."""
     environment = dict(os.environ) if host is None else {**os.environ, "DOCKER_HOST": host}
     command = [sys.executable, "-c", OWNER, image, how, json.dumps(options)]
     with subprocess.Popen(

@@ -1,4 +1,4 @@
-"""An environment that shows whatever an observation can hold, and what would be harm if it were markup."""
+"""An environment that shows all kinds of values, including text that would be harmful as markup."""
 
 import base64
 import struct
@@ -12,7 +12,7 @@ HOSTILE = '<img src=x onerror="document.title=1"><script>document.title=1</scrip
 
 
 def png(width: int, height: int) -> str:
-    """A grey picture, in base64."""
+    """Return a grey PNG in base64."""
     rows = b"".join(b"\0" + bytes(range(width)) for _ in range(height))
     parts = ((b"IHDR", struct.pack(">IIBBBBB", width, height, 8, 0, 0, 0, 0)), (b"IDAT", zlib.compress(rows)))
     chunks = [

@@ -1,4 +1,4 @@
-"""Packages that pip knows as folders of this machine, for a container that cannot see those."""
+"""Serves this machine's local package folders to pip in a container, which cannot see them."""
 
 import subprocess
 import sys
@@ -11,7 +11,7 @@ from pathlib import Path
 from urllib.parse import unquote, urlsplit
 
 PORT = 26690
-"""The same each time: what a build is told of it decides which layers of an earlier one still hold."""
+"""Constant, since build arguments determine which cached layers can be reused."""
 OPTIONS = {
     "index-url": "PIP_INDEX_URL",
     "extra-index-url": "PIP_EXTRA_INDEX_URL",
@@ -20,7 +20,7 @@ OPTIONS = {
 
 
 def settings_of_pip() -> dict[str, list[str]]:
-    """The places that this machine's pip is told to look at, by option."""
+    """Return the package sources that this machine's pip is configured with, by option."""
     listed = subprocess.run(
         [sys.executable, "-m", "pip", "--no-input", "config", "list"],
         capture_output=True,
@@ -39,7 +39,7 @@ def settings_of_pip() -> dict[str, list[str]]:
 
 
 def folder_of(place: str) -> Path | None:
-    """The folder that a place is, or None where it is an address."""
+    """Return the folder of a source, None if it is a URL."""
     parts = urlsplit(place)
     if parts.scheme == "file":
         return Path(unquote(parts.path))
@@ -48,16 +48,16 @@ def folder_of(place: str) -> Path | None:
 
 @contextmanager
 def served_to_containers(address: str, settings: Mapping[str, Sequence[str]]) -> Iterator[dict[str, str]]:
-    """The variables that make pip in a container look where this machine's pip does.
+    """Serve local folders, so that pip in a container can use the same sources as this machine's pip.
 
     Args:
-        address: Of this machine, as containers see it.
-        settings: Places by option, as `settings_of_pip` finds them.
+        address: This machine's address, as seen by containers.
+        settings: Sources by option, from `settings_of_pip`.
 
     Yields:
-        Build arguments by name; folders are served while the context lasts.
+        Build arguments by name, valid within the block.
     """
-    # The files of an index lie beside its own folder, and its links lead there.
+    # An index links to files next to its folder.
     roots = {
         (option, place): folder if option == "find-links" else folder.parent
         for option, places in settings.items()
@@ -94,7 +94,7 @@ def served_to_containers(address: str, settings: Mapping[str, Sequence[str]]) ->
 
 
 class _Handler(SimpleHTTPRequestHandler):
-    """/NUMBER/... is what lies in that folder."""
+    """Serves the folder of a number at /NUMBER/."""
 
     def __init__(self, roots: Mapping[str, Path], *words: object) -> None:
         self._roots = roots
@@ -106,4 +106,4 @@ class _Handler(SimpleHTTPRequestHandler):
         return super().translate_path("/" + rest)
 
     def log_message(self, *words: object) -> None:
-        """Say nothing: a build asks for hundreds of files."""
+        """Log nothing: a build requests hundreds of files."""

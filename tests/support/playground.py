@@ -1,4 +1,4 @@
-"""Environments to play in a terminal: one whose actions have every sort of field, one of tools."""
+"""Environments to play in a terminal: one whose actions have all kinds of fields, one of tools."""
 
 from enum import StrEnum
 from typing import Any, Literal
@@ -46,8 +46,8 @@ class Seen(Observation):
     told: dict[str, Any] = Field(default_factory=dict)
 
 
-class Field_(Environment[Move, Seen, State]):  # noqa: N801 - pydantic has the name
-    """Tells what it was told; nine steps end it."""
+class Field_(Environment[Move, Seen, State]):  # noqa: N801 - pydantic's Field has the name
+    """Echoes its actions; nine steps end the episode."""
 
     DETERMINISTIC = True
     BLOCKING = False

@@ -11,13 +11,13 @@ _INSTALLED = Path(__file__).parents[2] / ".venvs" / "mcp-servers"
 
 
 def of_npm(name: str, *args: str, **more: Any) -> dict[str, Any]:
-    """Return the entry of a server of npm's, as a configuration has it."""
+    """Return the configuration entry of a server from npm."""
     command = script(f"@modelcontextprotocol/{name}")
     return {"command": command[0], "args": [*command[1:], *args], **more}
 
 
 def of_pypi(name: str, *args: str) -> dict[str, Any]:
-    """Return the entry of a server of PyPI's, likewise."""
+    """Return the configuration entry of a server from PyPI."""
     program = _INSTALLED / ("Scripts" if sys.platform == "win32" else "bin") / name
     if not program.is_file():
         missing(f"needs {name} in .venvs/mcp-servers; get it with ./scripts/test --all")

@@ -1,4 +1,4 @@
-"""A benchmark's command, run with tiny numbers."""
+"""Runs a benchmark's command with `--quick`."""
 
 import json
 import os
@@ -11,7 +11,7 @@ ROOT = Path(__file__).parents[2]
 
 
 def quick_benchmark(name: str, folder: Path, *words: str, timeout_s: float = 110) -> Any:
-    """What the command has written, with nothing left unmeasured."""
+    """Return the command's JSON file; asserts that everything was measured."""
     out = folder / "out.json"
     done = subprocess.run(
         [sys.executable, "-m", f"benchmarks.{name}", "--quick", *words, "--json", str(out)],

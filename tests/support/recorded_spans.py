@@ -1,4 +1,4 @@
-"""Spans of this process, kept in memory, and those that processes send to a collector."""
+"""Records spans: those of this process in memory, and those that processes send to a collector."""
 
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -18,7 +18,7 @@ from openenv_core import tracing
 
 @contextmanager
 def recorded_spans() -> Iterator[InMemorySpanExporter]:
-    """Let this program have a tracer provider while the block runs."""
+    """Install a tracer provider with an in-memory exporter while the block runs."""
     exporter, provider = InMemorySpanExporter(), TracerProvider(shutdown_on_exit=False)
     provider.add_span_processor(SimpleSpanProcessor(exporter))
     with pytest.MonkeyPatch.context() as patch:
@@ -31,7 +31,7 @@ def recorded_spans() -> Iterator[InMemorySpanExporter]:
 
 
 class Recorded(NamedTuple):
-    """A span; `service` made it."""
+    """A span, and the service that created it."""
 
     trace: bytes | int
     id: bytes | int
@@ -44,13 +44,13 @@ class Recorded(NamedTuple):
 
 @contextmanager
 def collector() -> Iterator[tuple[str, list[Recorded]]]:
-    """Take spans over OTLP; yield the address, and what has come."""
+    """Receive spans over OTLP; yields the address, and the received spans."""
     taken: list[Recorded] = []
 
     class Handler(BaseHTTPRequestHandler):
         def do_POST(self) -> None:
             body = self.rfile.read(int(self.headers["content-length"]))
-            # Others that are in these processes, Monarch for one, send what they have.
+            # Other libraries in these processes, such as Monarch, send theirs too.
             ours = ExportTraceServiceRequest.FromString(body if self.path == "/v1/traces" else b"")
             for sent in ours.resource_spans:
                 told = {one.key: one.value.string_value for one in sent.resource.attributes}
@@ -73,7 +73,7 @@ def collector() -> Iterator[tuple[str, list[Recorded]]]:
 
 
 def recorded(exporter: InMemorySpanExporter) -> list[Recorded]:
-    """Return what has been kept in memory of ours: newer releases of FastAPI have spans of their own."""
+    """Return our spans in memory: newer releases of FastAPI record their own."""
     spans = exporter.get_finished_spans()
     return [_recorded(span) for span in spans if span.instrumentation_scope.name == "ropewalk"]
 
@@ -86,7 +86,7 @@ def _recorded(span: Any) -> Recorded:
 
 
 def lines(spans: Sequence[Recorded]) -> list[list[str]]:
-    """Return, a trace each, its spans as paths from the root, in the order in which they began."""
+    """Return the spans of each trace as paths from the root, in order of their start."""
     by_id = {span.id: span for span in spans}
     paths: list[tuple[int, int, Recorded, str]] = []
     for span in spans:
@@ -96,12 +96,12 @@ def lines(spans: Sequence[Recorded]) -> list[list[str]]:
             path, at, depth = f"{parent.name} > {path}", parent, depth + 1
         paths.append((span.start, depth, span, path))
     traces: dict[Any, list[str]] = {}
-    for _, _, span, path in sorted(paths, key=lambda one: one[:2]):  # a part may begin with its whole
+    for _, _, span, path in sorted(paths, key=lambda one: one[:2]):  # may start with the parent
         traces.setdefault(span.trace, []).append(path)
     return list(traces.values())
 
 
 def request(name: str, within: str = "episode") -> list[str]:
-    """Return the lines of one request of an episode."""
+    """Return the paths of one request of an episode."""
     to = f"{within} > {name}"
     return [to, f"{to} > serve {name}", f"{to} > serve {name} > environment {name}"]

@@ -1,4 +1,4 @@
-"""The distribution's own registry server, run for tests on this machine alone."""
+"""The distribution's docker-registry, run on this machine for tests."""
 
 import os
 import shutil
@@ -21,26 +21,26 @@ INSTALL_S = 300
 START_S = 30
 
 USER, PASSWORD = "rope", "walk"
-# The password as `htpasswd -nbB rope walk` writes it.
+# Output of `htpasswd -nbB rope walk`.
 HTPASSWD = "rope:$2b$05$HBpRQbMCZMIl6f.oNFdKneQMBsE/NPRmmSN2aOWxlqiGrk3fAGNdG"
 
 
 @dataclass(frozen=True)
 class Registry:
-    """Where it listens: what comes before the slash of an image's name."""
+    """A running registry; its address is the part of an image's name before the slash."""
 
     address: str
 
 
 def program() -> str:
-    """Return the server's program; installs it where that is possible, skips the test where it is not."""
+    """Return the server's program; installs it if possible, else skips the test."""
     found = shutil.which(PROGRAM, path=f"{os.environ.get('PATH', os.defpath)}:/usr/bin:/usr/sbin")
     if found is not None:
         return found
     if os.geteuid() != 0 or shutil.which("apt-get") is None:
         message = f"needs {PROGRAM}; {HOW_TO}"
         missing(message)
-    # Installing it must not start a service of the machine's.
+    # The installation must not start a system service.
     surroundings = {**os.environ, "DEBIAN_FRONTEND": "noninteractive", "RUNLEVEL": "1"}
     for command in (["apt-get", "update"], ["apt-get", "install", "-y", "--no-install-recommends", PROGRAM]):
         done = subprocess.run(
@@ -56,7 +56,7 @@ def program() -> str:
 
 @contextmanager
 def running_registry(folder: Path, *, password: bool = False, read_only: bool = False) -> Iterator[Registry]:
-    """Run one that keeps all it has in a folder; with a password it asks for USER and PASSWORD."""
+    """Run a registry with its data in a folder; with `password` it requires USER and PASSWORD."""
     port = free_port()
     access = ""
     if password:
@@ -88,7 +88,7 @@ def _wait(process: subprocess.Popen[bytes], port: int, log: Path) -> None:
             urllib.request.urlopen(f"http://127.0.0.1:{port}/v2/", timeout=5).close()
         except urllib.error.HTTPError as error:
             error.close()
-            return  # it asks who we are, so it is there
+            return  # it requires a password, so it is up
         except OSError:
             time.sleep(0.05)
         else:

@@ -1,4 +1,4 @@
-"""The released packages, each in a virtual environment of its own, and servers in processes of their own."""
+"""The released packages, each in its own virtual environment, and servers in separate processes."""
 
 import json
 import os
@@ -22,12 +22,12 @@ DRIVERS = ROOT / "tests" / "interop" / "drivers"
 
 VERSIONS = ("0.10.0", "0.3.1", "0.2.3", "0.1.1")
 OVER_SOCKETS = ("0.10.0", "0.3.1", "0.2.3")
-"""Those that speak WebSocket; 0.1 knows plain HTTP alone."""
+"""The versions with WebSocket; 0.1 has only plain HTTP."""
 
 NAME = "walk_env"
-"""What the scaffold is called."""
+"""Name of the scaffold."""
 
-# Importing a released package takes up to ten seconds on a free machine.
+# Importing a released package takes up to ten seconds on an idle machine.
 PATIENCE_S = 200
 
 HOW_TO = "python3.11 scripts/bootstrap.py released-VERSION makes each of them, ./scripts/test --all makes all"
@@ -43,14 +43,14 @@ def missing() -> list[str]:
 
 
 def environment(**variables: str) -> dict[str, str]:
-    """Return the variables of a child: none of this process's own Python, no proxy."""
+    """Return the environment variables of a child process: without PYTHON* and proxies of this one."""
     kept = {name: value for name, value in os.environ.items() if not name.startswith("PYTHON")}
     kept = {name: value for name, value in kept.items() if not name.lower().endswith("_proxy")}
     return {**kept, "PYTHONWARNINGS": "ignore", "NO_PROXY": "*", **variables}
 
 
 def scaffold(version: str, folder: Path) -> Path:
-    """Make an environment by a release's own `init`, and return its folder."""
+    """Create an environment with a release's own `init`, and return its folder."""
     command = [str(python(version).parent / "openenv"), "init", NAME, "--output-dir", str(folder)]
     done = finished(*command, env=environment(), cwd=folder, timeout_s=PATIENCE_S)
     found = [path.parent.parent for path in folder.rglob("server/app.py")]
@@ -59,9 +59,9 @@ def scaffold(version: str, folder: Path) -> Path:
 
 
 def borrowed(version: str, folder: Path) -> Path:
-    """Fill a folder with what a release's environment has installed and this one has not, fastmcp for one.
+    """Link packages of a release's environment that this one lacks, such as fastmcp, into a folder.
 
-    The release itself is left out: it and ours cannot be in one process.
+    The release itself is left out: it cannot be in one process with ours.
     """
     (there,) = python(version).parents[1].glob("lib/python*/site-packages")
     here = {name for path in map(Path, site.getsitepackages()) for name in map(_name, path.iterdir())}
@@ -72,13 +72,13 @@ def borrowed(version: str, folder: Path) -> Path:
 
 
 def _name(path: Path) -> str:
-    """Return what an installed file belongs to, whatever its version."""
+    """Return the package of an installed file, without its version."""
     return path.name.partition("-")[0].lower() if path.suffix == ".dist-info" else path.name
 
 
 @contextmanager
 def released_server(version: str, app: str, cwd: Path, **variables: str) -> Iterator[str]:
-    """Serve an app as its release's own images do: uvicorn, one process."""
+    """Serve an app like its release's own images: uvicorn, one process."""
     command = [str(python(version)), "-m", "uvicorn", app, "--log-level", "warning"]
     with _serving(command, cwd, environment(**variables)) as url:
         yield url
@@ -137,7 +137,7 @@ def _healthy(url: str, process: "subprocess.Popen[bytes]", output: IO[bytes]) ->
 def exchange(
     url: str, method: str, path: str, body: Any = None, *, patience_s: float = 30, **headers: str
 ) -> tuple[int, Any]:
-    """Send one plain HTTP request and return the status and the body, parsed where it is JSON."""
+    """Send one plain HTTP request and return the status and the body, parsed if it is JSON."""
     data = body if body is None or isinstance(body, bytes) else json.dumps(body).encode()
     request = urllib.request.Request(
         url + path, data, {"content-type": "application/json", **headers}, method=method
@@ -157,7 +157,7 @@ def exchange(
 
 
 def drive(version: str | None, driver: str, *arguments: str, plan: Any = None, cwd: Path = ROOT) -> Any:
-    """Run a driver with a release's Python, or ours, and return what it prints last, as JSON."""
+    """Run a driver with a release's Python, or ours, and return the JSON in its last line."""
     interpreter = sys.executable if version is None else str(python(version))
     variables = environment(**({"PYTHONPATH": str(ROOT)} if version is None else {}))
     done = finished(

@@ -1,4 +1,4 @@
-"""What a BlackJack run's report.json must hold, whatever else it holds."""
+"""Keys that a BlackJack run's report.json must have."""
 
 REPORT_FIELDS = {
     "exact_return",

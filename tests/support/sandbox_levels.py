@@ -10,7 +10,7 @@ from openenv_core.sandbox import Isolation, Sandbox, SandboxConfig, SandboxUnava
 
 @asynccontextmanager
 async def sandbox_at(level: Isolation) -> AsyncIterator[Sandbox]:
-    """Have a sandbox of a level; the test is skipped where that does not hold."""
+    """Run a sandbox at a level; if the level is not available, the test is skipped."""
     sandbox = Sandbox(SandboxConfig(strongest=level, minimum=level))
     try:
         await sandbox.start()

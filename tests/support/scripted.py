@@ -1,4 +1,4 @@
-"""A server that answers as a test says, and not as a server should."""
+"""A WebSocket server with a test's own handler."""
 
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager

@@ -1,4 +1,4 @@
-"""`ropewalk serve` as a process of its own, looked at from outside."""
+"""`ropewalk serve` as a separate process, observed from outside."""
 
 import http.client
 import json
@@ -23,8 +23,8 @@ class ServeProcess:
     """A running server.
 
     Attributes:
-        process: The process itself; the supervisor where there are workers.
-        port: Where it listens.
+        process: The server's process; with workers, the supervisor's.
+        port: Port that it listens on.
     """
 
     def __init__(self, process: "subprocess.Popen[str]", startup_s: float) -> None:
@@ -83,7 +83,7 @@ class ServeProcess:
 
 @contextmanager
 def serve(*words: str, app: str = "counter:app", **environ: str) -> Iterator[ServeProcess]:
-    """Run `ropewalk serve`; wait until it is healthy, and end it, with all it started, afterwards."""
+    """Run `ropewalk serve` and wait until it is healthy; afterwards end it and its descendants."""
     command = [sys.executable, "-m", "openenv_core.cli", "serve", app, "--port", "0", *words]
     started = time.monotonic()
     process = subprocess.Popen(
@@ -136,7 +136,7 @@ def eventually(condition: Callable[[], object]) -> None:
 
 
 def gone(process: psutil.Process | int) -> bool:
-    """Whether a process, or a pid that nobody else has got since, has ended; nobody may have waited for it."""
+    """Return whether a process has ended, zombies included; a pid must not have been reused."""
     try:
         process = psutil.Process(process) if isinstance(process, int) else process
         return not process.is_running() or process.status() == psutil.STATUS_ZOMBIE
@@ -147,8 +147,8 @@ def gone(process: psutil.Process | int) -> bool:
 def refusal(
     *words: str, app: str = "counter:app", pass_fds: tuple[int, ...] = (), **environ: str
 ) -> tuple[int, str]:
-    """Run `ropewalk serve` where it will not start; return its status and what it says."""
-    # A port that is taken would be another reason.
+    """Run `ropewalk serve` where it refuses to start; return its exit status and output."""
+    # Port 0, so that an occupied port is not the reason.
     port = () if "--fd" in words else ("--port", "0")
     done = subprocess.run(
         [sys.executable, "-m", "openenv_core.cli", "serve", app, *port, *words],

@@ -1,4 +1,4 @@
-"""Serves an app on a real socket from inside a test's own loop, so that the test can look into it."""
+"""Serves an app on a real socket in the test's event loop, so that the test can inspect it."""
 
 import asyncio
 import json
@@ -20,7 +20,7 @@ PATIENCE_S = 60
 
 
 class _Prompt(uvicorn.Server):
-    """Stops when it is told to, where uvicorn looks ten times a second: there are hundreds of tests."""
+    """A server that stops at once; uvicorn polls ten times a second, which adds up over hundreds of tests."""
 
     def __init__(self, config: uvicorn.Config) -> None:
         super().__init__(config)
@@ -34,7 +34,7 @@ class _Prompt(uvicorn.Server):
 async def serving(
     app: EnvironmentApp, place: socket.socket | None = None, **settings: Any
 ) -> AsyncIterator[str]:
-    """Serve an app; at a place, a socket that listens, one server after another can be met."""
+    """Serve an app; several servers, one after another, can use the same listening socket `place`."""
     with socket.create_server(("127.0.0.1", 0)) if place is None else place.dup() as listener:
         config = uvicorn.Config(app, log_level="warning", **{**SETTINGS, **settings})
         server = _Prompt(config)
@@ -52,7 +52,7 @@ async def socket_to(
     address: str, query: str = "", path: str = "/ws", **options: Any
 ) -> AsyncIterator[ClientConnection]:
     url = f"ws://{address}{path}{query}"
-    options = {"open_timeout": 60, **options}  # by itself it gives up after 10 s, which a busy machine needs
+    options = {"open_timeout": 60, **options}  # the default of 10 s is too short on a busy machine
     async with connect(url, compression=None, proxy=None, **options) as connection:
         yield connection
 
@@ -64,14 +64,14 @@ async def ask(connection: ClientConnection, frame: Any) -> Any:
 
 async def eventually(condition: Callable[[], object]) -> None:
     async with asyncio.timeout(PATIENCE_S):
-        while not condition():  # noqa: ASYNC110 - what is waited for knows no event
+        while not condition():  # noqa: ASYNC110 - conditions have no event
             await asyncio.sleep(0.005)
 
 
 async def request(
     address: str, method: str, path: str, body: Any = None, headers: dict[str, str] | None = None
 ) -> httpx.Response:
-    """Ask over plain HTTP; a body that is neither text nor bytes is sent as JSON."""
+    """Send a plain HTTP request; a body other than text or bytes is sent as JSON."""
     content = body if body is None or isinstance(body, str | bytes) else json.dumps(body)
     headers = {"content-type": "application/json", **(headers or {})}
     async with httpx.AsyncClient(
@@ -79,13 +79,13 @@ async def request(
         trust_env=False,
         timeout=PATIENCE_S,
         headers=headers,
-        verify=False,  # there is nothing to verify, and to read the certificates takes longer than to ask
+        verify=False,  # plain HTTP; loading the certificates takes longer than a request
     ) as http:
         return await http.request(method, path, content=content)
 
 
 async def rpc(address: str, method: str, params: Any = None, **headers: str) -> Any:
-    """Ask POST /mcp; return the response as it is."""
+    """Send a JSON-RPC request to POST /mcp; return the response."""
     call = {"jsonrpc": "2.0", "id": 1, "method": method} | ({} if params is None else {"params": params})
     reply = await request(address, "POST", "/mcp", call, headers)
     assert reply.status_code == 200
@@ -93,13 +93,13 @@ async def rpc(address: str, method: str, params: Any = None, **headers: str) -> 
 
 
 async def opened(address: str, **headers: str) -> str:
-    """Open a session that stands by itself; return its id."""
+    """Open a standing session; return its id."""
     reply = await rpc(address, "openenv/session/create", **headers)
     return str(reply["result"]["session_id"])
 
 
 async def closing_of(connection: ClientConnection) -> int:
-    """Wait until the server closes; return its code. A frame before that fails the test."""
+    """Wait until the server closes the connection; return the close code. A frame before that fails the test."""
     with pytest.raises(ConnectionClosed) as closed:
         await asyncio.wait_for(connection.recv(), PATIENCE_S)
     assert closed.value.rcvd is not None

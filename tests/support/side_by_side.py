@@ -1,4 +1,4 @@
-"""Tests that run in several processes side by side: what each has to itself, and which stay together."""
+"""Tests in several processes: isolation of the workers, and groups of tests that stay in one worker."""
 
 import functools
 import os
@@ -13,7 +13,7 @@ import pytest
 from xdist.scheduler import LoadScopeScheduling
 
 MOST_WORKERS = 8
-"""More would run out of memory before they ran out of cores."""
+"""More workers would run out of memory."""
 
 ENGINE = "engine"
 CLUSTERS = "tests/clusters"
@@ -24,7 +24,7 @@ LONGEST = (
     "tests/examples/sft/test_recipes_train.py",
     "tests/e2e/test_train_command.py",
 )
-"""What begins first, so that it does not go on alone when all else has ended."""
+"""Groups that start first, so that they do not run alone at the end."""
 
 OWN_PROCESS = "ROPEWALK_TEST_OWN_PROCESS"
 OWN_PROCESS_TIMEOUT_S = 200
@@ -34,38 +34,38 @@ _MARKED = re.compile(r"\bmark\.docker\b")
 
 
 def workers(selection: str) -> int:
-    """How many `-n auto` stands for: light tests wait half of their time, and a heavy one keeps several cores busy.
+    """Return the number of workers for `-n auto`: light tests wait half of the time, heavy ones use several cores.
 
     Args:
-        selection: The expression of markers.
+        selection: The marker expression.
     """
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     return min(MOST_WORKERS, 2 * cores) if "not heavy" in selection else min(MOST_WORKERS // 2, cores)
 
 
 def own_scratch() -> Path | None:
-    """Give a worker a folder for temporary files, since tests look at what is left in it; returns the folder."""
+    """Create a worker's own folder for temporary files, since tests inspect leftovers; returns the folder."""
     if (worker := os.environ.get("PYTEST_XDIST_WORKER")) is None:
         return None
-    # A short name, for the sockets that are made below it.
+    # A short name, because of the length limit of socket paths.
     folder = Path(tempfile.mkdtemp(prefix=f"{worker}-"))
-    # As open as its parent: code in a sandbox runs as somebody else.
+    # As open as its parent: code in a sandbox runs as another user.
     folder.chmod(0o1777)
     os.environ["TMPDIR"] = tempfile.tempdir = str(folder)
     return folder
 
 
 def remove_scratch(folder: Path | None) -> None:
-    """Remove what `own_scratch` made."""
+    """Remove the folder of `own_scratch`."""
     if folder is not None:
         shutil.rmtree(folder, ignore_errors=True)
 
 
 def run_in_own_process(item: pytest.Item) -> bool | None:
-    """Run a test marked `own_process` by a pytest of its own, which it may interrupt.
+    """Run a test marked `own_process` in a separate pytest process, which it may interrupt.
 
     Returns:
-        Whether the test was run: None where pytest is to run it as any other, since it is in that process already.
+        True if the test was run; None if pytest should run it, because it is unmarked or already in that process.
     """
     if item.get_closest_marker("own_process") is None or OWN_PROCESS in os.environ:
         return None
@@ -89,29 +89,29 @@ def run_in_own_process(item: pytest.Item) -> bool | None:
 
 
 def printable(told: object) -> object:
-    """What a worker tells of a test, without the halves of characters that cannot be sent."""
+    """Return a worker's report with lone surrogates escaped, which cannot be sent."""
     if isinstance(told, str):
         return told.encode(errors="backslashreplace").decode()
     if isinstance(told, dict):
         return {printable(key): printable(value) for key, value in told.items()}
-    # A skip's place and reason stay a tuple: pytest's summary takes nothing else, and ends the whole run otherwise.
+    # The location and reason of a skip must stay a tuple, or pytest's summary aborts the run.
     return type(told)(printable(each) for each in told) if type(told) in (list, tuple) else told
 
 
 def longest_first(items: list[pytest.Item]) -> None:
-    """Put what takes longest before all else; the rest stays as it is."""
+    """Move the tests of LONGEST to the front; the order of the rest is kept."""
     order = {group: position for position, group in enumerate(LONGEST)}
     items.sort(key=lambda item: order.get(group_of(item.nodeid), len(order)))
 
 
 def group_of(test: str) -> str:
-    """The name of what one worker runs as a whole: the test's file, or more.
+    """Return the group of a test, which one worker runs as a whole: the test's file, or several files.
 
-    There is one Docker engine, which tests start, stop and look at as a whole: all that use it are one group. So are
-    those of clusters, whose scripts and manifests name ports.
+    All tests that use the one Docker engine are a group, since they start, stop and inspect it. So are the tests of
+    clusters, whose scripts and manifests use fixed ports.
 
     Args:
-        test: Its id, which begins with the file's path.
+        test: The test's id, which begins with the file's path.
     """
     return _group_of_file(test.partition("::")[0])
 
@@ -124,9 +124,9 @@ def _group_of_file(file: str) -> str:
 
 
 class Groups(LoadScopeScheduling):
-    """Hands groups to workers, in the order in which they were collected.
+    """Hands groups to workers in the order of collection.
 
-    pytest-xdist's own groups are marks that it writes into the tests' ids, where pytest 9.2 no longer looks.
+    pytest-xdist's own groups are markers that it appends to test ids, which pytest 9.2 no longer supports.
     """
 
     def __init__(self, config: pytest.Config, log: object = None) -> None:

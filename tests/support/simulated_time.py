@@ -1,4 +1,4 @@
-"""An event loop whose clock jumps to whatever happens next: hours of waiting in milliseconds, and no hang unseen."""
+"""An event loop whose clock jumps to the next timer: hours pass in milliseconds, and hangs are detected."""
 
 import asyncio
 import selectors
@@ -9,11 +9,11 @@ T = TypeVar("T")
 
 
 class DeadlockError(AssertionError):
-    """Everybody waits, and nobody is left who could end it."""
+    """Every task waits, and no timer is left."""
 
 
 class _Jump(selectors.DefaultSelector):
-    """Sleeps by moving the clock on."""
+    """A selector that advances the clock instead of sleeping."""
 
     loop: "SimulatedTime"
 
@@ -25,7 +25,7 @@ class _Jump(selectors.DefaultSelector):
 
 
 class SimulatedTime(asyncio.SelectorEventLoop):
-    """For what does no input or output."""
+    """An event loop for code without I/O."""
 
     def __init__(self) -> None:
         selector = _Jump()
@@ -38,10 +38,10 @@ class SimulatedTime(asyncio.SelectorEventLoop):
 
 
 def simulate(main: Coroutine[Any, Any, T]) -> T:
-    """Run to the end.
+    """Run a coroutine to its end in simulated time.
 
     Raises:
-        DeadlockError: Everybody waits for something that will not come.
+        DeadlockError: Every task waits, and no timer is left.
     """
     with asyncio.Runner(loop_factory=SimulatedTime) as runner:
         return runner.run(main)

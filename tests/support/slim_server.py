@@ -1,4 +1,4 @@
-"""A server of /health in the plain Python image: no image has to be built for it."""
+"""A server of /health in the plain Python image, so that no image has to be built."""
 
 from openenv_core.providers.docker import ContainerOptions
 

@@ -1,4 +1,4 @@
-"""Counters for fleets: one a process, one that ends its process, one that keeps its event loop."""
+"""Counters for fleets: one session per process, one that kills its process, one that blocks its event loop."""
 
 import os
 import signal
@@ -15,7 +15,7 @@ class Solo(Counter):
 
 
 class Deadly(Counter):
-    """A step of 0 waits for ever; any other ends its own process."""
+    """A step of 0 waits forever; any other kills the process."""
 
     BLOCKING = True
 
@@ -27,7 +27,7 @@ class Deadly(Counter):
 
 
 class Frozen(Counter):
-    """A step keeps the event loop for a minute."""
+    """A step blocks the event loop for a minute."""
 
     BLOCKING = False
 
@@ -38,7 +38,7 @@ class Frozen(Counter):
 
 
 class Described(Counter):
-    """Tells of itself, for which there has to be an instance."""
+    """Has metadata that requires an instance."""
 
     BLOCKING = True
 

@@ -1,4 +1,4 @@
-"""An app whose process ends while it is loaded."""
+"""An app whose process exits while it is loaded."""
 
 import os
 import sys

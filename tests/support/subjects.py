@@ -1,4 +1,4 @@
-"""Environments under test that are served inside the test's own process: a good one, and what looks at it."""
+"""Subjects of checks that are served in the test's own process, and helpers to run checks on them."""
 
 import asyncio
 import threading
@@ -90,7 +90,7 @@ def walk(env: Any = Walk, action: Any = Go, observation: Any = Seen, state: Any 
 
 
 class Here(Subject):
-    """A subject whose application is an object of this process, served from a thread when it is asked for."""
+    """A subject whose application is an object of this process, served from a thread on first use."""
 
     def __init__(self, app: Any, folder: Path | None = None, **limits: Any) -> None:
         super().__init__(Target(TargetKind.MODULE, "here:app", folder), CheckLimits(**limits))
@@ -143,7 +143,7 @@ def look(check: str, app: Any, folder: Path | None = None, **limits: Any) -> Res
 
 
 def folder_with(place: Path, **files: str | None) -> Path:
-    """Write a good environment's folder, without its code; files by their names, `server__Dockerfile` for one."""
+    """Write the folder of a good environment without its code; `files` replaces files by name (see NAMES)."""
     contents: dict[str, str | None] = {
         "openenv.yaml": MANIFEST,
         "README.md": README,
@@ -163,6 +163,6 @@ NAMES = {"manifest": "openenv.yaml", "readme": "README.md", "dockerfile": "serve
 
 
 def of_folder(check: str, folder: Path) -> Result:
-    """Run one check that looks at nothing but a folder."""
+    """Run one check that only inspects a folder."""
     with Subject(Target(TargetKind.PATH, str(folder), folder)) as subject:
         return result_of(check, subject)

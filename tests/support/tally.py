@@ -1,4 +1,4 @@
-"""Counts by tools: each session for itself, each call a step."""
+"""A counter with tools: each session has its own count, each call is a step."""
 
 import asyncio
 from collections.abc import Mapping

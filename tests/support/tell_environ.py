@@ -1,4 +1,4 @@
-"""A foreign ASGI app that tells the names and values of its environment; on /loop where its event loop is from."""
+"""A third-party ASGI app that returns its environment variables, and on /loop the package of its event loop."""
 
 import asyncio
 import json

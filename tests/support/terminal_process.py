@@ -1,4 +1,4 @@
-"""A command in a pseudo-terminal of its own, typed at and read as a person would."""
+"""A command in a pseudo-terminal, used like by a person."""
 
 import os
 import pty
@@ -21,8 +21,8 @@ class TerminalProcess:
     """A running command.
 
     Attributes:
-        process: The process itself.
-        raw: Everything that it showed, styles included.
+        process: The process.
+        raw: Its whole output, escape sequences included.
     """
 
     def __init__(self, process: "subprocess.Popen[bytes]", terminal: int) -> None:
@@ -33,7 +33,7 @@ class TerminalProcess:
 
     @property
     def shown(self) -> str:
-        """What was shown, in plain text."""
+        """The output as plain text."""
         return _STYLE.sub("", self.raw).replace("\r\n", "\n")
 
     @property
@@ -42,7 +42,7 @@ class TerminalProcess:
         return [root, *root.children(recursive=True)]
 
     def until(self, text: str) -> str:
-        """Wait until a text is shown after what was waited for before; return what came up to its end."""
+        """Wait for a text after the previously awaited one; return the output up to its end."""
         deadline = time.monotonic() + PATIENCE_S
         while (at := self.shown.find(text, self._read_to)) < 0:
             if not self._more(deadline):
@@ -60,15 +60,15 @@ class TerminalProcess:
         os.write(self._terminal, text.encode())
 
     def interrupt(self) -> None:
-        """Press Ctrl-C once the process waits for something.
+        """Press Ctrl-C once the process sleeps.
 
-        Python only notes a signal that comes between a prompt and the wait for an answer, and readline waits on.
+        A signal between a prompt and the wait for input is only recorded by Python, and readline keeps waiting.
         """
         self._until_it_sleeps()
         self.keys("\x03")
 
     def ended(self) -> int:
-        """Read to the end; return the exit status."""
+        """Read the output to its end; return the exit status."""
         deadline = time.monotonic() + PATIENCE_S
         while self._more(deadline):
             pass
@@ -76,8 +76,8 @@ class TerminalProcess:
 
     def _until_it_sleeps(self) -> None:
         if sys.platform != "linux":
-            return  # nobody tells there
-        process = psutil.Process(self.process.pid)  # whose state is its main thread's
+            return  # the state is not available
+        process = psutil.Process(self.process.pid)  # its state is that of the main thread
         deadline = time.monotonic() + PATIENCE_S
         while (state := process.status()) != psutil.STATUS_SLEEPING:
             if time.monotonic() > deadline:
@@ -90,7 +90,7 @@ class TerminalProcess:
             raise AssertionError(f"expected more by now, got: {self.shown}")
         try:
             part = os.read(self._terminal, 65_536)
-        except OSError:  # on Linux a terminal that nobody has open any more
+        except OSError:  # on Linux: no process has the terminal open any more
             return False
         self.raw += part.decode(errors="replace")
         return bool(part)
@@ -100,7 +100,7 @@ class TerminalProcess:
 def in_terminal(
     *words: str, cwd: str | None = None, program: Sequence[str] = ("-m", "openenv_core.cli"), **environ: str
 ) -> Iterator[TerminalProcess]:
-    """Run `ropewalk` in a terminal; what is left of it at the end is killed."""
+    """Run `ropewalk` in a terminal; processes left at the end are killed."""
     ours, theirs = pty.openpty()
     process = subprocess.Popen(
         [sys.executable, *program, *words],
@@ -133,4 +133,4 @@ def _take_terminal() -> None:
     import fcntl
     import termios
 
-    fcntl.ioctl(0, termios.TIOCSCTTY, 0)  # so that Ctrl-C is one
+    fcntl.ioctl(0, termios.TIOCSCTTY, 0)  # so that Ctrl-C sends SIGINT

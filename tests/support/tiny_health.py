@@ -1,4 +1,4 @@
-"""A server of /health and nothing else, on the standard library: starts in a tenth of a second.
+"""A server of /health on the standard library, which starts in a tenth of a second.
 
     python tiny_health.py PORT [STATUS]
 

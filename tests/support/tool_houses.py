@@ -1,4 +1,4 @@
-"""Environments over tool servers that a test configures."""
+"""Environments over a test's tool servers."""
 
 import sys
 from collections.abc import AsyncIterator
@@ -19,7 +19,7 @@ TOOL_SERVER = Path(__file__).with_name("tool_server.py")
 
 
 def entry(*args: str, **ropewalk: Any) -> dict[str, Any]:
-    """The fixture server, as a configuration has it."""
+    """Return the configuration entry of the fixture server."""
     return {"command": sys.executable, "args": ["-I", "-S", str(TOOL_SERVER), *args], "ropewalk": ropewalk}
 
 
@@ -56,7 +56,7 @@ def kind(seen: CallToolObservation) -> str | None:
 
 
 async def failure_to_begin(servers: dict[str, Any]) -> str:
-    """Return why an episode with these servers cannot begin, which is the infrastructure's fault and ends it."""
+    """Return the infrastructure error that ends an episode with these servers at its start."""
     env = McpToolsEnvironment(house_of(servers))
     try:
         began = await env.reset_async()

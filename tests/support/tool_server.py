@@ -1,4 +1,4 @@
-"""A real MCP server over stdio that misbehaves when it is asked to. Standard library alone, so it starts at once.
+"""An MCP server over stdio that misbehaves on request. Uses only the standard library, so it starts fast.
 
 python -I -S tool_server.py [--start-s SECONDS] [--name NAME] [--endless] [--long]
 """
@@ -45,7 +45,7 @@ TOOLS = {
 }
 state = {"count": 0}
 heard: list[str] = []
-"""Methods of notifications."""
+"""Methods of the received notifications."""
 
 
 def say(message: dict[str, Any]) -> None:
@@ -73,9 +73,9 @@ def call(name: str, given: dict[str, Any]) -> dict[str, Any] | None:
             sys.stderr.write("I am dying\n")
             sys.stderr.flush()
             os._exit(int(given["code"]))
-        case "hang":  # hears everything else meanwhile
+        case "hang":  # other messages are handled meanwhile
             return None
-        case "wedge":  # hears nothing else meanwhile
+        case "wedge":  # no other message is handled meanwhile
             time.sleep(given["seconds"])
             return text("awake")
         case "big":

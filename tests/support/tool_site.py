@@ -1,4 +1,4 @@
-"""A real MCP server over streamable HTTP that misbehaves when it is told to."""
+"""An MCP server over streamable HTTP that misbehaves on request."""
 
 import asyncio
 import gzip
@@ -19,15 +19,15 @@ TOOLS = [
 
 
 class Site:
-    """What an app has seen, and how it is to behave.
+    """An app that records its requests, and settings of its behaviour.
 
     Attributes:
         seen: Requests by method and path.
-        headers: Of the last request.
-        counts: Calls by session; a session that was ended has none.
-        hung: How many calls have come that are never answered.
-        given_up: How many calls their callers have hung up on.
-        answer: What a call of a tool is answered with instead.
+        headers: Headers of the last request.
+        counts: Calls by session; ended sessions are removed.
+        hung: Number of calls that were not answered.
+        given_up: Number of those whose client has disconnected.
+        answer: Response to tool calls, instead of the result.
     """
 
     def __init__(self) -> None:
@@ -84,7 +84,7 @@ class Site:
                 return self.answer
             if message["params"]["name"] == "hang":
                 self.hung += 1
-                while not await request.is_disconnected():  # noqa: ASYNC110 - what is waited for knows no event
+                while not await request.is_disconnected():  # noqa: ASYNC110 - there is no event
                     await asyncio.sleep(0.02)
                 self.given_up += 1
                 return Response(status_code=204)

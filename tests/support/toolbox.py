@@ -1,4 +1,4 @@
-"""An environment of tools that shows what a server can carry: slow ones, failing ones, ones that ask back."""
+"""An environment with all kinds of tools: slow ones, failing ones, ones that ask back."""
 
 import asyncio
 import os
@@ -33,7 +33,7 @@ FORM = {"type": "object", "properties": {"name": {"type": "string"}}, "required"
 class ToolBox(ToolEnvironment[State]):
     SUPPORTS_CONCURRENT_SESSIONS = True
     living: ClassVar[set["ToolBox"]] = set()
-    """Those that were made here and not closed."""
+    """Instances in this process that were not closed."""
     cancelled: ClassVar[list[str]] = []
 
     def __init__(self) -> None:
@@ -43,7 +43,7 @@ class ToolBox(ToolEnvironment[State]):
         self.living.add(self)
 
     def reset(self, seed: int | None = None) -> Observation:
-        print("an environment prints what it likes")  # noqa: T201 - which must not reach the wire
+        print("an environment prints what it likes")  # noqa: T201 - must not reach the wire
         self.episode += 1
         self.count = seed or 0
         return Observation()
@@ -163,7 +163,7 @@ class ToolBox(ToolEnvironment[State]):
 
 
 def boxes(cap: int = 8, **settings: Any) -> EnvironmentApp:
-    """Return a server of boxes with settings of its own."""
+    """Return an app of tool boxes with its own settings."""
     app = create_app(ToolBox, ToolAction, ToolObservation, env_name="toolbox", max_concurrent_envs=cap)
     app.configure(replace(ServerSettings(), **settings))
     return app

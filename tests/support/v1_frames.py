@@ -1,4 +1,4 @@
-"""Holds the frames of `ropewalk.v1` against their JSON Schema while a test runs."""
+"""Validates the frames of `ropewalk.v1` by their JSON Schema while a test runs."""
 
 import json
 from pathlib import Path
@@ -21,7 +21,7 @@ REQUEST, ANSWER = _validator("request"), _validator("answer")
 
 
 def hold(validator: Any, frame: str | bytes) -> None:
-    """Raise an error for a frame that the schema does not describe."""
+    """Raise an error if a frame does not match the schema."""
     header, arrays = decode_frame(frame)
     if arrays:
         header["arrays"] = [{"dtype": array.dtype, "shape": list(array.shape)} for array in arrays]
@@ -32,8 +32,8 @@ def hold(validator: Any, frame: str | bytes) -> None:
 def held_frames(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """How many frames were held: [requests that the server has taken, answers]."""
     held = [0, 0]
-    read, put, send_rest = Links.read, Link.put, LinkConversation._send_rest
-    answer_here = Link.answer_here
+    read, send, send_rest = Links.read, Link.send, LinkConversation._send_rest
+    answer_eagerly = Link.answer_eagerly
 
     def checked_read(self: Links, frame: str | bytes) -> Any:
         request = read(self, frame)
@@ -42,16 +42,16 @@ def held_frames(monkeypatch: pytest.MonkeyPatch) -> list[int]:
         return request
 
     def checked_answer(self: Link, frame: str) -> bool:
-        answered = answer_here(self, frame)
+        answered = answer_eagerly(self, frame)
         if answered:  # or else it is read like any other
             hold(REQUEST, frame)
             held[0] += 1
         return answered
 
-    def checked_put(self: Link, frame: str | bytes) -> None:
+    def checked_send(self: Link, frame: str | bytes) -> None:
         hold(ANSWER, frame)
         held[1] += 1
-        put(self, frame)
+        send(self, frame)
 
     def checked_rest(self: LinkConversation, sent: int, first: str | None = None) -> Any:
         if first is not None:  # the answer to a resume, which is no frame of the link's
@@ -59,7 +59,7 @@ def held_frames(monkeypatch: pytest.MonkeyPatch) -> list[int]:
         return send_rest(self, sent, first)
 
     monkeypatch.setattr(Links, "read", checked_read)
-    monkeypatch.setattr(Link, "answer_here", checked_answer)
-    monkeypatch.setattr(Link, "put", checked_put)
+    monkeypatch.setattr(Link, "answer_eagerly", checked_answer)
+    monkeypatch.setattr(Link, "send", checked_send)
     monkeypatch.setattr(LinkConversation, "_send_rest", checked_rest)
     return held

@@ -1,1 +1,1 @@
-"""The servers that are measured."""
+"""The measured servers."""

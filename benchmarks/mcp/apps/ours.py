@@ -6,7 +6,7 @@ from servers import create_app
 
 
 class Adder(ToolEnvironment[State]):
-    """Adds, and counts how often."""
+    """An adder that counts its calls."""
 
     BLOCKING = False
     SUPPORTS_CONCURRENT_SESSIONS = True
@@ -15,13 +15,13 @@ class Adder(ToolEnvironment[State]):
         self._calls = 0
 
     def reset(self, *, seed: int | None = None, episode_id: str | None = None) -> Observation:
-        """Begin to count."""
+        """Set the count to 0."""
         self._calls = 0
         return Observation()
 
     @property
     def state(self) -> State:
-        """Where it stands."""
+        """The number of calls."""
         return State(step_count=self._calls)
 
     @tool

@@ -1,1 +1,1 @@
-"""Servers of the benchmark of vectors, each in a process of its own."""
+"""The servers of the vector benchmark."""

@@ -1,4 +1,4 @@
-"""A bare WebSocket on uvicorn: whatever comes, it answers with a frame of as many bytes as VECTOR_BYTES says."""
+"""A bare WebSocket on uvicorn that answers every message with a frame of VECTOR_BYTES bytes."""
 
 import os
 from typing import Any

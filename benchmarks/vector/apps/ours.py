@@ -1,4 +1,4 @@
-"""The environments of the benchmark on our server."""
+"""The benchmark's environments on our server."""
 
 from typing import Annotated, Any
 
@@ -24,13 +24,13 @@ class Push(Action):
 
 
 class Cart(Observation):
-    """Where cart and pole are."""
+    """The state of cart and pole."""
 
     observation: Annotated[Any, _space(type="Box", low=None, high=None, shape=[4], dtype="float32")]
 
 
 class CartEnvironment(Environment[Push, Cart, State]):
-    """Plain methods that never wait."""
+    """An environment with plain methods that never wait."""
 
     SUPPORTS_CONCURRENT_SESSIONS = True
     BLOCKING = False
@@ -39,22 +39,22 @@ class CartEnvironment(Environment[Push, Cart, State]):
         self._pole = Pole()
 
     def reset(self, *, seed: int | None = None, episode_id: str | None = None) -> Cart:
-        """Begin."""
+        """Start an episode."""
         return Cart(observation=np.array(self._pole.reset(seed), np.float32))
 
     def step(self, action: Push) -> Cart:
-        """Push."""
+        """Push the cart."""
         done = self._pole.step(action.action)
         return Cart(observation=np.array(self._pole.at, np.float32), reward=1.0, done=done)
 
     @property
     def state(self) -> State:
-        """Where it stands."""
+        """The number of steps taken."""
         return State(step_count=self._pole.steps)
 
 
 class Picture(Observation):
-    """A picture."""
+    """An 84 x 84 picture with 4 channels."""
 
     observation: Annotated[Any, _space(type="Box", low=0, high=255, shape=list(PICTURE), dtype="uint8")]
 
@@ -63,15 +63,15 @@ PICTURES = [np.random.default_rng(number).integers(0, 256, PICTURE, np.uint8) fo
 
 
 class PictureEnvironment(CartEnvironment):
-    """Shows one of a few pictures, which are there already."""
+    """An environment that shows pictures created in advance."""
 
     def reset(self, *, seed: int | None = None, episode_id: str | None = None) -> Any:
-        """Begin."""
+        """Start an episode."""
         self._pole.steps = 0
         return Picture(observation=PICTURES[0])
 
     def step(self, action: Push) -> Any:
-        """Show the next."""
+        """Show the next picture."""
         self._pole.steps += 1
         return Picture(observation=PICTURES[self._pole.steps % 8], reward=0.0)
 

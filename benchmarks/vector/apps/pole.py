@@ -1,4 +1,4 @@
-"""CartPole's dynamics in plain Python, for servers of both packages: the environment that costs next to nothing."""
+"""CartPole's dynamics in plain Python, a very cheap environment for the servers of both packages."""
 
 import math
 import random
@@ -8,21 +8,21 @@ _TIME_S, _FORCE, _GRAVITY, _POLE, _MASS = 0.02, 10.0, 9.8, 0.05, 1.1
 
 
 class Pole:
-    """One cart with its pole; after Barto, Sutton and Anderson (1983)."""
+    """A cart with a pole, after Barto, Sutton and Anderson (1983)."""
 
     def __init__(self) -> None:
         self.at = [0.0, 0.0, 0.0, 0.0]
         self.steps = 0
 
     def reset(self, seed: int | None = None) -> list[float]:
-        """Begin near the middle."""
+        """Start near the middle."""
         dice = random.Random(seed)
         self.at = [dice.uniform(-0.05, 0.05) for _ in range(4)]
         self.steps = 0
         return self.at
 
     def step(self, action: int) -> bool:
-        """Push to the left (0) or to the right; return whether it is over."""
+        """Push to the left (0) or to the right (1); return whether the episode is over."""
         x, speed, angle, turn = self.at
         cos, sin = math.cos(angle), math.sin(angle)
         push = (_FORCE if action == 1 else -_FORCE) + _POLE * turn * turn * sin

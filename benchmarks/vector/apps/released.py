@@ -1,4 +1,4 @@
-"""The same cart on the released server. Runs in a venv of its own, where ours is absent."""
+"""The same cart on the released server. Runs in the released package's venv, which lacks ours."""
 
 from typing import Any
 
@@ -17,13 +17,13 @@ class Push(Action):
 
 
 class Cart(Observation):
-    """Where cart and pole are."""
+    """The state of cart and pole."""
 
     observation: list[float]
 
 
 class CartEnvironment(Environment):
-    """Plain methods, which is how released environments are written."""
+    """An environment with plain methods, the way released environments are written."""
 
     SUPPORTS_CONCURRENT_SESSIONS = True
 
@@ -32,17 +32,17 @@ class CartEnvironment(Environment):
         self._pole = Pole()
 
     def reset(self, seed: int | None = None, episode_id: str | None = None, **options: Any) -> Cart:
-        """Begin."""
+        """Start an episode."""
         return Cart(observation=self._pole.reset(seed))
 
     def step(self, action: Push, timeout_s: float | None = None, **options: Any) -> Cart:
-        """Push."""
+        """Push the cart."""
         done = self._pole.step(action.action)
         return Cart(observation=self._pole.at, reward=1.0, done=done)
 
     @property
     def state(self) -> State:
-        """Where it stands."""
+        """The number of steps taken."""
         return State(step_count=self._pole.steps)
 
 

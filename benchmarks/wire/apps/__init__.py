@@ -1,1 +1,1 @@
-"""What the measured servers serve: one trivial environment, written for each of them."""
+"""The trivial environment that the measured servers serve, written for each of them."""

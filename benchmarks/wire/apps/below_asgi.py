@@ -1,4 +1,4 @@
-"""For orientation: the floor's echo on a WebSocket server below ASGI, which parses frames in compiled code.
+"""For comparison: the floor's echo on a WebSocket server below ASGI that parses frames in compiled code.
 
 Run as `python -m benchmarks.wire.apps.below_asgi PORT`.
 """
@@ -14,7 +14,7 @@ class Echo(WSListener):
     """One connection."""
 
     def on_ws_connected(self, transport: WSTransport) -> None:
-        """Begin to count."""
+        """Set the count to 0."""
         self._step = 0
 
     def on_ws_frame(self, transport: WSTransport, frame: WSFrame) -> None:

@@ -1,4 +1,4 @@
-"""The floor: an OpenEnv step echoed by a bare ASGI application. No validation, no session, no errors."""
+"""The floor: a bare ASGI application that echoes OpenEnv steps, without validation, sessions or errors."""
 
 import asyncio
 from collections.abc import Awaitable, Callable, MutableMapping

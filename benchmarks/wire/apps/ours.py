@@ -1,4 +1,4 @@
-"""The trivial environment on our server, once for each way that a class may ask to be run."""
+"""The trivial environment on our server, once for each way that a server can run a class."""
 
 import asyncio
 
@@ -10,20 +10,20 @@ WAIT_S = 1.0
 
 
 class Message(Action):
-    """What the driver sends."""
+    """A message of the driver."""
 
     message: str
 
 
 class Echo(Observation):
-    """What it gets back."""
+    """The echoed message."""
 
     echoed: str
     step: int
 
 
 class Blocking(Environment[Message, Echo, State]):
-    """Plain methods, which a server has to run in a thread: what an author gets who says nothing."""
+    """Plain methods, which the server runs in a thread: the default."""
 
     SUPPORTS_CONCURRENT_SESSIONS = True
 
@@ -31,29 +31,29 @@ class Blocking(Environment[Message, Echo, State]):
         self._step = 0
 
     def reset(self, *, seed: int | None = None, episode_id: str | None = None) -> Echo:
-        """Begin to count."""
+        """Set the count to 0."""
         self._step = 0
         return Echo(echoed="ready", step=0)
 
     def step(self, action: Message) -> Echo:
-        """Count, and give the message back."""
+        """Count, and echo the message."""
         self._step += 1
         return Echo(echoed=action.message, step=self._step, reward=1.0)
 
     @property
     def state(self) -> State:
-        """Where it stands."""
+        """The number of steps taken."""
         return State(step_count=self._step)
 
 
 class Inline(Blocking):
-    """The same, with the promise never to wait."""
+    """The same methods, declared never to wait."""
 
     BLOCKING = False
 
 
 class Async(Environment[Message, Echo, State]):
-    """The same with coroutines."""
+    """The same methods as coroutines."""
 
     SUPPORTS_CONCURRENT_SESSIONS = True
 
@@ -61,23 +61,23 @@ class Async(Environment[Message, Echo, State]):
         self._step = 0
 
     async def reset(self, *, seed: int | None = None, episode_id: str | None = None) -> Echo:
-        """Begin to count."""
+        """Set the count to 0."""
         self._step = 0
         return Echo(echoed="ready", step=0)
 
     async def step(self, action: Message) -> Echo:
-        """Count, and give the message back."""
+        """Count, and echo the message."""
         self._step += 1
         return Echo(echoed=action.message, step=self._step, reward=1.0)
 
     @property
     def state(self) -> State:
-        """Where it stands."""
+        """The number of steps taken."""
         return State(step_count=self._step)
 
 
 class Waiting(Async):
-    """A step that waits, as one does that calls a model or a sandbox."""
+    """An environment whose step waits, like one that calls a model or a sandbox."""
 
     async def step(self, action: Message) -> Echo:
         """Wait, then count."""

@@ -1,4 +1,4 @@
-"""The trivial environment on the released server. Runs in a venv of its own, where ours is absent."""
+"""The trivial environment on the released server. Runs in the released package's venv, which lacks ours."""
 
 import asyncio
 from typing import Any
@@ -12,20 +12,20 @@ WAIT_S = 1.0
 
 
 class Message(Action):
-    """What the driver sends."""
+    """A message of the driver."""
 
     message: str
 
 
 class Echo(Observation):
-    """What it gets back."""
+    """The echoed message."""
 
     echoed: str
     step: int
 
 
 class Sync(Environment):
-    """Plain methods, which is how released environments are written."""
+    """Plain methods, the way released environments are written."""
 
     SUPPORTS_CONCURRENT_SESSIONS = True
 
@@ -34,37 +34,37 @@ class Sync(Environment):
         self._step = 0
 
     def reset(self, seed: int | None = None, episode_id: str | None = None, **options: Any) -> Echo:
-        """Begin to count."""
+        """Set the count to 0."""
         self._step = 0
         return Echo(echoed="ready", step=0)
 
     def step(self, action: Message, timeout_s: float | None = None, **options: Any) -> Echo:
-        """Count, and give the message back."""
+        """Count, and echo the message."""
         self._step += 1
         return Echo(echoed=action.message, step=self._step, reward=1.0)
 
     @property
     def state(self) -> State:
-        """Where it stands."""
+        """The number of steps taken."""
         return State(step_count=self._step)
 
 
 class Async(Sync):
-    """The same with coroutines beside the plain methods."""
+    """The same with coroutines in addition to the plain methods."""
 
     async def reset_async(
         self, seed: int | None = None, episode_id: str | None = None, **options: Any
     ) -> Echo:
-        """Begin to count."""
+        """Set the count to 0."""
         return self.reset()
 
     async def step_async(self, action: Message, timeout_s: float | None = None, **options: Any) -> Echo:
-        """Count, and give the message back."""
+        """Count, and echo the message."""
         return self.step(action)
 
 
 class Waiting(Async):
-    """A step that waits."""
+    """An environment whose step waits."""
 
     async def step_async(self, action: Message, timeout_s: float | None = None, **options: Any) -> Echo:
         """Wait, then count."""

@@ -1,1 +1,1 @@
-"""The server's side of BlackJack: the environment on Gymnasium's game, and the app that hosts it."""
+"""The BlackJack server: the environment, built on Gymnasium's game, and its ASGI app."""

@@ -5,7 +5,7 @@ from servers import create_app
 from ..models import BlackjackAction, BlackjackObservation, BlackjackState
 from .environment import BlackjackEnvironment
 
-# A session is a few kilobytes, and a trainer keeps hundreds of hands in flight.
+# A session takes a few kilobytes, and a trainer plays hundreds of hands at once.
 MAX_CONCURRENT_ENVS = 1024
 
 app = create_app(

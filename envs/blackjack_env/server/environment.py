@@ -1,4 +1,4 @@
-"""BlackJack on Gymnasium's own game, one hand an episode, with the table in words."""
+"""BlackJack, built on Gymnasium's game: one hand per episode, with the table described in words."""
 
 from collections.abc import Sequence
 from typing import Any, Protocol
@@ -24,23 +24,23 @@ _ENDINGS: dict[Outcome, str] = {"win": "You win", "push": "It is a draw", "loss"
 
 
 def describe_hand(cards: Sequence[int], total: int, usable_ace: bool) -> str:
-    """Names the cards (values 1 to 10) and what they come to, for example `A, 6 (soft 17)`."""
+    """Return the cards (values 1 to 10) and their total as text, for example `A, 6 (soft 17)`."""
     return f"{', '.join([_NAMES[card] for card in cards])} ({'soft ' if usable_ace else ''}{total})"
 
 
 def describe_turn(player: str, dealer_card: int) -> str:
-    """Words the table while the player has to decide; `player` comes from :func:`describe_hand`."""
+    """Describe the table while the player has to decide. `player` is a result of :func:`describe_hand`."""
     return f"You hold {player}. The dealer shows {_NAMES[dealer_card]}. Hit or stand?"
 
 
 def describe_end(player: str, dealer: str, bust: bool, outcome: Outcome, reward: float) -> str:
-    """Words the table after the end; the hands come from :func:`describe_hand`, the reward is in bets."""
+    """Describe the end of a hand. `player` and `dealer` are results of :func:`describe_hand`; `reward` is in bets."""
     busted = " and are bust" if bust else ""
     return f"You hold {player}{busted}. The dealer holds {dealer}. {_ENDINGS[outcome]}: {reward:+g}."
 
 
 class _GymnasiumTable(Protocol):
-    """The part of Gymnasium's untyped class that is used."""
+    """Types for the parts of Gymnasium's untyped class that we use."""
 
     natural: bool
     sab: bool
@@ -53,14 +53,13 @@ class _GymnasiumTable(Protocol):
 
 
 class BlackjackEnvironment(Environment[BlackjackAction, BlackjackObservation, BlackjackState]):
-    """A hand of BlackJack against a dealer who stands on every 17, from an infinite deck.
+    """One hand of BlackJack, from an infinite deck, against a dealer who stands on every 17.
 
-    The player hits or stands; there is no doubling, splitting or surrender. The seed decides every card
-    of the hand in the order in which cards are drawn, so episodes with one seed share the deal, and for as
-    long as their actions agree they are the same.
+    The player hits or stands; there is no doubling, splitting or surrender. The seed fixes the sequence of
+    cards, so episodes with the same seed start with the same deal and stay identical as long as their actions are.
 
-    The rules, the deal and the payouts are those of Gymnasium's class, whose object is made once and dealt
-    anew at each reset, without wrappers, because training plays hundreds of thousands of hands.
+    Rules, deal and payouts are those of Gymnasium's class. One instance of it, without wrappers, is reused for
+    every hand, because training plays hundreds of thousands of them.
     """
 
     BLOCKING = False
@@ -81,19 +80,19 @@ class BlackjackEnvironment(Environment[BlackjackAction, BlackjackObservation, Bl
         sab: bool = False,
         **unknown: Any,
     ) -> BlackjackObservation:
-        """Deals a new hand.
+        """Deal a new hand.
 
         Args:
-            seed: decides the whole deal, >= 0; None draws a fresh one, which `state` then tells.
-            episode_id: the caller's name for the episode; None makes a uuid4.
-            natural: a natural (an ace and a ten as dealt) that beats the dealer pays 1.5.
-            sab: Sutton and Barto's rule: a natural beats everything but a natural, and pays 1. Takes
+            seed: fixes the sequence of cards, >= 0. None draws a random seed, which `state` reports.
+            episode_id: the caller's name for the episode; None generates a uuid4.
+            natural: whether a natural (an ace and a ten in the first two cards) that beats the dealer pays 1.5.
+            sab: Sutton and Barto's rule: a natural beats everything except another natural, and pays 1. Takes
                 precedence over `natural`, as in Gymnasium.
-            **unknown: refused.
+            **unknown: rejected.
 
         Raises:
-            InvalidResetOptionError: an unknown option, or a value of the wrong type. The hand that was being
-                played, if any, goes on.
+            InvalidResetOptionError: an option is unknown or has a value of the wrong type. The current hand, if
+                any, continues.
         """
         check_reset(("seed", "episode_id", "natural", "sab"), unknown, seed, episode_id)
         for name, value in (("natural", natural), ("sab", sab)):
@@ -111,10 +110,10 @@ class BlackjackEnvironment(Environment[BlackjackAction, BlackjackObservation, Bl
         return self._observe(observation, reward=None, done=False)
 
     def step(self, action: BlackjackAction) -> BlackjackObservation:
-        """Takes a card, or stands and lets the dealer play.
+        """Take a card, or stand and let the dealer play.
 
         Raises:
-            StepBeforeResetError: no hand was dealt yet.
+            StepBeforeResetError: no hand has been dealt yet.
             EpisodeOverError: the hand has ended.
         """
         state = self._state
@@ -131,11 +130,11 @@ class BlackjackEnvironment(Environment[BlackjackAction, BlackjackObservation, Bl
 
     @property
     def state(self) -> BlackjackState:
-        """Where the episode stands: a copy, so that the holder of it cannot change the game."""
+        """A copy of the episode's state, so that callers cannot change the game."""
         return self._state.model_copy()
 
     def get_metadata(self) -> EnvironmentMetadata:
-        """What the environment says of itself."""
+        """Return the environment's name and description."""
         return EnvironmentMetadata(
             name="blackjack",
             description="A hand of BlackJack: hit or stand against a dealer who stands on every 17.",

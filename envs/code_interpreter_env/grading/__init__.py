@@ -1,6 +1,6 @@
-"""Rewards that can be verified: tasks with hidden tests, and what grades code against them.
+"""Verifiable rewards: tasks with hidden tests, and the grader that runs submissions against them.
 
-Of use to a trainer without the environment: `await Grader(sandbox).grade(task, code)` with a started
+A trainer can use it without the environment: `await Grader(sandbox).grade(task, code)` with a started
 `openenv_core.sandbox.Sandbox`.
 """
 

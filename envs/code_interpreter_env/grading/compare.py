@@ -1,4 +1,4 @@
-"""When an answer is right: comparisons of builtin values, and numbers as people write them."""
+"""Comparison of answers with expected values, and a parser for numbers as people write them."""
 
 import math
 import re
@@ -16,7 +16,7 @@ from openenv_core.sandbox.values import MAX_DEPTH, dumps
 MAX_CHARS: Final = 400
 
 MAX_BOXES: Final = 100
-r"""How many `\boxed{` are looked at, from the end: a text may consist of ones that nobody closes."""
+r"""How many `\boxed{` are tried, from the end: a text may contain arbitrarily many that are never closed."""
 
 _DIGITS = r"(?:\d{1,3}(?:,\d{3})+|\d+)"
 _DECIMAL = rf"(?:{_DIGITS}(?:\.\d*)?|\.\d+)"
@@ -38,7 +38,7 @@ _BOXED: Final = r"\boxed{"
 
 
 def parse_number(text: str) -> Fraction | None:
-    """Return the number that a text is, exactly; None where it is not one number and nothing else."""
+    """Return the exact value of a text that consists of one number, else None."""
     text = text.strip()
     if len(text) > MAX_CHARS:
         return None
@@ -51,7 +51,7 @@ def parse_number(text: str) -> Fraction | None:
 
 
 def extract_boxed(text: str) -> str | None:
-    r"""Return what is in the last complete `\boxed{...}` of a text; None where none of the last ones is complete."""
+    r"""Return the content of the last complete `\boxed{...}`, or None if none of the last ones is complete."""
     start = len(text)
     for _ in range(MAX_BOXES):
         start = text.rfind(_BOXED, 0, start)
@@ -66,7 +66,7 @@ def extract_boxed(text: str) -> str | None:
 
 
 def is_close(got: Fraction, expected: Fraction, rel_tol: float, abs_tol: float) -> bool:
-    """Say whether a number is within a tolerance of another: the larger of both tolerances holds."""
+    """Return whether two numbers differ by at most the larger of the relative and the absolute tolerance."""
     return abs(got - expected) <= max(Fraction(abs_tol), Fraction(rel_tol) * abs(expected))
 
 
@@ -106,27 +106,27 @@ def _power_of_ten(exponent: str | None) -> Fraction:
 
 
 MAX_MATCHED: Final = 200
-"""Items that are matched pair by pair, which takes time with their square."""
+"""The maximum number of items that are matched pairwise, which takes quadratic time."""
 
 _MAX_CANONICAL: Final = 64 << 20
-"""More than any value that crossed becomes when its sets are replaced by digests."""
+"""A size limit that no transferred value exceeds, even with its sets replaced by digests."""
 
 
 class Comparison(BaseModel):
-    """What all comparisons share."""
+    """Base class of the comparisons."""
 
     model_config = ConfigDict(strict=True, extra="forbid", frozen=True)
 
     def matches(self, got: Any, expected: Any, args: Sequence[Any] = ()) -> bool:
-        """Say whether what a solution returned is what the task expects; checkers look at its arguments, too."""
+        """Return whether a solution's value matches the expected one; checkers also use the arguments of the call."""
         raise NotImplementedError
 
 
 class Exact(Comparison):
-    """The same values of the same types: 1, 1.0 and true are three values; a NaN is a NaN; -0.0 is 0.0.
+    """Equal values of equal types: 1, 1.0 and True all differ, NaN equals NaN, and -0.0 equals 0.0.
 
     Attributes:
-        tuples_as_lists: takes a tuple for a list, and a list for a tuple, at any depth.
+        tuples_as_lists: whether lists and tuples are interchangeable, at any depth.
     """
 
     type: Literal["exact"] = "exact"
@@ -138,11 +138,11 @@ class Exact(Comparison):
 
 
 class Numeric(Comparison):
-    """Like exact, with numbers within a tolerance: the larger of both tolerances holds. True is no number here.
+    """Like `Exact`, but numbers may differ by the larger of the two tolerances. A bool is not a number here.
 
     Attributes:
-        rel_tol: relative to the expected number.
-        abs_tol: absolute.
+        rel_tol: tolerance relative to the expected number.
+        abs_tol: absolute tolerance.
         tuples_as_lists: as in `Exact`.
     """
 
@@ -168,7 +168,7 @@ Inner: TypeAlias = Annotated[Exact | Numeric, Field(discriminator="type")]
 
 
 class Unordered(Comparison):
-    """Lists whose items are the same in any order, each as often."""
+    """Lists with the same items, each equally often, in any order."""
 
     type: Literal["unordered"] = "unordered"
     items: Inner = Exact()
@@ -183,7 +183,7 @@ class Unordered(Comparison):
 
 
 class SetLike(Comparison):
-    """A list, tuple or set with the same distinct items, in any order, however often."""
+    """A list, tuple or set with the same distinct items, in any order and any multiplicity."""
 
     type: Literal["set_like"] = "set_like"
 
@@ -195,24 +195,24 @@ class SetLike(Comparison):
 
 
 class AnyOf(Comparison):
-    """One of several answers; the expected value is their list."""
+    """Any one of several answers; the expected value is the list of them."""
 
     type: Literal["any_of"] = "any_of"
     each: Inner = Exact()
 
     def matches(self, got: Any, expected: Any, args: Sequence[Any] = ()) -> bool:
-        """Compare with each."""
+        """Compare with each of the expected answers."""
         return any(self.each.matches(got, option) for option in expected)
 
 
-# Checkers, for tasks that many answers solve. A checker gets what the solution returned, what the task expects (often
-# only a figure that the answer must reach), and the arguments. It must take any builtin value without raising.
+# Checkers, for tasks with many correct answers. A checker gets the value that the solution returned, the expected
+# value (often only a number that the answer must reach) and the arguments. It must not raise on any builtin value.
 
 Checker: TypeAlias = Callable[[Any, Any, Sequence[Any]], bool]
 
 
 def check_topological_order(got: Any, expected: Any, args: Sequence[Any]) -> bool:
-    """Arguments (nodes, edges): every node once, each edge's first before its second; [] where `expected` is []."""
+    """Check a topological order of (nodes, edges). The answer must be [] if `expected` is []."""
     nodes, edges = args[0], args[1]
     if expected == []:
         return type(got) is list and not got
@@ -223,7 +223,7 @@ def check_topological_order(got: Any, expected: Any, args: Sequence[Any]) -> boo
 
 
 def check_pair_with_sum(got: Any, expected: Any, args: Sequence[Any]) -> bool:
-    """Arguments (numbers, target): two different indices, ascending, of numbers that sum to the target."""
+    """Check two ascending indices into (numbers, target) whose numbers sum to the target; None if `expected` is."""
     numbers, target = args[0], args[1]
     if expected is None:
         return got is None
@@ -234,7 +234,7 @@ def check_pair_with_sum(got: Any, expected: Any, args: Sequence[Any]) -> bool:
 
 
 def check_shortest_path(got: Any, expected: Any, args: Sequence[Any]) -> bool:
-    """Arguments (edges, start, end): a path along undirected edges with `expected` nodes; None where it is None."""
+    """Check a path of `expected` nodes from start to end in (edges, start, end), undirected; None if `expected` is."""
     edges, start, end = args[0], args[1], args[2]
     if expected is None:
         return got is None
@@ -245,7 +245,7 @@ def check_shortest_path(got: Any, expected: Any, args: Sequence[Any]) -> bool:
 
 
 def check_queens(got: Any, expected: Any, args: Sequence[Any]) -> bool:
-    """Arguments (n): a column for each row so that no two queens attack each other; None where there is no way."""
+    """Check a placement of n queens, as a column for each row; None if `expected` is None."""
     size = args[0]
     if expected is None:
         return got is None
@@ -284,14 +284,14 @@ class Checked(Comparison):
         return name
 
     def matches(self, got: Any, expected: Any, args: Sequence[Any] = ()) -> bool:
-        """Ask the checker."""
+        """Call the checker."""
         return CHECKERS[self.name](got, expected, args)
 
 
 Compare: TypeAlias = Annotated[
     Exact | Numeric | Unordered | SetLike | AnyOf | Checked, Field(discriminator="type")
 ]
-"""How a function's answers are compared, as a task states it."""
+"""How a task compares a function's return values with the expected ones."""
 
 
 def _equal(got: Any, expected: Any, leaves: Callable[[Any, Any], bool], loose: bool) -> bool:
@@ -304,7 +304,7 @@ def _equal(got: Any, expected: Any, leaves: Callable[[Any, Any], bool], loose: b
             for item, expected_item in zip(got, expected, strict=True)
         )
     if kind is dict:
-        # Keys are compared by type as well (1 would find True), and a NaN among them would find nothing.
+        # Compare keys by digest: by a plain lookup, 1 would match True and NaN would match nothing.
         got_items = {_to_digest(key): value for key, value in got.items()}
         expected_items = {_to_digest(key): value for key, value in expected.items()}
         return got_items.keys() == expected_items.keys() and all(
@@ -328,7 +328,7 @@ def _leaves_equal(got: Any, expected: Any) -> bool:
 
 
 def _to_digest(value: Any) -> bytes:
-    """Return bytes that are equal where values are exactly the same."""
+    """Return a digest that is equal for exactly equal values, types included."""
     data = dumps(_to_comparable(value), max_bytes=_MAX_CANONICAL, max_depth=2 * MAX_DEPTH)
     return sha256(data).digest()
 
@@ -349,7 +349,10 @@ def _to_comparable(value: Any) -> Any:
 
 
 def _match_items(got: list[Any], expected: list[Any], same: Callable[[Any, Any], bool]) -> bool:
-    """Say whether each item has a partner: augmenting paths, because equal within a tolerance is not transitive."""
+    """Return whether the items can be paired up.
+
+    Uses augmenting paths, because equality within a tolerance is not transitive.
+    """
     partners = [[at for at, other in enumerate(expected) if same(item, other)] for item in got]
     owner: dict[int, int] = {}
 

@@ -1,4 +1,4 @@
-"""From a submission to its verdict, and the task that is being worked on."""
+"""Grading of a submission, and the state of an episode's task."""
 
 import time
 from collections.abc import Sequence
@@ -21,21 +21,21 @@ from .trial import (
 from .verdict import CaseOutcome, Scope, Verdict
 
 DEFAULT_LIMITS = Limits(outputs_bytes=1 << 20)
-"""Of the interpreters in which submissions run, where a task says nothing."""
+"""Limits of the interpreters in which submissions run, for everything that the task does not limit."""
 
 
 class Grader:
-    """Grades submissions, each in interpreters of its own. Safe to use from many coroutines at once.
+    """Grades submissions, each in its own interpreters. Safe to use from many coroutines at once.
 
-    Nothing that a submission does raises here. What it may do instead is in `Verdict`.
+    Nothing that a submission does makes it raise; failures are reported in the `Verdict`.
 
     Args:
-        source: where interpreters come from: a started `Sandbox`, or a backend of the environment.
+        source: the source of interpreters: a started `Sandbox`, or a backend of the environment.
         timeout_reward: the reward of a verdict with the reason "timeout". None keeps it out of a trainer's baseline;
-            a number is for those who would rather teach a policy to be quick.
-        fresh_per_case: begins every case with a fresh interpreter, so that nothing can be kept from one to the next.
+            set a number to train a policy to write fast code.
+        fresh_per_case: whether each case gets a fresh interpreter, so that no state carries over between cases.
             Programs ("stdio") and suites always do.
-        limits: of the interpreters, where a task says nothing.
+        limits: limits of the interpreters, for everything that the task does not limit.
     """
 
     def __init__(
@@ -54,7 +54,7 @@ class Grader:
         self._limits = limits
 
     async def grade(self, task: Task, code: str) -> Verdict:
-        """Return what a submission is worth."""
+        """Run a submission against the task's cases and return the verdict."""
         start = time.perf_counter()
         runner = SubmissionRunner(self._source, task, self._limits)
         trial = _make_trial(runner, task, code)
@@ -99,7 +99,11 @@ class Grader:
     async def _run_cases(
         self, trial: Trial[Any], runner: SubmissionRunner, results: dict[int, CaseResult]
     ) -> Scope | None:
-        """Run case after case, until one takes too long; return what that means."""
+        """Run the cases in order until one times out.
+
+        Returns:
+            The scope of that timeout; None if no case timed out.
+        """
         for index in range(len(trial.cases)):
             runner.lost = runner.lost or self._fresh_per_case
             results[index] = result = await trial.run(index)
@@ -151,11 +155,11 @@ def _make_trial(runner: SubmissionRunner, task: Task, code: str) -> Trial[Any]:
 
 
 class NoAttemptsLeftError(ValueError):
-    """Every submission that the task takes was made."""
+    """A submission was made after the task had been solved or its attempts were used up."""
 
 
 class TaskSession:
-    """One episode's task."""
+    """The task of one episode, with the attempts left and the last verdict."""
 
     def __init__(self, task: Task, grader: Grader) -> None:
         self.task = task
@@ -169,10 +173,10 @@ class TaskSession:
         return self.attempts_left == 0 or (self.verdict is not None and self.verdict.reason == "passed")
 
     async def submit(self, code: str) -> Verdict:
-        """Grade a submission, in interpreters of its own. One that the infrastructure failed is not counted.
+        """Grade a submission. It does not count as an attempt if the infrastructure failed.
 
         Raises:
-            NoAttemptsLeftError: Every attempt was used, or the task is solved.
+            NoAttemptsLeftError: All attempts are used up, or the task is solved.
         """
         if self.done:
             raise NoAttemptsLeftError(

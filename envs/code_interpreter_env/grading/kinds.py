@@ -1,4 +1,4 @@
-"""Kinds of tasks: one number, a function, a program, or tests that import the submission."""
+"""Trials for each kind of task: a number, a function, a program, or tests that import the submission."""
 
 import ast
 import math
@@ -23,7 +23,7 @@ from .trial import (
 
 _READER: Final = "_read_the_answer"
 
-# What is no builtin number (a Fraction, a Decimal, numpy's) is taken by its text.
+# Other numbers (Fraction, Decimal, numpy scalars) are read from their `str`.
 _READ: Final = f"""
 def {_READER}():
     value = {{}}
@@ -32,15 +32,15 @@ def {_READER}():
 
 
 class NumericTrial(Trial[NumericTask]):
-    """Reads a number from what the submission printed, assigned, returned, or from the submission itself."""
+    """Reads a number from the submission's output, a variable, a function's return value, or the submission's text."""
 
     @property
     def cases(self) -> Sequence[CaseInfo]:
-        """The one number, which is hidden."""
+        """The single, hidden case."""
         return [CaseInfo(hidden=True)]
 
     async def run(self, index: int) -> CaseResult:
-        """Find the number and compare it."""
+        """Read the number and compare it."""
         text = await self._read_text()
         if isinstance(text, CaseResult):
             return text
@@ -87,21 +87,21 @@ class NumericTrial(Trial[NumericTask]):
 
 
 def _to_missing(failure: CaseResult, name: str) -> CaseResult:
-    """Return how a case failed: for want of the function or variable, or as it did."""
+    """Return a failure as "missing" if it is the NameError of the function or variable `name`, else unchanged."""
     if failure.message == f"NameError: name {name!r} is not defined":
         return CaseResult(category="missing", message=failure.message)
     return failure
 
 
 class FunctionTrial(LoadedTrial[FunctionTask]):
-    """Calls the function; the expected values never leave this process.
+    """Calls the function with each case's arguments; the expected values never leave this process.
 
-    Arguments are copies by nature, so a function that changes them changes nothing here.
+    The function gets copies of the arguments, so it cannot change them here.
     """
 
     @property
     def cases(self) -> Sequence[CaseInfo]:
-        """The calls."""
+        """One case per call."""
         return [
             CaseInfo(
                 hidden=index >= len(self._task.public),
@@ -139,7 +139,7 @@ class StdioTrial(Trial[StdioTask]):
 
     @property
     def cases(self) -> Sequence[CaseInfo]:
-        """The runs."""
+        """One case per run."""
         return [
             CaseInfo(
                 hidden=index >= len(self._task.public),
@@ -166,7 +166,7 @@ class StdioTrial(Trial[StdioTask]):
 
 
 def _output_matches(got: str, expected: str, match: str, float_tol: float | None) -> bool:
-    """Say whether a program printed what it should; numbers with a point or an exponent within the tolerance."""
+    """Return whether a program's output matches. Numbers with a point or an exponent may differ by the tolerance."""
     if match == "exact":
         return _normalize_newlines(got) == _normalize_newlines(expected)
     got_words, expected_words = got.split(), expected.split()
@@ -199,13 +199,13 @@ _import_submission({module!r}, {needed!r})
 
 
 class SuiteTrial(LoadedTrial[SuiteTask]):
-    """Imports the submission and calls one test, in a fresh interpreter for each."""
+    """Imports the submission and calls one test, in a fresh interpreter per test."""
 
     guarantee = "shared"
 
     @property
     def cases(self) -> Sequence[CaseInfo]:
-        """The tests."""
+        """One case per test."""
         public = len(find_tests(self._task.public))
         return [
             CaseInfo(hidden=index >= public, shown_input=name, expected="no exception")
@@ -213,19 +213,19 @@ class SuiteTrial(LoadedTrial[SuiteTask]):
         ]
 
     async def load(self) -> CaseResult | None:
-        """Import the submission while nothing but the harness is in the process."""
+        """Import the submission while only the harness is in the process."""
         await self._runner.start_fresh({f"{self._task.module}.py": self._code})
         harness = _HARNESS.read_text(encoding="utf-8")
         needed = sorted(_find_imports(self._task.public, self._task.hidden) - {self._task.module})
         code = _LOAD.format(harness=harness, module=self._task.module, needed=needed)
         failure = failure_of(await self._runner.execute(code))
-        # Once more, because the submission may have rewritten what was there when it was imported.
+        # Load the harness again: the submission may have rewritten it when it was imported.
         return failure or failure_of(await self._runner.execute(harness))
 
     async def run_loaded(self, index: int) -> CaseResult:
         """Call one test."""
         self._runner.lost = (
-            True  # what a submission does to the process while one test runs is gone before the next
+            True  # the next test gets a fresh process, whatever the submission does to this one
         )
         source, name = self._task.cases[index]
         token = secrets.token_hex(16)

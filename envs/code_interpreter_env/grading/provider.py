@@ -1,7 +1,6 @@
-"""Tasks from JSON Lines: a folder with a file for each split, or one file. Files may have millions of lines.
+"""Tasks from JSON Lines: a folder with one file per split, or a single file. Files may have millions of lines.
 
-What is kept of a file is where its lines begin. A task is read when it is asked for, and mistakes are told with the
-file and the line.
+Only the offsets of lines are kept in memory. Tasks are parsed on demand, and errors name the file and the line.
 """
 
 import os
@@ -23,17 +22,17 @@ MAX_LINE_BYTES: Final = 16 << 20
 
 
 class InvalidTaskError(ConfigurationError):
-    """A line that holds no task; the message names the file and the line."""
+    """A line is not a valid task; the message names the file and the line."""
 
 
 class JsonlTasks(IndexedTasks):
     """The tasks of a folder or a file.
 
-    The methods of `openenv_core.tasks.TaskProvider` show the public half of tasks; `task` returns the whole. One
-    object may be shared by all sessions of a server, and by threads.
+    The methods of `openenv_core.tasks.TaskProvider` return the public part of tasks; `task` returns all of it.
+    Thread-safe; all sessions of a server can share one instance.
 
     Args:
-        path: a folder with files `NAME.jsonl`, each a split, or one such file, which is the one split.
+        path: a folder with a file `NAME.jsonl` per split, or one such file, which is then the only split.
     """
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
@@ -45,30 +44,34 @@ class JsonlTasks(IndexedTasks):
 
     @property
     def splits(self) -> tuple[str, ...]:
-        """The splits' names: train, validation and test first, where they are there."""
+        """The names of the splits; train, validation and test come first if present."""
         rank = {name: at for at, name in enumerate(SPLITS)}
         return tuple(sorted(self._files, key=lambda name: (rank.get(name, len(rank)), name)))
 
     @property
     def paths(self) -> tuple[Path, ...]:
-        """The files with hidden tests, which must not be readable in sandboxes."""
+        """The task files. They hold hidden tests, so sandboxed code must not be able to read them."""
         return tuple(lines.path.resolve() for lines in self._files.values())
 
     def num_tasks(self, split: str) -> int:
-        """Return how many tasks a split has. KeyError: there is no such split."""
+        """Return the number of tasks in a split.
+
+        Raises:
+            KeyError: There is no such split.
+        """
         return len(self._find_lines(split))
 
     def get_task(self, split: str, index: int) -> dict[str, Any]:
-        """Return the public half of a task. IndexError: the split has no such index."""
+        """Return the public part of a task; raises as `task` does."""
         return public_view(self.task(split, index))
 
     def task(self, split: str, index: int) -> Task:
-        """Return a whole task, with its hidden half, for a grader.
+        """Return a task with its hidden part, for a grader.
 
         Raises:
             KeyError: There is no such split.
             IndexError: The split has no such index.
-            InvalidTaskError: The line holds no task.
+            InvalidTaskError: The line is not a valid task.
         """
         lines = self._find_lines(split)
         if isinstance(index, bool) or not isinstance(index, int) or not 0 <= index < len(lines):
@@ -80,16 +83,16 @@ class JsonlTasks(IndexedTasks):
             raise InvalidTaskError(f"{lines.path}:{number}: {describe_faults(error, 'task')}") from None
 
     def find(self, split: str, task_id: str) -> int:
-        """Return the index of the task of that name, by reading the lines of the split one after the other.
+        """Return the index of a task by its id, with a linear scan of the split.
 
         Raises:
-            KeyError: There is none.
+            KeyError: The split, or a task with this id, does not exist.
         """
         for index, line in enumerate(self._find_lines(split)):
             try:
                 row = from_json(line)
             except ValueError:
-                continue  # told when the task itself is asked for
+                continue  # reported when that task itself is requested
             if isinstance(row, dict) and row.get("id") == task_id:
                 return index
         raise KeyError(f"expected the id of a task of the split {split!r}, got {task_id!r}")
@@ -102,7 +105,7 @@ class JsonlTasks(IndexedTasks):
 
 
 class _LineIndex:
-    """A file's lines by index, blank ones left out."""
+    """An index of the non-blank lines of a file."""
 
     def __init__(self, path: Path) -> None:
         self.path = path

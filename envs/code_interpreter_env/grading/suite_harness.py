@@ -1,6 +1,6 @@
-"""Run in the sandbox, beside a submission that tests import. Read as text by `suites`; never imported.
+"""The test harness that runs in the sandbox, next to the submission. `kinds` reads it as text; it is never imported.
 
-Its names begin with an underscore, and it imports what it uses before the submission can replace it.
+All names begin with an underscore. Everything it uses is imported before the submission can replace it.
 """
 
 # mypy: ignore-errors
@@ -57,7 +57,7 @@ def _import_submission(module, needed):
 
 
 def _has_names(module):
-    # The submission's own namespace is this one, and streams are renewed with every call.
+    # Skip this namespace, which is also the submission's, and sys, whose streams change with every call.
     return type(module) is type(_sys) and module is not _sys and vars(module) is not globals()
 
 

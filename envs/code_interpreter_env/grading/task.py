@@ -1,6 +1,6 @@
-"""A task with its hidden half. What a client may see of it is `public_view`; nothing else here is ever served.
+"""The models of tasks, hidden parts included. Only `public_view` of a task is ever served to clients.
 
-One line of JSON is one task; the README beside this file shows each kind. Arguments and expected values are tagged JSON
+A task is one line of JSON; the README in this folder shows each kind. Arguments and expected values are tagged JSON
 (`openenv_core.sandbox.values`): `{"$tuple": [1, 2]}` is the tuple `(1, 2)`.
 """
 
@@ -41,19 +41,19 @@ Name: TypeAlias = Annotated[str, AfterValidator(_check_identifier)]
 
 
 class StrictModel(BaseModel):
-    """The manner of all parts of a task: no conversions, no unknown keys, no changes."""
+    """Base of all parts of a task: no type coercion, no unknown keys, immutable."""
 
     model_config = ConfigDict(strict=True, extra="forbid", frozen=True)
 
 
 class TaskLimits(StrictModel):
-    """What a submission may use.
+    """Resource limits of a submission.
 
     Attributes:
-        timeout_s: seconds for one case, and for running the submission itself.
+        timeout_s: seconds for each case, and for running the submission itself.
         total_s: seconds for the whole grading.
-        memory_bytes: as in the sandbox's limits.
-        output_bytes: what is kept of the standard output of one case; a longer one fails it.
+        memory_bytes: as in the sandbox's `Limits`.
+        output_bytes: the maximum standard output of one case; a case that prints more fails.
     """
 
     timeout_s: float = Field(default=5.0, gt=0, le=600)
@@ -62,7 +62,7 @@ class TaskLimits(StrictModel):
     output_bytes: int = Field(default=64 << 10, ge=1 << 10, le=4 << 20)
 
     def apply_to(self, limits: Limits) -> Limits:
-        """Return the sandbox's limits with the task's in their place."""
+        """Return the sandbox's limits, overridden by the task's."""
         return limits.changed(
             {
                 "timeout_s": self.timeout_s,
@@ -73,22 +73,22 @@ class TaskLimits(StrictModel):
 
 
 class Case(StrictModel):
-    """One test. Cases of `public` may be shown, those of `hidden` never.
+    """One test. Cases in `public` may be shown to the policy, those in `hidden` never.
 
     Attributes:
-        weight: its share of the credit where the scoring is "weighted".
+        weight: its weight if the scoring is "weighted".
     """
 
     weight: float = Field(default=1.0, gt=0, allow_inf_nan=False)
 
 
 class FunctionCase(Case):
-    """A call and what it should return.
+    """A call and its expected return value.
 
     Attributes:
-        args: by position.
-        kwargs: by name.
-        expected: what the comparison holds the answer against.
+        args: positional arguments.
+        kwargs: keyword arguments.
+        expected: the value that the comparison gets as the expected one.
     """
 
     args: list[Tagged] = []
@@ -97,29 +97,29 @@ class FunctionCase(Case):
 
 
 class StdioCase(Case):
-    """A run of the whole program."""
+    """A run of the program with its standard input and expected standard output."""
 
     stdin: str = ""
     stdout: str
 
 
 class BaseTask(StrictModel):
-    """What every task has.
+    """The fields of every task.
 
     Attributes:
         id: unique in its split.
-        prompt: the task in words.
+        prompt: the task description.
         difficulty: easy, medium or hard.
-        tags: what it is about.
-        starter: code to begin with.
-        files: text files of the workspace, by path; the policy may read them.
-        limits: what a submission may use.
-        scoring: "all_or_nothing": 1 where every case passes, else 0. "fraction": the share of cases that pass.
-            "weighted": the share of their weights. Where there are hidden cases only they earn a share, because
-            the answers of public ones can be copied from the prompt.
-        attempts: how many submissions an episode takes.
-        reference: a solution, for whoever checks the task. Never served, never put into a sandbox with a
-            submission. The shipped tasks keep theirs outside the package.
+        tags: topics of the task.
+        starter: starter code.
+        files: text files of the workspace by path; the policy can read them.
+        limits: resource limits of a submission.
+        scoring: "all_or_nothing": 1 if every case passes, else 0. "fraction": the share of cases that pass.
+            "weighted": the share of their weights. If there are hidden cases, only they count towards a share,
+            because the answers of public ones can be copied from the prompt.
+        attempts: the number of submissions per episode.
+        reference: a reference solution, for checking the task. It is never served and never put into a sandbox
+            with a submission. The shipped tasks keep theirs outside the package.
     """
 
     id: str = Field(min_length=1, max_length=200)
@@ -135,7 +135,7 @@ class BaseTask(StrictModel):
 
 
 class FunctionTask(BaseTask):
-    """A function is called with each case's arguments, and its answers are compared outside its process."""
+    """A function to write. It is called with each case's arguments; its results are compared outside its process."""
 
     kind: Literal["function"] = "function"
     entry: Name
@@ -167,12 +167,12 @@ class FunctionTask(BaseTask):
 
 
 class StdioTask(BaseTask):
-    """The submission is a program: each case runs it in a fresh interpreter and reads its standard output.
+    """A program to write. Each case runs it in a fresh interpreter and reads its standard output.
 
     Attributes:
-        match: "tokens" compares word by word, "exact" character by character but for the last line's end.
-        float_tol: with "tokens", how far decimal numbers may be off, relatively and absolutely; None: not at all.
-        public: cases that may be shown.
+        match: "tokens" compares word by word, "exact" character by character except for the final newline.
+        float_tol: with "tokens", the relative and absolute tolerance of decimal numbers; None requires equality.
+        public: cases that may be shown to the policy.
         hidden: cases that may not.
     """
 
@@ -194,16 +194,16 @@ class StdioTask(BaseTask):
 
 
 class NumericTask(BaseTask):
-    """The answer is one number.
+    r"""A task whose answer is one number.
 
     Attributes:
-        answer: the number, as JSON's or in any form that `parse_number` reads.
-        answer_from: where a submission has it: the last line that it prints ("stdout"), a variable, what a function
-            without arguments returns, or the submission itself, which is then no code but text ("text"); the last
-            `boxed` part of the text counts where there is one.
-        name: of the variable or the function.
+        answer: the number, as a JSON number or in any form that `parse_number` accepts.
+        answer_from: where to read the submission's answer: the last line that it prints ("stdout"), a variable, the
+            return value of a function without arguments, or the submission itself, which is then text and not code
+            ("text"). In a printed line or a text, the last `\boxed{...}` counts, if any.
+        name: the name of the variable or function.
         rel_tol: tolerance relative to the answer.
-        abs_tol: absolute tolerance; the larger of both holds.
+        abs_tol: absolute tolerance; the larger of the two applies.
     """
 
     kind: Literal["numeric"] = "numeric"
@@ -222,11 +222,11 @@ class NumericTask(BaseTask):
 
 
 class SuiteTask(BaseTask):
-    """Test functions import the submission as a module and run in one process with it: a weaker guarantee.
+    """Test functions that import the submission as a module and share its process, which is a weaker guarantee.
 
     Attributes:
-        module: the name under which tests import it.
-        public: source with functions `test_*` that may be shown.
+        module: the module name under which tests import the submission.
+        public: source with functions `test_*` that may be shown to the policy.
         hidden: source with functions `test_*` that may not.
     """
 
@@ -264,21 +264,25 @@ _HIDDEN_FIELDS: Final = frozenset({"hidden", "reference", "answer"})
 
 
 def parse_task(line: str | bytes) -> Task:
-    """Return the task that a line of JSON holds. ValidationError: it holds none."""
+    """Parse a task from a line of JSON.
+
+    Raises:
+        ValidationError: The line is not a valid task.
+    """
     return _TASK.validate_json(line)
 
 
 def public_view(task: Task) -> dict[str, Any]:
-    """Return what a client may see of a task: all but the hidden cases, the answer and the reference.
+    """Return the part of a task that clients may see: no hidden cases, answer or reference.
 
-    The names of its files are given; their contents are found in the interpreter's workspace.
+    Files are listed by name only; their contents are in the interpreter's workspace.
     """
     view = task.model_dump(mode="json", exclude={*_HIDDEN_FIELDS, "files"})
     return view | {"files": sorted(task.files), "hidden_cases": _count_hidden(task)}
 
 
 def find_tests(source: str) -> list[str]:
-    """Return the names of the functions `test_*` at the top of test code, in order, each once."""
+    """Return the names of the top-level functions `test_*` in test code, in order, without duplicates."""
     tree = ast.parse(source)
     functions = (node for node in tree.body if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef))
     return list(dict.fromkeys(node.name for node in functions if node.name.startswith("test_")))

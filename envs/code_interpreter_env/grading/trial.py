@@ -1,4 +1,4 @@
-"""Where a submission runs while it is graded, how its function is called, and how each case ended."""
+"""Running a submission for grading: its interpreters, calls of its functions, and the results of cases."""
 
 import inspect
 import math
@@ -19,7 +19,7 @@ from .task import BaseTask, Scoring
 from .verdict import Category, Scope
 
 NOT_PLAIN: Final = "NotPlainError"
-"""What the error is called where a function answered something that does not cross."""
+"""The name of the error of a function whose return value cannot be transferred out of the interpreter."""
 
 _HELPER: Final = "_values_for_calls"
 
@@ -31,7 +31,7 @@ exec(compile({inspect.getsource(values)!r}, {_HELPER!r}, "exec"), _m.__dict__)
 del _s, _t, _m
 """
 
-# One expression statement, so that nothing but the submission's own names is left in its namespace.
+# A single expression statement, so that it adds no names to the submission's namespace.
 _CALL: Final = """
 (lambda values, function, args, kwargs: print(
     "\\n" + {marker!r} + values.dumps(function(*args, **kwargs), max_bytes={room}).decode() + "\\n" + {marker!r}
@@ -46,7 +46,7 @@ _CALL: Final = """
 
 @runtime_checkable
 class FunctionCaller(Protocol):
-    """An interpreter of our own sandbox."""
+    """An interpreter that can call functions, as those of our own sandbox can."""
 
     async def call(
         self,
@@ -67,10 +67,10 @@ async def _call_function(
     *,
     timeout_s: float,
 ) -> FunctionCall:
-    """Call a function that the code of an interpreter defined.
+    """Call a function that was defined in an interpreter.
 
-    An interpreter that only runs code is given the call as code, and prints the answer as tagged JSON behind a random
-    marker. What it prints is as little trusted as any answer: forging it is the same as returning it.
+    On an interpreter that can only run code, the call is sent as code that prints the return value as tagged JSON
+    behind a random marker. The output is trusted no more than a return value: forging it is the same as returning it.
     """
     if isinstance(interpreter, FunctionCaller):
         return await cast(FunctionCaller, interpreter).call(function, args, kwargs, timeout_s=timeout_s)
@@ -82,7 +82,7 @@ async def _call_function(
         marker=marker,
         helper=_HELPER,
         function=function,
-        room=48 << 10,  # what is kept of standard output is 64 KiB, where nothing else is said
+        room=48 << 10,  # below the default limit of 64 KiB for standard output
         args=dumps(list(args)),
         kwargs=dumps(dict(kwargs)),
     )
@@ -98,18 +98,18 @@ async def _call_function(
 
 
 class InterpreterSource(Protocol):
-    """What interpreters come from: a `Sandbox`, or a backend of the environment."""
+    """A source of interpreters: a `Sandbox`, or a backend of the environment."""
 
     async def open(self, limits: Limits) -> Interpreter:
         """Start an interpreter."""
 
 
 class GradingUnavailableError(Exception):
-    """The infrastructure failed; the submission is not to blame."""
+    """The infrastructure failed, through no fault of the submission."""
 
 
 class OutOfTimeError(Exception):
-    """The time for the whole grading is used up."""
+    """The time limit of the whole grading has passed."""
 
 
 @contextmanager
@@ -121,11 +121,11 @@ def _convert_infrastructure_errors() -> Iterator[None]:
 
 
 class SubmissionRunner:
-    """Runs the submission of a task. Every failure of the infrastructure is raised as `GradingUnavailableError`.
+    """Runs a submission in an interpreter. Infrastructure failures are raised as `GradingUnavailableError`.
 
     Attributes:
-        lost: whether the interpreter ended, so that the submission has to be run anew.
-        isolation: what the submission runs behind.
+        lost: whether the interpreter's state is gone, so that the submission has to be run again.
+        isolation: the isolation level of the interpreter; empty before the first one starts.
     """
 
     def __init__(self, source: InterpreterSource, task: BaseTask, limits: Limits) -> None:
@@ -140,11 +140,11 @@ class SubmissionRunner:
 
     @property
     def scope(self) -> Scope:
-        """What a time-out of the last execution means: its case took too long, or there was no more time."""
+        """Which limit bounded the last execution: the timeout of a case, or the time left in total."""
         return "case" if self._granted_s >= self._limits.timeout_s else "total"
 
     async def start_fresh(self, more_files: Mapping[str, str] | None = None) -> None:
-        """Start a fresh interpreter with the task's files and further ones."""
+        """Start or restart the interpreter with the task's files and any further ones."""
         self._grant_time_s()
         with _convert_infrastructure_errors():
             if self._interpreter is None:
@@ -157,16 +157,16 @@ class SubmissionRunner:
         self.lost = False
 
     async def execute(self, code: str, stdin: str | None = None) -> Execution:
-        """Run code, within the time of a case and of the whole."""
+        """Run code within the time limits of the case and of the whole grading."""
         with _convert_infrastructure_errors():
-            assert self._interpreter is not None  # fresh() comes first
+            assert self._interpreter is not None  # start_fresh() comes first
             execution = await self._interpreter.execute(code, timeout_s=self._grant_time_s(), stdin=stdin)
         return self._check_sandbox(execution)
 
     async def call(
         self, function: str, args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None
     ) -> FunctionCall:
-        """Call a function that the code defined."""
+        """Call a function that the submission defined, within the same time limits."""
         with _convert_infrastructure_errors():
             assert self._interpreter is not None
             left_s = self._grant_time_s()
@@ -175,12 +175,12 @@ class SubmissionRunner:
         return call
 
     async def close(self) -> None:
-        """End the interpreter."""
+        """Close the interpreter."""
         interpreter, self._interpreter = self._interpreter, None
         if interpreter is not None:
             with suppress(
                 OpenEnvError, OSError
-            ):  # the verdict is known, and its source cleans up what it opened
+            ):  # the verdict is already known, and the source cleans up its interpreters
                 await interpreter.close()
 
     def _grant_time_s(self) -> float:
@@ -198,12 +198,12 @@ class SubmissionRunner:
 
 
 SHOWN_CHARS: Final = 2000
-"""Of what a public case tells: input, answers and messages."""
+"""The maximum length of each text that a public case shows: input, answers and messages."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CaseInfo:
-    """A case as the grader sees it."""
+    """A case as the grader sees it, whatever the kind of task."""
 
     hidden: bool
     weight: float = 1.0
@@ -227,7 +227,7 @@ TaskT = TypeVar("TaskT", bound=BaseTask)
 
 
 class Trial(ABC, Generic[TaskT]):
-    """One submission before one task."""
+    """One submission to one task."""
 
     guarantee: Literal["outside", "shared"] = "outside"
 
@@ -245,36 +245,38 @@ class Trial(ABC, Generic[TaskT]):
     async def run(self, index: int) -> CaseResult:
         """Run one case.
 
-        GradingUnavailableError: the infrastructure failed; OutOfTimeError: there is no time left.
+        Raises:
+            GradingUnavailableError: The infrastructure failed.
+            OutOfTimeError: The time limit of the whole grading has passed.
         """
 
 
 class LoadedTrial(Trial[TaskT]):
-    """A trial whose submission is run once and then asked case by case; again only where its interpreter ended."""
+    """A trial that runs the submission once for all cases, and again only if the interpreter's state was lost."""
 
     async def run(self, index: int) -> CaseResult:
-        """Run one case, and the submission before it where need be."""
+        """Run one case, after running the submission if necessary."""
         if self._runner.lost:
             failure = await self.load()
             if failure is not None:
-                self._runner.lost = True  # nothing half-loaded is asked
+                self._runner.lost = True  # never run cases on a half-loaded submission
                 return failure
         return await self.run_loaded(index)
 
     @abstractmethod
     async def load(self) -> CaseResult | None:
-        """Run the submission in a fresh interpreter; return how that failed, if it did."""
+        """Run the submission in a fresh interpreter; return the failure, if any."""
 
     @abstractmethod
     async def run_loaded(self, index: int) -> CaseResult:
-        """Run one case of a submission that was loaded."""
+        """Run one case of the loaded submission."""
 
 
 def failure_of(execution: Execution) -> CaseResult | None:
-    """Return how an execution failed; None where it did not."""
+    """Return the failure of an execution; None if it succeeded."""
     if execution.status == "ok":
         return None
-    assert execution.status != "sandbox_error"  # the runner has raised then
+    assert execution.status != "sandbox_error"  # the runner raises on these
     if execution.status != "error":
         return CaseResult(category=execution.status, message=execution.reason)
     error = execution.error
@@ -285,24 +287,24 @@ def failure_of(execution: Execution) -> CaseResult | None:
 
 
 def describe_value(value: Any) -> str:
-    """Return a value of builtin types in words, not too many."""
+    """Return the shortened `repr` of a value of builtin types."""
     try:
         text = repr(value)
-    except ValueError:  # an integer of more digits than Python likes to print
+    except ValueError:  # an integer with more digits than Python converts to text
         text = "<an integer of very many digits>"
     return shorten(text)
 
 
 def shorten(text: str) -> str:
-    """Return a text, or its beginning where it is long."""
+    """Return a text, truncated to `SHOWN_CHARS`."""
     return text if len(text) <= SHOWN_CHARS else f"{text[:SHOWN_CHARS]}..."
 
 
 def reward_of(scoring: Scoring, cases: Sequence[CaseInfo], passed: Sequence[bool]) -> float:
     """Return the reward, 0 to 1.
 
-    A share is earned with hidden cases where there are any: the answers of public ones can be copied from the prompt.
-    A whole 1 needs every case all the same.
+    Partial credit counts only hidden cases, if any: the answers of public ones can be copied from the prompt. A full
+    reward of 1 still requires every case to pass.
     """
     if all(passed):
         return 1.0
@@ -311,5 +313,5 @@ def reward_of(scoring: Scoring, cases: Sequence[CaseInfo], passed: Sequence[bool
     scored = [at for at, case in enumerate(cases) if case.hidden] or list(range(len(cases)))
     weights = {at: cases[at].weight if scoring == "weighted" else 1.0 for at in scored}
     share = math.fsum(weight for at, weight in weights.items() if passed[at]) / math.fsum(weights.values())
-    # Some case failed: where only public ones did, this is short of a whole by the share of one case of average weight.
+    # Some case failed. If only public ones did, the share is 1, so cap it about one case's share below that.
     return min(share, 1.0 - 1.0 / (len(cases) + 1))

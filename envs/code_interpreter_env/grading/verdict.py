@@ -1,4 +1,4 @@
-"""What grading a submission returns, in a form that may be shown to the policy that wrote it."""
+"""The result of grading a submission, in a form that may be shown to the policy."""
 
 from typing import Literal, TypeAlias
 
@@ -16,8 +16,8 @@ Category: TypeAlias = Literal[
     "killed",
     "not_run",
 ]
-"""How a case ended: `error` is an exception, `missing` a function or variable that is not there, `bad_value` an
-answer of a type that does not cross or too large, `killed` the interpreter's end, `not_run` a case that came after
+"""How a case ended: `error` is an exception, `missing` an undefined function or variable, `bad_value` an answer that
+is too large or of a type that cannot be transferred, `killed` the end of the interpreter, and `not_run` a case after
 the one that ended the grading."""
 
 Reason: TypeAlias = Literal["passed", "failed", "timeout", "sandbox_error"]
@@ -25,17 +25,17 @@ Scope: TypeAlias = Literal["case", "total"]
 
 
 class CaseOutcome(BaseModel):
-    """How one case ended. A hidden one tells its category and nothing of what was asked, expected or answered.
+    """The result of one case. For a hidden case it reveals only the category, not the input, expected value or answer.
 
     Attributes:
-        index: its place in the task.
-        hidden: whether the policy may not see it.
-        passed: whether it passed.
-        category: how it ended.
-        shown_input: what went in, of a public case.
-        expected: what should have come out, of a public case.
-        got: what came out, of a public case.
-        message: the error in words, of a public case.
+        index: the index of the case in the task.
+        hidden: whether the case is hidden from the policy.
+        passed: whether the case passed.
+        category: how the case ended.
+        shown_input: the input of a public case.
+        expected: the expected value of a public case.
+        got: the actual value of a public case.
+        message: the error message of a public case.
     """
 
     model_config = ConfigDict(extra="forbid", frozen=True)
@@ -51,21 +51,21 @@ class CaseOutcome(BaseModel):
 
 
 class Verdict(BaseModel):
-    """What a submission is worth.
+    """The result of grading a submission.
 
     Attributes:
-        reward: 0 to 1; None where it says nothing of the submission, and has to be left out of a baseline.
-        reason: "passed" (every case), "failed", "timeout" (a case, or the whole, took too long), or "sandbox_error"
+        reward: 0 to 1; None if it does not reflect the submission and must be left out of a baseline.
+        reason: "passed" (every case), "failed", "timeout" (of a case or of the whole grading), or "sandbox_error"
             (the infrastructure failed; the submission may be graded again).
-        detail: the reason in words.
-        timeout_scope: whether one case took too long or all of them together; None without a time-out.
-        cases: one each.
-        passed: how many cases passed.
-        total: how many cases there are.
-        guarantee: "outside": the verdict was made outside the solution's process. "shared": test code ran in one
-            process with the solution, which a determined solution can deceive.
-        isolation: what the solution ran behind.
-        grading_time_s: how long it took.
+        detail: a message that explains the reason.
+        timeout_scope: whether one case or the whole grading timed out; None without a timeout.
+        cases: the outcome of each case.
+        passed: the number of cases that passed.
+        total: the number of cases.
+        guarantee: "outside": the verdict was determined outside the solution's process. "shared": test code shared a
+            process with the solution, so a determined solution could deceive it.
+        isolation: the isolation level that the solution ran at.
+        grading_time_s: the duration of the grading in seconds.
     """
 
     model_config = ConfigDict(extra="forbid", frozen=True)

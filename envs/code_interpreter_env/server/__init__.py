@@ -1,1 +1,1 @@
-"""The server's side of the code interpreter: the environment, where its code runs, and the app that hosts both."""
+"""The code interpreter server: the environment, the backends that run code, and the ASGI app."""

@@ -7,7 +7,7 @@ from ..models import AnyAction, CodeInterpreterObservation, CodeInterpreterState
 from .environment import CodeInterpreterEnvironment
 from .shared import shared_backend
 
-# An interpreter is a few megabytes, and a trainer keeps hundreds of episodes in flight.
+# An interpreter takes a few megabytes, and a trainer runs hundreds of episodes at once.
 MAX_CONCURRENT_ENVS = 1024
 
 app = create_app(

@@ -1,4 +1,4 @@
-"""The code interpreter: one interpreter a session, and actions that run code in it."""
+"""The code interpreter environment: one interpreter per session, and actions that run code in it."""
 
 import asyncio
 import logging
@@ -62,7 +62,7 @@ Seconds: TypeAlias = Annotated[float, Field(gt=0, le=MAX_TIMEOUT_S)]
 logger = logging.getLogger(__name__)
 
 MAX_FETCHED_BYTES: Final = 8 << 20
-"""The greatest file that one step returns: it is encoded on the event loop, where others wait."""
+"""The largest file that a step returns: it is encoded on the event loop, which blocks other sessions."""
 
 
 class CodeInterpreterEnvironment(
@@ -71,16 +71,16 @@ class CodeInterpreterEnvironment(
 ):
     """Runs untrusted Python in an interpreter that keeps its state from step to step.
 
-    Reset is not needed: a step before the first one begins an episode with what the server gives by default, as
-    released coding environments do. An episode ends only where a task was chosen and a solution was submitted.
+    A reset is optional: a step before the first reset starts an episode with the server's defaults, as released coding
+    environments do. An episode ends only when a task was chosen and a submission solved it or used up its attempts.
 
-    What code does never raises here. The observation's status tells it, and tells it apart from a failure of the
-    infrastructure, "sandbox_error", which no policy should be blamed for. After either of them that has cost the
-    interpreter its state, the next step has a fresh one with the files that the reset brought.
+    Failures of the code never raise; the observation's status reports them. A failure of the infrastructure has the
+    status "sandbox_error", for which no policy should be blamed. If either loses the interpreter's state, the next step
+    gets a fresh interpreter with the files given at reset.
 
     Args:
-        shared: What the sessions of this process share; by default as the environment's variables say.
-        tasks: Where tasks come from; by default those of the settings.
+        shared: The backend shared by the sessions of this process; by default built from environment variables.
+        tasks: The tasks to choose from; by default those of the settings.
     """
 
     BLOCKING = False
@@ -97,19 +97,19 @@ class CodeInterpreterEnvironment(
     async def reset_async(
         self, *, seed: int | None = None, episode_id: str | None = None, **options: Any
     ) -> CodeObservation:
-        """Begins an episode with a fresh interpreter; the one before is ended.
+        """Start an episode with a fresh interpreter, closing the previous one.
 
         Args:
-            seed: Chooses a task, where the option leaves a choice; code that wants chance seeds it itself.
-            episode_id: The caller's name for the episode; None makes a uuid4.
-            **options: `packages`: a list of those that the server preloads. `limits`: fields of
-                `openenv_core.sandbox.Limits` by name, up to the server's ceilings. `files`: content by path, text or
-                `{"content_base64": ...}`. `snapshot`: true keeps the state of before an execution that had to be
-                killed. `task`: which task, where the server has some.
+            seed: Chooses a task if the option `task` leaves a choice. It does not seed the code's random generators.
+            episode_id: The caller's name for the episode; None generates a uuid4.
+            **options: `packages`: the packages to preload, out of those that the server offers. `limits`: fields of
+                `openenv_core.sandbox.Limits` by name, up to the server's ceilings. `files`: content by path, as text
+                or `{"content_base64": ...}`. `snapshot`: true keeps the state from before an execution that had to
+                be killed. `task`: the task to work on, if the server has tasks.
 
         Raises:
-            InvalidResetOptionError: An unknown option, or a value that cannot be. The episode before goes on, unless it
-                took the backend to find out.
+            InvalidResetOptionError: An option is unknown or has an invalid value. The previous episode continues,
+                unless only the backend could detect the error.
         """
         choice = read_options(options, self._shared.settings)
         task: Task | None = None
@@ -146,14 +146,14 @@ class CodeInterpreterEnvironment(
     async def step_async(
         self, action: CodeInterpreterAction | ToolAction, *, timeout_s: float | None = None
     ) -> CodeObservation | ToolObservation:
-        """Applies an action, or calls a tool that is one.
+        """Apply an action, given directly or as a tool call.
 
         Args:
-            action: What to do.
-            timeout_s: Bounds an execution that names no time-out of its own; callers over plain HTTP send it.
+            action: The action or tool call.
+            timeout_s: Limits an execution whose action has no timeout of its own; clients over plain HTTP send it.
 
         Raises:
-            EpisodeOverError: A solution was submitted.
+            EpisodeOverError: A submission has ended the episode.
         """
         if isinstance(action, ListToolsAction | CallToolAction):
             observation = self.tool_step(action)
@@ -164,7 +164,7 @@ class CodeInterpreterEnvironment(
         return await self._act(action, timeout_s)
 
     def before_call(self, name: str, arguments: Mapping[str, Any]) -> None:
-        """Count a step."""
+        """Count the tool call as a step."""
         self._count_step()
 
     def _count_step(self) -> None:
@@ -172,7 +172,7 @@ class CodeInterpreterEnvironment(
             raise EpisodeOverError
         self._state.step_count += 1
 
-    # The actions as tools, for callers who know tools alone: MCP hosts, and chat templates.
+    # The actions as tools, for callers that support only tools: MCP hosts and chat templates.
 
     @tool(title="Run Python", annotations={"readOnlyHint": False, "openWorldHint": False})
     async def run_python(
@@ -234,33 +234,33 @@ class CodeInterpreterEnvironment(
             await self._end_after_failure(error)
             raise ToolUnavailableError(str(error)) from error
 
-    # The methods of `openenv_core.tasks.TaskProvider`; they show nothing that is hidden.
+    # The methods of `openenv_core.tasks.TaskProvider`; they return only the public part of tasks.
 
     async def list_splits(self) -> Sequence[Any]:
-        """Return the splits of the tasks."""
+        """Return the task splits."""
         return await asyncio.to_thread(self._require_tasks().list_splits)
 
     async def num_tasks(self, split: str) -> int:
-        """Return how many tasks a split has."""
+        """Return the number of tasks in a split."""
         return await asyncio.to_thread(self._require_tasks().num_tasks, split)
 
     async def list_tasks(self, split: str) -> Sequence[Any]:
-        """Return the tasks of a split, without hidden parts."""
+        """Return the public part of all tasks in a split."""
         return await asyncio.to_thread(self._require_tasks().list_tasks, split)
 
     async def get_task(self, split: str, index: int) -> Any:
-        """Return one task, without hidden parts."""
+        """Return the public part of one task."""
         return await asyncio.to_thread(self._require_tasks().get_task, split, index)
 
     async def get_task_range(
         self, split: str, start: int | None = None, stop: int | None = None
     ) -> Sequence[Any]:
-        """Return the tasks from `start` to before `stop`."""
+        """Return the public part of the tasks `start` to `stop`, `stop` excluded."""
         return await asyncio.to_thread(self._require_tasks().get_task_range, split, start, stop)
 
     def _require_tasks(self) -> JsonlTasks:
         if self._tasks is None:
-            raise NotImplementedError  # what the task routes answer as such
+            raise NotImplementedError  # the task routes report this as unsupported
         return self._tasks
 
     async def _act(
@@ -299,25 +299,25 @@ class CodeInterpreterEnvironment(
 
     @property
     def state(self) -> CodeInterpreterState:
-        """Where the episode stands: a copy, so that the holder of it cannot change the episode."""
+        """A copy of the episode's state, so that callers cannot change it."""
         return self._state.model_copy()
 
     async def snapshot(self) -> "_EpisodeSnapshot":
-        """Fork the interpreter, files and all; no code is run again.
+        """Fork the interpreter and its files, without running any code again.
 
         Raises:
             NotForkableError: The episode was reset without `snapshot=True`.
-            SandboxFailureError: There is no room for another process of the session.
+            SandboxFailureError: The session cannot have another process.
         """
         task = self._task
         task_progress = None if task is None else (task.task, task.attempts_left, task.verdict)
         return _EpisodeSnapshot(await self._keeper.branch(), task_progress, self.state)
 
     async def restore(self, state: "_EpisodeSnapshot") -> None:
-        """Go on with a fork of the interpreter that a snapshot holds.
+        """Continue with a fork of the interpreter in a snapshot.
 
         Raises:
-            SandboxFailureError: It cannot be forked any more.
+            SandboxFailureError: The snapshot's interpreter can no longer be forked.
         """
         await self._keeper.adopt(state.branch)
         if state.task is not None:
@@ -327,11 +327,11 @@ class CodeInterpreterEnvironment(
         self._state = state.state.model_copy()
 
     async def close_async(self) -> None:
-        """End the interpreter."""
+        """Close the interpreter."""
         await self._keeper.close()
 
     async def get_metadata(self) -> EnvironmentMetadata:
-        """What the environment says of itself, and what its code runs behind."""
+        """Return the environment's name and description, with its isolation level and backend."""
         backend = await self._keeper.start_backend()
         return EnvironmentMetadata(
             name="code_interpreter",
@@ -384,7 +384,7 @@ class CodeInterpreterEnvironment(
         return interpreter
 
     def _add_session(self, execution: Execution) -> Execution:
-        """Return an execution that came from no interpreter with what there is to know of the one that there is."""
+        """Fill in the interpreter's fields of an execution that was not returned by an interpreter."""
         state = self._state
         return replace(
             execution,
@@ -394,7 +394,7 @@ class CodeInterpreterEnvironment(
         )
 
     async def _end_after_failure(self, error: Exception) -> Execution:
-        """Close the interpreter after a failure of the infrastructure, and return its observation."""
+        """Close the interpreter after an infrastructure failure, and return the failure as an execution."""
         await self._keeper.end()
         logger.warning("the sandbox failed: %s", error)
         self._state.last_exit_code = EXIT_SANDBOX
@@ -403,7 +403,7 @@ class CodeInterpreterEnvironment(
 
 @dataclass(frozen=True, slots=True)
 class _EpisodeSnapshot:
-    """Where an episode stands: its interpreter, its task with what is left of the attempts, what its state says."""
+    """A snapshot of an episode: its interpreter, its task with the attempts left, and its state."""
 
     branch: KeptBranch
     task: tuple[Task, int, Verdict | None] | None
@@ -414,7 +414,7 @@ class _EpisodeSnapshot:
 
 
 class _JudgeSource:
-    """Opens the interpreters in which submissions are judged, apart from the session's own."""
+    """Opens the interpreters for grading submissions, which are separate from the session's own."""
 
     def __init__(self, keeper: InterpreterKeeper, packages: tuple[str, ...]) -> None:
         self._keeper = keeper
@@ -425,7 +425,7 @@ class _JudgeSource:
 
 
 def _require_done(observation: CodeInterpreterObservation) -> None:
-    """Raise the error of a failed action on a file."""
+    """Raise a tool error if an action on a file failed."""
     if observation.status == "sandbox_error":
         raise ToolUnavailableError(observation.reason or "the sandbox failed")
     if observation.error is not None:

@@ -1,4 +1,4 @@
-"""From executions to observations and to what callers of tools are shown."""
+"""Conversion of executions to observations and tool results."""
 
 import base64
 import mimetypes
@@ -18,24 +18,24 @@ _FIELDS: Final = tuple(field.name for field in fields(Execution))
 _RELEASED: Final = ("stdout", "stderr", "exit_code")
 
 LAST_CODE: Final = "last_code"
-"""The key under which released coding environments repeat the code."""
+"""The metadata key under which released coding environments return the code that ran."""
 
 
 def to_observation(execution: Execution, **fields: Any) -> CodeInterpreterObservation:
-    """Return an execution as an observation of ours. Its values are checked already, where they come from."""
+    """Convert an execution to an observation, without validation: its values were checked by their source."""
     return CodeInterpreterObservation.model_construct(
         **{name: getattr(execution, name) for name in _FIELDS}, **fields
     )
 
 
 def to_released(execution: Execution, code: str | None) -> CodeObservation:
-    """Return an execution as released clients read it, which refuse any key of ours.
+    """Convert an execution to the shape of released clients, which reject any other key.
 
-    They have no other place to look than stderr: the traceback, and why code did not end by itself, are there too.
+    Their only place for details is stderr, so it also gets the traceback and the reason why code was stopped.
 
     Args:
-        execution: What happened; what has no field there goes below `metadata["execution"]`.
-        code: What was run; None after a reset.
+        execution: The execution; values without a released field go into `metadata["execution"]`.
+        code: The code that ran; None after a reset.
     """
     rest = {name: value for name, value in asdict(execution).items() if name not in _RELEASED}
     if (stderr := _stderr_with_reason(execution)) != execution.stderr:
@@ -47,20 +47,20 @@ def to_released(execution: Execution, code: str | None) -> CodeObservation:
 
 
 def content_of(path: str, data: bytes) -> FileContent:
-    """Return a file as it crosses the wire."""
+    """Return a file in its wire format."""
     return FileContent.model_construct(
         path=path, size=len(data), content_base64=base64.b64encode(data).decode("ascii")
     )
 
 
 def make_code_error(ename: str, evalue: str) -> Execution:
-    """Return the execution of an invalid request: an error of the policy's."""
+    """Return an execution for an invalid request, which counts as the policy's error."""
     error = CodeError(ename=ename, evalue=evalue)
     return Execution(status="error", exit_code=EXIT_ERROR, error=error, stderr=f"{ename}: {evalue}\n")
 
 
 def make_failure(reason: str, **fields: Any) -> Execution:
-    """Return the execution of a failure of the infrastructure, which is not the code's."""
+    """Return an execution for an infrastructure failure, which is not the code's fault."""
     return Execution(status="sandbox_error", exit_code=EXIT_SANDBOX, reason=reason, **fields)
 
 
@@ -79,13 +79,13 @@ def _error_lines(error: CodeError) -> list[str]:
 
 
 IMAGES: Final = ("image/png", "image/jpeg", "image/gif", "image/webp")
-"""What callers can be expected to show."""
+"""The image types that callers can be expected to display."""
 
 _ERRORS: Final = {"timeout": ToolErrorType.TIMEOUT, "sandbox_error": ToolErrorType.TRANSPORT_ERROR}
 
 
 def to_run_result(observation: CodeInterpreterObservation) -> ToolResult:
-    """Return the tool result of a run of code."""
+    """Return the tool result of running code."""
     contents = list(_iter_contents(observation))
     error = observation.error
     data: dict[str, Any] = {
@@ -112,7 +112,7 @@ def to_run_result(observation: CodeInterpreterObservation) -> ToolResult:
 
 
 def to_file_result(path: str, data: bytes) -> ToolResult:
-    """Return the tool result of a file that was read."""
+    """Return the tool result of reading a file."""
     mime_type = mimetypes.guess_type(path)[0]
     file_info = {"path": path, "size": len(data)}
     try:
@@ -129,7 +129,7 @@ def to_file_result(path: str, data: bytes) -> ToolResult:
 
 
 def _iter_contents(observation: CodeInterpreterObservation) -> Iterator[Content]:
-    """Yield what a reader is shown, in the order in which it makes sense."""
+    """Yield the contents to show to the caller, in reading order."""
     if observation.stdout:
         yield Text(observation.stdout)
     if observation.stderr:
@@ -160,6 +160,6 @@ def _iter_output_contents(output: Output) -> Iterator[Content]:
         if mime_type in output.data:
             yield Image(base64.b64decode(output.data[mime_type]), mime_type)
             return
-    # The words of a last expression are its result's.
+    # The text of a last expression is shown as the result instead.
     if output.output_type == "display_data" and (text := output.data.get("text/plain")):
         yield Text(text)

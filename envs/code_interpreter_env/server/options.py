@@ -1,4 +1,4 @@
-"""What a reset may ask for: limits, packages, a task."""
+"""The reset options: limits, packages, files, snapshot and task."""
 
 import asyncio
 import base64
@@ -21,7 +21,7 @@ from .settings import NO_TASKS, PREFIX, SHIPPED, InterpreterSettings
 
 
 def _check_path(path: str) -> str:
-    """Refuse what no interpreter would take, before the episode before is ended."""
+    """Reject paths that no interpreter accepts, while the previous episode can still continue."""
     parts = path.split("/")
     if len(path) > MAX_PATH_CHARS or "\0" in path or any(name in ("", ".", "..") for name in parts):
         raise ValueError("expected paths relative to the workspace, such as data/input.csv")
@@ -44,7 +44,7 @@ def _read_content(value: Any) -> bytes:
 
 
 class _RawOptions(BaseModel):
-    """The options beside seed and episode_id, as a caller gives them."""
+    """The reset options as the caller gives them, without seed and episode_id."""
 
     model_config = ConfigDict(extra="forbid")
 
@@ -61,14 +61,14 @@ class _RawOptions(BaseModel):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ResetChoice:
-    """The options of one reset.
+    """The validated options of one reset.
 
     Attributes:
-        packages: Imported beforehand.
-        limits: Of the session.
-        files: Content by path, put into the workspace.
-        snapshot: Keeps the state of before an execution that had to be killed.
-        task: As it was asked for: an id, or a mapping of split and index; None: no task.
+        packages: Packages to preload.
+        limits: Limits of the session.
+        files: Content by path of the files to put into the workspace.
+        snapshot: Whether to keep the state from before an execution that had to be killed.
+        task: The requested task: an id, or a mapping with split and index; None for no task.
     """
 
     packages: tuple[str, ...] = ()
@@ -79,10 +79,10 @@ class ResetChoice:
 
 
 def read_options(options: Mapping[str, Any], settings: InterpreterSettings) -> ResetChoice:
-    """Read the options of a reset; None leaves one to the server.
+    """Validate the options of a reset; None selects the server's default.
 
     Raises:
-        InvalidResetOptionError: One that does not exist, or a value that cannot be.
+        InvalidResetOptionError: An option is unknown or has an invalid value.
     """
     raw = read_reset(_RawOptions, options)
     try:
@@ -101,7 +101,7 @@ def read_options(options: Mapping[str, Any], settings: InterpreterSettings) -> R
             "expected no snapshot, which this server does not keep, got snapshot=true; leave it out, or set "
             f"{PREFIX}MAX_SNAPSHOT=true where the server runs"
         )
-    # A task is asked for by itself, or as the task routes count them.
+    # A task is given either by the option `task`, or by split and index as in the task routes.
     position = {name: value for name in ("split", "index") if (value := getattr(raw, name)) is not None}
     if position and raw.task is not None:
         raise InvalidResetOptionError(
@@ -126,7 +126,7 @@ def _check_files(files: Mapping[str, bytes], limits: Limits) -> None:
 
 
 def open_tasks(source: str) -> JsonlTasks | None:
-    """Return the tasks that the settings name; None where there are to be none.
+    """Return the tasks that the settings name; None if they are disabled.
 
     Raises:
         ConfigurationError: There is no such folder or file.
@@ -137,12 +137,12 @@ def open_tasks(source: str) -> JsonlTasks | None:
 
 
 async def choose_task(tasks: JsonlTasks | None, option: Any, seed: int | None) -> Task:
-    """Return the task that a reset means.
+    """Return the task that a reset requests.
 
     Args:
-        tasks: All that there are; None where the server has none.
-        option: An id; or a mapping with `split`, and `index` or `id`, or neither of them.
-        seed: Chooses one of the split where the option does not; None chooses at random.
+        tasks: The server's tasks; None if it has none.
+        option: An id, or a mapping with `split` and optionally `index` or `id`.
+        seed: Chooses a task of the split if the option does not; None chooses at random.
 
     Raises:
         InvalidResetOptionError: There is no such task.

@@ -20,15 +20,15 @@ STRONGEST: Final = f"{PREFIX}STRONGEST_ISOLATION"
 LOCAL: Final = "local"
 
 SHIPPED: Final = "shipped"
-"""How `tasks` calls those that come with the environment."""
+"""The value of `tasks` that selects the tasks that come with the environment."""
 
 NO_TASKS: Final = "none"
 
 PACKAGES: Final = ("matplotlib", "numpy", "pandas", "scipy", "sympy")
-"""What a reset may ask for unless the server is told otherwise, as far as it is installed."""
+"""The default for `packages`, as far as they are installed."""
 
 PRELOAD: Final = ("numpy",)
-"""What an interpreter has when the reset does not say, likewise."""
+"""The default for `preload`, as far as they are installed."""
 
 CEILINGS: Final = Limits(
     timeout_s=60.0,
@@ -50,17 +50,17 @@ class InterpreterSettings:
     """The settings of one server's interpreters.
 
     Attributes:
-        backend: Where code runs: "local", or one of the hosted ones.
-        preload: Packages that an interpreter has imported when the reset does not say.
-        packages: Packages that a reset may ask for, those of `preload` among them.
-        limits: Of a session, unless its reset says otherwise.
-        ceilings: What a reset may raise them to.
-        max_snapshot: Whether a reset may ask for snapshots: each execution is a fork then, and the code may fork too.
-        minimum_isolation: The weakest level to serve at; None: `lsm` where callers beyond this machine reach the
-            server, anything elsewhere.
-        strongest_isolation: The level to begin the search with.
-        max_sandboxes: Sets of packages at once; each takes a process of its own.
-        tasks: A folder of tasks, or one file of them; "shipped" are those that come with the environment, "none" none.
+        backend: The name of the backend that runs code: "local" or a hosted one.
+        preload: Packages that an interpreter has imported unless the reset chooses others.
+        packages: Packages that a reset may choose; includes those of `preload`.
+        limits: Limits of a session unless the reset changes them.
+        ceilings: The maximum to which a reset may raise each limit.
+        max_snapshot: Whether a reset may enable snapshots. Each execution is then a fork, and the code may fork too.
+        minimum_isolation: The weakest isolation level to serve at. None requires `lsm` if the server is, or may be,
+            reachable from other machines, and nothing otherwise.
+        strongest_isolation: The first isolation level to try; weaker ones follow.
+        max_sandboxes: The maximum number of package sets in use at once; each takes a process.
+        tasks: A folder of tasks or a single file; "shipped" for those that come with the environment, or "none".
     """
 
     backend: str = LOCAL
@@ -75,7 +75,7 @@ class InterpreterSettings:
     tasks: str = SHIPPED
 
     def __post_init__(self) -> None:
-        """Refuse what contradicts itself.
+        """Check that the settings are consistent.
 
         Raises:
             ConfigurationError: A limit exceeds its ceiling, or a package cannot be preloaded.
@@ -96,10 +96,10 @@ class InterpreterSettings:
 
     @classmethod
     def from_environment(cls, environ: Mapping[str, str]) -> "InterpreterSettings":
-        """Read the settings from environment variables; those that are absent or empty keep their defaults.
+        """Read the settings from environment variables; missing or empty ones select the defaults.
 
         Raises:
-            ConfigurationError: A value cannot be used.
+            ConfigurationError: A value is invalid.
         """
         variables = {
             name: value for name, value in environ.items() if name.startswith(PREFIX) and value.strip()
@@ -119,7 +119,7 @@ class InterpreterSettings:
 
     @property
     def task_files(self) -> tuple[Path, ...]:
-        """Where the server's tasks lie, with their tests."""
+        """The folder or file of the server's tasks, which includes their hidden tests."""
         if self.tasks == NO_TASKS:
             return ()
         return ((SHIPPED_TASKS if self.tasks == SHIPPED else Path(self.tasks)).resolve(),)
@@ -128,10 +128,10 @@ class InterpreterSettings:
         """Return the weakest level to serve at.
 
         Args:
-            exposed: Whether callers beyond this machine reach the server; None: not known.
+            exposed: Whether the server is reachable from other machines; None if unknown.
 
         Raises:
-            ConfigurationError: The strongest level that may be tried is weaker.
+            ConfigurationError: `strongest_isolation` is weaker than that level.
         """
         named = self.minimum_isolation
         minimum = named or (Isolation.PROCESS if exposed is False else Isolation.LSM)
@@ -145,7 +145,7 @@ class InterpreterSettings:
 
 
 def describe_remedy(level: str = "LEVEL") -> str:
-    """Return what a message advises where the isolation is too weak."""
+    """Return the advice that ends an error message about weak isolation."""
     return (
         f"set {MINIMUM}={level} to serve at that level all the same, bind to 127.0.0.1, or run where Landlock and "
         "seccomp are available (docs/sandbox.md)"
@@ -172,7 +172,7 @@ def _read_limits(variables: Mapping[str, str], prefix: str, defaults: Limits) ->
 
 
 def _parse_value(variable: str, text: str, kind: Any) -> Any:
-    """Return a variable's value as a type has it."""
+    """Parse a variable's value as a type."""
     try:
         return TypeAdapter(kind).validate_strings(text)
     except ValidationError as error:

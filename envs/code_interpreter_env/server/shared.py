@@ -1,7 +1,7 @@
 """The backend that all sessions of a process share, and the interpreter of one session.
 
-The backend is started for the first session that needs it, and closed after the last. An interpreter is made when it is
-needed, waited for, and replaced when its state is gone.
+The backend starts with its first holder and closes after the last. An interpreter is created on first use and replaced
+once its state is lost.
 """
 
 import asyncio
@@ -37,18 +37,18 @@ from .settings import InterpreterSettings, describe_remedy
 logger = logging.getLogger(__name__)
 
 INFRASTRUCTURE_ERRORS: Final = (SandboxFailureError, ConfigurationError, OSError)
-"""What a backend may raise where the infrastructure fails; none of it is the policy's."""
+"""The exceptions of a backend when the infrastructure fails; none is the policy's fault."""
 
 PROGRESS_INTERVAL_S: Final = 1.0
-"""How often a caller who waits is told so."""
+"""The interval of progress reports to a waiting caller."""
 
 INTERRUPT_ALLOWANCE_S: Final = 1.0
-"""What an interrupt gets, beside the session's own grace, before the interpreter is ended after all."""
+"""Extra time for an interrupt, beyond the session's grace period, before the execution is cancelled."""
 
 
 @dataclass(slots=True)
 class _LoopBackend:
-    """A backend on one event loop, and the number of its holders."""
+    """The backend of one event loop, and the number of its holders."""
 
     lock: asyncio.Lock = field(default_factory=asyncio.Lock)
     backend: Backend | None = None
@@ -56,13 +56,13 @@ class _LoopBackend:
 
 
 class SharedBackend:
-    """Keeps one backend running while it has holders.
+    """A reference-counted backend, running while it has holders.
 
-    A server holds it for as long as it runs. Where nobody runs the server's lifespan (below another application, or
-    without a server), sessions hold it from their first use to their end.
+    A server holds it for as long as it runs. If the lifespan is not run (the app is mounted below another one, or there
+    is no server), each session holds it from its first use to its end.
 
     Attributes:
-        exposed: Whether callers beyond this machine reach the server; None: not known.
+        exposed: Whether the server is reachable from other machines; None if unknown.
     """
 
     def __init__(self, settings: InterpreterSettings) -> None:
@@ -74,15 +74,15 @@ class SharedBackend:
 
     @cached_property
     def tasks(self) -> JsonlTasks | None:
-        """Where tasks come from; None where the server has none. ConfigurationError: they cannot be read."""
+        """The server's tasks; None if it has none. Raises ConfigurationError if they cannot be read."""
         return open_tasks(self.settings.tasks)
 
     async def hold(self) -> Backend:
-        """Return the backend, started; each call is to be followed by one of `release`.
+        """Return the started backend; pair each call with one of `release`.
 
         Raises:
-            SandboxUnavailableError: It cannot be had here.
-            ConfigurationError: The isolation that it has is weaker than it must be, or a setting is wrong.
+            SandboxUnavailableError: The backend cannot start here.
+            ConfigurationError: Its isolation is weaker than required, or a setting is invalid.
         """
         loop_backend = self._get_loop_backend()
         async with loop_backend.lock:
@@ -92,7 +92,7 @@ class SharedBackend:
             return loop_backend.backend
 
     async def release(self) -> None:
-        """Release it; after the last holder it is closed."""
+        """Release the backend; the last holder's release closes it."""
         loop_backend = self._get_loop_backend()
         async with loop_backend.lock:
             loop_backend.holders -= 1
@@ -102,14 +102,14 @@ class SharedBackend:
 
     @asynccontextmanager
     async def lifespan(self, app: EnvironmentApp) -> AsyncIterator[None]:
-        """Hold it while an app is served.
+        """Hold the backend while an app is served.
 
         Raises:
-            ConfigurationError: The isolation is too weak for whom the server can be reached by.
-            SandboxUnavailableError: It cannot be had here.
+            ConfigurationError: The isolation is too weak for the server's exposure, or the tasks cannot be read.
+            SandboxUnavailableError: The backend cannot start here.
         """
         self.exposed = app.settings.exposed
-        _ = self.tasks  # what cannot be read is told now
+        _ = self.tasks  # report unreadable tasks at start-up
         await self.hold()
         try:
             yield
@@ -134,7 +134,7 @@ class SharedBackend:
 
 
 def _require_isolation(backend: Backend, minimum: Isolation) -> None:
-    """Refuse a rung of the ladder that is too low. What a hosted backend has instead is its host's affair."""
+    """Raise if a local backend's isolation level is too weak; hosted backends have no level and are not checked."""
     try:
         level = Isolation(backend.isolation)
     except ValueError:
@@ -147,12 +147,12 @@ def _require_isolation(backend: Backend, minimum: Isolation) -> None:
 
 
 class InterpreterKeeper:
-    """Keeps the interpreter of one session.
+    """The interpreter of one session: creates, replaces and closes it.
 
     Attributes:
-        choice: How one is made; what is set here goes for the next one.
-        lost: The state of the one that there is, is gone.
-        initial_files: The files that the reset has brought to it.
+        choice: The options for creating an interpreter; a change applies to the next one.
+        lost: Whether the current interpreter's state is lost.
+        initial_files: The files from the reset options, as put into the current interpreter.
     """
 
     def __init__(self, shared: SharedBackend, choice: ResetChoice) -> None:
@@ -164,19 +164,19 @@ class InterpreterKeeper:
         self._interpreter: Interpreter | None = None
 
     async def start_backend(self) -> Backend:
-        """Return the backend, started."""
+        """Return the backend, held by this session and started."""
         if self._backend is None:
             try:
                 self._backend = await self._shared.hold()
-            except ConfigurationError as error:  # the server's, not that of who asked
+            except ConfigurationError as error:  # the server's fault, not the client's
                 raise SandboxUnavailableError(str(error)) from error
         return self._backend
 
     async def ensure_ready(self) -> Interpreter:
-        """Return the interpreter: the one that there is, a fresh one where there is none or its state is gone."""
+        """Return the interpreter, after replacing it if there is none or its state is lost."""
         interpreter = self._interpreter
         if interpreter is not None and not self.lost:
-            return interpreter  # one that ended between two actions says so itself, before anything runs without it
+            return interpreter  # if it died between two actions, it reports that before running anything
         await self.end()
         choice = self.choice
         backend = await self.start_backend()
@@ -191,7 +191,7 @@ class InterpreterKeeper:
         return interpreter
 
     async def restart(self) -> Interpreter:
-        """Return the interpreter, without variables, and of the files with those alone that the reset brought."""
+        """Return the interpreter after clearing its variables and all files except those given at reset."""
         interpreter = self._interpreter
         if interpreter is None or self.lost:
             return await self.ensure_ready()
@@ -211,12 +211,12 @@ class InterpreterKeeper:
         """Run code in the interpreter.
 
         Args:
-            interpreter: The one that is ready.
+            interpreter: The interpreter that `ensure_ready` returned.
             code: Python source.
-            timeout_s: Seconds, where less than the limit of the session.
-            stdin: What it reads.
-            progress: Called at once and every second with the seconds so far. A caller who has it and gives up
-                interrupts the code; the execution has ended when this does, however this does.
+            timeout_s: Timeout in seconds, if lower than the session's limit.
+            stdin: The code's standard input.
+            progress: Called at once and every second with the elapsed seconds. If it is given, cancelling this
+                call interrupts the code, and the execution has always ended when this call returns or raises.
         """
         pending = interpreter.execute(code, timeout_s=timeout_s, stdin=stdin)
         if progress is None:
@@ -252,11 +252,11 @@ class InterpreterKeeper:
                 await asyncio.wait([task])
 
     async def branch(self) -> "KeptBranch":
-        """Fork the interpreter, if there is one; whoever asks closes what is returned.
+        """Fork the interpreter, if any. The caller closes the returned branch.
 
         Raises:
-            NotForkableError: It cannot be forked.
-            SandboxFailureError: It can, and was not.
+            NotForkableError: The interpreter does not support forks.
+            SandboxFailureError: The fork failed.
         """
         interpreter: Branching | None = None
         if self._interpreter is not None and not self.lost:
@@ -275,7 +275,7 @@ class InterpreterKeeper:
         return KeptBranch(self._shared, self.choice, self.initial_files, interpreter)
 
     async def adopt(self, branch: "KeptBranch") -> None:
-        """Go on from a branch: from a fork of it."""
+        """Replace the interpreter by a fork of a branch."""
         await self.end()
         self.choice, self.initial_files, self.lost = branch.choice, branch.initial_files, False
         if branch.interpreter is not None:
@@ -283,14 +283,14 @@ class InterpreterKeeper:
             (self._interpreter,) = await branch.interpreter.fork(1)
 
     async def end(self) -> None:
-        """End the interpreter, if there is one."""
+        """Close the interpreter, if any."""
         interpreter, self._interpreter = self._interpreter, None
         if interpreter is not None:
-            # Whoever waits may be cancelled, as a caller that goes away is: the closing goes on.
+            # Shielded: closing continues if this call is cancelled, as it is when the client disconnects.
             await asyncio.shield(keep(asyncio.create_task(_close(interpreter))))
 
     async def close(self) -> None:
-        """Close the interpreter, and release the backend. Idempotent."""
+        """Close the interpreter and release the backend. Idempotent."""
         try:
             await self.end()
         finally:
@@ -299,13 +299,13 @@ class InterpreterKeeper:
                 await self._shared.release()
 
     async def _put_files(self, interpreter: Interpreter) -> tuple[FileInfo, ...]:
-        """Put the files of the reset into a workspace that has none."""
+        """Put the files given at reset into an empty workspace."""
         return tuple([await interpreter.put_file(path, data) for path, data in self.choice.files.items()])
 
 
 @dataclass(frozen=True, slots=True)
 class KeptBranch:
-    """Where the interpreter of a session stood: a branch of it that nobody uses, and the backend, held for this."""
+    """A fork of a session's interpreter, kept unused as a snapshot. It holds the backend until closed."""
 
     shared: SharedBackend
     choice: ResetChoice
@@ -313,7 +313,7 @@ class KeptBranch:
     interpreter: Branching | None
 
     async def close(self) -> None:
-        """End the branch."""
+        """Close the fork and release the backend."""
         try:
             if self.interpreter is not None:
                 await _close(self.interpreter)
@@ -330,9 +330,9 @@ async def _close(interpreter: Interpreter) -> None:
 
 @lru_cache(maxsize=1)
 def shared_backend() -> SharedBackend:
-    """Return what the sessions of this process share, by its environment variables.
+    """Return the backend that the sessions of this process share, configured by environment variables.
 
     Raises:
-        ConfigurationError: A variable cannot be used.
+        ConfigurationError: A variable has an invalid value.
     """
     return SharedBackend(InterpreterSettings.from_environment(os.environ))

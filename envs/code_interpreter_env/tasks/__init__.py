@@ -1,11 +1,11 @@
-"""The tasks that come with the environment, a file a split.
+"""The tasks that come with the environment, one file per split.
 
-Their reference solutions, and wrong ones, are in the tests of the source tree and not in the package, so that no
-installation holds what a submission could look for.
+Reference and wrong solutions are in the source tree's tests and not in the package, so that an installation contains
+nothing that a submission could look up.
 """
 
 from pathlib import Path
 from typing import Final
 
 SHIPPED: Final = Path(__file__).parent
-"""The folder, for `JsonlTasks`."""
+"""The folder of these tasks, for `JsonlTasks`."""

@@ -1,4 +1,4 @@
-"""The ASGI app of the environment that GYMNASIUM_ENV names; `gymnasium_app` makes one of any."""
+"""The ASGI app of the environment that GYMNASIUM_ENV names; `gymnasium_app` returns one for any environment."""
 
 import json
 import os
@@ -24,16 +24,16 @@ def gymnasium_app(
     max_concurrent_envs: int = MAX_CONCURRENT_ENVS,
     **options: Any,
 ) -> EnvironmentApp:
-    """Return the app that serves one of Gymnasium's environments.
+    """Return the ASGI app that serves a Gymnasium environment.
 
     Args:
-        env_id: What `gymnasium.make` takes: the id of a registered environment, or `module:id`.
-        wrappers: Functions from an environment to an environment; the first is innermost.
-        max_concurrent_envs: The greatest number of sessions.
-        options: Further arguments of `gymnasium.make`, such as `render_mode="rgb_array"`.
+        env_id: The first argument of `gymnasium.make`: the id of a registered environment, or `module:id`.
+        wrappers: Functions that wrap an environment; the first one is innermost.
+        max_concurrent_envs: The maximum number of concurrent sessions.
+        options: Keyword arguments of `gymnasium.make`, such as `render_mode="rgb_array"`.
 
     Raises:
-        ConfigurationError: Its spaces cannot cross the wire.
+        ConfigurationError: A space of the environment cannot be encoded as JSON.
         gymnasium.error.Error: There is no such environment.
     """
     probe = GymnasiumEnvironment(env_id, tuple(wrappers), options)

@@ -1,4 +1,4 @@
-"""One of Gymnasium's environments, with its wrappers, behind the contract of OpenEnv."""
+"""A Gymnasium environment, with optional wrappers, as an OpenEnv environment."""
 
 import io
 import json
@@ -32,29 +32,29 @@ _COPYABLE_MODULES: Final = (
     "gymnasium.envs.toy_text.",
     "gymnasium.wrappers.",
 )
-"""Modules of Gymnasium whose classes hold nothing but plain Python and numpy as long as they do not render."""
+"""Modules of Gymnasium whose classes hold only plain Python and numpy objects, as long as they do not render."""
 
 _QUICK_MODULES: Final = _COPYABLE_MODULES[:2]
-"""Of these a step takes some microseconds, and a reset not many more."""
+"""Modules whose environments step in a few microseconds and reset in not many more."""
 
 _MAX_CHOICES: Final = 256
-"""Actions of a discrete space that are kept as Gymnasium has them: looked up, they need no check."""
+"""How many actions of a discrete space are precomputed as Gymnasium's values, so that a lookup replaces validation."""
 
 
 class GymnasiumEnvironment(Environment[GymnasiumAction, GymnasiumObservation, GymnasiumState]):
-    """A session of one of Gymnasium's environments.
+    """A Gymnasium environment.
 
-    It can be forked where a copy is sound: where the environment and each wrapper are of Gymnasium's classic control,
-    toy texts and wrappers and nothing is rendered, or have an attribute `FORKABLE = True`.
+    It can be forked if copying is safe: if the environment and all of its wrappers either belong to Gymnasium's classic
+    control, toy text and wrappers and do not render, or have an attribute `FORKABLE = True`.
 
-    `reset(seed=..., options={...})` is Gymnasium's own: the seed decides the episode, and without one the environment
-    draws on. An action outside of the action space is refused, and the episode goes on.
+    `reset(seed=..., options={...})` is Gymnasium's own: the seed determines the episode; without one the environment
+    continues its random sequence. An action outside the action space is rejected, and the episode continues.
 
     Args:
-        env_id: What `gymnasium.make` takes.
-        wrappers: Put around it, the first innermost.
-        options: Further arguments of `gymnasium.make`.
-        observation_type: The model of observations that `models_for` returns; by default one is made.
+        env_id: The first argument of `gymnasium.make`.
+        wrappers: Functions that wrap the environment; the first one is innermost.
+        options: Keyword arguments of `gymnasium.make`.
+        observation_type: The observation model that `models_for` returned; None creates one.
     """
 
     SUPPORTS_CONCURRENT_SESSIONS = True
@@ -72,13 +72,13 @@ class GymnasiumEnvironment(Environment[GymnasiumAction, GymnasiumObservation, Gy
             env = wrap(env)
         self.inner = env
         self.FORKABLE = _is_copyable(env)
-        self._action_space = space = env.action_space  # each wrapper around it would ask the next
+        self._action_space = space = env.action_space  # kept: on a wrapper it is a chain of property calls
         choices = range(int(space.start), int(space.start + space.n)) if isinstance(space, Discrete) else ()
         self._choices = {choice: read_value(space, choice) for choice in choices[:_MAX_CHOICES]}
         self._model = observation_type or models_for(env.action_space, env.observation_space)[1]
         self._defaults = dict(vars(self._model(observation=None)))
         self._has_begun = False
-        self._episode_id: str | None = None  # drawn when somebody asks
+        self._episode_id: str | None = None  # generated on first use
         self._steps = 0
         self._playing = False
 
@@ -93,10 +93,10 @@ class GymnasiumEnvironment(Environment[GymnasiumAction, GymnasiumObservation, Gy
         """Start an episode.
 
         Args:
-            seed: As Gymnasium has it.
-            episode_id: The caller's name for the episode; None makes a uuid4.
-            options: Gymnasium's options of the reset.
-            more: Further options, by name.
+            seed: Passed to Gymnasium's `reset`.
+            episode_id: The caller's name for the episode; None generates a uuid4.
+            options: Passed to Gymnasium's `reset`.
+            more: Further entries of `options`; they take precedence.
         """
         observation, info = self.inner.reset(seed=seed, options={**(options or {}), **more} or None)
         self._has_begun, self._episode_id = True, episode_id
@@ -108,8 +108,8 @@ class GymnasiumEnvironment(Environment[GymnasiumAction, GymnasiumObservation, Gy
         """Take one action.
 
         Raises:
-            EpisodeOverError: There is no episode under way.
-            EnvironmentFailureError: The action space does not have this action.
+            EpisodeOverError: No episode is in progress.
+            EnvironmentFailureError: The action is not in the action space.
         """
         if not self._playing:
             raise EpisodeOverError("no episode is under way; call reset() first")
@@ -126,25 +126,25 @@ class GymnasiumEnvironment(Environment[GymnasiumAction, GymnasiumObservation, Gy
 
     @property
     def state(self) -> GymnasiumState:
-        """Where the episode stands, with a picture where the environment renders."""
+        """The episode's id and step count, with a PNG frame if the render mode is "rgb_array"."""
         self._ensure_episode_id()
         has_frame = self._has_begun and self.inner.render_mode == "rgb_array"
         frame = _encode_png(self.inner.render()) if has_frame else None
         return GymnasiumState(episode_id=self._episode_id, step_count=self._steps, frame=frame)
 
     def snapshot(self) -> tuple[Any, ...]:
-        """Copy Gymnasium's environment."""
+        """Return a deep copy of the Gymnasium environment and the episode's counters."""
         self._ensure_episode_id()
         return deepcopy(self.inner), self._has_begun, self._episode_id, self._steps, self._playing
 
     def restore(self, state: tuple[Any, ...]) -> None:
-        """Go on with a copy of Gymnasium's environment."""
+        """Replace the Gymnasium environment by a copy of the one in a snapshot."""
         self.inner.close()
         self.inner = deepcopy(state[0])
         _, self._has_begun, self._episode_id, self._steps, self._playing = state
 
     def close(self) -> None:
-        """Give back what Gymnasium's environment holds."""
+        """Close the Gymnasium environment."""
         self.inner.close()
 
     def _ensure_episode_id(self) -> None:
@@ -168,7 +168,7 @@ class GymnasiumEnvironment(Environment[GymnasiumAction, GymnasiumObservation, Gy
         fields["info"] = (
             {str(key): _to_json(value) for key, value in info.items() if _is_json(value)} if info else {}
         )
-        # There is nothing to validate, and `model_construct` takes longer than a step.
+        # The fields need no validation, and even `model_construct` takes longer than a step.
         observation: GymnasiumObservation = object.__new__(self._model)
         _set_fields_set(observation, set(fields))
         fields["metadata"] = {}
@@ -179,10 +179,10 @@ class GymnasiumEnvironment(Environment[GymnasiumAction, GymnasiumObservation, Gy
 
 
 class QuickGymnasiumEnvironment(GymnasiumEnvironment):
-    """One of those that `is_quick` is about: a server steps it on its event loop."""
+    """An environment for which `is_quick` is true; the server steps it on its event loop."""
 
     BLOCKING = False
-    _MAKE_OPTIONS = {"disable_env_checker": True}  # noqa: RUF012 - it would look for faults in Gymnasium's own
+    _MAKE_OPTIONS = {"disable_env_checker": True}  # noqa: RUF012 - Gymnasium's own need no checking
 
     def __init__(self, *args: Any, **options: Any) -> None:
         super().__init__(*args, **options)
@@ -193,7 +193,7 @@ class QuickGymnasiumEnvironment(GymnasiumEnvironment):
 
 
 def _remove_order_check(env: gymnasium.Env[Any, Any]) -> gymnasium.Env[Any, Any]:
-    """Take the wrapper away that looks at each step whether a reset came first: our `step` does."""
+    """Remove the wrapper that checks at each step that `reset` was called: our `step` checks that already."""
     if isinstance(env, OrderEnforcing):
         return env.env
     if isinstance(env, gymnasium.Wrapper):
@@ -202,7 +202,7 @@ def _remove_order_check(env: gymnasium.Env[Any, Any]) -> gymnasium.Env[Any, Any]
 
 
 class _FastDiscrete(Discrete):
-    """Looks up whether it has a number: each step asks that, and Gymnasium takes a fifth of it to answer."""
+    """A `Discrete` whose `contains` is a set lookup: Gymnasium's check takes a fifth of each step."""
 
     def __init__(self, n: Any, **options: Any) -> None:
         super().__init__(n, **options)
@@ -210,12 +210,12 @@ class _FastDiscrete(Discrete):
         self._members = frozenset(map(self.dtype.type, range(first, first + count)))
 
     def contains(self, x: Any) -> bool:
-        """Whether it has a number."""
+        """Return whether the space contains `x`."""
         return (type(x) is self.dtype.type and x in self._members) or super().contains(x)
 
 
 def is_quick(env: gymnasium.Env[Any, Any]) -> bool:
-    """Whether an environment never waits: one of Gymnasium's classic control or toy texts that renders nothing."""
+    """Return whether an environment never blocks: Gymnasium's classic control or toy text, without rendering."""
     while isinstance(env, gymnasium.Wrapper) and type(env).__module__.startswith(_COPYABLE_MODULES[2]):
         env = env.env
     return type(env).__module__.startswith(_QUICK_MODULES) and env.render_mode is None
@@ -225,7 +225,7 @@ def _is_copyable(env: gymnasium.Env[Any, Any]) -> bool:
     while True:
         declared = vars(env).get(
             "FORKABLE", getattr(type(env), "FORKABLE", None)
-        )  # a wrapper would ask what it wraps
+        )  # not getattr(env, ...): a wrapper would forward it to the environment that it wraps
         ours = type(env).__module__.startswith(_COPYABLE_MODULES) and env.render_mode is None
         if not (ours if declared is None else declared is True):
             return False

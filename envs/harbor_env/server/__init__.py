@@ -1,1 +1,1 @@
-"""The server of Harbor tasks."""
+"""The Harbor server: the environment, the machines that tasks run in, and the verifier."""

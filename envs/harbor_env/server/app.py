@@ -9,13 +9,13 @@ from servers import create_app
 from ..models import AnyAction, HarborObservation, HarborState
 from .environment import HarborEnvironment, shared_machines, shared_tasks
 
-# Each is a container, or up to two gigabytes of a sandbox.
+# A session takes a container, or up to two gigabytes in a sandbox.
 MAX_CONCURRENT_ENVS = 64
 
 
 @asynccontextmanager
 async def _lifespan(app: object) -> AsyncIterator[None]:
-    shared_tasks()  # who starts a server without tasks is told, and not its first caller
+    shared_tasks()  # report missing tasks at start-up, not to the first client
     async with shared_machines().lifespan(app):
         yield
 

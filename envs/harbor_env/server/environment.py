@@ -1,4 +1,4 @@
-"""A folder of Harbor tasks as an environment: commands and files for the policy, a reward from the task's own tests."""
+"""The environment: Harbor tasks, solved with commands and file actions, rewarded by the tasks' own tests."""
 
 import asyncio
 import logging
@@ -53,10 +53,10 @@ logger = logging.getLogger(__name__)
 
 TASKS: Final = "HARBOR_TASKS"
 COMMAND_TIMEOUT_S: Final = 120.0
-"""Of a command that names no time-out."""
+"""The default timeout of a command."""
 
 _CHUNK_CHARS: Final = 30_000
-"""What a shell is given of a text at once, as a variable: the kernel takes 128 KiB."""
+"""How much text is passed to a shell in one environment variable, which the kernel limits to 128 KiB."""
 
 _OPTIONS: Final = ("seed", "episode_id", "split", "index", "task")
 _FAILURES: Final = (OpenEnvError, OSError)
@@ -67,15 +67,15 @@ class HarborEnvironment(
     IndexedTasks,
     Environment[HarborAction | ToolAction, HarborObservation | ToolObservation, HarborState],
 ):
-    """Plays Harbor tasks: one task an episode, in a machine of its own.
+    """Harbor tasks, one per episode, each in its own machine.
 
-    The episode ends with `submit`, or when the time of the task's `[agent] timeout_sec` is over; the tests judge it
-    either way. Where they write no reward that can be read it has none, and is not 0. What the infrastructure fails of
-    ends the episode, and says so; see `openenv_core.outcomes`.
+    The episode ends with `submit`, or after the task's `[agent] timeout_sec`; the tests run in either case. If they
+    write no readable reward, the reward is None rather than 0. A failure of the infrastructure ends the episode and is
+    reported as such; see `openenv_core.outcomes`.
 
     Args:
-        tasks: All that there are; by default those that HARBOR_TASKS names.
-        machines: Where commands run; by default those that the sessions of this process share.
+        tasks: The tasks; by default those that HARBOR_TASKS names.
+        machines: Opens the machines that commands run in; by default shared by the sessions of this process.
     """
 
     BLOCKING = False
@@ -99,18 +99,19 @@ class HarborEnvironment(
         task: str | None = None,
         **unknown: Any,
     ) -> HarborObservation:
-        """Begin an episode; the one before is ended, unjudged.
+        """Start an episode. The previous one ends without verification.
 
         Args:
-            seed: Chooses the task of a split where nothing else does; None draws one, which `state` then tells.
-            episode_id: The caller's name for the episode; None makes a uuid4.
-            split: By default the first that there is.
-            index: The task of the split.
-            task: Its id, instead of split and index.
-            **unknown: Refused.
+            seed: Chooses a task of the split if neither `index` nor `task` does; None draws a random seed, which
+                `state` reports.
+            episode_id: The caller's name for the episode; None generates a uuid4.
+            split: The split; by default the first one.
+            index: The index of the task in the split.
+            task: The id of the task, instead of split and index.
+            **unknown: Rejected.
 
         Raises:
-            InvalidResetOptionError: An unknown option, or a value that cannot be. The episode before goes on.
+            InvalidResetOptionError: An option is unknown or has an invalid value. The previous episode continues.
         """
         check_reset(_OPTIONS, unknown, seed, episode_id)
         try:
@@ -141,7 +142,7 @@ class HarborEnvironment(
         try:
             self._machine = await self._machines.open(new_task, verifier=False)
             workdir = self._machine.workdir
-            new_task.collect_paths(workdir)  # what cannot be judged is said before it is played
+            new_task.collect_paths(workdir)  # fails now if the result could not be verified later
             if (files := new_task.loose_files) is not None:
                 await self._machine.unpack(workdir, pack_folder(files, workdir), replace=False)
         except (*_FAILURES, TransferError) as error:
@@ -153,7 +154,11 @@ class HarborEnvironment(
     async def step_async(
         self, action: HarborAction | ToolAction, **_: Any
     ) -> HarborObservation | ToolObservation:
-        """Apply an action, or call a tool that is one. EpisodeOverError: There is no episode under way."""
+        """Apply an action, given directly or as a tool call.
+
+        Raises:
+            EpisodeOverError: No episode is in progress.
+        """
         if isinstance(action, ListToolsAction | CallToolAction):
             observation = self.tool_step(action)
             return await observation if isawaitable(observation) else observation
@@ -161,7 +166,7 @@ class HarborEnvironment(
         return await self._act(action)
 
     def before_call(self, name: str, arguments: Mapping[str, Any]) -> None:
-        """Refuse calls outside of an episode."""
+        """Reject tool calls outside of an episode."""
         self._require_episode()
 
     @tool(annotations={"readOnlyHint": False})
@@ -194,7 +199,7 @@ class HarborEnvironment(
         """Say that the task is done. Nothing can be done afterwards: tests judge what is there."""
         return _to_tool_result(await self._act(Submit()))
 
-    # Where tasks come from; see `openenv_core.tasks.TaskProvider`.
+    # The methods of `openenv_core.tasks.TaskProvider`.
 
     @property
     def splits(self) -> Sequence[str]:
@@ -202,7 +207,7 @@ class HarborEnvironment(
         return self._tasks.splits
 
     def num_tasks(self, split: str) -> int:
-        """Return how many tasks a split has."""
+        """Return the number of tasks in a split."""
         return self._tasks.num_tasks(split)
 
     def get_task(self, split: str, index: int) -> Any:
@@ -211,11 +216,11 @@ class HarborEnvironment(
 
     @property
     def state(self) -> HarborState:
-        """Where the episode stands: a copy."""
+        """A copy of the episode's state."""
         return self._state.model_copy()
 
     async def close_async(self) -> None:
-        """End the machine, if there is one. Idempotent."""
+        """Close the machine, if any. Idempotent."""
         machine, self._machine = self._machine, None
         if machine is not None:
             try:
@@ -224,7 +229,7 @@ class HarborEnvironment(
                 logger.warning("a machine of a task was not closed: %s", error)
 
     def get_metadata(self) -> EnvironmentMetadata:
-        """What the environment says of itself."""
+        """Return the environment's name and description."""
         return EnvironmentMetadata(
             name="harbor", description="Tasks in Harbor's format, judged by their tests."
         )
@@ -244,7 +249,7 @@ class HarborEnvironment(
                 return await self._judge(truncated=not isinstance(action, Submit))
             result = await _run_action(machine, action, left_s)
             if result.status == "killed":
-                # What it had done is gone with what it ran in, and it was the policy that took that down.
+                # The policy has brought down its machine, and its work is lost with it.
                 verdict = HarborVerdict(reward=0.0, reason=result.reason)
                 await self.close_async()
                 return self._end_episode(verdict, truncated=False, result=result)
@@ -261,7 +266,7 @@ class HarborEnvironment(
         machine, self._machine = self._machine, None
         assert machine is not None
         assert self._task is not None
-        # A server that gives the step up cancels this; what is open is closed on the way out.
+        # The server cancels this if the step times out; `verify` closes the open machines on the way out.
         verdict = await verify(self._machines, self._task, machine)
         return self._end_episode(verdict, truncated=truncated, result=result)
 
@@ -280,7 +285,7 @@ class HarborEnvironment(
         )
 
     async def _end_after_failure(self, error: Exception) -> HarborObservation:
-        """End the episode after a failure of the infrastructure."""
+        """End the episode after an infrastructure failure."""
         logger.warning("the infrastructure of a task failed: %s", error)
         await self.close_async()
         self._state.done = True
@@ -291,7 +296,7 @@ class HarborEnvironment(
 
 
 async def _run_action(machine: Machine, action: HarborAction, left_s: float) -> CommandResult:
-    """Do what an action says; files by the policy's own shell, so that it may what its user may."""
+    """Perform an action. Files are accessed through the policy's shell, and so with its user's permissions."""
 
     async def run_shell(command: str, **variables: str) -> CommandResult:
         result = await machine.run(command, min(COMMAND_TIMEOUT_S, left_s), variables)
@@ -358,13 +363,17 @@ def _to_tool_result(observation: HarborObservation) -> ToolResult:
 
 @lru_cache(maxsize=1)
 def shared_machines() -> Machines:
-    """Return what the sessions of this process share."""
+    """Return the machines that the sessions of this process share."""
     return Machines()
 
 
 @lru_cache(maxsize=1)
 def shared_tasks() -> HarborTasks:
-    """Return the tasks that HARBOR_TASKS names. ConfigurationError: It names none."""
+    """Return the tasks that HARBOR_TASKS names.
+
+    Raises:
+        ConfigurationError: The variable is not set, or names no valid tasks.
+    """
     if not (path := os.environ.get(TASKS, "").strip()):
         raise ConfigurationError(
             f"expected a folder of Harbor tasks in {TASKS}, got nothing; `ropewalk serve harbor PATH` sets it"

@@ -1,4 +1,4 @@
-"""What commands of a task run in: a process sandbox, or a container. The policy has one, and the verifier another."""
+"""The machines that a task's commands run in: a process sandbox or a container, separate for policy and verifier."""
 
 import asyncio
 import io
@@ -24,21 +24,21 @@ from ..models import Status
 from ..tasks import WORKDIR, EnvironmentTable, HarborTask, InvalidTaskError, compute_digest
 
 OUTPUT_BYTES: Final = 64 << 10
-"""What is kept of a command's output."""
+"""How much of a command's output is kept."""
 
 OUTPUT_HARD_BYTES: Final = 8 << 20
-"""What a command may write before it is ended."""
+"""How much a command may write before it is killed."""
 
 ARCHIVE_BYTES: Final = 64 << 20
-"""What a file or folder may hold that is taken out of a machine: what an engine's answer is read up to."""
+"""The maximum size of a file or folder copied out of a machine, and of the engine's response that is read for it."""
 
 MEMORY_MB: Final = 2048
 DISK_MB: Final = 256
 PROCESSES: Final = 512
-"""What a machine gets where its task does not say, and the most processes of any."""
+"""The default memory and disk of a machine, and the maximum number of processes in any machine."""
 
 CALL_TIMEOUT_S: Final = 60.0
-"""For what this module itself does in a machine."""
+"""The timeout of this module's own operations in a machine."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -53,28 +53,36 @@ class CommandResult:
 
 
 class TransferError(Exception):
-    """A file or folder cannot be taken out of a machine, or put into it, which is not the infrastructure's fault."""
+    """A file or folder cannot be copied out of a machine or into it, through no fault of the infrastructure."""
 
 
 class Machine(Protocol):
-    """One place to run commands in. Where the infrastructure fails, its methods raise `OpenEnvError` or OSError."""
+    """A machine to run commands in. Its methods raise OpenEnvError or OSError if the infrastructure fails."""
 
     workdir: str
 
     async def run(self, command: str, timeout_s: float, variables: Mapping[str, str]) -> CommandResult:
-        """Run a command in a shell. After a time-out, or too much output, nothing runs any more."""
+        """Run a shell command. On a timeout or too much output, all processes in the machine are killed."""
 
     async def end(self) -> None:
-        """End all that runs, for good: files can be packed, and no command be run."""
+        """Kill all processes. Afterwards files can still be packed, but no commands can be run."""
 
     async def pack(self, path: str) -> bytes | None:
-        """Return a file or folder as a tar archive; None where there is none. TransferError: it is too large."""
+        """Return a file or folder as a tar archive; None if it does not exist.
+
+        Raises:
+            TransferError: It is too large.
+        """
 
     async def unpack(self, path: str, archive: bytes, *, replace: bool = True) -> None:
-        """Put what was packed in the place of a path, or add it there. TransferError: something is in its way."""
+        """Unpack an archive at a path, replacing what is there or adding to it.
+
+        Raises:
+            TransferError: The path is not allowed, or something is in the way.
+        """
 
     async def close(self) -> None:
-        """Release it. Idempotent."""
+        """Release the machine. Idempotent."""
 
 
 _SESSION_CODE: Final = """
@@ -117,7 +125,7 @@ def unpack(path, replace):
         archive.extractall(above, filter="data")
     os.makedirs("app", exist_ok=True)
 """
-"""What a session's interpreter, which runs nothing else, is told first."""
+"""The functions that a session's interpreter defines first; it runs no other code."""
 
 _WORKSPACE_FOLDERS: Final = {
     "app": "app",
@@ -126,11 +134,11 @@ _WORKSPACE_FOLDERS: Final = {
     "logs": "logs",
     "tmp": ".tmp",
 }
-"""Where in the workspace that is which tasks name by absolute paths."""
+"""The folder of the workspace for each top-level folder that tasks refer to by absolute paths."""
 
 
 class _SandboxMachine:
-    """A session of the process sandbox."""
+    """A machine that is a session of the process sandbox."""
 
     workdir = WORKDIR
 
@@ -175,9 +183,9 @@ class _SandboxMachine:
             status = "killed"
         elif execution.status in ("timeout", "output_limit"):
             status = "timeout" if execution.status == "timeout" else "output_limit"
-            await self._session.execute("")  # takes what was written on the way to the end
+            await self._session.execute("")  # discard output written while the command was being killed
         elif execution.status != "ok":
-            status = "refused"  # the shell did not begin: too many processes, no working folder
+            status = "refused"  # the shell did not start: too many processes, or no working directory
         code = result.value if isinstance(result.value, int) else None
         return CommandResult(
             status=status,
@@ -244,7 +252,7 @@ def _require_ok(execution: Execution) -> None:
 
 
 class _ContainerMachine:
-    """A container without a server. All its calls block, and are made in threads."""
+    """A machine that is a container without a server. Calls to the engine block, so they run in threads."""
 
     def __init__(self, container: Container, engine: DockerEngine, workdir: str, user: str) -> None:
         self.workdir = workdir
@@ -268,13 +276,13 @@ class _ContainerMachine:
             pids=PROCESSES,
             network="none" if network == "no-network" else "bridge",
             gpus=table.gpus or None,
-            # What a task's commands may do in Harbor: it is an ordinary container, of the engine's own defaults.
+            # Same permissions as in Harbor: an ordinary container with the engine's defaults.
             tmpfs=(),
             read_only=False,
             cap_drop=(),
             no_new_privileges=False,
             init=False,
-            # A shell reaps what is left over, and outlives `kill -9 -1`.
+            # As PID 1, a shell reaps orphans and survives `kill -9 -1`.
             command=("sh", "-c", "while :; do sleep 3600; done"),
         )
         container = start_container(image, options, engine=engine, serves=False)
@@ -331,7 +339,7 @@ class _ContainerMachine:
         try:
             await asyncio.to_thread(self._engine.call, "POST", f"/containers/{self._container.id}/kill")
         except EngineRefusedError as error:
-            if error.status != 409:  # it does not run any more
+            if error.status != 409:  # 409: the container is not running
                 raise
 
     async def pack(self, path: str) -> bytes | None:
@@ -357,7 +365,7 @@ class _ContainerMachine:
         except EngineRefusedError as error:
             raise TransferError(f"{path}: {error.reason}") from error
         finally:
-            self._run_as_root('mkdir -p -- "$0"', self.workdir)  # it may be what was replaced
+            self._run_as_root('mkdir -p -- "$0"', self.workdir)  # the path may be the working directory
 
     async def close(self) -> None:
         await asyncio.to_thread(self._container.remove)
@@ -377,7 +385,7 @@ def _check_size(path: str, archive: bytes) -> bytes:
 
 
 def pack_folder(folder: Path, path: str) -> bytes:
-    """Return a folder of this machine as an archive that can be unpacked at a path, as root's."""
+    """Return a folder of the host as an archive, owned by root, to unpack at a path."""
 
     def set_root_owner(member: tarfile.TarInfo) -> tarfile.TarInfo:
         member.uid = member.gid = 0
@@ -391,7 +399,7 @@ def pack_folder(folder: Path, path: str) -> bytes:
 
 
 def read_packed_file(archive: bytes) -> bytes | None:
-    """Return the content of the plain file that an archive holds; None where it holds something else."""
+    """Return the content of the regular file in an archive; None if the archive holds something else."""
     with tarfile.open(fileobj=io.BytesIO(archive)) as tar:
         member = tar.next()
         file = tar.extractfile(member) if member is not None and member.isreg() else None
@@ -407,7 +415,7 @@ class _LoopSandbox:
 
 
 class Machines:
-    """Opens machines. One object may be shared by all sessions of a server."""
+    """Opens machines. All sessions of a server can share one instance."""
 
     def __init__(self) -> None:
         self._sandboxes: weakref.WeakKeyDictionary[asyncio.AbstractEventLoop, _LoopSandbox] = (
@@ -416,10 +424,10 @@ class Machines:
         self._build_lock = threading.Lock()
 
     async def open(self, task: HarborTask, *, verifier: bool) -> Machine:
-        """Open a machine for a phase of a task.
+        """Open a machine for the policy's or the verifier's phase of a task.
 
         Raises:
-            OpenEnvError: It cannot be had: there is no engine, no such image, no sandbox of the level `namespaces`.
+            OpenEnvError: There is no engine, no such image, or no sandbox of the level `namespaces`.
         """
         config = task.config
         phase = config.verifier if verifier else config.agent
@@ -431,11 +439,11 @@ class Machines:
             return await _SandboxMachine.open(await self.sandbox(), table, variables)
         name = image if isinstance(image, str) else await asyncio.to_thread(self._build, image, task)
         settings = (name, table, phase.network_mode or table.network_mode, phase.user, variables)
-        # Where the caller goes away meanwhile, the container ends with the object, which nobody holds.
+        # If this call is cancelled meanwhile, the container ends once its unreferenced object is collected.
         return await asyncio.to_thread(_ContainerMachine.start, *settings)
 
     async def sandbox(self) -> Sandbox:
-        """Return the sandbox of this event loop, started."""
+        """Return the started sandbox of this event loop."""
         loop_sandbox = self._get_loop_sandbox()
         async with loop_sandbox.lock:
             if loop_sandbox.sandbox is None:
@@ -446,7 +454,7 @@ class Machines:
             return loop_sandbox.sandbox
 
     async def close(self) -> None:
-        """End the sandbox of this event loop. Idempotent."""
+        """Close the sandbox of this event loop. Idempotent."""
         loop_sandbox = self._get_loop_sandbox()
         async with loop_sandbox.lock:
             sandbox, loop_sandbox.sandbox = loop_sandbox.sandbox, None
@@ -455,7 +463,7 @@ class Machines:
 
     @asynccontextmanager
     async def lifespan(self, app: object) -> AsyncIterator[None]:
-        """Close the sandbox when the server ends."""
+        """Close the sandbox when the server shuts down."""
         try:
             yield
         finally:
@@ -465,7 +473,7 @@ class Machines:
         return self._sandboxes.setdefault(asyncio.get_running_loop(), _LoopSandbox())
 
     def _build(self, folder: Path, task: HarborTask) -> str:
-        """Build an image, unless there is one of that content, and return its name."""
+        """Build an image, unless one with the same content exists, and return its name."""
         tag = f"ropewalk-harbor:{compute_digest(folder)}"
         with self._build_lock:
             if not DockerEngine.find().has_image(tag):

@@ -1,7 +1,7 @@
-"""How what a policy has left is judged: in a machine of its own, that nothing of the policy's has run in.
+"""Verification of a policy's work, in a separate machine in which none of its code has run.
 
-Of the policy's machine come the working folder and what the task names as artifacts, as plain files, once nothing runs
-there any more. The tests are put in afterwards.
+Once nothing runs in the policy's machine any more, its working directory and the task's artifacts are copied over as
+plain files. The tests are added afterwards.
 """
 
 import io
@@ -17,7 +17,7 @@ from .machines import ARCHIVE_BYTES, Machine, Machines, TransferError, pack_fold
 
 _TESTS: Final = "/tests"
 _REWARDS: Final = ("/logs/verifier/reward.json", "/logs/verifier/reward.txt")
-"""In the order in which they count."""
+"""The reward files, in order of precedence."""
 
 _STDOUT: Final = "/logs/verifier/test-stdout.txt"
 _SHOWN_CHARS: Final = 4000
@@ -25,13 +25,13 @@ _SHOWN_CHARS: Final = 4000
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HarborVerdict:
-    """What an episode was worth.
+    """The result of verifying an episode.
 
     Attributes:
-        reward: None where nobody can say.
-        rewards: All that the verifier has written, by name.
-        reason: Why there is no reward, or why it is 0 without a look.
-        output: The end of what the tests have printed.
+        reward: The reward; None if it is unknown.
+        rewards: All rewards that the verifier wrote, by name.
+        reason: Why there is no reward, or why it is 0 without running the tests.
+        output: The end of the tests' output.
     """
 
     reward: float | None = None
@@ -41,11 +41,11 @@ class HarborVerdict:
 
 
 class UnscoredError(Exception):
-    """The verifier has written no reward that could be read."""
+    """The verifier wrote no readable reward."""
 
 
 async def verify(machines: Machines, task: HarborTask, policy: Machine) -> HarborVerdict:
-    """Judge what a policy has left in its machine, and close that.
+    """Verify the contents of the policy's machine, and close that machine.
 
     Raises:
         OpenEnvError: The infrastructure failed.
@@ -103,10 +103,10 @@ async def _read_file(machine: Machine, path: str) -> bytes | None:
 
 
 def read_rewards(data: bytes, path: str) -> dict[str, float]:
-    """Read a reward file: a number, or with a name in `.json` an object of numbers.
+    """Parse a reward file: an object of numbers if its name ends in `.json`, else one number.
 
     Raises:
-        UnscoredError: It is empty, or holds no finite numbers.
+        UnscoredError: The file is malformed, or contains numbers that are not finite.
     """
     try:
         rewards: Any = json.loads(data) if path.endswith(".json") else {"reward": float(data)}
@@ -128,17 +128,18 @@ def _main_reward(rewards: dict[str, float]) -> float:
 
 
 def make_plain_archive(data: bytes, name: str, *, folder: bool = False) -> bytes:
-    """Return an archive with the plain files and folders of another, and those links that cannot lead out of it.
+    """Return a tar archive reduced to its regular files, folders, and links that cannot lead out of it.
 
-    A link is kept where what it leads to goes down from where it lies: any other could name what is put in later.
+    A symbolic link is kept only if its target is below its own folder: any other could point to files that are added
+    later, such as the tests.
 
     Args:
-        data: A tar archive, which may hold anything.
-        name: What it is to hold: a file or a folder of this name.
-        folder: It is to be a folder, and nothing else is kept.
+        data: An untrusted tar archive.
+        name: The name of the file or folder to keep; everything else is dropped.
+        folder: Whether it must be a folder, so that a file of that name is dropped.
 
     Raises:
-        TransferError: It holds too much, or is no archive.
+        TransferError: The content is too large, or `data` is not a tar archive.
     """
     buffer, links = io.BytesIO(), set[str]()
     try:
@@ -163,7 +164,7 @@ def make_plain_archive(data: bytes, name: str, *, folder: bool = False) -> bytes
                     links.add(path)
                     plain.type, plain.linkname = tarfile.SYMTYPE, member.linkname
                 elif (member.isreg() or member.islnk()) and (file := source.extractfile(member)) is not None:
-                    # A second name of a file becomes a copy of it.
+                    # A hard link becomes a copy of the file.
                     content = io.BytesIO(file.read(ARCHIVE_BYTES - buffer.tell() + 1))
                     plain.size = len(content.getbuffer())
                     if buffer.tell() + plain.size > ARCHIVE_BYTES:

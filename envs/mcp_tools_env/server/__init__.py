@@ -1,1 +1,1 @@
-"""The server's side: other people's MCP servers, one set of them a session."""
+"""The environment's server, which runs or connects to a set of third-party MCP servers for each session."""

@@ -7,7 +7,7 @@ from ..models import McpToolsState
 from .environment import McpToolsEnvironment
 from .shared import lifespan
 
-# A session is a process for each tool server, and some need a hundred megabytes.
+# A session runs a process per tool server, and some of them need a hundred megabytes.
 MAX_CONCURRENT_ENVS = 64
 
 app = create_app(

@@ -1,6 +1,6 @@
 """The operator's configuration: tool servers, their permissions, and the budgets of an episode.
 
-Servers are entries of `mcpServers`; the rest are environment variables that begin with MCP_TOOLS_.
+Servers are entries of `mcpServers`; all other settings are environment variables with the prefix MCP_TOOLS_.
 """
 
 import ipaddress
@@ -28,14 +28,14 @@ from .upstream.addresses import check_address
 from .upstream.errors import AddressRefusedError
 
 SESSION_DIR: Final = "SESSION_DIR"
-"""The name of the folder that a session has to itself, and which is removed with it."""
+"""The placeholder for the session's private folder, which is removed when the session ends."""
 
 _PLACEHOLDER: Final = re.compile(r"(\$?)\$\{([^}]*)\}")
 _ENV_PREFIX: Final = "env:"
 
 
 def _expand(value: Any, info: ValidationInfo) -> Any:
-    """Put in the variables that `${env:NAME}` names; `${SESSION_DIR}` stays for the session."""
+    """Substitute `${env:NAME}` by environment variables; `${SESSION_DIR}` is substituted later, for each session."""
     environ: Mapping[str, str] = (info.context or {}).get(ENVIRON, {})
     if isinstance(value, tuple):
         return tuple(_expand_text(text, environ) for text in value)
@@ -66,7 +66,7 @@ def _expand_text(text: str, environ: Mapping[str, str]) -> str:
 
 
 def fill_folder(text: str, folder: str) -> str:
-    """Put in the session's folder, and take the second dollar of `$${` away."""
+    """Substitute `${SESSION_DIR}` by the session's folder, and unescape `$${` to `${`."""
     return _PLACEHOLDER.sub(lambda match: match[0][1:] if match[1] else folder, text)
 
 
@@ -75,7 +75,7 @@ def _needs_folder(text: str) -> bool:
 
 
 ENVIRON: Final = "environ"
-"""The key of the validation context that has the variables of the environment's server."""
+"""The key in pydantic's validation context for the environment variables of the environment's server."""
 
 MAX_SECONDS: Final = 3600.0
 
@@ -92,23 +92,23 @@ class _Entry(BaseModel):
 
 
 class ServerPolicy(_Entry):
-    """Our settings in a server's entry, below the key "ropewalk".
+    """Our own settings in a server's entry, under the key "ropewalk".
 
     Attributes:
-        allow: Patterns of the server's own tool names (as in file names: `read_*`); the others are not offered.
-        deny: Likewise of those that are not offered, allowed or not.
-        prefix: What stands before the names of its tools. By default nothing where it is the only server, else the
-            server's name and two underscores.
-        timeout_s: What a call may take.
-        calls: How many calls it takes in an episode; None: as many as the episode has.
-        start_timeout_s: What it may take to start, to its list of tools.
-        restart: A server that has died is started anew for the next call; false: its death ends the episode.
-        max_restarts: How often in one episode.
-        max_result_bytes: Of what one call returns; the rest is cut off, and the observation says so.
-        protocol: "handshake": MCP up to 2025-11-25, in which a connection is a session of its own. "stateless":
-            2026-07-28. "auto": the first, and where the server knows only the other, that.
-        allow_private: Addresses of this machine and of private networks are right.
-        env_pass: Variables of the environment's server that the process gets too.
+        allow: Glob patterns (such as `read_*`) of the tools to offer, by the server's own names for them.
+        deny: Glob patterns of the tools not to offer; takes precedence over `allow`.
+        prefix: The prefix of its tools' names. By default empty if it is the only server, else the server's name and
+            two underscores.
+        timeout_s: The timeout of a call.
+        calls: The maximum number of calls to it in an episode; None: limited only by the episode's budget.
+        start_timeout_s: The timeout of its start, including the listing of its tools.
+        restart: Whether a dead server is restarted for the next call; otherwise its death ends the episode.
+        max_restarts: The maximum number of restarts in an episode.
+        max_result_bytes: The maximum size of a call's result; the rest is cut off, and the observation says so.
+        protocol: "handshake": MCP up to 2025-11-25, in which each connection has its own session. "stateless":
+            2026-07-28. "auto": "handshake", or "stateless" if the server supports only that.
+        allow_private: Whether addresses of this machine and of private networks are allowed.
+        env_pass: Environment variables of the environment's server to pass on to the process.
     """
 
     allow: Patterns = ("*",)
@@ -126,13 +126,13 @@ class ServerPolicy(_Entry):
 
 
 class StdioServer(_Entry):
-    """A server that is a process of the session's own.
+    """A server that runs as a process of the session.
 
     Attributes:
-        command: The program; looked for on the PATH unless it is a path.
-        args: Its arguments.
-        env: Variables that it gets beside a few harmless ones.
-        cwd: Where it runs; by default the session's folder.
+        command: The program; looked up on the PATH unless it is a path.
+        args: The program's arguments.
+        env: Environment variables, in addition to a few harmless ones.
+        cwd: The working directory; by default the session's folder.
     """
 
     type: Literal["stdio"] = "stdio"
@@ -163,11 +163,11 @@ class StdioServer(_Entry):
 
 
 class HttpServer(_Entry):
-    """A server at an address, where each session has a connection of its own.
+    """A server at a URL, to which each session has its own connection.
 
     Attributes:
-        url: Its MCP endpoint.
-        headers: What every request to it carries.
+        url: The MCP endpoint.
+        headers: The headers of every request.
     """
 
     type: Literal["http", "streamable-http"] = "http"
@@ -182,7 +182,7 @@ class HttpServer(_Entry):
         texts = [value] if isinstance(value, str) else list(value.values())
         if any(_needs_folder(text) for text in texts):
             raise ValueError("expected ${SESSION_DIR} in args, env or cwd of a command, got it here")
-        # No session has a part in it: this is how it stays.
+        # Nothing here depends on the session, so unescape it now.
         return (
             fill_folder(value, "")
             if isinstance(value, str)
@@ -213,7 +213,7 @@ class HttpServer(_Entry):
             except AddressRefusedError as error:
                 raise ValueError(f"{error}; set ropewalk.allow_private where that is right") from None
             except ValueError:
-                pass  # a name: looked up, and checked, at each connection
+                pass  # a host name: resolved and checked for each connection
         return self
 
 
@@ -227,19 +227,19 @@ KEY: Final = "mcpServers"
 MAX_CONFIG_BYTES: Final = 1 << 20
 
 _NAME: Final = re.compile(r"[A-Za-z0-9_-]{1,32}")
-"""What a server may be called: its name becomes part of the names of tools."""
+"""The valid names of servers, which become part of tool names."""
 
 _DEMO_SCRIPT: Final = Path(__file__).with_name("demo_server.py")
 
 
 class McpToolsSettings(BaseModel):
-    """The settings of one environment's server.
+    """The settings of the environment's server.
 
     Attributes:
-        servers: By name, in the order of the configuration.
-        calls: How many calls an episode has.
-        time_s: How long an episode may take, from its reset on.
-        starts: How many tool servers start at once.
+        servers: The tool servers by name, in the order of the configuration.
+        calls: The maximum number of calls in an episode.
+        time_s: The maximum duration of an episode in seconds, from its reset.
+        starts: The maximum number of tool servers that start at once.
     """
 
     model_config = ConfigDict(frozen=True)
@@ -251,10 +251,10 @@ class McpToolsSettings(BaseModel):
 
     @classmethod
     def from_environment(cls, environ: Mapping[str, str]) -> "McpToolsSettings":
-        """Read the settings from environment variables. Without a configuration there is a small server to try.
+        """Read the settings from environment variables. If no servers are configured, a small demo server is used.
 
         Raises:
-            ConfigurationError: A value cannot be used.
+            ConfigurationError: A value is invalid.
         """
         path, inline = environ.get(CONFIG, "").strip(), environ.get(SERVERS, "").strip()
         if path and inline:
@@ -281,10 +281,11 @@ class McpToolsSettings(BaseModel):
 def servers_of(
     config: object, environ: Mapping[str, str], source: str = "the configuration"
 ) -> dict[str, ServerSpec]:
-    """Read a configuration that was JSON.
+    """Validate a parsed JSON configuration and return its servers by name.
 
     Raises:
-        ConfigurationError: It is not what it should be; says where, and repeats no value.
+        ConfigurationError: The configuration is invalid. The message says where, but repeats no values, which may be
+            secret.
     """
     if not isinstance(config, Mapping) or set(config) != {KEY} or not isinstance(config[KEY], Mapping):
         got = ", ".join(map(repr, config))[:200] if isinstance(config, Mapping) else type(config).__name__

@@ -1,9 +1,9 @@
-"""A small MCP server to try the environment with, where none is configured: a notebook and a calculator.
+"""A small MCP server for trying out the environment, used if none is configured: a notebook and a calculator.
 
     python -I -S demo_server.py
 
-Run by its path, as any other tool server, and like any other it knows nothing of the environment. Only the standard
-library is used, so that it starts in a few milliseconds; a server worth having is written with an SDK.
+It is run by its path like any other tool server, and is independent of the environment. It uses only the standard
+library so that it starts in a few milliseconds; write a real server with an SDK.
 """
 
 import json
@@ -47,7 +47,7 @@ def summarise(numbers: list[float]) -> dict[str, float]:
 
 _NAME = {"type": "string", "description": "Of the note", "minLength": 1, "maxLength": 64}
 _TEXT = {"type": "string", "maxLength": 10_000}
-# Beyond these a sum would be none that JSON can hold.
+# With larger numbers, a sum could overflow to infinity, which JSON cannot represent.
 _NUMBER = {"type": "number", "minimum": -1e300, "maximum": 1e300}
 _NUMBERS = {"type": "array", "items": _NUMBER, "minItems": 1, "maxItems": 1000}
 
@@ -60,7 +60,7 @@ TOOLS: dict[str, tuple[Callable[..., Any], dict[str, Any]]] = {
 
 
 def initialize(params: dict[str, Any]) -> dict[str, Any]:
-    """Agree on a version."""
+    """Negotiate the protocol version."""
     version = params.get("protocolVersion")
     return {
         "protocolVersion": version if version in VERSIONS else VERSIONS[-1],
@@ -90,7 +90,7 @@ def list_tools(_: dict[str, Any]) -> dict[str, Any]:
 
 
 def call_tool(params: dict[str, Any]) -> dict[str, Any]:
-    """Call a tool. Its caller has been told the schemas, and is held to names and numbers of arguments alone."""
+    """Call a tool. Only the names of the arguments are checked: the client has the schemas."""
     name, arguments = params.get("name"), params.get("arguments") or {}
     if name not in TOOLS:
         raise LookupError(f"Unknown tool: {name}")
@@ -115,7 +115,7 @@ METHODS: dict[str, Callable[[dict[str, Any]], dict[str, Any]]] = {
 
 
 def handle_message(message: dict[str, Any]) -> dict[str, Any] | None:
-    """Return what a message is answered with; nothing where it is none that is answered."""
+    """Return the reply to a message; None if it needs no reply."""
     if "id" not in message or "method" not in message:
         return None
     reply = {"jsonrpc": "2.0", "id": message["id"]}
@@ -129,7 +129,7 @@ def handle_message(message: dict[str, Any]) -> dict[str, Any] | None:
 
 
 def main() -> None:
-    """Answer line by line until there is no more to read."""
+    """Reply to requests, one per line, until standard input ends."""
     for line in sys.stdin:
         if (reply := handle_message(json.loads(line))) is not None:
             sys.stdout.write(json.dumps(reply) + "\n")

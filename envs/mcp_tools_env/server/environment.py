@@ -1,4 +1,4 @@
-"""The environment: sessions of third-party MCP servers, whose tools are called step by step."""
+"""The environment: each step lists or calls tools of third-party MCP servers."""
 
 import asyncio
 import logging
@@ -30,19 +30,17 @@ logger = logging.getLogger(__name__)
 
 
 class McpToolsEnvironment(Environment[ToolAction, ToolObservation, McpToolsState]):
-    """Tools of the MCP servers that the environment's server is configured with, each session with its own of them.
+    """Tools of third-party MCP servers, with separate tool servers or connections for each session.
 
-    Reset is not needed: what is asked before the first one begins an episode with all servers that are configured.
-    An episode ends where its calls or its time are used up, and where a server dies that is not started anew. There
-    are no rewards.
+    A reset is optional: a step before the first reset starts an episode with all configured servers. An episode ends
+    when its calls or its time are used up, or when a server dies that is not restarted. There are no rewards.
 
-    What a tool does never raises here: the observation's error tells it, and tells it apart from a failure of the
-    infrastructure (`metadata["infrastructure_error"]`), which no policy should be blamed for. Over MCP the same tools
-    are offered, and a call there is a step of the same episode. Resources and prompts of the tool servers are not
-    passed on.
+    Failures of tools never raise; the observation's error reports them. A failure of the infrastructure, for which no
+    policy should be blamed, also sets `metadata["infrastructure_error"]`. The same tools are offered over MCP, where a
+    call is a step of the same episode. Resources and prompts of the tool servers are not forwarded.
 
     Args:
-        shared: What the sessions of this process share; by default as the environment's variables say.
+        shared: The state that the sessions of this process share; by default configured by environment variables.
     """
 
     BLOCKING = False
@@ -57,20 +55,20 @@ class McpToolsEnvironment(Environment[ToolAction, ToolObservation, McpToolsState
     async def reset_async(
         self, *, seed: int | None = None, episode_id: str | None = None, **options: Any
     ) -> ListToolsObservation:
-        """Begins an episode with fresh tool servers; those of the one before are ended.
+        """Start an episode with fresh tool servers, closing those of the previous one.
 
         Args:
-            seed: Decides nothing: what tools do is theirs.
-            episode_id: The caller's name for the episode; None makes a uuid4.
-            **options: `servers`: names of those that play. `allow`, `deny`: patterns of the names that tools are
-                offered under. `calls`, `time_s`: the budget, no more than the server's. `transcript`: false keeps
-                none.
+            seed: Ignored: the tools' behaviour does not depend on it.
+            episode_id: The caller's name for the episode; None generates a uuid4.
+            **options: `servers`: names of the servers to use. `allow`, `deny`: patterns of the tool names to offer or
+                not. `calls`, `time_s`: the budget, at most that of the settings. `transcript`: false disables the
+                transcript.
 
         Returns:
-            The tools; `metadata["servers"]` tells of the servers.
+            The tools; `metadata["servers"]` describes the servers.
 
         Raises:
-            InvalidResetOptionError: An unknown option, or a value that cannot be. The episode before goes on.
+            InvalidResetOptionError: An option is unknown or has an invalid value. The previous episode continues.
         """
         choice = read_options(options, self._shared.settings)
         await self._end()
@@ -93,7 +91,11 @@ class McpToolsEnvironment(Environment[ToolAction, ToolObservation, McpToolsState
         )
 
     async def step_async(self, action: ToolAction) -> ToolObservation:
-        """Lists the tools, or calls one. EpisodeOverError: the episode has ended."""
+        """List the tools, or call one.
+
+        Raises:
+            EpisodeOverError: The episode has ended.
+        """
         if isinstance(action, ListToolsAction):
             tools = [spec.wire() for spec in await self.list_tools()]
             self._state.step_count += 1
@@ -103,28 +105,40 @@ class McpToolsEnvironment(Environment[ToolAction, ToolObservation, McpToolsState
         )
 
     async def list_tools(self) -> Sequence[ToolSpec]:
-        """Return the tools that there are now. EpisodeOverError: the episode has ended."""
+        """Return the tools currently offered.
+
+        Raises:
+            EpisodeOverError: The episode has ended.
+        """
         return await (await self._current_episode()).list_tools()
 
     async def call_tool(self, name: str, arguments: Mapping[str, Any], context: ToolContext) -> ToolResult:
-        """Call a tool; what it does wrong is in the result. EpisodeOverError: the episode has ended."""
+        """Call a tool. Its failures are reported in the result.
+
+        Raises:
+            EpisodeOverError: The episode has ended.
+        """
         episode = await self._current_episode()
         self._state.step_count += 1
         return await episode.call_tool(name, arguments, context)
 
     @property
     def state(self) -> McpToolsState:
-        """Where the episode stands."""
+        """The episode's state, with its servers, budget and transcript."""
         if self._episode is not None:
             self._episode.describe(self._state)
         return self._state
 
     async def close_async(self) -> None:
-        """End the tool servers."""
+        """Close the tool servers."""
         await self._end()
 
     async def _current_episode(self) -> Episode:
-        """Return the episode that is under way; one with all servers where nobody has begun any."""
+        """Return the current episode; if there is none, start one with all servers.
+
+        Raises:
+            EpisodeOverError: The episode has ended, or its servers did not start.
+        """
         async with self._start_lock:
             if self._episode is None:
                 observation = await self.reset_async(episode_id=self._state.episode_id)

@@ -1,4 +1,4 @@
-"""One episode: its servers, the names of their tools, a call from its asking to its result, a transcript."""
+"""One episode: its tool servers, the names of their tools, the handling of calls, and the transcript."""
 
 import asyncio
 import hashlib
@@ -33,18 +33,25 @@ _RESERVED_PREFIX: Final = "tool_"
 
 
 def prefix_of(server: str, prefix: str | None, servers: int) -> str:
-    """Return what stands before the names of a server's tools: what is configured, or by how many servers there are."""
+    """Return the prefix of a server's tool names: the configured one, or the server's name if there are several."""
     if prefix is not None:
         return prefix
     return f"{server}__" if servers > 1 else ""
 
 
 def name_tools(tools: Iterable[tuple[str, str, str]]) -> dict[str, tuple[str, str]]:
-    """Return servers and tools by the names that they are offered under, given the server, prefix and name of each."""
+    """Assign unique names to tools.
+
+    Args:
+        tools: The server, prefix and own name of each tool.
+
+    Returns:
+        The server and own name of each tool, by the name under which it is offered, in the same order.
+    """
     offers = [(f"{prefix}{name}", server, name) for server, prefix, name in tools]
     names: dict[str, tuple[str, str]] = {}
     renamed = []
-    # Names that may stay as they are come first, so that none of them gives way to one that is made up.
+    # Names that fit unchanged are assigned first, so that no fitted name takes one of them.
     for full_name, server, name in offers:
         if fit_name(full_name) == full_name and full_name not in names:
             names[full_name] = (server, name)
@@ -60,7 +67,7 @@ def name_tools(tools: Iterable[tuple[str, str, str]]) -> dict[str, tuple[str, st
 
 
 def fit_name(name: str) -> str:
-    """Return a name that chat templates take; one that fits stays as it is."""
+    """Return a tool name that chat templates accept; a name that already fits is unchanged."""
     if name in RESERVED_TOOL_NAMES:
         return f"{_RESERVED_PREFIX}{name}"
     plain = _FOREIGN.sub("_", name) or "_"
@@ -79,7 +86,7 @@ MAX_NAME_CHARS: Final = 256
 
 
 class _Transcript:
-    """The calls of an episode, in order; how many of the first were given up is `dropped`."""
+    """The most recent calls of an episode, in order; `dropped` counts earlier ones that no longer fit."""
 
     def __init__(self, enabled: bool) -> None:
         self.entries: deque[TranscriptEntry] = deque(maxlen=MAX_ENTRIES if enabled else 0)
@@ -93,7 +100,7 @@ class _Transcript:
         started_s: float,
         seconds: float,
     ) -> None:
-        """Keep a call; of arguments that cannot be kept, why."""
+        """Record a call. For arguments that cannot be recorded, pass the reason instead."""
         if self.entries.maxlen == 0:
             return
         self.dropped += len(self.entries) == self.entries.maxlen
@@ -132,24 +139,24 @@ def _decode_prefix(encoded: bytes, max_bytes: int) -> str:
 
 
 STATE_LOST: Final = "state_lost"
-"""The key of an observation's metadata that names the server that was started anew, and has forgotten all."""
+"""The observation metadata key that reports that a server was restarted and lost its state."""
 
 BUDGET: Final = "budget"
-"""The key of an observation's metadata that says which part of the budget is used up."""
+"""The observation metadata key that says which budget is exhausted: "calls", "time" or a server's name."""
 
 MAX_TEXT: Final = 4096
-"""Of a tool's description."""
+"""The maximum length of a tool's description, in characters."""
 
 _INVALID: Final = f"MCP error {types.INVALID_PARAMS}:"
-"""How servers on the TypeScript SDK begin a result that is no result: the arguments, or the tool, were not known."""
+"""The prefix by which servers on the TypeScript SDK report unknown tools or invalid arguments in a normal result."""
 
 
 class Episode:
-    """An episode. `start` first, `close` last.
+    """An episode. Call `start` first and `close` last.
 
     Attributes:
-        ended: Why it has; None while it has not.
-        specs: The tools as they were listed last, by the names that they are offered under.
+        ended: Why it ended; None while it is running.
+        specs: The tools as last listed, under the names by which they are offered.
     """
 
     def __init__(self, shared: SharedState, options: ResetOptions) -> None:
@@ -162,13 +169,13 @@ class Episode:
         self._budget = Budget(options.calls, options.time_s)
         self._transcript = _Transcript(options.transcript)
         self._names: dict[str, tuple[str, str]] = {}
-        self._time_left_s = options.time_s  # as of the last call: two looks at a state see the same
+        self._time_left_s = options.time_s  # as of the last call, so that repeated reads of the state agree
         self.ended: Literal["calls", "time", "infrastructure"] | None = None
         self.specs: list[ToolSpec] = []
 
     @property
     def server_infos(self) -> list[ServerInfo]:
-        """What there is to know of the servers."""
+        """A description of each server."""
         return [
             ServerInfo(
                 name=member.name,
@@ -182,10 +189,10 @@ class Episode:
         ]
 
     async def start(self) -> None:
-        """Start the servers, side by side.
+        """Start the servers concurrently. On any error, all of them are closed.
 
         Raises:
-            ServerFailedError: One of them does not come. All are ended then, as after whatever else this raises.
+            ServerFailedError: A server does not start.
         """
         try:
             if any(member.is_process for member in self._members.values()):
@@ -193,7 +200,7 @@ class Episode:
                 for member in self._members.values():
                     member.folder = self._folder
             await start_all(list(self._members.values()), self._shared.starts)
-            # A start is nothing of the policy's time.
+            # The time of the start does not count towards the policy's budget.
             self._budget = Budget(self._options.calls, self._options.time_s)
             self._update_names()
         except BaseException as error:
@@ -203,24 +210,24 @@ class Episode:
             raise
 
     async def close(self) -> None:
-        """End the servers and remove their folder. Bounded in time.
+        """Close the servers and remove their folder, within a bounded time.
 
-        Whoever waits may be cancelled, as a caller that goes away is: the ending goes on.
+        Closing continues if this call is cancelled, as it is when the client disconnects.
         """
         await asyncio.shield(keep(asyncio.create_task(self._close())))
 
     async def list_tools(self) -> list[ToolSpec]:
-        """Return the tools that there are now; a server that does not answer is listed as it was."""
+        """Return the tools currently offered. A server that does not respond keeps its last list."""
         for member in self._members.values():
             try:
                 await member.refresh()
             except CallError:
-                continue  # a call of its tools tells
+                continue  # the next call of one of its tools reports it
         self._update_names()
         return self.specs
 
     async def call_tool(self, name: str, arguments: Mapping[str, Any], context: ToolContext) -> ToolResult:
-        """Call a tool by the name that it is offered under."""
+        """Call a tool by the name under which it is offered."""
         started_s = self._budget.elapsed_s()
         start = time.monotonic()
         reason = describe_unsendable(arguments)
@@ -247,7 +254,7 @@ class Episode:
         return result
 
     def describe(self, state: McpToolsState) -> None:
-        """Write into the state where the episode stands."""
+        """Update a state from the episode."""
         state.servers = self.server_infos
         state.calls = self._budget.calls_made
         state.calls_left = self._budget.calls_left
@@ -316,7 +323,7 @@ class Episode:
         return result
 
     def _update_names(self) -> None:
-        """Work out the names that tools are offered under, from the lists that the servers gave last."""
+        """Recompute the names of the offered tools from the servers' last lists."""
         count = len(self._shared.settings.servers)
         places = name_tools(
             (member.name, prefix_of(member.name, member.policy.prefix, count), tool)

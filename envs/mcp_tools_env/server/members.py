@@ -1,4 +1,4 @@
-"""The tool servers of an episode, and the folder that their processes have to themselves."""
+"""The tool servers of an episode, and the private folder of their processes."""
 
 import asyncio
 import fnmatch
@@ -23,18 +23,18 @@ from .upstream.stdio import open_stdio
 _PREFIX: Final = "ropewalk-mcp-"
 
 PASSED_VARIABLES: Final = ("PATH", "LANG", "LC_ALL", "LC_CTYPE", "TZ")
-"""Variables of the environment's server that every process gets: none of them holds a secret."""
+"""Environment variables that are passed on to every process; none of them holds a secret."""
 
 _DEFAULTS: Final = {"PATH": os.defpath, "LANG": "C.UTF-8"}
 
 
 def make_folder() -> Path:
-    """Make a folder for this user alone, under a name that nobody can guess."""
+    """Create a folder that only this user can access, with a random name."""
     return Path(tempfile.mkdtemp(prefix=_PREFIX))
 
 
 def _process_arguments(server: StdioServer, folder: Path) -> tuple[tuple[str, ...], dict[str, str], Path]:
-    """Return the command, the variables and the working directory of a server's process."""
+    """Return the command, environment variables and working directory of a server's process."""
     home = str(folder)
     command = (fill_folder(server.command, ""), *(fill_folder(argument, home) for argument in server.args))
     passed = {
@@ -52,19 +52,19 @@ _MODES: Final[Mapping[str, tuple[str, ...]]] = {
     "handshake": ("legacy",),
     "stateless": ("auto",),
 }
-"""Protocols to try, in the SDK's words. The handshake comes first: in it a connection has a session of its own."""
+"""The SDK's protocol modes to try. The handshake comes first, because it gives each connection its own session."""
 
 
 class EpisodeServer:
-    """One server of an episode.
+    """One tool server of an episode.
 
     Attributes:
-        info: What it says of itself, fields of `ServerInfo`; empty before it was started.
-        policy: What its configuration allows.
-        folder: The session's, where it is a process.
-        calls: How many were made.
-        restarts: How often it was started anew.
-        tools: What it offers, by its own names, as far as its configuration allows; of its last list.
+        info: What the server reports about itself, as fields of `ServerInfo`; empty before it starts.
+        policy: The settings from its configuration.
+        folder: The session's folder, if the server is a process.
+        calls: The number of calls made.
+        restarts: The number of restarts.
+        tools: The tools of its last list that its configuration allows, by their own names.
     """
 
     def __init__(self, name: str, spec: ServerSpec, modes: dict[str, str]) -> None:
@@ -82,21 +82,25 @@ class EpisodeServer:
 
     @property
     def is_process(self) -> bool:
-        """Whether it is a process of the session's own, which needs a folder."""
+        """Whether the server is a process of the session, which needs a folder."""
         return not isinstance(self._spec, HttpServer)
 
     @property
     def death(self) -> str | None:
-        """Why it cannot be used any more; None while it can."""
+        """Why the connection can no longer be used; None if it can."""
         return None if self._connection is None else self._connection.dead
 
     @property
     def stale(self) -> bool:
-        """Whether it has said that its list of tools is another one now."""
+        """Whether the server has notified us that its list of tools changed."""
         return self._connection is not None and self._connection.stale
 
     async def start(self) -> None:
-        """Start it, and ask for its tools. ServerFailedError: it does not come, or not in time."""
+        """Start the server and list its tools.
+
+        Raises:
+            ServerFailedError: It does not start, or not in time.
+        """
         connection = UpstreamConnection(self._open_wire, self._modes())
         self._connection = connection
         timeout_s = self.policy.start_timeout_s
@@ -114,26 +118,26 @@ class EpisodeServer:
             self._known_modes[self.name] = connection.mode
 
     async def close(self) -> None:
-        """End it. Bounded in time."""
+        """Close the connection, and end the process if there is one, within a bounded time."""
         connection, self._connection = self._connection, None
         if connection is not None:
             await connection.close()
 
     async def refresh(self) -> None:
-        """List its tools again, where they may have changed. A server that has died keeps its old list.
+        """List the tools again if they may have changed. A dead server keeps its old list.
 
         Raises:
-            CallError: It does not answer.
+            CallError: The server does not respond.
         """
         connection = self._connection
         if connection is not None and connection.dead is None and (connection.stale or connection.stateless):
             await self._update_tools(connection)
 
     async def ensure_ready(self) -> bool:
-        """Start it where it cannot be called; return whether it had to be started again.
+        """Restart the server if it cannot be called; return whether that was necessary.
 
         Raises:
-            ServerFailedError: It has died, and is not started anew, or not once more.
+            ServerFailedError: It has died, and restarts are disabled, used up, or fail.
         """
         connection = self._connection
         if connection is not None:
@@ -159,7 +163,11 @@ class EpisodeServer:
     async def call(
         self, tool: str, arguments: Mapping[str, Any], timeout_s: float, context: ToolContext
     ) -> types.CallToolResult:
-        """Call a tool by its own name. CallError: there is no result."""
+        """Call a tool by its own name.
+
+        Raises:
+            CallError: There is no result.
+        """
         connection = self._connection
         if connection is None:
             raise CallError(ToolErrorType.TRANSPORT_ERROR, "the tool server is gone", infrastructure=True)
@@ -167,7 +175,7 @@ class EpisodeServer:
         return await connection.call(tool, arguments, timeout_s, context)
 
     async def has_tool(self, tool: str) -> bool:
-        """Return whether it offers a tool by its list of now; true where it does not say."""
+        """Return whether the server currently lists a tool; true if it does not respond."""
         connection = self._connection
         if connection is None or connection.dead is not None:
             return True
@@ -178,7 +186,7 @@ class EpisodeServer:
         return tool in self.tools
 
     def find_faults(self, tool: str, arguments: Mapping[str, Any]) -> Sequence[str]:
-        """Return what is wrong with arguments, by the tool's own schema."""
+        """Return how arguments violate the tool's schema; empty if they do not."""
         if (check := self._checks.get(tool)) is None:
             check = self._checks[tool] = ArgumentCheck(self.tools[tool].input_schema)
         return check.find_faults(arguments)
@@ -191,7 +199,7 @@ class EpisodeServer:
         except CallError as error:
             if error.infrastructure or error.error_type is ToolErrorType.TIMEOUT:
                 raise
-            listed_tools = []  # a server without tools says that it does not know the method
+            listed_tools = []  # a server without tools reports an unknown method
         self._checks = {}
         self.tools = {tool.name: tool for tool in listed_tools if self._allows(tool.name)}
 
@@ -211,15 +219,15 @@ class EpisodeServer:
 
 
 def matches_any(name: str, patterns: Sequence[str]) -> bool:
-    """Whether a name is of one of the patterns, which are those of file names."""
+    """Return whether a name matches one of the glob patterns."""
     return any(fnmatch.fnmatchcase(name, pattern) for pattern in patterns)
 
 
 async def start_all(members: Sequence[EpisodeServer], start_slots: asyncio.Semaphore) -> None:
-    """Start servers side by side; where one fails, those on their way are given up, and those that are up stay so.
+    """Start servers concurrently. If one fails, pending starts are cancelled; servers already started keep running.
 
     Raises:
-        ServerFailedError: One of them does not come.
+        ServerFailedError: A server does not start.
     """
 
     async def start(member: EpisodeServer) -> None:
@@ -233,6 +241,6 @@ async def start_all(members: Sequence[EpisodeServer], start_slots: asyncio.Semap
     except BaseException:
         for task in tasks:
             task.cancel()
-        # Whoever waits may be cancelled more than once: what each has begun is ended all the same.
+        # Shielded, because this call may be cancelled again: each cancelled start still cleans up after itself.
         await asyncio.shield(asyncio.gather(*tasks, return_exceptions=True))
         raise

@@ -1,4 +1,4 @@
-"""What a reset may ask for, and what an episode may cost."""
+"""The reset options, and the budget of an episode."""
 
 import time
 from collections.abc import Mapping
@@ -19,15 +19,15 @@ _Patterns: TypeAlias = Annotated[
 
 
 class ResetOptions(BaseModel):
-    """The options of one reset, beside seed and episode_id.
+    """The options of one reset, without seed and episode_id.
 
     Attributes:
-        servers: Names of those that play, in the order of the configuration.
-        allow: Patterns of the names that tools are offered under; the others are not.
-        deny: Patterns of those that are not, allowed or not.
-        calls: How many the episode has.
-        time_s: How long it may take.
-        transcript: Calls are kept for the state.
+        servers: The names of the servers to use, in the order of the configuration.
+        allow: Glob patterns of the tools to offer, by the names under which they are offered.
+        deny: Glob patterns of the tools not to offer; takes precedence over `allow`.
+        calls: The maximum number of calls.
+        time_s: The maximum duration of the episode in seconds.
+        transcript: Whether to record the calls in the state.
     """
 
     model_config = ConfigDict(extra="forbid")
@@ -41,10 +41,10 @@ class ResetOptions(BaseModel):
 
 
 def read_options(options: Mapping[str, Any], settings: McpToolsSettings) -> ResetOptions:
-    """Read the options of a reset; None leaves one to the server.
+    """Validate the options of a reset; None selects the server's default.
 
     Raises:
-        InvalidResetOptionError: One that does not exist, or a value that cannot be.
+        InvalidResetOptionError: An option is unknown or has an invalid value.
     """
     configured = list(settings.servers)
     parsed = read_reset(
@@ -64,7 +64,7 @@ def read_options(options: Mapping[str, Any], settings: McpToolsSettings) -> Rese
 
 
 class Budget:
-    """Counts from its making on."""
+    """The budget of calls and time of an episode; the time runs from its creation."""
 
     def __init__(self, calls: int, time_s: float) -> None:
         self._calls = calls
@@ -74,25 +74,25 @@ class Budget:
 
     @property
     def calls_left(self) -> int:
-        """How many calls there are left."""
+        """The number of calls left."""
         return self._calls - self.calls_made
 
     def elapsed_s(self) -> float:
-        """Return the seconds since the beginning."""
+        """Return the seconds since the budget was created."""
         return time.monotonic() - self._start
 
     def time_left_s(self) -> float:
-        """Return how many seconds there are left; 0 where none are."""
+        """Return the seconds left, at least 0."""
         return max(0.0, self._time_s - self.elapsed_s())
 
     def find_exhausted(self) -> Literal["calls", "time"] | None:
-        """Return which part of it is used up."""
+        """Return which part of the budget is used up; None if neither is."""
         if self.calls_left <= 0:
             return "calls"
         return "time" if self.time_left_s() <= 0 else None
 
     def describe_exhausted(self, exhausted: Literal["calls", "time"]) -> str:
-        """Return which part is used up, in words."""
+        """Return the message that a part of the budget is used up."""
         if exhausted == "calls":
             return f"the episode's {self._calls} calls are used up; it has ended"
         return f"the episode's {self._time_s:g} s are used up; it has ended"

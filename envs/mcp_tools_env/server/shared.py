@@ -1,4 +1,4 @@
-"""State that all sessions of a process share: settings, a limit on concurrent starts, and what is known of servers."""
+"""State that all sessions of a process share: settings, a limit on concurrent starts, and known protocols."""
 
 import asyncio
 import os
@@ -13,10 +13,10 @@ from .config import McpToolsSettings
 
 
 class SharedState:
-    """What the sessions of a process share.
+    """State that the sessions of a process share.
 
     Attributes:
-        modes: The protocol that each tool server took, by its name.
+        modes: The protocol mode that each tool server accepted, by its name.
     """
 
     def __init__(self, settings: McpToolsSettings) -> None:
@@ -28,14 +28,18 @@ class SharedState:
 
     @property
     def starts(self) -> asyncio.Semaphore:
-        """Bounds how many tool servers start at once: a start costs more than many calls."""
+        """Limits how many tool servers start at once, because a start costs more than many calls."""
         loop = asyncio.get_running_loop()
         return self._starts.setdefault(loop, asyncio.Semaphore(self.settings.starts))
 
 
 @asynccontextmanager
 async def lifespan(app: EnvironmentApp) -> AsyncIterator[None]:
-    """Read the settings before anybody is served. ConfigurationError: A value cannot be used."""
+    """Read the settings at start-up.
+
+    Raises:
+        ConfigurationError: A value is invalid.
+    """
     shared_state()
     yield
 
@@ -45,6 +49,6 @@ def shared_state() -> SharedState:
     """Return the shared state of this process, configured by environment variables.
 
     Raises:
-        ConfigurationError: A variable cannot be used.
+        ConfigurationError: A variable has an invalid value.
     """
     return SharedState(McpToolsSettings.from_environment(os.environ))

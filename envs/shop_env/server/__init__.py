@@ -1,1 +1,1 @@
-"""The server's side of the shop: the environment, and the app that hosts it."""
+"""The shop server: the environment and its ASGI app."""

@@ -6,7 +6,7 @@ from servers import create_app
 from ..models import ShopObservation, ShopState
 from .environment import ShopEnvironment
 
-# A session is a few dozen kilobytes.
+# A session takes a few dozen kilobytes.
 MAX_CONCURRENT_ENVS = 1024
 
 app = create_app(

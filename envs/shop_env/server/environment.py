@@ -1,7 +1,7 @@
-"""A conversation at the desk: the customer's requests, the records, and what is different at the end.
+"""The environment: a conversation at the customer desk, scored by the changes to the shop's records.
 
-The tools do what can be done, whether it is right or not: a refund that a policy forbids goes through. What they refuse
-is what could not happen: things that are not there, accounts that were not verified, more money back than was paid.
+The tools perform any possible action, right or wrong: a refund that a policy forbids goes through. They reject only
+what is impossible: missing records, unverified accounts, refunding more than was paid.
 """
 
 from typing import Annotated, Any, Final, Literal, TypeAlias, TypeVar
@@ -33,10 +33,10 @@ from ..world.rules import DeskReply, ExpectedOutcome, Fact, collect_facts, deter
 from ..world.speech import answer_question, show_coupon, show_customer, show_order, show_product, to_euros
 
 MAX_TRIES: Final = 5
-"""How often the facts about somebody may be wrong before nobody is verified any more."""
+"""The number of failed verifications in a conversation after which no further one is possible."""
 
 MAX_CREDIT: Final = 10_000
-"""In cents, for one order."""
+"""The maximum late-delivery credit of an order, in cents."""
 
 MAX_FOUND: Final = 10
 
@@ -54,11 +54,11 @@ _READ_ONLY: Final = {"readOnlyHint": True, "openWorldHint": False}
 
 
 class ShopEnvironment(ToolWorld[ShopTaskSpec, ShopState]):
-    """The customer desk of a shop with policies that are written down. A customer asks for one to three things.
+    """The customer desk of a shop with written policies. A customer has one to three requests.
 
-    The task decides the shop, the figures in its policies, and what the customer wants and answers. At the end the
-    records are compared with what they would be if everything had been right, which is worked out from the records and
-    the policies before the first call, and is in nothing that a caller can see.
+    The task determines the shop, the figures in its policies, and the customer's requests and answers. At the end, the
+    records are compared with the expected ones, which are computed from the initial records and the policies before the
+    first call, and which callers cannot see.
     """
 
     NAME = "shop"
@@ -67,11 +67,11 @@ class ShopEnvironment(ToolWorld[ShopTaskSpec, ShopState]):
     STATE = ShopState
 
     def make_task(self, number: int, *, held_out: bool, level: Level | None = None) -> ShopTaskSpec:
-        """Make the task of a number."""
+        """Generate the task of a number."""
         return make_task(number, held_out=held_out, level=level)
 
     def begin_task(self, task: ShopTaskSpec, calls: int) -> ShopObservation:
-        """Open the desk, and let a customer come."""
+        """Start the conversation, and return the task as the observation of the reset."""
         scenario = task.scenario
         self._facts_before: dict[Fact, Any] = collect_facts(scenario.records)
         self._expected_outcomes: tuple[ExpectedOutcome, ...] = determine_outcomes(scenario)
@@ -86,12 +86,12 @@ class ShopEnvironment(ToolWorld[ShopTaskSpec, ShopState]):
         )
 
     def earned(self) -> float:
-        """Return what the conversation was worth."""
+        """Return the reward of the conversation."""
         return judge(
             self._expected_outcomes, self._replies, self._facts_before, collect_facts(self._records)
         ).reward
 
-    # The tools: callers are told of them by their types and docstrings.
+    # The tools. Their signatures and docstrings become the schemas and descriptions that the policy sees.
 
     @tool(annotations=_READ_ONLY)
     def get_policy(self, topic: Topic) -> dict[str, str]:
@@ -306,7 +306,7 @@ class ShopEnvironment(ToolWorld[ShopTaskSpec, ShopState]):
             message: What to tell the customer beside that, in words.
         """
         self._require_request(request)
-        # Every other ground tells something of an account, and "done" says that it was changed.
+        # Any other ground would reveal something about an account, and "done" would claim a change to it.
         if not self._verified and (decision, ground) != ("refused", "not_verified"):
             raise ToolFailedError(
                 "expected verify_identity to be right before anything else than ('refused', 'not_verified') is told, "
@@ -332,7 +332,11 @@ class ShopEnvironment(ToolWorld[ShopTaskSpec, ShopState]):
         return _require(self._records.variants, sku, "id of a variant (sku)")
 
     def _require_order(self, order_id: str) -> Order:
-        """Return an order of somebody who is verified."""
+        """Return an order of a verified customer.
+
+        Raises:
+            ToolFailedError: There is no such order, or its customer is not verified.
+        """
         order = _require(self._records.orders, order_id, "id of an order")
         if order.customer_id not in self._verified:
             raise ToolFailedError(f"expected an order of a verified customer, got {order.id}")
@@ -363,7 +367,11 @@ def _require_delivered(order: Order) -> None:
 
 
 def _require_line(order: Order, number: int) -> Line:
-    """Return a line of an order that was not sent back."""
+    """Return a line of an order.
+
+    Raises:
+        ToolFailedError: There is no such line, or it has been returned.
+    """
     item = next((line for line in order.lines if line.number == number), None)
     if item is None:
         raise ToolFailedError(f"expected a line of {order.id}, 1 to {len(order.lines)}, got {number}")
@@ -380,7 +388,7 @@ def _require(records: dict[str, T], key: str, kind: str) -> T:
 
 
 def _add(amounts: dict[str, int], method: str, cents: int) -> dict[str, float]:
-    """Add to what went by a method, and return all amounts in euros."""
+    """Add cents to the amount of a payment method, and return all amounts in euros."""
     amounts[method] = amounts.get(method, 0) + cents
     return {name: to_euros(amount) for name, amount in amounts.items()}
 

@@ -1,1 +1,1 @@
-"""The shop: what is on record, its policies, what customers ask for, and what would be right."""
+"""The shop: its records, its policies, customers' requests, and their expected outcomes."""

@@ -1,4 +1,4 @@
-"""What a customer wants: requests that can be granted, and some that cannot or only in part."""
+"""Generation of customers' requests: some can be granted, some only in part, and some not at all."""
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -27,15 +27,20 @@ Fallback: TypeAlias = Literal["refund", "keep"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CustomerRequest:
-    """One thing that a customer asks for.
+    """One request of a customer.
 
     Attributes:
-        case: which case of its kind it was made as; for statistics.
-        lines: of the order, that it is about.
-        new_sku: what to exchange it for.
-        fallback: what the customer wants where that is out of stock.
-        product: the name of something in the order, by which the customer may refer to it.
-        says: how the customer puts it.
+        kind: the kind of request.
+        case: the case of its kind as which it was generated; for statistics.
+        order_id: the order that it concerns.
+        lines: the numbers of the order's lines that it concerns.
+        why: the reason of a return.
+        new_sku: the variant to exchange the item for.
+        fallback: what the customer wants if that variant is out of stock.
+        address: the new address.
+        code: the coupon's code.
+        product: the name of a product in the order, by which the customer may refer to the order.
+        wording: the request in the customer's words.
     """
 
     kind: Kind
@@ -53,12 +58,12 @@ class CustomerRequest:
 
 @dataclass(frozen=True, slots=True)
 class Scenario:
-    """A task: the shop as it is, who calls, and what for.
+    """A task's content: the shop, the caller and the requests.
 
     Attributes:
-        impostor: the caller is not whose name they give.
-        knows: which of email, postcode and phone the caller can tell, with what they say.
-        knows_numbers: by request, whether the caller knows the order's number.
+        impostor: whether the caller is not the person whose name they give.
+        knows: the caller's answers for email, postcode and phone; None if they do not know it.
+        knows_numbers: for each request, whether the caller knows the order's number.
     """
 
     records: Records
@@ -71,15 +76,15 @@ class Scenario:
 
 
 TWO_ITEM_CASES: Final = ("two", "partly", "big")
-"""Cases of a return of two things, the last where there is another."""
+"""Cases of a return of two items; "big" has two only if another product is left."""
 
 
 @dataclass(slots=True)
 class CaseMaker:
-    """What requests are made with.
+    """The context in which requests are generated.
 
     Attributes:
-        unused_products: products that no request of this customer is about yet.
+        unused_products: products that no request of this customer concerns yet.
     """
 
     maker: Maker
@@ -88,7 +93,7 @@ class CaseMaker:
     unused_products: list[Product]
 
     def take_product(self, *, final_sale: bool = False, category: Category | None = None) -> Product | None:
-        """Take a product; None where none is left that fits."""
+        """Take a matching product from the unused ones; None if there is none left."""
         for product in self.unused_products:
             if product.final_sale == final_sale and category in (None, product.category):
                 self.unused_products.remove(product)
@@ -96,16 +101,16 @@ class CaseMaker:
         return None
 
     def return_window(self, product: Product) -> int:
-        """Return in how many days a product can be sent back by somebody who changed their mind."""
+        """Return the number of days in which the customer can return a product after a change of mind."""
         days = self.policy.electronics_days if product.category == "electronics" else self.policy.days
         return days + (self.policy.gold_days if self.customer.tier == "gold" else 0)
 
     def draw_within(self, limit: int) -> int:
-        """Draw a number of days up to a bound, often the bound itself."""
+        """Draw a number of days up to a limit, often the limit itself."""
         return limit if self.maker.source.random() < 0.3 else self.maker.source.randint(1, limit)
 
     def draw_beyond(self, limit: int) -> int:
-        """Draw a number of days after a bound, often the first."""
+        """Draw a number of days beyond a limit, often by just one."""
         return limit + (1 if self.maker.source.random() < 0.4 else self.maker.source.randint(2, 9))
 
 
@@ -264,15 +269,15 @@ CASES: Final[dict[Kind, tuple[Callable[[CaseMaker, str], CustomerRequest | None]
     "late": (_make_late_delivery, {"fine": 5, "in_time": 1, "already": 1}),
     "total": (_make_total_question, {"pending": 3, "shipped": 3, "foreign": 1}),
 }
-"""What makes a request of a kind and the order that it is about, or None where this shop has not what it takes; and the
-cases that there are, with how often each is drawn beside the others.
+"""By kind: a function that generates a request and its order, or returns None if this shop lacks what it needs; and the
+cases with their weights.
 
-What takes nothing but words is rare: who always refuses on the ground that is the commonest must not earn much.
+Cases that need only a reply are rare, so that always refusing with the commonest ground earns little.
 """
 
 
 def _make_open_order(case_maker: CaseMaker, case: str) -> Order | None:
-    """Make an order that has not arrived; one of somebody else where that is the case."""
+    """Add an order that has not been delivered; in the case "foreign", one of another customer."""
     source, records = case_maker.maker.source, case_maker.maker.records
     product = case_maker.take_product()
     if product is None:
@@ -299,6 +304,6 @@ def _make_request(
 
 
 def _exceed_refund_limit(case_maker: CaseMaker, order: Order) -> None:
-    """Make an order so large that to refund it is for a supervisor, whatever is kept of it."""
+    """Enlarge an order until its refund exceeds the limit, even after a restocking fee."""
     while order.items_total * 3 < case_maker.policy.refund_limit * 4:
         order.lines[0].quantity += 1

@@ -1,4 +1,4 @@
-"""A shop without the requests: products, customers, and orders that nobody asks about."""
+"""Random generation of a shop's records: products, customers, coupons and orders."""
 
 import random
 from datetime import date, timedelta
@@ -33,7 +33,7 @@ PER_CATEGORY: Final = 4
 
 
 class Maker:
-    """Draws records one by one, with ids of their own."""
+    """Draws records one by one and assigns their ids."""
 
     def __init__(self, source: random.Random) -> None:
         self.source = source
@@ -47,7 +47,7 @@ class Maker:
         self._add_coupons()
 
     def days_ago(self, days: int) -> date:
-        """Return the day so many days before today."""
+        """Return the date a number of days before today."""
         return self.records.today - timedelta(days)
 
     def draw_address(self) -> PostalAddress:
@@ -57,7 +57,7 @@ class Maker:
         return PostalAddress(street, f"{source.randint(10000, 99999)}", source.choice(CITIES))
 
     def add_customer(self, name: str | None = None) -> Customer:
-        """Add a customer; without a name, one whose name nobody else has."""
+        """Add a customer, by default with a name that is not yet taken."""
         source = self.source
         while name is None:
             candidate = f"{source.choice(FIRST_NAMES)} {source.choice(LAST_NAMES)}"
@@ -89,15 +89,15 @@ class Maker:
         late_by: int = 0,
         payment: str | None = None,
     ) -> Order:
-        """Add an order of some products.
+        """Add an order.
 
         Args:
-            customer: Whose it is.
-            products: What is in it, a line each.
-            status: How far it is.
-            delivered_days: How many days ago it was delivered, where it was.
-            late_by: How many days after the promised day that was; negative for before.
-            payment: How it was paid; None draws it.
+            customer: The customer who placed it.
+            products: The products in it, one line each.
+            status: The order's status.
+            delivered_days: How many days ago it was delivered, if it was.
+            late_by: How many days after the promised day it was delivered; negative if before.
+            payment: The payment method; None draws one.
         """
         source, records = self.source, self.records
         self._order += source.randint(1, 9)
@@ -131,7 +131,7 @@ class Maker:
                 number = len(self.records.products) + 1
                 id_ = f"P{number:02d}"
                 options = SIZES if category == "clothing" else COLOURS
-                # Whole euros, so that percentages of them are whole cents.
+                # Whole euros, so that percentages of prices are whole cents.
                 price = source.randint(12, 95) * 100
                 skus = []
                 for option in sorted(source.sample(options, 3)):

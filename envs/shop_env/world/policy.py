@@ -1,4 +1,4 @@
-"""The policies: their figures differ from task to task, so that they have to be read."""
+"""The shop's policies. Their figures differ from task to task, so that they have to be read."""
 
 import random
 from dataclasses import asdict, dataclass
@@ -11,17 +11,17 @@ class ShopPolicy:
     """The figures of the policies.
 
     Attributes:
-        days: in which most things can be sent back.
-        electronics_days: in which electronics can.
-        gold_days: which customers of the tier gold have beside that.
-        faulty_days: in which what came damaged or was not what was ordered can be sent back.
-        restocking_percent: kept of the price of furniture, where somebody changed their mind.
-        exchange_days: in which things can be exchanged.
-        refund_limit: in cents; more than this at once is for a supervisor.
-        cancel_processing: orders can be cancelled while they are processed, too.
-        move_processing: their address can be changed then, too.
-        late_days: from how many days on a delivery is late.
-        late_credit: in cents; gold has twice as much.
+        days: the return window of most products, in days.
+        electronics_days: the return window of electronics, in days.
+        gold_days: additional days in the return window of gold customers.
+        faulty_days: the return window of damaged or wrong items, in days.
+        restocking_percent: the percentage of the price kept when furniture is returned after a change of mind.
+        exchange_days: the exchange window, in days.
+        refund_limit: in cents; a larger refund needs a supervisor.
+        cancel_processing: whether orders can also be cancelled while processing.
+        move_processing: whether addresses can also be changed while processing.
+        late_days: the delay from which a delivery counts as late, in days.
+        late_credit: the credit for a late delivery, in cents; gold customers get twice as much.
     """
 
     days: int
@@ -37,7 +37,7 @@ class ShopPolicy:
     late_credit: int
 
     def text(self, topic: Topic) -> str:
-        """Put the policy on a topic into words."""
+        """Return the text of the policy on a topic."""
         values = asdict(self) | {
             "refund_limit": self.refund_limit // 100,
             "cancel": _describe_statuses(self.cancel_processing),
@@ -49,7 +49,7 @@ class ShopPolicy:
 
 
 def draw_policy(source: random.Random) -> ShopPolicy:
-    """Draw the figures."""
+    """Draw the figures of the policies."""
     return ShopPolicy(
         days=source.choice((14, 20, 21, 28, 30)),
         electronics_days=source.choice((7, 10, 12)),

@@ -1,19 +1,19 @@
-"""What the shop has on record, the words that mean something to it, and names. Money is in cents; nobody is meant."""
+"""The shop's records, its enumerated values, and lists of fictitious names. Amounts of money are in cents."""
 
-# ruff: noqa: SIM905 - words in a row are read more easily than a list of them
+# ruff: noqa: SIM905 - a string of words is easier to read than a list of them
 
 from dataclasses import dataclass, field
 from datetime import date
 from typing import Final, Literal, NamedTuple, TypeAlias, get_args
 
 Status: TypeAlias = Literal["pending", "processing", "shipped", "delivered", "cancelled"]
-"""Of an order, in the order in which they come."""
+"""The status of an order, in chronological order."""
 
 Category: TypeAlias = Literal["electronics", "furniture", "clothing", "kitchen", "toys"]
 Tier: TypeAlias = Literal["basic", "gold"]
 
 ReturnReason: TypeAlias = Literal["changed_mind", "damaged", "wrong_item"]
-"""Why something is sent back."""
+"""The reason of a return."""
 
 Topic: TypeAlias = Literal[
     "identity",
@@ -26,12 +26,12 @@ Topic: TypeAlias = Literal[
     "late_delivery",
     "replies",
 ]
-"""What there are policies about."""
+"""The topics of policies."""
 
 CustomerTopic: TypeAlias = Literal[
     "name", "email", "postcode", "phone", "order", "reason", "fallback", "address"
 ]
-"""What a customer can be asked about."""
+"""The topics that a customer can be asked about."""
 
 Decision: TypeAlias = Literal["done", "partly", "refused", "escalated"]
 
@@ -52,14 +52,14 @@ Ground: TypeAlias = Literal[
     "not_verified",
     "over_limit",
 ]
-"""Why a request was not done, or not wholly."""
+"""Why a request was not granted, or only in part."""
 
 NoteKind: TypeAlias = Literal["suspicious", "other"]
 
 STORE_CREDIT: Final = "store_credit"
 GIFT_CARD: Final = "gift_card"
 OPEN_STATUSES: Final[tuple[Status, ...]] = ("pending", "processing")
-"""Orders that have not left."""
+"""The statuses of orders that have not been shipped."""
 
 TOPICS: Final[tuple[Topic, ...]] = get_args(Topic)
 CATEGORIES: Final[tuple[Category, ...]] = get_args(Category)
@@ -67,7 +67,7 @@ CATEGORIES: Final[tuple[Category, ...]] = get_args(Category)
 
 @dataclass(slots=True)
 class ProductVariant:
-    """One kind of a product that lies in the warehouse."""
+    """A variant of a product, with its stock."""
 
     sku: str
     product_id: str
@@ -78,7 +78,7 @@ class ProductVariant:
 
 @dataclass(slots=True)
 class Product:
-    """A product, in one or more variants."""
+    """A product with one or more variants."""
 
     id: str
     name: str
@@ -88,7 +88,7 @@ class Product:
 
 
 class PostalAddress(NamedTuple):
-    """Where an order goes."""
+    """A postal address."""
 
     street: str
     postcode: str
@@ -97,10 +97,11 @@ class PostalAddress(NamedTuple):
 
 @dataclass(slots=True)
 class Customer:
-    """Somebody with an account.
+    """A customer's account.
 
     Attributes:
-        notes: the kinds of notes on the account that mean something.
+        methods: the payment methods.
+        notes: the kinds of notes on the account, except "other".
     """
 
     id: str
@@ -119,8 +120,8 @@ class Line:
     """One line of an order.
 
     Attributes:
-        unit_price: what one was paid.
-        returned: it was sent back.
+        unit_price: the price paid per unit, in cents.
+        returned: whether it has been returned.
     """
 
     number: int
@@ -135,9 +136,11 @@ class Order:
     """An order.
 
     Attributes:
-        refunds: what went back, by method.
-        charges: what was taken beside the price, by method.
-        credit: what was given for a late delivery.
+        payment: the payment method.
+        refunds: amounts refunded, by payment method.
+        charges: amounts charged in addition to the price, by payment method.
+        credit: the credit given for a late delivery.
+        escalations: the reasons for which it was escalated.
     """
 
     id: str
@@ -159,18 +162,18 @@ class Order:
 
     @property
     def items_total(self) -> int:
-        """What is in it, before a discount and without shipping."""
+        """The total of all lines, before discount and without shipping."""
         return sum(line.quantity * line.unit_price for line in self.lines)
 
     @property
     def paid(self) -> int:
-        """What was paid for it altogether."""
+        """The total amount paid."""
         return self.items_total + self.shipping_fee - self.discount
 
 
 @dataclass(frozen=True, slots=True)
 class Coupon:
-    """A coupon of so many percent off what is in an order."""
+    """A coupon for a percentage off the items of an order."""
 
     code: str
     percent: int
@@ -180,7 +183,7 @@ class Coupon:
 
 @dataclass(slots=True)
 class Records:
-    """Everything that the shop has on record, by id."""
+    """All records of the shop, by id."""
 
     today: date
     customers: dict[str, Customer]
@@ -190,7 +193,7 @@ class Records:
     coupons: dict[str, Coupon]
 
     def product_of(self, sku: str) -> Product:
-        """Return the product that a variant is of."""
+        """Return the product of a variant."""
         return self.products[self.variants[sku].product_id]
 
 

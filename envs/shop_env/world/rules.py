@@ -1,4 +1,4 @@
-"""What would be right, worked out without a single tool; and how well a conversation went beside that."""
+"""The expected outcomes of requests, computed without the tools, and the scoring of a conversation against them."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field
@@ -9,19 +9,19 @@ from .policy import ShopPolicy
 from .records import GIFT_CARD, STORE_CREDIT, Customer, Decision, Ground, Line, Records
 
 Fact: TypeAlias = tuple[str | int, ...]
-"""What a fact is about: `("stock", sku)`, `("line", order, number, "returned")`, ..."""
+"""The key of a fact about the records: `("stock", sku)`, `("line", order, number, "returned")`, ..."""
 
 
 Changes: TypeAlias = dict[Fact, Any]
 
 
 def collect_facts(records: Records) -> Changes:
-    """Return all that can be changed, without what is as good as absent."""
+    """Return all facts that tools can change, omitting empty values such as a zero discount."""
     return dict(_iter_facts(records))
 
 
 def find_changes(before: Changes, after: Changes) -> Changes:
-    """Return the facts that are different, with what they are now; None where there is nothing any more."""
+    """Return the changed facts with their new values; None for facts that no longer exist."""
     keys = [*before, *(fact for fact in after if fact not in before)]
     return {fact: after.get(fact) for fact in keys if before.get(fact) != after.get(fact)}
 
@@ -58,7 +58,7 @@ def _iter_facts(records: Records) -> Iterator[tuple[Fact, Any]]:
 
 @dataclass(frozen=True, slots=True)
 class DeskReply:
-    """What a request was answered with. The amount is in cents."""
+    """The reply to a request. The amount is in cents."""
 
     decision: Decision
     ground: Ground
@@ -67,11 +67,13 @@ class DeskReply:
 
 @dataclass(frozen=True, slots=True)
 class ExpectedOutcome:
-    """What has to become of a request.
+    """The expected outcome of a request.
 
     Attributes:
-        amount: in cents; negative where the customer pays.
-        changes: the facts that have to be different, with their values.
+        decision: the decision in the reply.
+        ground: the ground in the reply.
+        amount: the amount in the reply, in cents; negative if the customer pays.
+        changes: the facts that must change, with their new values.
     """
 
     decision: Decision
@@ -81,7 +83,7 @@ class ExpectedOutcome:
 
 
 def determine_outcomes(scenario: Scenario) -> tuple[ExpectedOutcome, ...]:
-    """Return what has to become of each request."""
+    """Return the expected outcome of each request."""
     if scenario.impostor:
         note: Changes = {("note", scenario.customer_id, "suspicious"): True}
         return tuple(ExpectedOutcome("refused", "not_verified", changes=note) for _ in scenario.requests)
@@ -237,7 +239,7 @@ class _OutcomeRules:
 
     @property
     def _days_since_delivery(self) -> int:
-        """Days since the delivery."""
+        """The number of days since the delivery; 0 if it is not delivered."""
         return (self._records.today - (self._order.delivered or self._records.today)).days
 
     @property
@@ -256,19 +258,20 @@ class _OutcomeRules:
 
 
 RIGHT_PART: Final = 0.5
-"""What an episode is worth at most that is not wholly right."""
+"""The maximum reward of an episode that is not completely right."""
 
 WRONG_COST: Final = 0.25
-"""What each wrong change costs."""
+"""The penalty for each wrong change."""
 
 
 @dataclass(frozen=True, slots=True)
 class Score:
-    """What came of it.
+    """The score of a conversation.
 
     Attributes:
-        right: how many requests are as they have to be, of how many.
-        wrong: changes that should not be, or not so.
+        right: the number of requests with the expected outcome and reply.
+        requests: the number of requests.
+        wrong: the number of changes that are unexpected or have the wrong value.
     """
 
     right: int
@@ -277,7 +280,7 @@ class Score:
 
     @property
     def reward(self) -> float:
-        """1 for all right and nothing wrong; otherwise a part of a half, less what wrong changes cost."""
+        """1 if every request is right and nothing is wrong; else a share of `RIGHT_PART` less penalties, at least 0."""
         if self.right == self.requests and not self.wrong:
             return 1.0
         return max(0.0, RIGHT_PART * self.right / self.requests - WRONG_COST * self.wrong)
@@ -286,7 +289,7 @@ class Score:
 def judge(
     outcomes: tuple[ExpectedOutcome, ...], replies: dict[int, DeskReply], before: Changes, after: Changes
 ) -> Score:
-    """Compare."""
+    """Score the replies and the changed facts against the expected outcomes."""
     changes = find_changes(before, after)
     expected_changes: dict[Fact, Any] = {}
     for outcome in outcomes:

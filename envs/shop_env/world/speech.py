@@ -1,4 +1,4 @@
-"""What the customer says, and records as tools show them."""
+"""The customer's wordings, and the records in the form that tools return."""
 
 import random
 from typing import Any, Final
@@ -44,7 +44,7 @@ PHRASINGS: Final[dict[Kind, tuple[str, ...]]] = {
         "Tell me what {REF} came to in the end, all included.",
     ),
 }
-"""By kind; the last is kept for validation and test."""
+"""The phrasings of requests by kind; the last of each is held out for validation and test."""
 
 OTHER_METHOD: Final = "Please put the money on my {METHOD}, not on what I paid with."
 BY_NUMBER: Final = "order {ORDER}"
@@ -82,13 +82,22 @@ def word_request(
     held_out: bool,
     by_number: bool,
 ) -> str:
-    """Put a request into words."""
+    """Word a request.
+
+    Args:
+        request: The request.
+        records: The shop's records.
+        caller: The customer, who may ask for a refund to another payment method.
+        source: The source of randomness.
+        held_out: Whether to use the phrasing that does not occur in training.
+        by_number: Whether to refer to the order by its number.
+    """
     order = records.orders[request.order_id]
     *usual, held_out_phrasing = PHRASINGS[request.kind]
     names = [records.product_of(order.lines[number - 1].sku).name for number in request.lines]
     ref = BY_NUMBER
     if not by_number:
-        # What is sent back is named in any case.
+        # A request about lines names their products anyway.
         ref = OF_MINE if request.lines else BY_PRODUCT
     ref = ref.replace("{ORDER}", order.id).replace("{PRODUCT}", request.product)
     option = records.variants[request.new_sku].option if request.new_sku else ""
@@ -109,7 +118,7 @@ def word_request(
 
 
 def answer_question(scenario: Scenario, topic: CustomerTopic, request: int) -> str:
-    """Return what the customer says to a question; the same question has the same answer."""
+    """Return the customer's answer to a question; the same question always has the same answer."""
     details = scenario.requests[request - 1]
     match topic:
         case "name":
@@ -132,7 +141,7 @@ def answer_question(scenario: Scenario, topic: CustomerTopic, request: int) -> s
                 return "You have my address."
             new = details.address
             return f"Please send it to {new.street}, {new.postcode} {new.city}."
-    # Which of the wordings is settled by the order's number, and so by the task.
+    # The order's number, and thus the task, determines the wording.
     return options[int(details.order_id[1:]) % len(options)]
 
 
@@ -142,7 +151,7 @@ def to_euros(cents: int) -> float:
 
 
 def show_customer(customer: Customer, orders: list[Order], records: Records) -> dict[str, Any]:
-    """Show an account and the orders of it."""
+    """Return an account with its orders."""
     return {
         "customer_id": customer.id,
         "name": customer.name,
@@ -161,7 +170,7 @@ def show_customer(customer: Customer, orders: list[Order], records: Records) -> 
 
 
 def show_order(order: Order, records: Records) -> dict[str, Any]:
-    """Show an order."""
+    """Return an order."""
     return {
         "order_id": order.id,
         "customer_id": order.customer_id,
@@ -195,7 +204,7 @@ def show_order(order: Order, records: Records) -> dict[str, Any]:
 
 
 def show_product(product: Product, records: Records) -> dict[str, Any]:
-    """Show a product with its variants, without what is in stock."""
+    """Return a product with its variants, without their stock."""
     return {
         "product_id": product.id,
         "name": product.name,
@@ -213,7 +222,7 @@ def show_product(product: Product, records: Records) -> dict[str, Any]:
 
 
 def show_coupon(coupon: Coupon) -> dict[str, Any]:
-    """Show a coupon."""
+    """Return a coupon."""
     return {
         "code": coupon.code,
         "percent": coupon.percent,

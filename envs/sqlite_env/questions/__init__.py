@@ -1,4 +1,4 @@
-"""The questions: their families by name, and how one is drawn and put into words."""
+"""Questions: their families, and drawing and wording a question."""
 
 from . import families
 from .answers import ExpectedAnswer, Kind

@@ -1,4 +1,4 @@
-"""Expected answers: their form in words, and the comparison with given answers."""
+"""Expected answers: descriptions of their format, and comparison with submitted answers."""
 
 import json
 import math
@@ -24,25 +24,26 @@ _MAX_INTEGER: Final = 10**30
 
 
 class Kind(StrEnum):
-    """What sort of answer a question has."""
+    """The type of an answer."""
 
     NUMBER = "number"
     TEXT = "text"
     TEXTS = "texts"
-    """Several, in any order."""
+    """Several texts, in any order."""
     SEQUENCE = "sequence"
-    """Several, in the order that the question states."""
+    """Several texts, in the order that the question states."""
     PAIRS = "pairs"
-    """Names with a number each, in any order."""
+    """Pairs of a name and a number, in any order."""
 
 
 @dataclass(frozen=True, slots=True)
 class ExpectedAnswer:
-    """The right answer.
+    """The correct answer of a question.
 
     Attributes:
-        value: by kind a number, a text, texts, or pairs of a text and a number.
-        places: the decimals that numbers are asked for with.
+        kind: the type of the answer.
+        value: a number, a text, a tuple of texts, or a tuple of (text, number) pairs, depending on `kind`.
+        places: the number of decimals that the question asks for.
     """
 
     kind: Kind
@@ -51,7 +52,7 @@ class ExpectedAnswer:
 
     @property
     def format_text(self) -> str:
-        """How the answer is to be given, in words."""
+        """The description of the answer's format in the prompt."""
         digits = ("whole", "with one decimal", "with two decimals")[self.places]
         match self.kind:
             case Kind.NUMBER if self.places:
@@ -67,7 +68,7 @@ class ExpectedAnswer:
         return f"a list of pairs [text, number], in any order; numbers {digits}"
 
     def matches(self, answer: Any) -> bool:
-        """Return whether what was given is the answer. Never raises, whatever was given."""
+        """Return whether a submitted answer is correct. Never raises, whatever was submitted."""
         match self.kind:
             case Kind.NUMBER:
                 return self._is_near(self.value, _parse_number(answer))
@@ -87,7 +88,7 @@ class ExpectedAnswer:
         )
 
     def _is_near(self, expected: Fraction | int, number: float | None) -> bool:
-        # Half of the last decimal that was asked for: rounded and unrounded numbers are both within it.
+        # Half a unit of the last requested decimal, so that rounded and unrounded numbers are both accepted.
         return (
             number is not None
             and abs(number - float(expected)) <= 0.5 * 10**-self.places * bool(self.places) + _TOLERANCE
@@ -95,27 +96,27 @@ class ExpectedAnswer:
 
 
 def number(value: int | Fraction, places: int = 0) -> ExpectedAnswer:
-    """Return the answer that is one number."""
+    """Return an expected answer of one number."""
     return ExpectedAnswer(Kind.NUMBER, value, places)
 
 
 def text(value: str) -> ExpectedAnswer:
-    """Return the answer that is one text."""
+    """Return an expected answer of one text."""
     return ExpectedAnswer(Kind.TEXT, value)
 
 
 def texts(values: Sequence[str]) -> ExpectedAnswer:
-    """Return the answer that is several texts, in whichever order."""
+    """Return an expected answer of several texts in any order."""
     return ExpectedAnswer(Kind.TEXTS, tuple(values))
 
 
 def sequence(values: Sequence[str]) -> ExpectedAnswer:
-    """Return the answer that is several texts, of which the order counts."""
+    """Return an expected answer of several texts in a given order."""
     return ExpectedAnswer(Kind.SEQUENCE, tuple(values))
 
 
 def pairs(values: Sequence[tuple[str, int | Fraction]], places: int = 0) -> ExpectedAnswer:
-    """Return the answer that is names with numbers."""
+    """Return an expected answer of (name, number) pairs."""
     return ExpectedAnswer(Kind.PAIRS, tuple(values), places)
 
 
@@ -144,12 +145,12 @@ def _fold(value: Any) -> str | None:
     if isinstance(value, bool) or not isinstance(value, str | int | float):
         return None
     if isinstance(value, int) and abs(value) > _MAX_INTEGER:
-        return None  # Python writes no integer of thousands of digits
+        return None  # Python refuses to convert integers of thousands of digits to text
     return " ".join(str(value)[:MAX_TEXT].strip(_OUTER).split()).casefold()
 
 
 def _split_list(value: Any) -> list[Any]:
-    """Return the parts of a list, or of a text that stands for one."""
+    """Return the items of a list, or of a text that represents one."""
     if isinstance(value, str):
         value = value[:MAX_TEXT]
         try:

@@ -1,4 +1,4 @@
-"""Families of questions, and how one question about a world is drawn and put into words."""
+"""Question families, and drawing and wording a question about a world."""
 
 import random
 import re
@@ -17,14 +17,14 @@ _TRIES: Final = 12
 
 @dataclass(frozen=True, slots=True)
 class Draw:
-    """One question of a family, before it is put into words."""
+    """A drawn question of a family before wording: the answer, and the values of the phrasing's slots."""
 
     answer: ExpectedAnswer
     slots: dict[str, str] = field(default_factory=dict)
 
 
 DrawQuestion = Callable[[DatabaseContents, tuple[Transaction, ...], random.Random], Draw | None]
-"""Draws a question; None where this draw was none that is clear. The events are those that count."""
+"""Draws a question about a world and those of its events that count; None if the drawn one is ambiguous or trivial."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,8 +32,11 @@ class QuestionFamily:
     """Questions that are answered in the same way.
 
     Attributes:
-        phrasings: ways to put it; the last is kept for validation and test.
-        counts_events: the question says which status counts, after the phrasing.
+        name: the key in `FAMILIES`.
+        level: the difficulty.
+        phrasings: wordings of the question; the last one is held out for validation and test.
+        draw: draws a question.
+        counts_events: whether a sentence on which events count, by status, follows the phrasing.
     """
 
     name: str
@@ -55,7 +58,7 @@ ANY_RULES: Final = ("Count {events} of every status.", "The status of the {event
 def family(
     name: str, level: Level, *phrasings: str, counts_events: bool = True
 ) -> Callable[[DrawQuestion], DrawQuestion]:
-    """Register a family."""
+    """Return a decorator that registers a family with the decorated function as its `draw`."""
 
     def register(draw: DrawQuestion) -> DrawQuestion:
         FAMILIES[name] = QuestionFamily(name, level, phrasings, draw, counts_events)
@@ -68,7 +71,7 @@ _WORD: Final = re.compile(r"\{([A-Za-z_]+)\}")
 
 
 def phrase(phrasing: str, domain: Domain) -> str:
-    """Put a domain's words into a phrasing. Slots, in capitals, stay."""
+    """Insert a domain's words into a phrasing. Slots, which are in capitals, are left in place."""
     words = dict(domain.all_words)
     words |= {name.capitalize(): word.capitalize() for name, word in domain.all_words.items()}
     text = _WORD.sub(lambda match: words.get(match[1], match[0]), phrasing)
@@ -76,12 +79,12 @@ def phrase(phrasing: str, domain: Domain) -> str:
 
 
 def fill(text: str, slots: Mapping[str, str]) -> str:
-    """Put values into the slots."""
+    """Insert values into the slots."""
     return _WORD.sub(lambda match: slots[match[1]], text)
 
 
 def format_rules(domain: Domain, *, valid_only: bool) -> tuple[str, ...]:
-    """The sentences that say which events count."""
+    """Return the alternative sentences that say which events count."""
     return tuple(phrase(rule, domain) for rule in (VALID_RULES if valid_only else ANY_RULES))
 
 
@@ -91,7 +94,7 @@ def _fix_article(match: re.Match[str]) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Question:
-    """One question and its answer, which is not for players."""
+    """A question, and its answer, which must not be shown to players."""
 
     family: str
     level: Level
@@ -102,7 +105,14 @@ class Question:
 def draw_question(
     world: DatabaseContents, rng: random.Random, *, held_out: bool, level: Level | None = None
 ) -> Question:
-    """Draw a question."""
+    """Draw a question about a world.
+
+    Args:
+        world: The world.
+        rng: The source of randomness.
+        held_out: Whether to use a phrasing that does not occur in training.
+        level: The difficulty; None draws it.
+    """
     level = level or rng.choice(list(Level))
     candidates = [candidate for candidate in FAMILIES.values() if candidate.level is level]
     rng.shuffle(candidates)
@@ -116,7 +126,7 @@ def draw_question(
 def draw_family_question(
     family: QuestionFamily, world: DatabaseContents, rng: random.Random, *, held_out: bool
 ) -> Question | None:
-    """Draw a question of a family; None where this draw was none that is clear."""
+    """Draw a question of a family; None if the family rejects the drawn one."""
     domain = world.domain
     valid_only = family.counts_events and rng.random() < 0.7
     void = domain.statuses[-1]

@@ -1,6 +1,6 @@
-"""The families: how each is worded, and how its answer is worked out, from records and without SQL."""
+"""The question families: the phrasings of each, and the computation of its answer from records, without SQL."""
 
-# ruff: noqa: SIM905 - words in a row are read more easily than a list of them
+# ruff: noqa: SIM905 - a string of words is easier to read than a list of them
 
 import random
 from collections import Counter, defaultdict
@@ -23,24 +23,24 @@ ORDINALS = ("first", "second", "third")
 
 
 def count_headers(events: Iterable[Transaction]) -> int:
-    """Return how many events there are, where several lines may be one."""
+    """Return the number of events, counting the lines of one header once."""
     return len({event.header for event in events})
 
 
 def count_headers_by_person(events: Iterable[Transaction]) -> Counter[int]:
-    """Return how many events each person has."""
+    """Return the number of events of each person, by the person's id."""
     return Counter(person for person, _ in {(event.person.id, event.header) for event in events})
 
 
 def find_unique_maximum(scores: dict[str, int]) -> str | None:
-    """Return the name with the greatest number; None where two have it."""
+    """Return the name with the highest score; None if it is not unique."""
     ranked = sorted(scores.values(), reverse=True)
     if not ranked or ranked[:1] == ranked[1:2]:
         return None
     return max(scores, key=lambda name: scores[name])
 
 
-# Easy: one table, or one join.
+# Easy: one table or one join.
 
 
 @family(
@@ -98,7 +98,7 @@ def _(world: DatabaseContents, _events: tuple[Transaction, ...], source: random.
     high = low + source.randrange(20, 100)
     prices = [item.price for item in world.items]
     matching = sum(low * 100 <= price <= high * 100 for price in prices)
-    # A price at an end, to the cent, is where floats and readers differ.
+    # Reject prices exactly at a bound, where floats may err and readers may disagree.
     if matching < 2 or any(price in (low * 100, high * 100) for price in prices):
         return None
     return Draw(number(matching), {"LOW": str(low), "HIGH": str(high)})
@@ -160,7 +160,7 @@ def _(world: DatabaseContents, _events: tuple[Transaction, ...], _source: random
     return Draw(text(name)) if name else None
 
 
-# Medium: joins and groups.
+# Medium: joins and aggregation.
 
 
 @family(
@@ -335,7 +335,7 @@ def _(_world: DatabaseContents, events: tuple[Transaction, ...], source: random.
     return Draw(pairs([(name, len(matching)) for name, matching in each.items()]), {"YEAR": str(year)})
 
 
-# Hard: windows, comparisons within groups, several steps.
+# Hard: window functions, comparisons within groups, several steps.
 
 
 @family(
@@ -410,7 +410,7 @@ def _(world: DatabaseContents, _events: tuple[Transaction, ...], _source: random
         prices = [item.price for item in world.items if item.group == group]
         mean = Fraction(sum(prices), len(prices))
         if any(abs(price - mean) < 1 for price in prices):
-            return None  # where a float may fall on either side
+            return None  # with floats, the price may fall on either side of the mean
         matching += sum(price > mean for price in prices)
     return Draw(number(matching))
 
@@ -456,7 +456,7 @@ def _(_world: DatabaseContents, events: tuple[Transaction, ...], source: random.
     "Compare the {units} of {YEAR} with those of {NEXT}: which {group} gained the most?",
 )
 def _(world: DatabaseContents, events: tuple[Transaction, ...], _source: random.Random) -> Draw | None:
-    year = world.today.year - 2  # the events of both years are there whole
+    year = world.today.year - 2  # the data covers both years completely
     change: Counter[str] = Counter()
     for event in events:
         sign = {year: -1, year + 1: 1}.get(event.day.year, 0)
@@ -540,7 +540,7 @@ def _(_world: DatabaseContents, events: tuple[Transaction, ...], source: random.
         total += each[day]
         if total >= bound:
             break
-    # A sum of floats may fall short of a bound that whole cents just reach.
+    # Reject a total exactly at the bound, of which a sum of floats may fall short.
     slots = {"YEAR": str(year), "SUM": str(bound // 100)}
     return Draw(text(day.isoformat()), slots) if total > bound else None
 

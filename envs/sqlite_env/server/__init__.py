@@ -1,1 +1,1 @@
-"""The server's side of the database world: the environment, and the app that hosts it."""
+"""The SQLite server: the environment and its ASGI app."""

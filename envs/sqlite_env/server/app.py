@@ -6,7 +6,7 @@ from servers import create_app
 from ..models import SqliteObservation, SqliteState
 from .environment import SqliteEnvironment
 
-# A session is a database of some 100 kB in memory.
+# A session holds an in-memory database of about 100 kB.
 MAX_CONCURRENT_ENVS = 1024
 
 app = create_app(

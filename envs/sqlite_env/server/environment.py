@@ -1,4 +1,4 @@
-"""A database that is made for one question, the tools to read it, and the answer."""
+"""The environment: a database generated for one question, tools to read it, and the check of the answer."""
 
 from collections.abc import Mapping
 from typing import Annotated, Any, Final, TypeAlias
@@ -15,10 +15,10 @@ from ..world.reading import MAX_SQL, ReadOnlyDatabase
 from ..world.records import Table, write_database
 
 SAMPLES: Final = 3
-"""Rows that describe_table shows."""
+"""The number of rows that describe_table shows."""
 
 Answer: TypeAlias = str | float | list[str | float | list[str | float]] | dict[str, float]
-"""What may be handed in: as JSON has it, or as text."""
+"""A submitted answer, as JSON values or as text."""
 
 _READ_ONLY: Final = {"readOnlyHint": True, "openWorldHint": False}
 
@@ -39,11 +39,11 @@ class SqliteEnvironment(ToolWorld[SqliteTaskSpec, SqliteState]):
     _is_right = False
 
     def make_task(self, number: int, *, held_out: bool, level: Level | None = None) -> SqliteTaskSpec:
-        """Make the task of a number."""
+        """Generate the task of a number."""
         return make_task(number, held_out=held_out, level=level)
 
     def begin_task(self, task: SqliteTaskSpec, calls: int) -> SqliteObservation:
-        """Make a database and ask."""
+        """Create the task's database, and return the task as the observation of the reset."""
         self._reader, self._is_right = ReadOnlyDatabase(write_database(task.world), task.world.today), False
         return SqliteObservation(
             task=task.text(calls),
@@ -54,21 +54,21 @@ class SqliteEnvironment(ToolWorld[SqliteTaskSpec, SqliteState]):
         )
 
     def earned(self) -> float:
-        """Return 1 for the right answer."""
+        """Return the reward: 1 for a correct answer, else 0."""
         return float(self._is_right)
 
     def close(self) -> None:
-        """Free the database."""
+        """Close the database."""
         super().close()
         reader, self._reader = self._reader, None
         if reader is not None:
             reader.close()
 
     def describe_more(self, task: SqliteTaskSpec) -> Mapping[str, Any]:
-        """Tell the question alone."""
+        """Add the question to the description of a task."""
         return {"question": task.question.text}
 
-    # The tools: callers are told of them by their types and docstrings.
+    # The tools. Their signatures and docstrings become the schemas and descriptions that the policy sees.
 
     @tool(annotations=_READ_ONLY)
     def list_tables(self) -> list[dict[str, str]]:

@@ -1,1 +1,1 @@
-"""The databases: domains, content and read-only access. Independent of questions."""
+"""The databases: domains, contents and read-only access. Independent of the questions."""

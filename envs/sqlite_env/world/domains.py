@@ -1,6 +1,6 @@
-"""The domains that there are: their words, and how each stores things."""
+"""The domains: their vocabulary, and how each stores its data."""
 
-# ruff: noqa: SIM905 - words in a row are read more easily than a list of them
+# ruff: noqa: SIM905 - a string of words is easier to read than a list of them
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -9,14 +9,14 @@ from typing import Final
 
 
 class Amounts(StrEnum):
-    """How what an event came to is stored."""
+    """How the amount of an event is stored."""
 
     COLUMN = "column"
-    """A column of euros."""
+    """In a column, in euros."""
     CENTS = "cents"
-    """A column of whole cents."""
+    """In a column, in whole cents."""
     PRODUCT = "product"
-    """Nowhere: units times the price of one."""
+    """Not at all: it is the product of units and unit price."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -24,20 +24,20 @@ class Domain:
     """One kind of database.
 
     Attributes:
-        name: its key.
-        about: what the database is of, as in "a database of ...".
-        words: the nouns and verbs that questions and descriptions are made of.
-        tables: by role, the names that a table may have.
-        columns: by role, the names that a column may have, where they are the domain's own.
-        groups: names of groups.
-        first: first words of the items' names.
-        second: their other words.
-        statuses: of events; the last is the one of events that came to nothing.
-        units: from and to.
+        name: the unique name of the domain.
+        about: the subject of the database, as in "a database of ...".
+        words: the nouns and verbs used in questions and descriptions.
+        tables: possible names of tables, by role.
+        columns: possible names of columns, by role, for columns that are specific to the domain.
+        groups: possible names of groups.
+        first: possible first words of items' names.
+        second: possible second words of items' names.
+        statuses: statuses of events; the last one marks void events.
+        units: the lowest and the highest number of units of an event.
         amounts: how amounts are stored.
-        lines: an event is a line of a header, which has the person, the day and the status.
-        clocked: days are stored with the time.
-        status_table: statuses are numbers, with a table of their own.
+        lines: whether an event is a line of a header, which holds the person, the day and the status.
+        clocked: whether days are stored with the time of day.
+        status_table: whether statuses are stored as numbers that refer to a separate table.
     """
 
     name: str
@@ -57,7 +57,7 @@ class Domain:
 
     @property
     def all_words(self) -> dict[str, str]:
-        """The words, and the status of events that came to nothing."""
+        """The words, and the status of void events under the key "void"."""
         return {**self.words, "void": self.statuses[-1]}
 
 
@@ -67,7 +67,7 @@ _ROLES: Final = (
 
 
 def _role_words(text: str) -> dict[str, str]:
-    """Return the words of a domain by their roles."""
+    """Return the words of a domain by role."""
     return dict(zip(_ROLES, text.split(", "), strict=True))
 
 

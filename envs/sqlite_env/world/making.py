@@ -1,4 +1,4 @@
-"""A database's contents, drawn from a generator of random numbers."""
+"""Random generation of a database's contents."""
 
 import random
 from datetime import date, timedelta
@@ -17,18 +17,18 @@ from .records import (
 )
 
 YEARS: Final = 3
-"""How far back events go."""
+"""How many years events go back."""
 
 _FIRST_DAY: Final = date(2021, 6, 1)
 _DAYS: Final = 1400
-"""Within how many days from then "today" lies."""
+"""The range of days from the first day in which "today" is drawn."""
 
 _UNUSED_ITEMS: Final = 4
 _IDLE_PEOPLE: Final = 14
 
 
 def make_world(domain: Domain, source: random.Random) -> DatabaseContents:
-    """Draw a whole database of a domain."""
+    """Draw the complete contents of a database of a domain."""
     naming = draw_naming(domain, source)
     today = _FIRST_DAY + timedelta(source.randrange(_DAYS))
     start = today - timedelta(365 * YEARS)
@@ -66,7 +66,7 @@ def _draw_people(source: random.Random, start: date, today: date) -> tuple[Perso
     people = []
     for name in names:
         number += source.randint(1, 4)
-        # Most have been there for long; some came of late.
+        # Skewed: most people joined long ago, and some recently.
         joined = first + timedelta(int(span * source.random() ** 1.6))
         mail = f"{name.lower().replace(' ', '.').replace(chr(39), '')}@{source.choice(MAIL_HOSTS)}"
         people.append(
@@ -87,7 +87,7 @@ def _draw_items(
     count = source.randint(24, 34)
     all_names = [f"{first} {second}" for first in domain.first for second in domain.second]
     prices = source.sample(range(305, 25000, 5), count)
-    # Each group has two at least; the rest falls where it falls.
+    # Each group gets at least two items; the rest are assigned at random.
     item_groups = [*groups, *groups, *source.choices(groups, k=count - 2 * len(groups))]
     source.shuffle(item_groups)
     number = source.randint(1000, 4000)
@@ -128,7 +128,7 @@ def _draw_events(
         for item in event_items:
             line = line + 1 if domain.lines else header
             units = source.randint(*domain.units)
-            # What was charged is near the price of today, and rarely the same.
+            # The charged price is near the current one, but often differs.
             unit_price = max(100, item.price * source.choice((80, 90, 95, 100, 100, 105)) // 100)
             amount = units * unit_price if domain.amounts is Amounts.PRODUCT else unit_price
             score = source.randint(1, 5) if source.random() > 0.35 else None
@@ -155,7 +155,7 @@ def _draw_archive(
 
 
 def _draw_staff(people: tuple[Person, ...], today: date, source: random.Random) -> tuple[Employee, ...]:
-    # Two of them have the name of somebody else.
+    # Two employees share their names with people in the database.
     names = [person.name for person in source.sample(people, 2)]
     names += [f"{source.choice(FIRST_NAMES)} {source.choice(LAST_NAMES)}" for _ in range(7)]
     cities = sorted({person.city for person in people})

@@ -1,6 +1,6 @@
-"""Untrusted queries on a database, which they must not change, leave or block."""
+"""Untrusted queries on a database, restricted to reads of that database and bounded in cost."""
 
-# ruff: noqa: SIM905 - words in a row are read more easily than a list of them
+# ruff: noqa: SIM905 - a string of words is easier to read than a list of them
 
 import math
 import re
@@ -15,15 +15,15 @@ from openenv_core.tools import ToolFailedError
 
 
 class QueryRefusedError(ToolFailedError):
-    """A query was not run, or not to its end. The message is for its author."""
+    """A query was rejected or aborted. The message is shown to its author."""
 
 
 MAX_TOKENS: Final = 40_000
-"""Words and marks of a query that is written out."""
+"""The maximum number of tokens in a query after every WITH is expanded."""
 
 MAX_DEFINITIONS: Final = 50
 
-# As SQLite has it: whatever is not ASCII is of a name, blanks too.
+# As in SQLite, every non-ASCII character is part of a name, even a space.
 _TOKEN: Final = re.compile(
     r"""[ \t\n\v\f\r]+|--[^\n]*|/\*.*?(?:\*/|\Z)          # nothing
     |(?P<quoted>'(?:[^']|'')*'|"(?:[^"]|"")*"|`(?:[^`]|``)*`|\[[^\]]*\])
@@ -34,9 +34,12 @@ _TABLE_PREFIXES: Final = frozenset(("from", "join", "in", ",", "("))
 
 
 def _check_expansion(sql: str) -> None:
-    """Refuse a query that is too long once it is written out, or has too many parts.
+    """Reject a query that is too long once every WITH is expanded, or has too many definitions.
 
-    What is no table is sometimes taken for one, so the bounds are far beyond what anybody needs.
+    Some other names are mistaken for tables, so the limits are far above any real need.
+
+    Raises:
+        QueryRefusedError: The query exceeds a limit.
     """
     tokens = list(_tokenize(sql))
     bodies: dict[str, list[str]] = {}
@@ -58,7 +61,7 @@ def _count_tokens(tokens: Sequence[str], bodies: dict[str, list[str]], lengths: 
         if name not in bodies:
             continue
         if name not in lengths:
-            lengths[name] = 0  # what uses itself is refused elsewhere
+            lengths[name] = 0  # ends the recursion; a query that refers to itself is rejected elsewhere
             lengths[name] = _count_tokens(bodies[name], bodies, lengths)
         total += lengths[name]
         if total > MAX_TOKENS:
@@ -73,7 +76,7 @@ def _find_tables(tokens: Sequence[str]) -> Iterator[str]:
 
 
 def _find_definitions(tokens: Sequence[str]) -> Iterator[tuple[str, int, int]]:
-    """Find `name [(columns)] AS [[NOT] MATERIALIZED] (body)`: the name, and where the body is."""
+    """Yield the name, and the start and end of the body, of each `name [(columns)] AS [[NOT] MATERIALIZED] (body)`."""
     ends = _find_closing_brackets(tokens)
     starts = {end: start for start, end in ends.items()}
     for index, token in enumerate(tokens):
@@ -89,7 +92,7 @@ def _find_definitions(tokens: Sequence[str]) -> Iterator[tuple[str, int, int]]:
 
 
 def _find_closing_brackets(tokens: Sequence[str]) -> dict[int, int]:
-    """Return for each opening bracket where it is closed; at the end of all where it is not."""
+    """Return the index of the closing bracket for each opening one; the end of the tokens if it is not closed."""
     ends: dict[int, int] = {}
     open_brackets: list[int] = []
     for index, token in enumerate(tokens):
@@ -103,7 +106,7 @@ def _find_closing_brackets(tokens: Sequence[str]) -> dict[int, int]:
 def _tokenize(sql: str) -> Iterator[str]:
     for match in _TOKEN.finditer(sql):
         if quoted := match["quoted"]:
-            # SQLite takes quotes of any kind around a name.
+            # SQLite accepts any kind of quotes around a name.
             mark = "]" if quoted[0] == "[" else quoted[0]
             yield quoted[1:-1].replace(mark * 2, mark).lower()
         elif plain := match["plain"]:
@@ -115,22 +118,22 @@ MAX_ROWS: Final = 100
 MAX_CELL: Final = 400
 MAX_NAME: Final = 100
 MAX_RESULT: Final = 16_000
-"""Characters of one query, rows of one result, characters of one value, of a column's name, and of one result."""
+"""Limits: characters of a query, rows of a result, characters of a value, of a column's name, and of a result."""
 
 MAX_INSTRUCTIONS: Final = 1_000_000
 MAX_QUERY_TIME_S: Final = 3.0
 
 MAX_SPILLED_BYTES: Final = 32_000_000
-"""Bytes that a query may put on disk on its way, as it does to sort or to keep what is too much for its cache."""
+"""The maximum number of bytes that a query may write to disk, as it does for sorting or when its cache overflows."""
 
 MAX_TEXT: Final = 1_000
-"""Bytes of a text, or of a row, anywhere in a query."""
+"""The maximum number of bytes of any text or row during a query."""
 
 MAX_PROGRAM: Final = 20_000
-"""Instructions of what SQLite makes of a query."""
+"""The maximum number of instructions in the program to which SQLite compiles a query."""
 
 _PROGRESS_INTERVAL: Final = 500
-"""Instructions between two looks."""
+"""The number of executed instructions between two calls of the progress handler."""
 
 _LIMITS: Final = {
     sqlite3.SQLITE_LIMIT_LENGTH: MAX_TEXT,
@@ -155,7 +158,7 @@ _FUNCTIONS: Final = frozenset(
     "quote rank replace round row_number rtrim sign string_agg substr substring sum total trim typeof unicode "
     "upper".split()
 ) | frozenset(_DATE_FUNCTIONS)
-"""Those without random numbers, other people's clocks, or memory by the gigabyte."""
+"""The allowed functions: none that returns random numbers, reads the system clock or allocates gigabytes."""
 
 _SCHEMA_TABLES: Final = ("sqlite_master", "sqlite_schema")
 _COMMENT: Final = re.compile(r"\s+|--[^\n]*(?:\n|\Z)|/\*.*?(?:\*/|\Z)", re.DOTALL)
@@ -163,11 +166,11 @@ _READING_WORDS: Final = ("select", "with", "values", "explain")
 
 
 class ReadOnlyDatabase:
-    """Runs queries on one connection, which from now on can only be read.
+    """Runs untrusted queries on one connection, and makes it read-only.
 
     Args:
-        connection: A database that is complete. It is closed by `close`.
-        today: What "now" is for the functions of dates.
+        connection: The connection to a complete database. `close` closes it.
+        today: The value of "now" in date functions.
     """
 
     def __init__(self, connection: sqlite3.Connection, today: date) -> None:
@@ -180,7 +183,7 @@ class ReadOnlyDatabase:
         self._refused: str | None = None
         tables = connection.execute("SELECT name FROM sqlite_master WHERE type = 'table'").fetchall()
         self._tables = frozenset(name for (name,) in tables) | frozenset(_SCHEMA_TABLES)
-        # Its own: what functions of dates are asked for cannot be asked of the connection that is asking.
+        # A separate connection for date functions: the one that runs the query cannot be used inside its functions.
         self._clock = sqlite3.connect(":memory:", check_same_thread=False)
         for name in _DATE_FUNCTIONS:
             connection.create_function(name, -1, self._make_date_function(name), deterministic=True)
@@ -194,7 +197,7 @@ class ReadOnlyDatabase:
         """Run one query and return its columns and its first rows.
 
         Raises:
-            QueryRefusedError: It is no query, asks for what it may not, or takes too much; the message says which.
+            QueryRefusedError: The query is invalid, not allowed, or exceeds a limit; the message says which.
         """
         if len(sql) > MAX_SQL:
             raise QueryRefusedError(f"expected a query of at most {MAX_SQL} characters, got {len(sql)}")
@@ -207,13 +210,13 @@ class ReadOnlyDatabase:
         try:
             cursor = self._connection.execute(sql)
             try:
-                # One more than are given tells whether there are more.
+                # Fetch one more than is returned, to detect whether there are more.
                 rows = cursor.fetchmany(MAX_ROWS + 1)
                 columns = [str(column[0]) for column in cursor.description or ()]
             finally:
                 cursor.close()
         except MemoryError:
-            # So SQLite calls a program that is longer than its limit.
+            # SQLite reports a program above its limit as out of memory.
             raise QueryRefusedError(
                 f"expected a query of at most {MAX_PROGRAM} instructions before any is run, got a longer one; "
                 "join and nest less"
@@ -223,7 +226,7 @@ class ReadOnlyDatabase:
         return _bound_rows(columns, rows)
 
     def close(self) -> None:
-        """Free the database."""
+        """Close the database."""
         self._connection.close()
         self._clock.close()
 
@@ -251,7 +254,7 @@ class ReadOnlyDatabase:
         if action == sqlite3.SQLITE_SELECT:
             return sqlite3.SQLITE_OK
         if action == sqlite3.SQLITE_READ:
-            # Of a name that the query made itself, no column is read by that name.
+            # For a name that the query itself defines, SQLite reports no column.
             if table in self._tables or not column:
                 return sqlite3.SQLITE_OK
             self._refused = f"expected one of the tables that list_tables tells, got {table!r:.60}"
@@ -268,11 +271,11 @@ class ReadOnlyDatabase:
         return sqlite3.SQLITE_DENY
 
     def _make_date_function(self, name: str) -> Any:
-        """Return SQLite's function of dates, for which now is the day of the task."""
+        """Return a replacement of one of SQLite's date functions in which "now" is the day of the task."""
         takes_format = name == "strftime"
 
         def call(*arguments: Any) -> Any:
-            # A blob is read as the text that it is, and a text up to its first NUL.
+            # As in SQLite, a blob is read as text, and a text ends at its first NUL.
             args = [_to_plain(argument) for argument in arguments]
             at = 1 if takes_format else 0
             if len(args) == at:
@@ -283,7 +286,7 @@ class ReadOnlyDatabase:
                 isinstance(argument, str) and argument.strip().lower() in ("localtime", "utc")
                 for argument in args
             ):
-                return None  # days here are of no time zone
+                return None  # dates in these databases have no time zone
             marks = ", ".join("?" for _ in args)
             row = self._clock.execute(f"SELECT {name}({marks})", args).fetchone()
             return row[0]
@@ -292,7 +295,7 @@ class ReadOnlyDatabase:
 
 
 def _count_written_bytes() -> int:
-    """Return how many bytes this thread has written to files, where the system counts that."""
+    """Return the number of bytes that this thread has written to files; 0 if the system does not count them."""
     scope = getattr(resource, "RUSAGE_THREAD", None)
     return 0 if scope is None else resource.getrusage(scope).ru_oublock * 512
 

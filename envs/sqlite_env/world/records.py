@@ -1,4 +1,4 @@
-"""What a database is about, as plain records; the names of its tables, and the tables themselves."""
+"""The contents of a database as plain records, its table and column names, and writing them to SQLite."""
 
 import random
 import sqlite3
@@ -25,9 +25,13 @@ class Column:
     """One column.
 
     Attributes:
-        role: what it holds, whatever it is called.
-        says: its description.
-        references: the table and column that it points to.
+        role: what the column holds, independent of its name.
+        name: its name in this database.
+        type: its SQL type.
+        description: its description for the policy.
+        nullable: whether it may be NULL.
+        key: whether it is the primary key.
+        references: the referenced column, as "table.column".
     """
 
     role: str
@@ -50,7 +54,7 @@ class Table:
 
 
 Naming = Mapping[str, Table]
-"""The tables of one database by their role."""
+"""The tables of one database by role."""
 
 
 def draw_naming(domain: Domain, source: random.Random) -> dict[str, Table]:
@@ -59,7 +63,7 @@ def draw_naming(domain: Domain, source: random.Random) -> dict[str, Table]:
 
 
 class _Namer:
-    """Draws names in an order that never changes: it decides which task a number is."""
+    """Draws names. The order of the draws must never change, because it determines the task of each number."""
 
     def __init__(self, domain: Domain, source: random.Random) -> None:
         self._domain = domain
@@ -189,7 +193,7 @@ class _Namer:
 
 @dataclass(frozen=True, slots=True)
 class Person:
-    """A customer, a member, a patient, ..."""
+    """A customer, member, patient, ..."""
 
     id: int
     name: str
@@ -200,7 +204,7 @@ class Person:
 
 @dataclass(frozen=True, slots=True)
 class CategoryRecord:
-    """A category, a genre, a department, ..."""
+    """A category, genre, department, ..."""
 
     id: int
     name: str
@@ -208,7 +212,7 @@ class CategoryRecord:
 
 @dataclass(frozen=True, slots=True)
 class Item:
-    """A product, a book, a treatment, ...
+    """A product, book, treatment, ...
 
     Attributes:
         price: in cents.
@@ -225,9 +229,9 @@ class Transaction:
     """A loan, a visit, or one line of an order.
 
     Attributes:
-        id: of the line where there are lines.
-        header: what is counted: the order that the line belongs to; otherwise the same as `id`.
-        clock: the time of day, where the domain keeps it.
+        id: the number of the event, or of the line in domains with lines.
+        header: the number by which events are counted: that of the line's order; without lines, the same as `id`.
+        clock: the time of day, stored only if the domain is `clocked`.
         unit_price: in cents.
         amount: in cents.
     """
@@ -247,7 +251,7 @@ class Transaction:
 
 @dataclass(frozen=True, slots=True)
 class ArchivedTransaction:
-    """An event of former years, of which less is kept."""
+    """An event of earlier years, with fewer fields."""
 
     id: int
     person: Person
@@ -257,7 +261,7 @@ class ArchivedTransaction:
 
 @dataclass(frozen=True, slots=True)
 class Employee:
-    """Somebody who has a name and a city and whom no question is about."""
+    """An employee: a distractor, about whom no question is asked."""
 
     id: int
     name: str
@@ -270,7 +274,7 @@ class DatabaseContents:
     """Everything that a database holds.
 
     Attributes:
-        today: the day on which the question is asked; nothing is later.
+        today: the day on which the question is asked; no date in the database is later.
     """
 
     domain: Domain
@@ -285,7 +289,7 @@ class DatabaseContents:
 
 
 def write_database(world: DatabaseContents) -> sqlite3.Connection:
-    """Make a database of everything in a world. The caller closes it."""
+    """Create an in-memory database with the contents. The caller closes it."""
     connection = sqlite3.connect(":memory:", check_same_thread=False, isolation_level=None)
     connection.execute("PRAGMA journal_mode = OFF")
     connection.execute("BEGIN")

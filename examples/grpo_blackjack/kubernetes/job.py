@@ -1,4 +1,4 @@
-"""The hosts of the run: pods that are there already, found by their labels. No operator is needed."""
+"""The hosts of the run: existing pods, found by their labels. No operator is needed."""
 
 import os
 
@@ -7,16 +7,16 @@ from monarch.job.kubernetes import KubernetesJob
 from rl_bridge.errors import ConfigError
 
 PODS_S = 1800
-"""How long pods may take to be ready, pulling their images included."""
+"""Time limit for pods to become ready, pulling of images included."""
 
 
 def pods() -> KubernetesJob:
-    """What `monarch.job` names: a mesh `hosts` of the pods with GPUs, and `cpus` of the others.
+    """Return the job for `monarch.job`, with a mesh `hosts` of the pods with GPUs and `cpus` of the others.
 
-    train.yaml says how many there are of each, and where.
+    The environment variables NAMESPACE, GPUS_PODS and CPUS_PODS, set by train.yaml, give their namespace and numbers.
 
     Raises:
-        ConfigError: It does not.
+        ConfigError: A variable is missing or invalid.
     """
     job = KubernetesJob(namespace=_read_variable("NAMESPACE"), timeout=PODS_S)
     for mesh, component in (("hosts", "gpus"), ("cpus", "cpus")):

@@ -1,7 +1,6 @@
-"""Installs the compatibility hook when a released name is first imported.
+"""Put first on Python's path by `python -m openenv_core.compat`; provides the released names when one is imported.
 
-`python -m openenv_core.compat` puts this file on the path of every Python process of a command, so it imports only the
-standard library until then.
+Until then it uses only the standard library, since it runs in every Python process below that command.
 """
 
 import os
@@ -12,12 +11,12 @@ from types import ModuleType
 
 
 class Waiting:
-    """Installs the hook at the first import of a released name, and removes itself."""
+    """A finder that replaces itself by the hook at the first import of a released name."""
 
     def find_spec(
         self, fullname: str, path: object = None, target: ModuleType | None = None
     ) -> ModuleSpec | None:
-        """Install the hook for a released name, and let it find the module."""
+        """Return the hook's spec for a released name, otherwise None."""
         root, _, below = fullname.partition(".")
         former = ("env_server", "client_types", "env_client", "http_env_client", "containers")
         if root != "openenv" and not (root == "openenv_core" and below.partition(".")[0] in former):
@@ -29,7 +28,7 @@ class Waiting:
 
 
 def run_next() -> None:
-    """Run the `sitecustomize` that this one hides."""
+    """Run the `sitecustomize` that this one shadows."""
     own_folder = os.path.dirname(os.path.abspath(__file__))
     spec = PathFinder.find_spec("sitecustomize", [place for place in sys.path if place != own_folder])
     if spec is not None and spec.loader is not None:

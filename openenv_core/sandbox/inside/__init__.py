@@ -1,5 +1,5 @@
-"""What runs on the inner side: the zygote, and the interpreters that are forked from it.
+"""Code that runs inside the sandbox: the zygote, and the interpreters forked from it.
 
-Everything here is imported by `boot`, in a fresh interpreter that knows nothing of the rest of the package; it may
-import the standard library, `sandbox.kernel` and `sandbox.values`, and nothing else.
+`boot` imports it in a fresh Python process without the rest of the package. It may import only the standard library,
+`sandbox.kernel` and `sandbox.values`.
 """

@@ -1,9 +1,9 @@
-"""Serves a whole sandbox from inside: commands, files, watched folders, code. One thread, one channel to the host.
+"""The agent: serves a whole sandbox from inside (commands, files, watched folders, code) in one thread.
 
-The host asks `{"id", "op", ...}` and is answered `{"id", ...}`, with `error` and `message` where it is refused; what
-comes by itself names a `stream`: a command (`p` and its number), a context, a watcher. Needs the standard library and
-its neighbours `cells.py` and `interpreter.py` alone, so that it runs in containers as well, by their own Python.
-Whoever reads what it sends must believe nothing of it: it shares its user with the code.
+It has one channel to the host. The host sends requests `{"id", "op", ...}`; a reply is `{"id", ...}`, with `error` and
+`message` if the request is refused. Unsolicited frames name a `stream`: a command (`p` and a number), a context, a
+watcher. Needs only the standard library, `cells.py` and `interpreter.py`, so that it also runs in containers, with
+their own Python. The host must not trust any frame: the agent runs as the same user as the code.
 """
 
 import contextlib
@@ -34,28 +34,28 @@ from openenv_core.sandbox.inside.interpreter import (
 )
 
 PIECE: Final = 1 << 16
-"""Bytes of output in one frame."""
+"""Maximum bytes of output per frame."""
 
 WINDOW: Final = 1 << 20
-"""Bytes of one stream that may be on their way to whoever reads it; beyond that its pipes are not read."""
+"""Bytes of a stream that may be sent but not acknowledged; beyond that its pipes are not read."""
 
 MAX_ENTRIES: Final = 4096
-"""Of a listing, and of a watched folder."""
+"""Maximum number of entries of a listing, and of a watched folder."""
 
 _EVENTS: Final = 32
-"""In one frame, whose header the host takes to a bound."""
+"""Maximum number of events per frame, because the host limits the size of headers."""
 
 MAX_WATCHERS: Final = 32
 WATCH_INTERVAL_S: Final = 0.1
 INTERRUPT_GRACE_S: Final = 1.0
 FORK_TIMEOUT_S: Final = 5.0
-"""That an interpreter that runs nothing may take to fork."""
+"""Seconds for an idle interpreter to fork."""
 
 FORKED: Final = b"I"
-"""Said by a copy to the host, once it serves."""
+"""Sent by a copy of the agent to the host, once it serves."""
 
 ALIAS: Final = "/home/user"
-"""What clients call the home folder, wherever it is."""
+"""Path by which clients refer to the home folder, wherever it is."""
 
 _CODES: Final = {
     errno.ENOENT: "not_found",
@@ -79,7 +79,7 @@ class _RefusedError(Exception):
 
 
 class _Pipes:
-    """The output of one command or context, read for as long as whoever reads it keeps up."""
+    """The output of a command or context, read as long as the client keeps up."""
 
     def __init__(self, agent: "Agent", stream: str, pipes: dict[int, str]) -> None:
         self._agent, self._stream, self._pipes = agent, stream, pipes
@@ -90,14 +90,14 @@ class _Pipes:
             agent.watch(descriptor, self._read)
 
     def acknowledge(self, size: int) -> None:
-        """Note that so many bytes have arrived."""
+        """Note that the client has received some bytes."""
         before, self._owed = self._owed, max(0, self._owed - size)
         if before >= WINDOW > self._owed:
             for descriptor in self._pipes:
                 self._agent.watch(descriptor, self._read)
 
     def close(self, *, drain: bool = False) -> None:
-        """Read no more; first what is there by now, if that is wanted."""
+        """Stop reading and close the pipes, optionally after reading what they hold."""
         if drain:
             self.drain()
         self._agent.pipes.pop(self._stream, None)
@@ -105,7 +105,7 @@ class _Pipes:
             self._drop(descriptor)
 
     def drain(self) -> None:
-        """Read what is there by now, which is no more than pipes hold."""
+        """Read the pipes' current content, which their capacity limits."""
         for descriptor in list(self._pipes):
             for _ in range(32):
                 if not self._read(descriptor):
@@ -134,7 +134,7 @@ class _Pipes:
 
 
 class _Feed:
-    """Where bytes go that are read at somebody's leisure: a command's standard input, a connection."""
+    """A buffered writer to a descriptor with a slow reader: a command's standard input, or a connection."""
 
     def __init__(self, agent: "Agent", descriptor: int) -> None:
         self._agent, self._descriptor = agent, descriptor
@@ -153,7 +153,7 @@ class _Feed:
         self._agent.watch(self._descriptor, self._flush, selectors.EVENT_WRITE)
 
     def close(self, *, at_once: bool = False) -> None:
-        """End it, after what still waits to be read. Idempotent."""
+        """Close the descriptor, after writing what is buffered. Idempotent."""
         self.closing = True
         if at_once:
             self._unread.clear()
@@ -168,7 +168,7 @@ class _Feed:
         except BlockingIOError:
             return
         except OSError:
-            self._unread.clear()  # nobody reads any more
+            self._unread.clear()  # the reader is gone
         if not self._unread:
             self._agent.unwatch(descriptor)
             if self.closing:
@@ -202,18 +202,18 @@ class _Command:
 
 
 class _Life(NamedTuple):
-    """A process of an interpreter, and what leads to it."""
+    """An interpreter's process and its connections."""
 
     process: int
     control: socket.socket
     stdout: int
     stderr: int
     ours: bool
-    """Whether it is a child, which can be waited for."""
+    """Whether it is a child of the agent, which can be waited for."""
 
 
 class _Context:
-    """An interpreter in a process of its own, which runs cells one after the other."""
+    """An interpreter in its own process, which runs cells one at a time."""
 
     def __init__(self, agent: "Agent", name: str, cwd: str, life: _Life | None = None) -> None:
         self._agent, self._name, self.cwd = agent, name, cwd
@@ -233,7 +233,7 @@ class _Context:
             self._signal(signal.SIGINT)
 
     def tick(self) -> None:
-        """Kill an interpreter that was interrupted in vain."""
+        """Kill an interpreter that did not stop within the grace period after an interrupt."""
         if self._kill_at is not None and time.monotonic() > self._kill_at:
             self._signal(signal.SIGKILL)
 
@@ -241,7 +241,7 @@ class _Context:
         self.ended(self.kill())
 
     def kill(self) -> int:
-        """End its process, and return how that ended."""
+        """Kill the process, and return its exit code."""
         with contextlib.suppress(ProcessLookupError):
             os.kill(self._life.process, signal.SIGKILL)
         return (
@@ -251,14 +251,14 @@ class _Context:
         )
 
     def reap(self) -> None:
-        """Notice the end of its process, if it has ended."""
+        """Reap the process if it has ended."""
         if self._life.ours:
             process, status = os.waitpid(self._life.process, os.WNOHANG)
             if process:
                 self.ended(os.waitstatus_to_exitcode(status))
 
     def fork(self, home: str, folder: str) -> int:
-        """Have it fork; return the number of the copy, which takes the next descriptors that come from the host."""
+        """Fork the interpreter; return the copy's process id. The copy takes the next descriptors the host sends."""
         if self._running:
             raise _RefusedError("aborted", f"expected contexts that run nothing, got {self._name!r} running")
         control = self._life.control
@@ -272,7 +272,7 @@ class _Context:
             control.settimeout(None)
 
     def ended(self, code: int) -> None:
-        """Fail the waiters with the end of its process, and start again."""
+        """Report the end of the process to the running cell's client, if any, and start another process."""
         if self._running:
             self.pipes.drain()
             value = f"the interpreter has ended ({code}); its variables are gone"
@@ -283,7 +283,7 @@ class _Context:
         self._begin()
 
     def close(self) -> None:
-        """Let go of what belongs to its process."""
+        """Close the connections to the process."""
         self._agent.unwatch(self._life.control.fileno())
         self._life.control.close()
         self.pipes.close()
@@ -291,7 +291,7 @@ class _Context:
     def _signal(self, number: signal.Signals) -> None:
         try:
             os.kill(self._life.process, number)
-        except ProcessLookupError:  # a child would be there until it is waited for
+        except ProcessLookupError:  # not a child, which would exist until it is waited for
             self.ended(-signal.SIGKILL)
 
     def _done(self) -> None:
@@ -309,7 +309,7 @@ class _Context:
         process = os.fork()
         if process == 0:
             try:
-                nothing = os.open(os.devnull, os.O_RDONLY)  # in a container standard input is the host's
+                nothing = os.open(os.devnull, os.O_RDONLY)  # in a container, stdin is the host's channel
                 host = [] if self._agent.host is None else [self._agent.host.fileno()]
                 arrange([nothing, to_stdout, to_stderr, theirs.fileno(), *host])
                 os.chdir(self.cwd)
@@ -325,7 +325,7 @@ class _Context:
         try:
             header, blob = receive(self._life.control.recv)
         except (OSError, EOFError, ValueError):
-            # The code has closed or spoilt the channel: what cannot be asked is of no use.
+            # The code has closed or corrupted the channel, so the interpreter cannot be used any more.
             self._agent.unwatch(self._life.control.fileno())
             self._signal(signal.SIGKILL)
             if not self._life.ours:
@@ -339,7 +339,7 @@ class _Context:
 
 
 class _Watcher:
-    """A folder that is looked at again and again; nothing else is allowed everywhere."""
+    """Watches a folder by polling; inotify is not allowed at every isolation level."""
 
     def __init__(self, agent: "Agent", name: str, path: str, recursive: bool, held: bool) -> None:
         self._agent, self._name, self._path, self._recursive = agent, name, path, recursive
@@ -381,9 +381,9 @@ class _Watcher:
 
 
 def _walk(path: str, depth: int) -> list[tuple[str, os.stat_result]]:
-    """Return what is below a folder, sorted, so many levels deep; links are not followed."""
+    """Return the entries below a folder up to a depth, sorted by path. Links are not followed."""
     entries: list[tuple[str, os.stat_result]] = []
-    os.listdir(path)  # raises where it is none
+    os.listdir(path)  # raises if it is not a folder
     for folder, folders, files in os.walk(path):
         for entry in (os.path.join(folder, name) for name in folders + files):
             with contextlib.suppress(OSError):
@@ -423,15 +423,15 @@ def _user(uid: int) -> str:
 
 
 class Agent:
-    """Answers the host until it is gone.
+    """Serves the host's requests until the host is gone.
 
     Args:
-        reads: The descriptor that the host's frames come from.
-        writes: The one that ours go to.
-        home: Where relative paths begin, and commands.
-        sessions: Whether commands may have sessions of their own, so that signals reach all of their processes.
-        host: Where descriptors for forks come from; None: it cannot fork.
-        furnish: Makes a folder the one where code reads and writes.
+        reads: The descriptor to read the host's frames from.
+        writes: The descriptor to write frames to.
+        home: The folder that relative paths are resolved against, and the default for commands.
+        sessions: Whether commands get their own process sessions, so that signals reach all of their processes.
+        host: The socket on which descriptors for forks arrive; None: the agent cannot fork.
+        furnish: Makes a folder the working folder of code.
     """
 
     def __init__(
@@ -458,7 +458,7 @@ class Agent:
         self._copies: list[int] = []
 
     def serve(self) -> NoReturn:
-        """Answer until the host is gone."""
+        """Serve requests until the host is gone."""
         woken, wake = os.pipe()
         os.set_blocking(wake, False)
         signal.set_wakeup_fd(wake, warn_on_full_buffer=False)
@@ -471,7 +471,7 @@ class Agent:
         while True:
             pending = self._watchers or self._contexts
             for key, _ in self._selector.select(WATCH_INTERVAL_S if pending else None):
-                if key.fd in self._selector.get_map():  # one before it may have closed it
+                if key.fd in self._selector.get_map():  # an earlier handler may have closed it
                     key.data(key.fd)
             for context in list(self._contexts.values()):
                 context.tick()
@@ -483,17 +483,17 @@ class Agent:
                     self.send({"stream": name, "end": 1, "status": str(error)})
 
     def watch(self, descriptor: int, act: Callable[[int], Any], events: int = selectors.EVENT_READ) -> None:
-        """Call something whenever a descriptor is ready."""
+        """Call a handler whenever a descriptor is ready."""
         with contextlib.suppress(KeyError):
             self._selector.register(descriptor, events, act)
 
     def unwatch(self, descriptor: int) -> None:
-        """No longer do so."""
+        """Stop watching a descriptor."""
         with contextlib.suppress(KeyError, ValueError):
             self._selector.unregister(descriptor)
 
     def send(self, header: dict[str, Any], blob: bytes = b"") -> None:
-        """Send a frame; wait until the host takes it."""
+        """Send a frame; block until it is written."""
         left = memoryview(pack(header, blob))
         while left:
             left = left[os.write(self._writes, left) :]
@@ -505,7 +505,7 @@ class Agent:
                 command.end(code)
         for context in self._contexts.values():
             context.reap()
-        # Those that have ended count as processes of the sandbox until they are waited for.
+        # Copies that have ended count towards the sandbox's processes until they are waited for.
         self._copies = [each for each in self._copies if os.waitpid(each, os.WNOHANG)[0] == 0]
 
     def _serve_one(self, _: int) -> None:
@@ -527,13 +527,13 @@ class Agent:
         except OSError as error:
             text = f"{error.strerror}: {error.filename}" if error.filename else str(error.strerror)
             answer.update(error=_CODES.get(error.errno or 0, "invalid_argument"), message=text)
-        except Exception as error:  # whatever it was: a NUL in a path, a number for one
+        except Exception as error:  # invalid arguments: a NUL in a path, or a number in place of one
             answer.update(error="invalid_argument", message=str(error))
         if answer["id"]:
             self.send(answer, data)
 
     def _end(self) -> NoReturn:
-        # Others that were forked from the same sandbox may live on, and all that ends with the last of them.
+        # Other forks of the same sandbox may live on, so its processes do not all end with this one.
         for command in self._commands.values():
             command.process.kill()
         for context in self._contexts.values():
@@ -541,7 +541,7 @@ class Agent:
         os._exit(0)
 
     def _op_fork(self, folder: str, contexts: list[str]) -> None:
-        """Go on twice: here, and in a copy with all contexts, a folder and a channel of its own, and no commands."""
+        """Fork the agent; the copy has all contexts, its own folder and channel, and no commands."""
         if self.host is None:
             raise _RefusedError("unimplemented", "expected a sandbox that can be forked, got one that cannot")
         home = self._home
@@ -568,7 +568,7 @@ class Agent:
                 os.close(each)
 
     def _unused_descriptors(self) -> list[int]:
-        """Return the descriptors that came for a fork that has failed."""
+        """Return the descriptors received for a fork that has failed."""
         ports: list[int] = []
         assert self.host is not None
         self.host.setblocking(False)
@@ -581,9 +581,9 @@ class Agent:
     def _serve_copy(
         self, folder: str, descriptors: list[int], contexts: list[tuple[str, str, int]]
     ) -> NoReturn:
-        """In the copy: release everything of the original's, and serve the other channel."""
+        """In the copy: release the original's resources, and serve the copy's channel."""
         try:
-            self._selector.close()  # or, collected later, it would close whatever has its number by then
+            self._selector.close()  # garbage-collected later, it would close a reused descriptor number
             control, stdout, stderr, channel, *leads = [
                 fcntl.fcntl(each, fcntl.F_DUPFD_CLOEXEC, 5) for each in descriptors
             ]
@@ -615,7 +615,7 @@ class Agent:
     def _op_setup(self, envs: dict[str, str]) -> None:
         os.environ.update(envs)
 
-    # ---- commands
+    # Commands
 
     def _op_start(self, stream: str, **config: Any) -> dict[str, Any]:
         cwd = self._path(config["cwd"])
@@ -665,7 +665,7 @@ class Agent:
         if (pipes := self.pipes.get(stream)) is not None:
             pipes.acknowledge(bytes)
 
-    # ---- connections to servers inside
+    # Connections to servers inside
 
     def _op_connect(self, stream: str, port: int) -> None:
         connection = socket.create_connection(("127.0.0.1", port), timeout=5.0)
@@ -680,7 +680,7 @@ class Agent:
         if (pipes := self.pipes.get(stream)) is not None:
             pipes.close()
 
-    # ---- files
+    # Files
 
     def _op_stat(self, path: str) -> dict[str, Any]:
         path = self._path(path)
@@ -728,7 +728,7 @@ class Agent:
         return {"entry": {"name": os.path.basename(path), "type": "file", "path": path}}
 
     def _file(self, path: str, flags: int) -> int:
-        file = os.open(path, flags | os.O_NONBLOCK, 0o644)  # a pipe would keep us waiting
+        file = os.open(path, flags | os.O_NONBLOCK, 0o644)  # opening a named pipe would block
         if not stat.S_ISREG(os.fstat(file).st_mode):
             os.close(file)
             raise _RefusedError("invalid_argument", f"expected a plain file, got {path!r}")
@@ -749,7 +749,7 @@ class Agent:
     def _op_unwatch(self, name: str) -> None:
         self._watchers.pop(name, None)
 
-    # ---- interpreters
+    # Interpreters
 
     def _op_context(self, name: str, cwd: str) -> dict[str, Any]:
         cwd = self._path(cwd)

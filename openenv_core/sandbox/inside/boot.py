@@ -1,4 +1,4 @@
-"""Started as a script, `python -I -B boot.py DESCRIPTOR`: becomes the zygote without loading what it has no use for."""
+"""Entry script of the zygote, `python -I -B boot.py DESCRIPTOR`; imports no more than the zygote needs."""
 
 import sys
 from pathlib import Path
@@ -6,7 +6,7 @@ from types import ModuleType
 
 
 def prepare() -> None:
-    """Make the packages above importable without running their `__init__`, which would bring in pydantic."""
+    """Make the parent packages importable without running their `__init__`, which would import pydantic."""
     sandbox = Path(__file__).resolve().parents[1]
     for name, folder in (("openenv_core", sandbox.parent), ("openenv_core.sandbox", sandbox)):
         module = ModuleType(name)
@@ -15,7 +15,7 @@ def prepare() -> None:
 
 
 if __name__ == "__main__":
-    # A script's folder comes first in the path; code must not be able to import from it.
+    # Python puts the script's folder first in the path; code must not be able to import from it.
     del sys.path[0:1]
     prepare()
     from openenv_core.sandbox.inside.zygote import main

@@ -1,4 +1,4 @@
-"""Runs code cell by cell, and collects its results, images and output."""
+"""Runs code cell by cell, and collects results and displayed values."""
 
 import ast
 import asyncio
@@ -23,14 +23,14 @@ _METHODS: Final = (
     ("image/png", "_repr_png_"),
     ("image/jpeg", "_repr_jpeg_"),
 )
-"""The names under which classes say how they are shown, as notebooks know them."""
+"""Methods by which notebooks ask an object for its representation in a mime type."""
 
 _MAX_BUNDLES: Final = 256
-"""Of one execution."""
+"""Maximum number of bundles per execution."""
 
 
 class ShownBundles:
-    """The bundles of one execution."""
+    """The displayed bundles of one execution, limited in total size."""
 
     def __init__(self, limit: int) -> None:
         self._left = limit
@@ -38,7 +38,7 @@ class ShownBundles:
         self.truncated = False
 
     def text(self, text: str) -> str:
-        """Return a text, cut to what is left of the bound."""
+        """Return a text, truncated to what is left of the limit."""
         size = len(text) if text.isascii() else len(text.encode("utf-8", "replace"))
         if size > self._left:
             self.truncated = True
@@ -48,7 +48,7 @@ class ShownBundles:
         return text
 
     def add(self, kind: str, data: dict[str, str]) -> None:
-        """Keep a bundle, or say that it was too large."""
+        """Add a bundle; if it is too large, set `truncated` instead."""
         size = sum(len(value.encode("utf-8", "replace")) for value in data.values())
         if size > self._left or len(self.bundles) == _MAX_BUNDLES:
             self.truncated = True
@@ -57,13 +57,13 @@ class ShownBundles:
         self.bundles.append((kind, data))
 
     def display(self, *values: Any) -> None:
-        """Show values; code knows this as `display`."""
+        """Display values; available to code as `display`."""
         for value in values:
             self.add("display_data", _bundle(value, repr(value)))
 
 
 def _bundle(value: Any, text: str) -> dict[str, str]:
-    """Return a value in every mime type that its class offers, and as text."""
+    """Return a value's representations in every mime type that its class offers, and as text."""
     data: dict[str, str] = {"text/plain": text}
     kind = type(value)
     if callable(several := getattr(kind, "_repr_mimebundle_", None)):
@@ -91,16 +91,16 @@ def _plain(value: Any) -> str:
 
 
 BACKEND: Final = "ropewalk_figures"
-"""The module that matplotlib is told to draw by."""
+"""The module name of the matplotlib backend."""
 
 
 class FigureBackend(ModuleType):
-    """What matplotlib draws by, with its own canvas: shows open figures at `show()`, and after an execution."""
+    """A matplotlib backend with the Agg canvas: displays open figures on `show()`, and after an execution."""
 
     def __init__(self) -> None:
         super().__init__(BACKEND)
         self.shown: ShownBundles | None = None
-        self.__dict__["show"] = self.show  # pyplot takes what a module's dictionary has
+        self.__dict__["show"] = self.show  # pyplot looks it up in the module's dictionary
 
     def __getattr__(self, name: str) -> Any:
         if name not in ("FigureCanvas", "FigureManager"):
@@ -113,7 +113,7 @@ class FigureBackend(ModuleType):
         return self.__dict__[name]
 
     def show(self, *_: Any, **__: Any) -> None:
-        """Show and close what is open; what `pyplot.show` calls."""
+        """Display and close the open figures; called by `pyplot.show`."""
         pyplot = sys.modules.get("matplotlib.pyplot")
         if pyplot is None or self.shown is None:
             return
@@ -133,12 +133,12 @@ _TRACEBACK_CHARS: Final = 20_000
 _EVALUE_CHARS: Final = 10_000
 _NAME_CHARS: Final = 200
 
-# Frames of files in here are ours and not shown.
+# Traceback frames of files in this folder are not shown.
 _OURS: Final = os.path.dirname(__file__) + os.sep
 
 
 class Cells:
-    """The namespace, and what runs in it."""
+    """Runs cells and calls functions in one namespace."""
 
     def __init__(self) -> None:
         self.count = 0
@@ -154,7 +154,7 @@ class Cells:
         sys.modules[BACKEND] = self._figures
 
     def run(self, code: str, shown: ShownBundles) -> str | None:
-        """Run a cell; return the text of its last expression's value, None where there is none."""
+        """Run a cell; return the text of its last expression's value, if any."""
         self.count += 1
         name = f"<cell {self.count}>"
         linecache.cache[name] = (len(code), None, code.splitlines(keepends=True), name)
@@ -177,7 +177,7 @@ class Cells:
         return text
 
     def call(self, name: str, args: list[Any], kwargs: dict[str, Any]) -> Any:
-        """Call a function that the code defined; an awaitable result is awaited."""
+        """Call a function that the code has defined, await it if it returns a coroutine, and return its value."""
         self.count += 1
         if name not in self.namespace:
             raise NameError(f"name {name!r} is not defined")
@@ -195,7 +195,7 @@ class Cells:
         try:
             return self._loop.run_until_complete(task)
         except BaseException:
-            # An interrupt comes out of the loop, and not out of what it runs: that would go on with the next `await`.
+            # An interrupt is raised by the event loop, not in its task, which would go on at the next `await`.
             if not task.done() and not self._loop.is_closed():
                 task.cancel()
                 self._loop.run_until_complete(asyncio.wait([task]))
@@ -203,7 +203,7 @@ class Cells:
 
 
 def describe(error: BaseException) -> dict[str, Any]:
-    """Return an exception's name, message and traceback, bounded, whatever its class does to hinder that."""
+    """Return an exception's name, message and traceback, truncated; methods of its class may raise anything."""
     name = _name(type(error))
     interrupted = False
     try:
@@ -212,14 +212,14 @@ def describe(error: BaseException) -> dict[str, Any]:
         message = f"<no message: str() raised {_name(type(failure))}>"
         interrupted = not isinstance(failure, Exception)
     lines = [f"{name}: {message}\n"]
-    if not interrupted:  # the traceback would ask for the message once more
+    if not interrupted:  # formatting the traceback would call str() again
         with contextlib.suppress(BaseException):
             lines = _lines(error)
     return {"ename": name, "evalue": message, "traceback": lines}
 
 
 def _name(kind: type) -> str:
-    # As the interpreter knows it: a metaclass may answer for it with anything.
+    # Read from `type`, because a metaclass may return anything for `__name__`.
     return str(type.__dict__["__name__"].__get__(kind))[:_NAME_CHARS]
 
 

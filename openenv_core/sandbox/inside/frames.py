@@ -1,7 +1,7 @@
-"""What passes between a session's interpreter and its supervisor; both ends use this.
+"""Wire format between an interpreter and its supervisor, used by both.
 
-A request is a length of four bytes and JSON. An answer is two lengths, a short header of JSON, and the texts that it
-refers to by number, one after the other: so whoever forges an answer cannot make the supervisor parse megabytes.
+A request is a four-byte length and JSON. An answer is two lengths, a short JSON header, and the texts that the header
+lists, one after the other. The header's size is limited, so a forged answer cannot make the supervisor parse megabytes.
 """
 
 import json
@@ -15,15 +15,15 @@ REQUEST: Final = struct.Struct("!I")
 ANSWER: Final = struct.Struct("!II")
 
 MAX_REQUEST: Final = 96 << 20
-"""Bytes of a request."""
+"""Maximum size of a request, in bytes."""
 
 MAX_HEADER: Final = 256 << 10
-"""Bytes of an answer's header."""
+"""Maximum size of an answer's header, in bytes."""
 
 MAX_VALUE: Final = 512 << 10
-"""Bytes of what a called function may answer, as tagged JSON."""
+"""Maximum size of a called function's value as tagged JSON, in bytes."""
 
-# Kept here because code may replace them in their own modules.
+# Kept here, because code may replace them in their own modules.
 _dumps = json.dumps
 _loads = json.loads
 
@@ -42,32 +42,38 @@ def pack_answer(header: dict[str, Any], texts: Sequence[str]) -> bytes:
 
 
 ROOT_NOTICE: Final = b"R"
-"""Sent by the process whose end is the end of all."""
+"""Sent by the first process, with which all others end."""
 
 WORKSPACE_NOTICE: Final = b"W"
-"""Sent by the interpreter with a descriptor of its workspace, where that is not the supervisor's own."""
+"""Sent by the interpreter with a descriptor of its workspace, if that is not in the supervisor's file system."""
 
 READY_NOTICE: Final = b"I"
-"""Sent by the interpreter, once nothing is left to be taken from it."""
+"""Sent by the interpreter once it is fully confined."""
 
 FORK_NOTICE: Final = bytes(ANSWER.size)
-"""An answer of nothing: whoever runs a request in a process of its own shows itself by it."""
+"""An empty answer, by which a fork that runs a request announces itself."""
 
 REPEAT_SIGNAL: Final = signal.SIGURG
-"""Repeats an interrupt. Ends nobody by default, and means nothing where the first one was in time."""
+"""Repeats an interrupt. Ignored by default, and without effect if the first interrupt arrived in time."""
 
 LOADER_VARIABLES: Final = ("LD_LIBRARY_PATH",)
-"""Variables without which this very Python may not start. Once it has, the zygote forgets them: code has no business
-with where the machine keeps its libraries."""
+"""Variables without which this Python may not start. The zygote then removes them: code does not need to know where
+the machine keeps its libraries."""
 
 MAX_BRANCHES_PER_REQUEST: Final = 8
-"""Branches that one request may ask for: each is sent three descriptors, and code may have few left."""
+"""Maximum number of branches per request: each is sent three descriptors, and code may have few left."""
 
 
 def receive_request(connection: socket.socket, descriptors: "list[int] | None" = None) -> Any:
-    """Read one request, waiting for it.
+    """Wait for one request and return it.
 
-    EOFError: the other end is gone; ValueError: the message is too long, or no JSON.
+    Args:
+        connection: The socket to read from.
+        descriptors: Extended by the descriptors sent along, if given.
+
+    Raises:
+        EOFError: The other end is closed.
+        ValueError: The message is too long, or not JSON.
     """
     if descriptors is None:
         begin = b""
@@ -83,7 +89,7 @@ def receive_request(connection: socket.socket, descriptors: "list[int] | None" =
 
 
 def _text(message: Any) -> bytes:
-    # Lone surrogates, which are no text, become question marks.
+    # Lone surrogates, which UTF-8 cannot encode, become question marks.
     return _dumps(message, ensure_ascii=False, separators=(",", ":"), check_circular=False).encode(
         "utf-8", "replace"
     )

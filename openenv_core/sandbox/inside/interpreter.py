@@ -1,7 +1,7 @@
-"""An interpreter of a sandbox's agent, in a process of its own: runs cells, shows results, forks when it is told to.
+"""An interpreter of a sandbox's agent, in its own process: runs cells, sends results, forks on request.
 
-What passes between it and the agent, and between the agent and the host, are frames: two lengths, a header of JSON, and
-bytes. Needs the standard library and `cells.py` alone, as the agent does.
+It exchanges frames with the agent, as the agent does with the host: two lengths, a JSON header, and bytes. Needs only
+the standard library and `cells.py`, because the agent also runs in containers.
 """
 
 import contextlib
@@ -24,7 +24,7 @@ FRAME: Final = struct.Struct("!II")
 FILE_PIECE: Final = 1 << 20
 
 HOST: Final = 4
-"""The descriptor, in interpreters, of the socket on which descriptors come from the host."""
+"""The descriptor, in interpreters, of the socket on which the host sends descriptors."""
 
 MAX_DESCRIPTORS: Final = 64
 
@@ -43,7 +43,11 @@ _FORMATS: Final = {
 
 
 def receive(read: Callable[[int], bytes]) -> tuple[dict[str, Any], bytes]:
-    """Read one frame. EOFError: the other side is gone."""
+    """Read one frame and return its header and bytes.
+
+    Raises:
+        EOFError: The other end is closed.
+    """
 
     def exactly(size: int) -> bytes:
         parts = bytearray()
@@ -65,7 +69,7 @@ def pack(header: dict[str, Any], blob: bytes = b"") -> bytes:
 
 
 def arrange(descriptors: list[int], kept: Iterable[int] = ()) -> None:
-    """Give descriptors the numbers from 0 on, and close all others."""
+    """Renumber descriptors from 0 on, and close all others except those to keep."""
     high = [fcntl.fcntl(each, fcntl.F_DUPFD_CLOEXEC, len(descriptors)) for each in descriptors]
     for place, descriptor in enumerate(high):
         os.dup2(descriptor, place, inheritable=place < 3)
@@ -76,10 +80,10 @@ def arrange(descriptors: list[int], kept: Iterable[int] = ()) -> None:
 
 
 def _forked(control: socket.socket, furnish: Furnish, home: str, folder: str) -> bool:
-    """Fork an interpreter as it stands; return whether this is the copy, which is no child of the agent's."""
+    """Fork the interpreter with its state; return whether this is the copy, which is not a child of the agent."""
     with socket.socket(fileno=os.dup(HOST)) as host:
         _, descriptors, _, _ = socket.recv_fds(host, 1, MAX_DESCRIPTORS)
-    seeded = random.getstate()  # Python seeds anew in every fork
+    seeded = random.getstate()  # Python reseeds in every fork
     if (between := os.fork()) != 0:
         for descriptor in descriptors:
             os.close(descriptor)
@@ -100,7 +104,7 @@ def _forked(control: socket.socket, furnish: Furnish, home: str, folder: str) ->
 
 
 class _Streamed(ShownBundles):
-    """Bundles that are sent as soon as they are shown."""
+    """Bundles that are sent as soon as they are displayed."""
 
     def __init__(self, send: Callable[[dict[str, Any]], None]) -> None:
         super().__init__(SHOWN_BYTES)
@@ -117,7 +121,7 @@ class _Streamed(ShownBundles):
 
 
 def interpret(control: socket.socket, furnish: Furnish) -> None:
-    """Run cells until the agent is gone."""
+    """Run cells until the agent closes the socket, then exit."""
     signal.set_wakeup_fd(-1)
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
     running = False
@@ -128,7 +132,7 @@ def interpret(control: socket.socket, furnish: Furnish) -> None:
 
     signal.signal(signal.SIGINT, interrupted)
     os.environ.setdefault("MPLBACKEND", f"module://{BACKEND}")
-    # Line by line, so that what is printed streams, and keeps its place among what programs print.
+    # Line-buffered, so that output streams, and stays in order with the output of subprocesses.
     out, err = (os.fdopen(each, "w", 1, "utf-8", "backslashreplace", closefd=False) for each in (1, 2))
     sys.stdout, sys.stderr = out, err
     sys.stdin = os.fdopen(0, encoding="utf-8", closefd=False)
@@ -138,7 +142,7 @@ def interpret(control: socket.socket, furnish: Furnish) -> None:
 
     def send(line: dict[str, Any]) -> None:
         for stream in (sys.stdout, sys.stderr):
-            with contextlib.suppress(Exception):  # it is whatever the code has put there
+            with contextlib.suppress(Exception):  # code may have replaced the stream
                 stream.flush()
         control.sendall(pack({}, json.dumps(line).encode("utf-8", "replace")))
 
@@ -171,7 +175,7 @@ def interpret(control: socket.socket, furnish: Furnish) -> None:
                     }
                 )
         if os.getpid() != pid:
-            os._exit(0)  # the code has forked, and this is not the interpreter
+            os._exit(0)  # the code has forked, and this process is not the interpreter
         for name in header["envs"]:
             os.environ.pop(name, None)
             if name in before:

@@ -1,4 +1,4 @@
-"""An interpreter that serves requests, one after the other or each in a fork of its own, and may be interrupted."""
+"""An interpreter's request loop: runs requests one at a time, in place or each in a fork; interruptible."""
 
 import contextlib
 import fcntl
@@ -17,17 +17,17 @@ from openenv_core.sandbox.inside.agent import Agent
 from openenv_core.sandbox.inside.cells import Cells, ShownBundles, describe
 from openenv_core.sandbox.values import decode, dumps
 
-# Kept here because code may replace them in their own module.
+# Kept here, because code may replace them in their own module.
 _install = signal.signal
 _installed = signal.getsignal
 _raise = signal.raise_signal
 
 
 class Interrupts:
-    """What SIGINT does, between requests and while one runs.
+    """Handles SIGINT, during requests and between them.
 
-    A handler that code has installed is its own while it runs, and only then: between two requests, where nothing would
-    catch what it raises, this one takes its place.
+    A handler that code has installed is active only while its code runs. Between requests, where nothing would catch
+    what it raises, this class's handler replaces it.
     """
 
     def __init__(self) -> None:
@@ -44,18 +44,18 @@ class Interrupts:
         self._handlers_installed = True
 
     def reset(self) -> None:
-        """In a fork, which gets its own: what the head has missed is none of its business."""
+        """Discard a missed interrupt, in a fork: it was meant for the head; the fork receives its own."""
         self._missed = False
 
     def begin(self) -> None:
-        """From now on code runs. Its handler comes first: ours would raise, and the code's be lost with that."""
+        """Note that code runs. The code's handler is installed first, or an interrupt raised here would lose it."""
         if self._theirs is not None:
             _install(signal.SIGINT, self._theirs)
             self._theirs = None
         self._runs = True
 
     def end(self) -> None:
-        """It does no more. Idempotent, as the code's handler may raise out of here."""
+        """Note that no code runs. Idempotent, because the code's handler may raise here."""
         self._runs = False
         if self._handlers_installed and (handler := _installed(signal.SIGINT)) is not self._ours:
             self._theirs = handler
@@ -73,7 +73,7 @@ class Interrupts:
 
 
 class RequestRunner:
-    """Serves one control socket."""
+    """Serves requests from one control socket."""
 
     def __init__(self, control: socket.socket, outputs_bytes: int) -> None:
         self.control = control
@@ -82,14 +82,14 @@ class RequestRunner:
         self.interrupts = Interrupts()
 
     def serve(self) -> None:
-        """Answer until the supervisor is gone."""
+        """Serve requests until the supervisor is gone."""
         sys.stdout, sys.stderr = _writer(1), _writer(2)
         self.cells.install()
         while True:
             self.serve_request()
 
     def serve_request(self) -> None:
-        """Answer one request."""
+        """Serve one request; exit if the supervisor is gone."""
         descriptors: list[int] = []
         try:
             request = frames.receive_request(self.control, descriptors)
@@ -108,11 +108,11 @@ class RequestRunner:
         self.execute(request, descriptors)
 
     def execute(self, request: dict[str, Any], descriptors: list[int]) -> None:
-        """Execute a request, and answer it."""
+        """Execute a request, and send the answer."""
         self.control.sendall(self.answer(request))
 
     def answer(self, request: dict[str, Any]) -> bytes:
-        """Do what one message asks for, and return the answer's bytes."""
+        """Execute one request, and return its answer's bytes."""
         answer = _empty_answer(request)
         texts: list[str] = []
         bundles = ShownBundles(self._outputs_bytes)
@@ -123,7 +123,7 @@ class RequestRunner:
                 self._run(request, answer, texts, bundles)
             finally:
                 self.interrupts.end()
-        except BaseException as error:  # interrupted after the code, and before that was told
+        except BaseException as error:  # interrupted after the code ended, before `end` was called
             self.interrupts.end()
             answer.update(status="error", exit_code=1, error=describe(error))
         answer["text"] = bool(texts)
@@ -157,7 +157,7 @@ class RequestRunner:
         self.flush()
 
     def _reset_streams(self, stdin: str | None) -> None:
-        # Code may have closed them, or put something of its own in their place that is closed by now.
+        # Code may have closed them, or replaced them by objects that are closed by now.
         if getattr(sys.stdout, "closed", True):
             sys.stdout = _writer(1)
         if getattr(sys.stderr, "closed", True):
@@ -166,11 +166,11 @@ class RequestRunner:
         sys.stdin = io.TextIOWrapper(stdin_buffer, encoding="utf-8")
 
     def flush(self) -> None:
-        """Write out what is buffered."""
+        """Flush stdout and stderr."""
         for stream in (sys.stdout, sys.stderr):
             try:
                 stream.flush()
-            except BaseException:  # it is whatever code has put there
+            except BaseException:  # code may have replaced the stream
                 continue
 
 
@@ -198,8 +198,8 @@ _FIRST_FREE_DESCRIPTOR: Final = 16
 
 
 def arrange(control: int, stdout: int, stderr: int) -> None:
-    """Put descriptors where the interpreter expects them."""
-    # First out of the way of each other, then to their places.
+    """Move descriptors to the numbers that the interpreter expects."""
+    # First to high numbers, so that they do not overwrite each other.
     moved = [
         fcntl.fcntl(descriptor, fcntl.F_DUPFD, _FIRST_FREE_DESCRIPTOR)
         for descriptor in (stdout, stderr, control)
@@ -212,13 +212,13 @@ def arrange(control: int, stdout: int, stderr: int) -> None:
 
 
 def furnish(workdir: str) -> None:
-    """Make a folder the place where code reads and writes."""
+    """Make a folder the working folder of code."""
     os.chdir(workdir)
     temporary = os.path.join(workdir, ".tmp")
     with contextlib.suppress(FileExistsError):
         os.mkdir(temporary, 0o700)
     tempfile.tempdir = None
-    # One by one: update() goes through much more of Python, and every page that it touches is copied for the session.
+    # One by one: update() runs more of Python's code, and each page that it writes to is copied for the session.
     os.environ["HOME"] = os.environ["PWD"] = workdir
     os.environ["TMPDIR"] = os.environ["MPLCONFIGDIR"] = temporary
 
@@ -227,14 +227,14 @@ _DONE = b"d"
 
 
 class BranchingRunner(RequestRunner):
-    """Serves one control socket, and hands over to copies of itself."""
+    """Serves requests from one control socket, each in a fork that takes over from its parent."""
 
     def __init__(self, control: socket.socket, outputs_bytes: int) -> None:
         super().__init__(control, outputs_bytes)
         self._branches: list[int] = []
 
     def execute(self, request: dict[str, Any], descriptors: list[int]) -> None:
-        """Do so in a fork."""
+        """Execute a request in a fork, which takes over; or make branches."""
         self.flush()
         if request["op"] == "branch":
             self._branch(request, descriptors)
@@ -243,7 +243,7 @@ class BranchingRunner(RequestRunner):
 
     def _run_in_fork(self, request: dict[str, Any]) -> None:
         done, done_writer = os.pipe()
-        # Python seeds anew in every fork, which would undo what the code has seeded.
+        # Python reseeds in every fork, which would undo the code's own seed.
         randomness = random.getstate()
         process = os.fork()
         if process == 0:
@@ -268,10 +268,10 @@ class BranchingRunner(RequestRunner):
         self.control.sendall(frames.pack_answer(rolled_back, []))
 
     def _branch(self, request: dict[str, Any], descriptors: list[int]) -> None:
-        # Those that have ended count as processes of the session until they are waited for.
+        # Branches that have ended count towards the session's processes until they are waited for.
         self._branches = [process for process in self._branches if _runs(process)]
         randomness = random.getstate()
-        # Fewer descriptors have come than were sent where the code has too many open; who gets none is not born.
+        # If the code has too many descriptors open, some are not received, and those branches are not made.
         for folder, *own in zip(
             request["folders"], descriptors[::3], descriptors[1::3], descriptors[2::3], strict=False
         ):
@@ -298,7 +298,7 @@ class BranchingRunner(RequestRunner):
 
 
 def _runs(process: int) -> bool:
-    """Return whether a child runs yet; one that the head before had is none."""
+    """Return whether a child is still running; False for a child of an earlier head."""
     try:
         return os.waitpid(process, os.WNOHANG)[0] == 0
     except ChildProcessError:

@@ -1,4 +1,4 @@
-"""The walls around interpreters: what the zygote prepares once, and what each fork puts up before it runs code."""
+"""Confinement of interpreters: what the zygote prepares once, and what each fork applies before it runs code."""
 
 import fcntl
 import os
@@ -21,10 +21,10 @@ BY_SIGNAL: Final = 128
 _OOM_SCORE: Final = 1000
 
 _SPARE_TASKS: Final = 256
-"""Threads and processes by which a server and what else its user runs may grow."""
+"""Threads and processes that the server, and everything else its user runs, may add."""
 
 _NICENESS: Final = 5
-"""Code waits for the server, not the server for code."""
+"""Gives the server priority over code."""
 
 
 @dataclass(frozen=True)
@@ -32,14 +32,14 @@ class ZygoteSpec:
     """The supervisor's settings for the zygote, sent once.
 
     Attributes:
-        isolation: The rung of the ladder, by its name.
+        isolation: The isolation level's name.
         preload: Modules to import.
         shown: Files and folders that code may read.
-        hidden: What it may not, below those.
-        links: Names below the root that lead into the workspace.
-        readable: The same as files and folders none of which holds a hidden one.
-        scratch: A folder for what imports want to write; None where the zygote has a file system of its own.
-        privileged: Name spaces are made with the machine's own privileges, not with those of a user name space.
+        hidden: Paths below those that code may not read.
+        links: Names in the root folder that link into the workspace.
+        readable: The same as `shown`, as paths none of which contains a hidden one.
+        scratch: A folder for files that imports write; None if the zygote has its own file system.
+        privileged: Whether namespaces are made with root's privileges rather than those of a user namespace.
     """
 
     isolation: str
@@ -57,10 +57,10 @@ class ForkSpec:
     """The supervisor's settings for one interpreter.
 
     Attributes:
-        limits: By the names of `sandbox.config.Limits`.
-        uid: The user that it becomes; None leaves it as it is.
-        workdir: Its folder; None: a file system of its own.
-        snapshot: Each execution runs in a fork of the state before it.
+        limits: The fields of `sandbox.config.Limits`.
+        uid: The user to become; None: no change.
+        workdir: The workspace folder; None: the session has its own file system.
+        snapshot: Whether each execution runs in a fork of the state before it.
     """
 
     limits: dict[str, Any]
@@ -71,17 +71,17 @@ class ForkSpec:
 
 @dataclass
 class Prepared:
-    """What a fork starts from.
+    """The zygote's state that forks start from.
 
     Attributes:
-        spec: What the zygote was told.
-        proc: A descriptor of /proc where that is out of sight; closed in every fork.
-        readable: Descriptors of what may be read.
-        rules: The same as Landlock's rules, by whether interpreters may execute.
+        spec: The zygote's settings.
+        proc: A descriptor of /proc, if that is not visible any more; closed in every fork.
+        readable: Descriptors of the readable paths.
+        rules: Landlock rules for them, by whether interpreters may execute programs.
         ids: User and group of the zygote.
-        tasks: How many processes and threads of this user there were at the start.
-        forks: How many interpreters live.
-        base: What a fork occupies.
+        tasks: Number of processes and threads of this user at the start.
+        forks: Number of live interpreters.
+        base: Memory that a fork occupies at its start.
     """
 
     spec: ZygoteSpec
@@ -95,11 +95,11 @@ class Prepared:
 
     @property
     def has_init(self) -> bool:
-        """Whether sessions have name spaces of their own, with a first process that tells how the interpreter ended."""
+        """Whether sessions have their own namespaces, with an init process that reports how the interpreter ended."""
         return self.spec.isolation == "namespaces"
 
     def settle(self) -> None:
-        """Measure what forks start from, once everything is imported."""
+        """Measure memory, ids and tasks, once everything is imported."""
         self.base = footprint(self.proc)
         self.ids = os.getuid(), os.getgid()
         if not self.has_init:
@@ -107,13 +107,13 @@ class Prepared:
 
 
 def prepare(spec: ZygoteSpec) -> Prepared:
-    """Take the place on the ladder that the supervisor asks for.
+    """Apply the zygote's part of the isolation level.
 
-    On the highest rung this returns in a child, which is the first process of a name space of its own.
+    At the level `namespaces` this returns in a child, which is the first process of its own pid namespace.
     """
     prepared = Prepared(spec)
-    # Where memory runs out, the kernel is to end an interpreter, however small, and not the server. Forks inherit it;
-    # a process that is not dumpable could not open this.
+    # When memory runs out, the kernel is to kill an interpreter, however small, and not the server. Forks inherit the
+    # score. Written now, because a process that is not dumpable cannot open the file.
     with suppress(OSError):
         Path("/proc/self/oom_score_adj").write_text(str(_OOM_SCORE))
     one_arena()
@@ -125,9 +125,9 @@ def prepare(spec: ZygoteSpec) -> Prepared:
         _fork_init()
         namespaces.build_root(spec.shown, spec.hidden, spec.links)
     elif spec.privileged:
-        # Sessions have users of their own, who may not enter root's home, where Python may be.
+        # Sessions have their own users, which may not enter root's home, where Python may be installed.
         namespaces.uncover(spec.shown)
-    # Once here rather than in every fork: what is in the set is of use to programs alone, and none is executed.
+    # Once here rather than in every fork: the set only matters to executed programs, and the zygote executes none.
     identity.drop_bounding()
     if spec.isolation in ("namespaces", "lsm"):
         version = landlock.abi()
@@ -155,7 +155,7 @@ def _fork_init() -> None:
 
 
 def _move_descriptor(descriptor: int) -> int:
-    # The low numbers are those that a fork gives to its streams.
+    # A fork uses the low numbers for its streams.
     try:
         return fcntl.fcntl(descriptor, fcntl.F_DUPFD_CLOEXEC, 100)
     finally:
@@ -165,10 +165,10 @@ def _move_descriptor(descriptor: int) -> int:
 def become_init(
     spec: ForkSpec, prepared: Prepared, control: int, stdout: int, stderr: int, *doors: int
 ) -> None:
-    """In the first process of a session's name spaces: wait for the interpreter; return in that, a child.
+    """Become the init process of a session's namespaces, and wait for the interpreter; return in the interpreter only.
 
-    It lives as long as the session, and every page that it writes to is one more: it does next to nothing. The
-    descriptors are those of `become_interpreter`.
+    The init process lives as long as the session, and each page that it writes to costs memory, so it does as little as
+    possible. The descriptors are those of `become_interpreter`.
     """
     if doors:
         cgroups.join(list(doors))
@@ -184,7 +184,16 @@ def become_init(
 def become_interpreter(
     spec: ForkSpec, prepared: Prepared, control: int, stdout: int, stderr: int, *doors: int
 ) -> None:
-    """Become an interpreter; return only when there is nothing left to do."""
+    """Become an interpreter, and serve requests.
+
+    Args:
+        spec: The interpreter's settings.
+        prepared: The zygote's state.
+        control: The control socket.
+        stdout: The pipe for stdout.
+        stderr: The pipe for stderr.
+        doors: Descriptors to join the control group by, if any (`kernel.cgroups.join`).
+    """
     parent = os.getppid()
     os.setsid()
     arrange(control, stdout, stderr)
@@ -198,12 +207,12 @@ def become_interpreter(
             identity.drop_to(spec.uid, spec.uid)
         connection.send(ROOT_NOTICE)
         if spec.snapshot:
-            # Heads come and go; this one stays, and is what the zygote knows.
+            # Forks replace the process that runs requests; this one stays, and is the one that the zygote waits for.
             libc.become_subreaper()
             if interpreter := os.fork():
                 _die_with(parent)
                 _wait_for(interpreter, successors=True)
-            os.setpgid(0, 0)  # it is paused with all that the code forks, and the one that stays is not
+            os.setpgid(0, 0)  # paused together with the code's processes, but not with the one that stays
     shares_user = spec.uid is None and not prepared.has_init
     workdir = spec.workdir or namespaces.WORKSPACE
     furnish(workdir)
@@ -225,7 +234,7 @@ def become_interpreter(
     runner = kind(connection, spec.limits["outputs_bytes"])
     runner.interrupts.install()
     connection.send(READY_NOTICE)
-    # Nothing random is to be what other interpreters draw. Python's own generator sees to itself in every fork.
+    # Interpreters must not share random numbers. Python's own generator reseeds in every fork.
     if (random := sys.modules.get("numpy.random")) is not None:
         random.seed()
     if shares_user:
@@ -234,7 +243,7 @@ def become_interpreter(
 
 
 def _wait_for(interpreter: int, *, successors: bool) -> NoReturn:
-    """Reap whatever ends, and end with the interpreter; where it may hand over to successors, with the last one."""
+    """Reap children, and exit with the interpreter's code; if forks may replace it, with that of the last one."""
     libc.close_from(0)
     code = 0
     while True:
@@ -274,7 +283,7 @@ def _confine(spec: ForkSpec, prepared: Prepared, workdir: str, *, shares_user: b
         file_bytes=limits["file_bytes"],
         open_files=limits["open_files"],
         processes=processes,
-        # What others of the user have, and may come to have.
+        # Tasks that the user's other processes have, or may come to have.
         existing_tasks=prepared.tasks + _SPARE_TASKS + prepared.forks * processes if shares_user else 0,
         base=prepared.base,
     )
@@ -283,13 +292,13 @@ def _confine(spec: ForkSpec, prepared: Prepared, workdir: str, *, shares_user: b
         writable = (workdir, *(path for path in namespaces.DEVICES if os.path.exists(path)))
         execute = limits["allow_subprocess"]
         landlock.restrict(prepared.rules[execute], writable, execute=execute)
-    # Not up to the limit, which is below the numbers of what the zygote holds: its descriptor of /proc among them.
+    # Beyond the limit of open files too: the zygote's descriptors, that of /proc among them, have higher numbers.
     libc.close_from(CONTROL + 1)
     identity.drop_capabilities()
 
 
 def tolerate_copy_errors() -> None:
-    """Have `shutil` copy without what may not be set, rather than fail once the content is there."""
+    """Make `shutil` ignore modes and times that may not be set, rather than fail after copying the content."""
     for name in ("copymode", "copystat"):
         _wrap_copy(name, getattr(shutil, name))
 

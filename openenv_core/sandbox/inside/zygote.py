@@ -1,4 +1,4 @@
-"""The zygote: imports once, prepares what all walls have in common, and forks when asked."""
+"""The zygote: imports modules once, prepares the confinement, and forks interpreters on request."""
 
 import array
 import contextlib
@@ -35,7 +35,7 @@ _LAZY_SUBMODULES: Final = {
     "numpy": ("numpy.random", "numpy.linalg", "numpy.fft"),
     "matplotlib": ("matplotlib.pyplot",),
 }
-"""What packages import only when it is asked for, and nearly all code asks for."""
+"""Submodules that packages import lazily, and that nearly all code uses."""
 
 _WARM_UP_CELLS: Final = (
     "import math\nnumbers = [math.sqrt(n) for n in range(10)]\nsum(numbers)",
@@ -45,7 +45,7 @@ _WARM_UP_CELLS: Final = (
     "1 / 0",
 )
 _WARM_UP_ROUNDS: Final = 24
-"""Enough for every instruction on the way to have specialized itself."""
+"""Enough for Python to specialize every instruction on the way."""
 
 _SCRATCH_BYTES: Final = 256 << 20
 
@@ -53,7 +53,7 @@ _kept: list[ModuleType] = []
 
 
 def warm_up(*, filtered: bool) -> None:
-    """Run a few cells, and assemble what filters are made of where interpreters will have one."""
+    """Run a few cells, and assemble the system-call filters if interpreters will have one."""
     streams = sys.stdin, sys.stdout, sys.stderr
     ours, theirs = socket.socketpair()
     with ours, theirs, open(os.devnull, "w", encoding="utf-8") as out:
@@ -85,11 +85,11 @@ fractions functools hashlib heapq inspect io itertools json linecache math numbe
 queue random re secrets shutil statistics string struct tempfile textwrap threading time traceback types typing
 unicodedata uuid zlib
 """
-"""What nearly all code imports."""
+"""Modules that nearly all code imports."""
 
 
 def main(descriptor: int) -> None:
-    """Serve the supervisor at the other end of a descriptor, until it is gone."""
+    """Serve the supervisor at the other end of a socket, until it is gone."""
     for name in frames.LOADER_VARIABLES:
         os.environ.pop(name, None)
     channel = socket.socket(fileno=descriptor)
@@ -112,11 +112,11 @@ def main(descriptor: int) -> None:
                 for submodule in submodules:
                     importlib.import_module(submodule)
         warm_up(filtered=spec.isolation != "process")
-    # Nothing of ours is to be among what code can import. Kept, since there is no telling what of it is needed yet.
+    # Code must not be able to import this project's modules. They are kept alive, because they are still in use.
     ours = [name for name in sys.modules if name.partition(".")[0] == "openenv_core"]
     _kept.extend(sys.modules.pop(name) for name in ours)
     prepared.settle()
-    # The collector would write to every object's header, and so copy what is shared with the interpreters.
+    # Garbage collection would write to every object's header, and so copy pages shared with the interpreters.
     gc.collect()
     gc.freeze()
     _send(channel, {"ready": True})
@@ -125,11 +125,11 @@ def main(descriptor: int) -> None:
 
 @contextlib.contextmanager
 def _mount_scratch(scratch: str | None) -> Iterator[None]:
-    """Have imports write into a folder that no session sees; without scratch, into a file system of its own."""
+    """Make imports write into a folder that no session sees; without `scratch`, into a temporary file system."""
     variables = ("HOME", "TMPDIR", "MPLCONFIGDIR")
     before = {name: os.environ.pop(name) for name in variables if name in os.environ}
     if scratch is None:
-        place = namespaces.WORKSPACE  # where sessions get theirs
+        place = namespaces.WORKSPACE  # sessions mount their own there later
         quiet = namespaces.NO_SETUID | namespaces.NO_DEVICES
         namespaces.tmpfs(place, quiet, size=_SCRATCH_BYTES, mode="0700")
     else:
@@ -148,7 +148,7 @@ def _mount_scratch(scratch: str | None) -> Iterator[None]:
 
 
 def _restrict_imports(shown: list[str]) -> None:
-    """Import from what code may read alone, not from wherever this project and its neighbours happen to lie."""
+    """Restrict imports to paths that code may read, excluding wherever this project is checked out."""
     below = tuple(os.path.realpath(path) + os.sep for path in shown)
     sys.path[:] = [path for path in sys.path if (os.path.realpath(path) + os.sep).startswith(below)]
     sys.meta_path[:] = [
@@ -162,12 +162,12 @@ def _class_of(finder: Any) -> type:
 
 
 def _send(channel: socket.socket, message: dict[str, Any]) -> None:
-    with contextlib.suppress(OSError):  # the supervisor is gone; so will this process be
+    with contextlib.suppress(OSError):  # the supervisor is gone, and this process will end too
         channel.sendall(json.dumps(message).encode())
 
 
 class Forks:
-    """What was forked and lives."""
+    """Forks interpreters on request, and reports their exits."""
 
     def __init__(self, channel: socket.socket, prepared: Prepared) -> None:
         self._channel = channel
@@ -180,7 +180,7 @@ class Forks:
         """Fork and reap until the supervisor is gone."""
         signal.set_wakeup_fd(self._wake, warn_on_full_buffer=False)
         signal.signal(signal.SIGCHLD, lambda *_: None)
-        # Interpreters are paused after every execution.
+        # Interpreters are paused after every execution, which would send SIGCHLD too.
         libc.receive_only_sigchld()
         poll = select.poll()
         poll.register(self._channel, select.POLLIN)
@@ -248,7 +248,7 @@ class Forks:
             ended = os.waitstatus_to_exitcode(status)
             number = self._numbers.pop(process, None)
             if number is None:
-                continue  # an orphan of the name space that this is the first process of
+                continue  # an orphan, reparented to the zygote
             code, by = (0, -ended) if ended < 0 else (ended, None)
             if process in self._firsts and code > BY_SIGNAL:
                 code, by = 0, code - BY_SIGNAL

@@ -1,7 +1,7 @@
-"""A control group for each session, where this process may make any: memory that no mapping hides, and pids.
+"""A control group for each session, if this process may make any: limits all of its memory, and its processes.
 
-An addition to the limits of a process, never a condition: `find` answers None where there is none to be had,
-as in most containers.
+It adds to the limits of each process, and is never required: `find` returns None where no group can be made, as in most
+containers.
 """
 
 import os
@@ -24,8 +24,8 @@ class Cgroup:
     """One session's group: a directory (version 2), or one for each controller (version 1).
 
     Attributes:
-        directories: By controller; all the same in version 2.
-        version: Of control groups, 1 or 2.
+        directories: Its directories by controller; all the same in version 2.
+        version: The version of control groups, 1 or 2.
     """
 
     directories: dict[str, Path]
@@ -36,9 +36,9 @@ class Cgroup:
         return list(dict.fromkeys(self.directories.values()))
 
     def open_join_files(self) -> list[int]:
-        """Return descriptors by which a process without sight of the group can `join` it; the caller closes them.
+        """Return descriptors by which a process that cannot see the group can `join` it; the caller closes them.
 
-        With version 1 they take the joining thread alone, which spares the wait for all others of the machine.
+        With version 1 they move only the joining thread, which avoids a wait for all other threads of the machine.
         """
         door = "tasks" if self.version == 1 else "cgroup.procs"
         doors: list[int] = []
@@ -50,7 +50,7 @@ class Cgroup:
         return doors
 
     def oom_killed(self) -> bool:
-        """Return whether the kernel killed a process of the group for memory."""
+        """Return whether the kernel killed a process because the group was out of memory."""
         directory = self.directories["memory"]
         for name in ("memory.events", "memory.oom_control"):
             with suppress(OSError):
@@ -59,15 +59,15 @@ class Cgroup:
         return False
 
     def pids(self) -> set[int]:
-        """Return the processes in the group, as this process's pid namespace sees them."""
+        """Return the ids of the group's processes, in this process's pid namespace."""
         pids: set[int] = set()
         for directory in self._each:
             with suppress(OSError):
                 pids.update(map(int, (directory / "cgroup.procs").read_text().split()))
-        return pids - {0}  # 0: one that this namespace does not see
+        return pids - {0}  # 0: a process that is not in this namespace
 
     def kill(self) -> None:
-        """Kill every process of the group; those that a fork adds meanwhile, too."""
+        """Kill every process of the group, including any forked meanwhile."""
         with suppress(OSError):
             write_file(self.directories["memory"] / "cgroup.kill", "1")
             return
@@ -80,7 +80,7 @@ class Cgroup:
                     os.kill(pid, signal.SIGKILL)
 
     def remove(self) -> bool:
-        """Remove the group; False while a process, a dead one that nobody reaped too, is in it."""
+        """Remove the group; return False while it contains a process, even a zombie."""
         removed = True
         for directory in self._each:
             try:
@@ -94,13 +94,13 @@ class Cgroup:
 
 @dataclass(frozen=True)
 class CgroupMaker:
-    """Makes groups beneath directories that were found to allow it."""
+    """Makes groups below directories that were found to allow it."""
 
     version: int
     parents: dict[str, Path]
 
     def make(self, name: str, memory_bytes: int, processes: int) -> Cgroup:
-        """Make a group with limits, whoever else has one of that name; its owner is in the name of its directory."""
+        """Make a group with limits. Its directory's name is unique, and contains the owner's process id."""
         full = f"{_PREFIX}{os.getpid()}-{secrets.token_hex(4)}-{name}"
         group = Cgroup(
             {controller: parent / full for controller, parent in self.parents.items()}, self.version
@@ -128,7 +128,7 @@ class CgroupMaker:
         return group
 
     def sweep(self) -> None:
-        """Remove the groups of owners that have ended."""
+        """Remove groups whose owners have ended."""
         for parent in dict.fromkeys(self.parents.values()):
             with suppress(OSError):
                 for directory in list(parent.glob(f"{_PREFIX}*")):
@@ -139,7 +139,7 @@ class CgroupMaker:
 
 
 def join(doors: list[int]) -> None:
-    """Put the calling process, which has one thread, into a group whose `open_join_files` these are; closes them."""
+    """Move the calling process, which must have one thread, into the group of these `open_join_files`; close them."""
     try:
         for door in doors:
             os.write(door, b"0")
@@ -149,9 +149,9 @@ def join(doors: list[int]) -> None:
 
 
 def find() -> CgroupMaker | None:
-    """Return where groups can be made, tried by making one; groups of dead owners are swept on the way.
+    """Return a maker of groups, tested by making one, or None; remove groups of owners that have ended.
 
-    Asked once, before /proc and /sys are out of sight.
+    Call it before /proc and /sys become invisible.
     """
     with suppress(OSError, ValueError):
         mounted, own = _read_mounts(), _read_own_groups()
@@ -174,7 +174,7 @@ def _version_2(mounted: dict[str, tuple[str, Path]], own: dict[str, str]) -> Cgr
         return None
     top = mounted[""][1]
     own_group = _own_directory(mounted[""], own[""])
-    # A group with processes cannot hand controllers down, but its neighbours' parent may have done so.
+    # A group that contains processes cannot delegate controllers, but its parent may have done so to all children.
     for parent in (own_group, own_group.parent):
         if not parent.is_relative_to(top) or not os.access(parent / "cgroup.procs", os.W_OK):
             continue
@@ -196,14 +196,14 @@ def _version_1(mounted: dict[str, tuple[str, Path]], own: dict[str, str]) -> Cgr
 
 
 def _own_directory(mounted: tuple[str, Path], own: str) -> Path:
-    # What is mounted may be a part of the hierarchy.
+    # The mount may show only a part of the hierarchy.
     root, directory = mounted
     inside = os.path.relpath(own, root)
     return directory if inside.startswith("..") else directory / inside
 
 
 def _read_mounts() -> dict[str, tuple[str, Path]]:
-    """Root within the hierarchy and mount point by controller; version 2 under the empty name."""
+    """Return the root within the hierarchy and the mount point, by controller; version 2 under the empty name."""
     mounts: dict[str, tuple[str, Path]] = {}
     for line in Path("/proc/self/mountinfo").read_text().splitlines():
         before, _, after = line.partition(" - ")
@@ -218,7 +218,7 @@ def _read_mounts() -> dict[str, tuple[str, Path]]:
 
 
 def _read_own_groups() -> dict[str, str]:
-    """This process's group by controller; version 2 under the empty name."""
+    """Return this process's group by controller; version 2 under the empty name."""
     paths: dict[str, str] = {}
     for line in Path("/proc/self/cgroup").read_text().splitlines():
         _, controllers, path = line.split(":", 2)

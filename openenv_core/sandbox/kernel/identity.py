@@ -1,4 +1,4 @@
-"""Who a process is: dropping to another uid, and giving every capability away for good."""
+"""Process credentials: changing to another user, and dropping all capabilities permanently."""
 
 import ctypes
 import errno
@@ -11,9 +11,9 @@ from pathlib import Path
 
 from . import libc
 
-# Above what distributions, containers and service managers hand out, below the last 31-bit number.
+# Above the ids that distributions, containers and service managers assign, and below 2**31.
 _SESSION_UIDS = 0x7000_0000
-# At the top of a range sit the overflow ids (65534, 65535): sessions stay below them.
+# The overflow ids (65534, 65535) are at the top of a range: sessions stay below them.
 _TOP_MARGIN = 64
 _FIRST_SESSION_UID = 1000
 
@@ -27,7 +27,7 @@ _PR_CAPBSET_DROP = 24
 _PR_SET_SECUREBITS = 28
 _PR_CAP_AMBIENT = 47
 _PR_CAP_AMBIENT_CLEAR_ALL = 4
-# noroot, no_setuid_fixup, no_cap_ambient_raise, each with its lock; keep_caps only as a lock.
+# noroot, no_setuid_fixup and no_cap_ambient_raise, each set and locked; keep_caps locked but not set.
 _SECUREBITS = 0b1110_1111
 
 
@@ -40,7 +40,7 @@ def _capget() -> tuple[int, int, int]:
 
 
 def effective_capabilities() -> int:
-    """Return the effective capabilities of this thread, as a bit mask."""
+    """Return this thread's effective capabilities as a bit mask."""
     return _capget()[0]
 
 
@@ -53,7 +53,7 @@ def _bounding() -> Iterator[int]:
         try:
             present = libc.prctl(_PR_CAPBSET_READ, number, step="reading the bounding set")
         except OSError as error:
-            if error.errno == errno.EINVAL:  # beyond the last one that this kernel knows
+            if error.errno == errno.EINVAL:  # beyond the kernel's last capability
                 return
             raise
         if present:
@@ -61,9 +61,9 @@ def _bounding() -> Iterator[int]:
 
 
 def drop_bounding() -> bool:
-    """Empty the bounding set, where this process may; return whether it is empty now.
+    """Empty the bounding set if this process may; return whether it is empty now.
 
-    An ordinary user cannot empty it; no_new_privs makes what is left harmless.
+    An ordinary user may not; no_new_privs makes the remaining set harmless.
     """
     if _has_capability(_CAP_SETPCAP):
         capabilities = list(_bounding())
@@ -75,9 +75,9 @@ def drop_bounding() -> bool:
 
 
 def drop_to(uid: int, gid: int) -> None:
-    """Become another user for good, with no other groups; needs CAP_SETUID and CAP_SETGID.
+    """Become another user permanently, without supplementary groups; needs CAP_SETUID and CAP_SETGID.
 
-    The bounding set goes first: only the process that still has its capabilities may empty it.
+    The bounding set is emptied first, while the process still has the capabilities for that.
     """
     drop_bounding()
     step = "setgroups"
@@ -96,9 +96,9 @@ def drop_to(uid: int, gid: int) -> None:
 
 
 def drop_capabilities() -> None:
-    """Give up every capability: bounding, ambient, inheritable, permitted and effective.
+    """Drop every capability: bounding, ambient, inheritable, permitted and effective.
 
-    The bounding set is emptied where the process may; everything else is, and is read back.
+    The bounding set is emptied if the process may do so; all other sets are, and the result is verified.
     """
     if _has_capability(_CAP_SETPCAP):
         if not drop_bounding():
@@ -114,9 +114,9 @@ def drop_capabilities() -> None:
 
 @lru_cache(maxsize=2)
 def mapped_ranges(path: str) -> tuple[tuple[int, int], ...]:
-    """Return the ids that a map of this user namespace has, as (first, count); none where it cannot be read.
+    """Return the id ranges that a map of this user namespace contains, as (first, count); empty if it is unreadable.
 
-    Kept: ask before /proc goes away.
+    Cached: call it before /proc becomes invisible.
     """
     try:
         lines = Path(path).read_text().splitlines()
@@ -126,15 +126,15 @@ def mapped_ranges(path: str) -> tuple[tuple[int, int], ...]:
 
 
 def session_uid(slot: int) -> int | None:
-    """Return the uid, and gid, of the session in a slot (0, 1, ...); None where uids cannot be changed."""
+    """Return the uid, which is also the gid, of the session in a slot (0, 1, ...); None if uids cannot be changed."""
     may = _has_capability(_CAP_SETUID) and _has_capability(_CAP_SETGID) and _free_id(0) is not None
     return _free_id(slot) if may else None
 
 
 class UserLeases:
-    """The users that one sandbox has for its sessions.
+    """Leases of users for a sandbox's sessions.
 
-    The kernel counts processes by user, and lets a user signal its own: two sandboxes must not share one.
+    The kernel counts processes per user, and lets a user signal its own processes, so two sandboxes must not share one.
     """
 
     def __init__(self) -> None:
@@ -144,10 +144,10 @@ class UserLeases:
         return len(self._taken)
 
     def acquire(self) -> tuple[int, int | None]:
-        """Take the first slot that nobody on this machine has.
+        """Lease the first slot that is free on this machine.
 
         Returns:
-            What `release` takes, and the slot's user; None where sessions have no users of their own.
+            The slot, for `release`, and its user; None if sessions cannot have their own users.
         """
         slot = 0
         while True:
@@ -158,7 +158,7 @@ class UserLeases:
                 return slot, None
             lease = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
             try:
-                # An abstract name, which the kernel gives to one process at a time, and takes from one that dies.
+                # An abstract name: the kernel gives it to one process at a time, and frees it when that process dies.
                 lease.bind(f"\0ropewalk-sandbox-user-{uid}")
             except OSError as error:
                 lease.close()
@@ -170,14 +170,14 @@ class UserLeases:
             return slot, uid
 
     def release(self, slot: int) -> None:
-        """Give a slot back. Idempotent."""
+        """Release a slot. Idempotent."""
         if (lease := self._taken.pop(slot, None)) is not None:
             lease.close()
 
 
 def _free_id(slot: int) -> int | None:
     uid, gid = (_in_ranges(slot, mapped_ranges(f"/proc/self/{kind}_map")) for kind in ("uid", "gid"))
-    # One number serves as both; where the maps differ so much that it cannot, there is none.
+    # One number serves as uid and gid; if the maps differ too much for that, there is none.
     return uid if uid == gid else None
 
 

@@ -1,4 +1,4 @@
-"""Landlock: which files a process may reach at all, whatever their owners and modes allow."""
+"""Landlock: restricts the files that a process can access, whatever their owners and modes allow."""
 
 import ctypes
 import errno
@@ -11,7 +11,7 @@ from . import libc
 
 _CREATE_VERSION = 1
 _RULE_PATH_BENEATH = 1
-# Denials are a session's daily life: they must not fill the machine's audit log. Since ABI 7.
+# Denials are normal in a session, and must not fill the machine's audit log. Since ABI 7.
 _QUIET = 0b101
 
 _EXECUTE = 1 << 0
@@ -26,18 +26,18 @@ _REFER = 1 << 13
 _BIND_AND_CONNECT = 0b11
 _ABSTRACT_UNIX_AND_SIGNAL = 0b11
 
-# What never appears in a workspace: character and block devices, sockets, named pipes.
+# Never allowed in a workspace: character and block devices, sockets, named pipes.
 _MAKE_SPECIAL = 1 << 6 | 1 << 9 | 1 << 10 | 1 << 11
 _ON_FILES = _EXECUTE | _WRITE_FILE | _READ_FILE | _TRUNCATE
 
 TRUNCATION_SINCE = 3
-"""Below this ABI a file outside can be emptied by its name; only a uid of its own stops that."""
+"""Below this ABI, code can truncate files outside by name, unless the session has its own uid."""
 SIGNALS_SINCE = 6
-"""From this ABI on, no signal leaves the session."""
+"""From this ABI on, code cannot signal processes outside the session."""
 
 
 def abi() -> int:
-    """Return the version of Landlock that the kernel offers; 0 where there is none."""
+    """Return the kernel's Landlock ABI version; 0 if it has none."""
     try:
         return libc.call("landlock_create_ruleset", None, 0, _CREATE_VERSION)
     except OSError:
@@ -45,7 +45,7 @@ def abi() -> int:
 
 
 def handled_rights(version: int) -> int:
-    """Return every right on files that a version of Landlock knows: what no rule grants is refused."""
+    """Return all file access rights of a Landlock version. Those not granted by a rule are denied."""
     rights = _FIRST_RIGHTS
     for since, right in ((2, _REFER), (3, _TRUNCATE), (5, _IOCTL_DEV)):
         if version >= since:
@@ -74,7 +74,7 @@ def _ruleset(version: int) -> int:
 
 
 def open_path(path: str) -> int:
-    """Return a descriptor that a rule can name a path by."""
+    """Return a descriptor of a path for a rule."""
     try:
         return os.open(path, os.O_PATH | os.O_CLOEXEC)
     except OSError as error:
@@ -90,7 +90,7 @@ def _rule(descriptor: int, rights: int) -> bytes:
 def prepare_rules(readable: Iterable[int], *, execute: bool = False) -> tuple[bytes, ...]:
     """Return rules for reading beneath descriptors, which have to stay open.
 
-    Made once for all sessions: three hundred of them then cost 0.3 ms a session and not 1.5 ms.
+    Prepared once for all sessions: three hundred rules then cost 0.3 ms per session rather than 1.5 ms.
 
     Args:
         readable: Descriptors of files and directories, from `open_path`.
@@ -101,16 +101,16 @@ def prepare_rules(readable: Iterable[int], *, execute: bool = False) -> tuple[by
 
 
 def restrict(readable: Sequence[bytes], writable: Sequence[str], *, execute: bool = False) -> int:
-    """Restrict this thread, and what it starts, for good.
+    """Restrict this thread and its descendants permanently.
 
     Args:
         readable: Rules from `prepare_rules`.
-        writable: Directories in which anything may be done but making devices, sockets and pipes; single files may be
-            written.
-        execute: Whether programs may be executed in the writable ones.
+        writable: Directories in which everything is allowed except making devices, sockets and pipes; or single files
+            that may be written.
+        execute: Whether programs in the writable directories may be executed.
 
     Returns:
-        The version of Landlock that was used; what it lacks is said by `TRUNCATION_SINCE` and `SIGNALS_SINCE`.
+        The Landlock version in use; see `TRUNCATION_SINCE` and `SIGNALS_SINCE` for what older ones lack.
     """
     version = abi()
     if version < 1:

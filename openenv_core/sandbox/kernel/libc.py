@@ -1,4 +1,4 @@
-"""System calls through one ctypes handle on the C library: called by name, failing as OSError."""
+"""System calls by name, through the C library and ctypes. Failures raise OSError."""
 
 import ctypes
 import os
@@ -35,10 +35,10 @@ def call_number(number: int, *arguments: Any, step: str | None = None) -> int:
 
     Args:
         number: The call's number on this architecture.
-        arguments: Integers, bytes (passed as a NUL-ended string), None (a null pointer) or ctypes objects.
-        step: What a failure is called; the number by default.
+        arguments: Integers, bytes (passed as a NUL-terminated string), None (a null pointer) or ctypes objects.
+        step: A description for the error; the number by default.
     """
-    # syscall() is variadic: an int would travel as 32 bits, with rubbish above them.
+    # syscall() is variadic: an int would be passed as 32 bits, with undefined upper bits.
     passed = [ctypes.c_long(value) if isinstance(value, int) else value for value in arguments]
     result = int(_syscall()(ctypes.c_long(number), *passed))
     if result < 0:
@@ -53,7 +53,7 @@ def call(name: str, *arguments: Any, step: str | None = None) -> int:
 
 
 def call_each(name: str, first: int, second: int, values: Iterable[bytes], *, step: str) -> None:
-    """Make a system call with each of many values as its third argument and 0 as its fourth, quickly."""
+    """Make a system call with each of many values as its third argument and 0 as its fourth, at little overhead."""
     syscall, number, end = _syscall(), ctypes.c_long(current().numbers[name]), ctypes.c_long(0)
     before = ctypes.c_long(first), ctypes.c_long(second)
     for value in values:
@@ -63,47 +63,47 @@ def call_each(name: str, first: int, second: int, values: Iterable[bytes], *, st
 
 
 def prctl(option: int, second: int = 0, *, step: str) -> int:
-    """Call prctl with the unused arguments zero, as its newer options demand."""
+    """Call prctl with unused arguments set to zero, as its newer options require."""
     return call("prctl", option, second, 0, 0, 0, step=step)
 
 
 def no_new_privileges() -> None:
-    """From here on no program that is executed gains anything; cannot be taken back."""
+    """Set no_new_privs permanently: executed programs gain no privileges."""
     prctl(_PR_SET_NO_NEW_PRIVS, 1, step="no_new_privs")
 
 
 def die_with_parent(with_signal: int = signal.SIGKILL) -> None:
-    """Have the kernel signal this process when the thread that made it ends.
+    """Have the kernel signal this process when the thread that created it ends.
 
-    Set it after identities and capabilities are dropped: changing those clears it. A parent that has ended
-    before is not noticed, so look at os.getppid() afterwards.
+    Call it after changing user and capabilities, which clears the setting. A parent that has already ended is not
+    noticed, so check os.getppid() afterwards.
     """
     prctl(_PR_SET_PDEATHSIG, int(with_signal), step="parent-death signal")
 
 
 def set_dumpable(dumpable: bool) -> None:
-    """Set whether this process's /proc entries and memory are open to others of its uid."""
+    """Set whether other processes of the same uid may access this process's /proc entries and memory."""
     prctl(_PR_SET_DUMPABLE, int(dumpable), step="dumpable")
 
 
 def is_dumpable() -> bool:
-    """Return whether `set_dumpable(True)` holds."""
+    """Return whether this process is dumpable; see `set_dumpable`."""
     return prctl(_PR_GET_DUMPABLE, step="reading dumpable") == 1
 
 
 def become_subreaper() -> None:
-    """Make orphans among this process's descendants its children, so that it can reap them."""
+    """Have orphaned descendants reparented to this process, so that it can reap them."""
     prctl(_PR_SET_CHILD_SUBREAPER, 1, step="child subreaper")
 
 
 def receive_only_sigchld() -> None:
-    """Have SIGCHLD come when a child ends, not whenever one is paused or goes on.
+    """Have SIGCHLD sent only when a child ends, not when one is stopped or resumed.
 
-    Call it after Python's own handler is set: Python has no way to say so, and setting a handler takes it back.
+    Call it after setting Python's handler: Python cannot set this flag, and setting a handler clears it.
     """
-    # struct sigaction as the kernel has it: the handler, the flags, and what stays as it is.
+    # The kernel's struct sigaction: the handler, the flags, and fields that are kept.
     action = ctypes.create_string_buffer(_SIGACTION_BYTES)
-    step = "hearing of children's deaths alone"
+    step = "setting SA_NOCLDSTOP"
     call("rt_sigaction", signal.SIGCHLD, None, action, _SIGNAL_SET_BYTES, step=step)
     (flags,) = _FLAGS.unpack_from(action, _FLAGS.size)
     _FLAGS.pack_into(action, _FLAGS.size, flags | _NO_CHILD_STOP)
@@ -111,12 +111,12 @@ def receive_only_sigchld() -> None:
 
 
 def close_from(lowest: int) -> None:
-    """Close every descriptor from a number on, those beyond the limit of open files too."""
+    """Close every descriptor from a number on, including those beyond the limit of open files."""
     call("close_range", lowest, 0xFFFF_FFFF, 0, step=f"closing descriptors from {lowest}")
 
 
 def write_file(path: str | Path, content: str, *, dir_fd: int | None = None) -> None:
-    """Write to one of the kernel's files, which takes all of it at once; a failure names both."""
+    """Write to a kernel file in one call; an error names the content and the file."""
     try:
         descriptor = os.open(path, os.O_WRONLY | os.O_CLOEXEC, dir_fd=dir_fd)
         try:

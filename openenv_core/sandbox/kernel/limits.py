@@ -1,4 +1,4 @@
-"""Resource limits of a process, relative to what it has when they are set."""
+"""Resource limits of a process, relative to its usage when they are set."""
 
 import ctypes
 import errno
@@ -16,17 +16,17 @@ _PENDING_SIGNALS = 64
 
 @dataclass(frozen=True)
 class Footprint:
-    """What a process occupies, in bytes: a fork of it starts from the same."""
+    """Memory that a process occupies, in bytes; its forks start with the same."""
 
     address_space: int
     data: int
 
 
 def footprint(proc: int | None = None) -> Footprint:
-    """Return what this process occupies now.
+    """Return this process's current footprint.
 
     Args:
-        proc: A descriptor of a /proc that sees this process, where /proc itself is gone.
+        proc: A descriptor of a /proc that shows this process, if /proc itself is not available.
     """
     path = "/proc/self/statm" if proc is None else "self/statm"
     descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC, dir_fd=proc)
@@ -38,13 +38,12 @@ def footprint(proc: int | None = None) -> Footprint:
 
 
 def count_tasks(uid: int) -> int:
-    """Return how many processes and threads of a uid this process's /proc shows: what RLIMIT_NPROC counts.
+    """Return the number of a user's processes and threads visible in /proc, which RLIMIT_NPROC counts.
 
-    Takes a few microseconds for each process of the machine: ask now and then, not for each session.
+    Takes a few microseconds per process of the machine, so do not call it for every session.
 
     Raises:
-        OSError: /proc could not be read, for want of a descriptor for example. A count without what
-            could not be looked at would be too low.
+        OSError: /proc could not be read, for want of a descriptor for example. A partial count would be too low.
     """
     tasks = 0
     with os.scandir("/proc") as entries:
@@ -53,18 +52,18 @@ def count_tasks(uid: int) -> int:
                 continue
             try:
                 if entry.stat().st_uid == uid:
-                    # After the name, which may hold anything but ends with the last bracket.
+                    # The fields after the process name, which may contain anything and ends at the last bracket.
                     fields = Path(entry.path, "stat").read_bytes().rpartition(b")")[2].split()
                     tasks += int(fields[17])
             except (FileNotFoundError, ProcessLookupError):
                 continue  # it has ended meanwhile
             except PermissionError:
-                tasks += 1  # /proc may hide how many threads it has (hidepid=1)
+                tasks += 1  # /proc may hide its number of threads (hidepid=1)
     return tasks
 
 
 def one_arena() -> None:
-    """Have the C library's malloc serve all threads from one arena, where it is one that has arenas."""
+    """Make the C library's malloc use one arena for all threads, if it has arenas."""
     mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
     if mallopt is not None:
         mallopt(_M_ARENA_MAX, 1)
@@ -79,15 +78,15 @@ def apply_rlimits(
     existing_tasks: int = 0,
     base: Footprint | None = None,
 ) -> None:
-    """Set the limits of this process for good: hard ones equal soft ones.
+    """Set this process's limits permanently, hard and soft ones alike.
 
     Args:
-        memory_bytes: What it may take beyond what it has.
-        file_bytes: The size of any one file that it writes.
-        open_files: Descriptors, counted from 0.
-        processes: Processes and threads that its uid may have in this user namespace.
-        existing_tasks: How many others of that uid there are already, where the uid is shared.
-        base: What it has now; read from /proc by default.
+        memory_bytes: Memory that it may allocate beyond `base`.
+        file_bytes: Maximum size of a file that it writes.
+        open_files: Maximum number of descriptors.
+        processes: Processes and threads that its user may have in this user namespace.
+        existing_tasks: Processes and threads that the user already has elsewhere, if it is shared.
+        base: Its current footprint; read from /proc by default.
     """
     base = base or footprint()
     for name, value in (

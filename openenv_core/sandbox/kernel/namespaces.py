@@ -1,4 +1,4 @@
-"""Name spaces: what is entered, mounted, hidden and uncovered in them."""
+"""Namespaces: entering them, and the mounts that build a session's view of the file system."""
 
 import ctypes
 import errno
@@ -30,7 +30,7 @@ DEVICES = ("/dev/null", "/dev/zero", "/dev/full", "/dev/random", "/dev/urandom")
 PROC_FILES = ("/proc/cpuinfo", "/proc/meminfo")
 
 _OLD = "/.old"
-# The tree is built on a tmpfs, which needs some directory to be mounted on; it moves away from there.
+# The root is built on a tmpfs, which needs an existing directory as mount point until it is moved to /.
 _SCAFFOLDS = ("/tmp", "/mnt", "/dev", "/usr")
 _MAX_LINKS = 40
 
@@ -50,7 +50,7 @@ def _mount(
 
 
 def _make_private() -> None:
-    """Keep every later mount, here and elsewhere, on its own side."""
+    """Stop mount propagation in both directions."""
     _mount(None, "/", None, _MS_REC | _MS_PRIVATE, None, "making / private")
 
 
@@ -61,18 +61,18 @@ def tmpfs(target: str, flags: int, **options: int | str) -> None:
 
 
 def _bind(source: str, target: str, flags: int) -> None:
-    """Show a file or a tree, with what is mounted beneath it, at another place.
+    """Bind a file or a tree, including mounts below it, to another path.
 
-    The flags are added to whatever each mount has: one that came from a more privileged namespace keeps the
-    flags that are locked there, which a remount would have to repeat one by one.
+    The flags are added to those of each mount: a mount from a more privileged namespace has locked flags, which a
+    remount would have to repeat one by one.
     """
     _mount(source, target, None, _MS_BIND | _MS_REC, None, f"binding {source}")
     _set_flags(target, flags, recursive=True)
 
 
 def _set_flags(target: str, flags: int, *, recursive: bool = False) -> None:
-    # struct mount_attr: attr_set, attr_clr, propagation, userns_fd. The values of these four flags are those
-    # of mount(2).
+    # struct mount_attr: attr_set, attr_clr, propagation, userns_fd. These four flags have the same values as in
+    # mount(2).
     attributes = ctypes.create_string_buffer(struct.pack("=QQQQ", flags, 0, 0, 0), 32)
     libc.call(
         "mount_setattr",
@@ -86,12 +86,12 @@ def _set_flags(target: str, flags: int, *, recursive: bool = False) -> None:
 
 
 def detach(target: str) -> None:
-    """Take a mount and all beneath it out of sight."""
+    """Detach a mount and all mounts below it."""
     libc.call("umount2", os.fsencode(target), _MNT_DETACH, step=f"detaching {target}")
 
 
 def _make_mount_point(path: str, mode: int) -> None:
-    """Make what a bind of a file or folder of that mode needs to be mounted on, and the folders above it."""
+    """Make a mount point for binding a file or folder of a mode, and its parent folders."""
     if stat.S_ISDIR(mode):
         os.makedirs(path, 0o755, exist_ok=True)
     else:
@@ -101,7 +101,7 @@ def _make_mount_point(path: str, mode: int) -> None:
 
 @contextmanager
 def _passable_folders() -> Iterator[None]:
-    # Every user that a session runs as walks through the folders that are made here.
+    # Every session's user has to be able to enter the folders made here.
     before = os.umask(0o022)
     try:
         yield
@@ -110,18 +110,17 @@ def _passable_folders() -> Iterator[None]:
 
 
 def build_root(paths: Iterable[str], hidden: Iterable[str], links: Iterable[str] = ()) -> None:
-    """Replace the root of this mount namespace by a read-only one that holds these paths alone.
+    """Replace the root of this mount namespace by a read-only one that contains only these paths.
 
-    It has a few devices, two files of /proc and no more of it, an empty directory for a session's workspace,
-    and /tmp as a link into that, unless one of the paths lies beneath /tmp. Needs `enter_outer`; open
-    what must be reached later (`open_proc`) before.
+    It also has a few devices, two files of /proc, an empty directory for a session's workspace, and /tmp as a link into
+    that, unless one of the paths is below /tmp. Call `enter_outer` first, and `open_proc` if /proc is needed later.
 
     Args:
-        paths: Files and directories that are shown, read-only, with all beneath. Those that do not exist,
-            or that this user cannot reach, are left out. Symbolic links on the way are reproduced;
-            directories above are fresh, and empty but for what else is shown.
-        hidden: What is shown empty nevertheless, beneath one of the paths.
-        links: Names below the root that become links to folders of the workspace; a path that is shown goes first.
+        paths: Files and directories to show read-only, with everything below them. Those that do not exist, or that
+            this user cannot reach, are left out. Symbolic links on the way are reproduced; parent directories are new
+            and contain only what is shown.
+        hidden: Paths below these that are shown empty.
+        links: Names in the root folder that become links to folders of the workspace, unless `paths` has them.
     """
     with _passable_folders():
         base = next((path for path in _SCAFFOLDS if os.path.isdir(path)), None)
@@ -133,7 +132,7 @@ def build_root(paths: Iterable[str], hidden: Iterable[str], links: Iterable[str]
         libc.call("pivot_root", os.fsencode(base), old, step=f"pivoting into {base}")
         os.chdir("/")
         tree = _Tree()
-        # A path comes after those above it, and is then there already.
+        # Parents first: a path below one that is shown needs no bind.
         for path in sorted(set(paths), key=lambda path: (path.count("/"), path)):
             tree.show(path, _SHUT)
         for path in PROC_FILES:
@@ -154,19 +153,19 @@ def build_root(paths: Iterable[str], hidden: Iterable[str], links: Iterable[str]
 
 
 class _Tree:
-    """The new root while it is built, with the old one beneath `_OLD`."""
+    """The new root under construction, with the old one mounted at `_OLD`."""
 
     def __init__(self) -> None:
         self._shown: set[str] = set()
 
     def show(self, path: str, flags: int) -> None:
-        """Bind a path of the old root at the same place."""
+        """Bind a path of the old root to the same path."""
         try:
             resolved = self._walk(path)
         except (FileNotFoundError, NotADirectoryError, PermissionError):
             return
         if resolved == "/":
-            raise OSError(errno.EINVAL, f"building a root: {path} is the whole machine")
+            raise OSError(errno.EINVAL, f"building a root: {path} is the root itself")
         if self._is_shown(resolved):
             return
         _make_mount_point(resolved, os.stat(_OLD + resolved).st_mode)
@@ -181,7 +180,7 @@ class _Tree:
         return False
 
     def _walk(self, path: str) -> str:
-        """Where a path leads, with the directories above it made and the links on its way reproduced."""
+        """Resolve a path in the old root, making its parent directories and reproducing links on the way."""
         resolved, todo, links = "/", _parts(path), 0
         while todo:
             name = todo.pop(0)
@@ -204,7 +203,7 @@ class _Tree:
 
 
 def _hide(path: str) -> None:
-    """Put something empty on a path that is shown."""
+    """Mount an empty file or folder over a path that is shown."""
     real = os.path.realpath(path)
     if real == "/" or not os.path.lexists(real):
         return
@@ -214,7 +213,7 @@ def _hide(path: str) -> None:
     empty = "/.empty"
     os.close(os.open(empty, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o444))
     _bind(empty, real, _SHUT)
-    # Its mount keeps it; the name is not needed.
+    # The mount keeps the file; its name is not needed.
     os.unlink(empty)
 
 
@@ -232,22 +231,22 @@ _ALL_BUT_USERS = _NEW_MOUNTS | _NEW_UTS | _NEW_IPC | _NEW_PIDS | _NEW_NETWORK
 
 
 def open_proc() -> int:
-    """Return a descriptor of /proc, for `settle_session` and `limits.footprint` once the root is another.
+    """Return a descriptor of /proc, for `settle_session` and `limits.footprint` after the root is replaced.
 
-    It leads to the machine's processes: it must not reach a session's code. `settle_session` closes it.
+    It shows the machine's processes, so it must not be passed on to a session's code. `settle_session` closes it.
     """
     return os.open("/proc", os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
 
 
 def enter_outer(*, privileged: bool) -> None:
-    """Leave the machine's namespaces: once, in the process that starts the zygote.
+    """Leave the machine's namespaces; called once, in the zygote's first process, which must have one thread.
 
-    Children, not the caller, are in the new pid namespace: the first one forked is its init, and the
-    namespace ends with it. The process must have one thread.
+    The caller's children, not the caller, are in the new pid namespace. The first child is its init process, and the
+    namespace ends with it.
 
     Args:
-        privileged: True unshares as root, without a user namespace. False makes one in which the caller's
-            own uid and gid are the only ones.
+        privileged: Whether to unshare as root, without a user namespace. Otherwise a user namespace is made, with the
+            caller's uid and gid only.
     """
     if privileged:
         libc.call("unshare", _ALL_BUT_USERS, step="unshare of mounts, pids, network, ipc, uts")
@@ -263,13 +262,13 @@ def enter_outer(*, privileged: bool) -> None:
 
 
 def fork_session(*, privileged: bool) -> int:
-    """Fork a process into namespaces of its own, as the first one of its pid namespace.
+    """Fork a process into its own namespaces, as the init process of its pid namespace.
 
-    The kernel does it in one step, and Python does nothing of what it does around os.fork(): the child is to fork the
-    process that does the work, with os.fork(), and to wait for it. The caller must have one thread.
+    This is one system call, without the work that Python does around os.fork(), so the child must fork the actual
+    process by os.fork() and wait for it. The caller must have one thread.
     """
     flags = _ALL_BUT_USERS if privileged else _ALL_BUT_USERS | _NEW_USERS
-    return libc.call("clone", flags | signal.SIGCHLD, 0, 0, 0, 0, step="a process in namespaces of its own")
+    return libc.call("clone", flags | signal.SIGCHLD, 0, 0, 0, 0, step="clone into new namespaces")
 
 
 def settle_session(
@@ -281,18 +280,17 @@ def settle_session(
     *,
     proc: int | None = None,
 ) -> None:
-    """Give a session a workspace of its own, in a child of the process that `fork_session` made.
+    """Mount a session's workspace, in a child of the process that `fork_session` made.
 
-    The workspace is an empty tmpfs that belongs to the session, with a directory .tmp; it goes with the last process of
-    the session.
+    The workspace is an empty tmpfs owned by the session, with a directory .tmp, and goes with its last process.
 
     Args:
         privileged: As for `enter_outer`.
-        uid: Whose the workspace is; without privileges that of the process that forked, which has no number yet.
-        gid: Likewise.
-        size_bytes: The most that all files together may hold.
-        inodes: The most files and directories.
-        proc: From `open_proc`; needed without privileges. Closed here.
+        uid: Owner of the workspace; if not privileged, the uid of the process that forked, which is not mapped yet.
+        gid: Group of the workspace, as `uid`.
+        size_bytes: Maximum size of all files together.
+        inodes: Maximum number of files and directories.
+        proc: From `open_proc`; required unless privileged. Closed here.
     """
     try:
         if not privileged:
@@ -308,14 +306,14 @@ def settle_session(
 
 
 def _map_ids(proc: int, uid: int, gid: int) -> None:
-    """Give this process's user namespace the uid and gid that its maker has outside, and no other."""
-    # The files below belong to root while the process is not dumpable, and could not be opened.
+    """Map only its creator's outer uid and gid into this process's user namespace."""
+    # While the process is not dumpable, the files below belong to root and cannot be opened.
     dumpable = libc.is_dumpable()
     if not dumpable:
         libc.set_dumpable(True)
     try:
         for name, content in (
-            ("setgroups", "deny"),  # asked for before a group may be mapped
+            ("setgroups", "deny"),  # required before a group may be mapped
             ("uid_map", f"{uid} {uid} 1"),
             ("gid_map", f"{gid} {gid} 1"),
         ):
@@ -326,9 +324,9 @@ def _map_ids(proc: int, uid: int, gid: int) -> None:
 
 
 def uncover(paths: Iterable[str]) -> None:
-    """Show paths where they are, read-only, with fresh folders above them that hold nothing else.
+    """Make paths reachable for other users, read-only, by replacing closed parent folders by ones with nothing else.
 
-    In a mount namespace of this process's own, which is made here; nobody else sees a difference.
+    This happens in a new mount namespace, so that only this process and its children see it.
     """
     covered = _find_unreachable(paths)
     if not covered:
@@ -347,7 +345,7 @@ def uncover(paths: Iterable[str]) -> None:
 
 
 def _find_unreachable(paths: Iterable[str]) -> dict[str, list[str]]:
-    """Return the paths that other users cannot reach, by the first folder on the way that keeps them out."""
+    """Return the paths that other users cannot reach, by the first parent folder that they cannot enter."""
     covered: dict[str, list[str]] = {}
     for path in paths:
         real = os.path.realpath(path)

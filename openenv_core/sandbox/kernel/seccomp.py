@@ -1,4 +1,4 @@
-"""Filters of system calls: the policy, and the BPF program that it becomes."""
+"""System-call filters: the policy, and its compilation to a BPF program."""
 
 import ctypes
 import errno
@@ -31,26 +31,26 @@ _LONGEST_JUMP = 255
 _MAX_INSTRUCTIONS = 4096
 
 Instruction = tuple[int, int, int, int]
-"""Code, jump if true, jump if false, operand."""
+"""Opcode, jump if true, jump if false, operand."""
 Code = list[Instruction]
 
 
 def answer(code: int) -> int:
-    """Return the verdict that makes a call fail with an errno."""
+    """Return the filter's return value that makes a call fail with an errno."""
     return _ERRNO | code
 
 
-# A test of one argument is code that falls through where it holds, and ends in a jump to be aimed where it does not.
-_MISS = -1  # a jump to the next alternative, aimed once its distance is known
+# A test of an argument is code that falls through if it holds, and otherwise jumps to the next alternative.
+_MISS = -1  # placeholder of that jump, replaced once its distance is known
 
 
 def _low(argument: int) -> int:
-    # Both architectures are little-endian: the lower word comes first.
+    # Both architectures are little-endian: the low word is first.
     return _ARGUMENTS_AT + 8 * argument
 
 
 def one_of(argument: int, values: Iterable[int], mask: int = 0xFFFF_FFFF) -> Code:
-    """Test that an int argument is one of these; its upper word is not looked at, as the kernel does not either."""
+    """Test that an int argument is one of these values; like the kernel, ignore its upper word."""
     code: Code = [(LOAD, 0, 0, _low(argument))]
     if mask != 0xFFFF_FFFF:
         code.append((AND, 0, 0, mask))
@@ -62,7 +62,7 @@ def one_of(argument: int, values: Iterable[int], mask: int = 0xFFFF_FFFF) -> Cod
 
 
 def only(argument: int, bits: int, *, wide: bool = False) -> Code:
-    """Test that an argument has no bits but these; its upper word, where it is wide, has none at all."""
+    """Test that an argument has no other bits than these; if `wide`, also that its upper word is zero."""
     code: Code = [(LOAD, 0, 0, _low(argument)), (JUMP_ANY_BIT, _MISS, 0, ~bits & 0xFFFF_FFFF)]
     if wide:
         code += [(LOAD, 0, 0, _low(argument) + 4), (JUMP_ANY_BIT, _MISS, 0, 0xFFFF_FFFF)]
@@ -70,19 +70,19 @@ def only(argument: int, bits: int, *, wide: bool = False) -> Code:
 
 
 def all_of(argument: int, bits: int) -> Code:
-    """Test that an argument has all of these bits, which lie in its lower word."""
+    """Test that an argument has all of these bits, which are in its low word."""
     return [(LOAD, 0, 0, _low(argument)), (AND, 0, 0, bits), (JUMP_EQUAL, 0, _MISS, bits)]
 
 
 @dataclass(frozen=True)
 class SeccompRule:
-    """What a call's arguments must be: every test of one of the alternatives, else the errno."""
+    """A rule on a call's arguments: all tests of one alternative must pass, or the call fails with an errno."""
 
     alternatives: tuple[tuple[Code, ...], ...]
     otherwise: int = errno.EPERM
 
     def code(self) -> Code:
-        """Return self-contained code that decides."""
+        """Return code that returns the verdict."""
         code: Code = []
         for tests in self.alternatives:
             block = [instruction for test in tests for instruction in test]
@@ -99,19 +99,19 @@ def when(*tests: Code) -> SeccompRule:
 
 
 Verdict = int | SeccompRule
-"""What happens to a call: a return value of the filter, or a rule on its arguments."""
+"""The verdict on a call: a return value of the filter, or a rule on its arguments."""
 
 
 def decide(verdicts: Mapping[int, Verdict], otherwise: int, last: int) -> Code:
     """Return a binary search over call numbers, which expects the number in the accumulator.
 
-    A call that its number decides meets no other load: the kernel then answers it from a bitmap, without
-    running the filter at all.
+    If the number alone decides, the code loads nothing else. The kernel then answers the call from a bitmap, without
+    running the filter.
 
     Args:
-        verdicts: The calls that have a verdict of their own.
-        otherwise: The verdict on any other number.
-        last: The highest number that is in the verdicts.
+        verdicts: Verdicts by call number.
+        otherwise: The verdict on all other numbers.
+        last: The highest number in `verdicts`.
     """
     starts: list[tuple[int, Verdict]] = []
     for number in range(last + 2):
@@ -134,7 +134,7 @@ def _tree(ranges: Sequence[tuple[int, Verdict]]) -> Code:
 
 
 def program(audit: int, foreign_from: int | None, tree: Code) -> bytes:
-    """Return a whole filter: another architecture or calling convention kills the process, the tree does the rest."""
+    """Return a filter: a foreign architecture or calling convention kills the process; the tree decides the rest."""
     code: Code = [
         (LOAD, 0, 0, _ARCHITECTURE_AT),
         (JUMP_EQUAL, 1, 0, audit),
@@ -151,15 +151,15 @@ def program(audit: int, foreign_from: int | None, tree: Code) -> bytes:
 
 @dataclass(frozen=True)
 class SeccompPolicy:
-    """What one session's filter depends on.
+    """The settings of a session's filter.
 
     Attributes:
-        pid: The session's own pid as it sees itself: signals go to it, or to its group (0), alone. None
-            leaves signals to what uids, pid namespaces and Landlock allow; sessions that fork need that.
-        allow_subprocess: fork, vfork and execve are allowed.
-        allow_fork: fork is allowed, execve is not.
-        shared_uid: Other files on the machine belong to this very uid, and no namespace hides them. Landlock
-            has no say in a file's mode, owner and times, so those stay as they are.
+        pid: The session's pid in its own namespace: signals may be sent only to it, or to its group (0). None leaves
+            signals to uids, pid namespaces and Landlock; sessions that fork need that.
+        allow_subprocess: Whether fork, vfork and execve are allowed.
+        allow_fork: Whether fork is allowed without execve.
+        shared_uid: Whether other files on the machine belong to the same uid, and no namespace hides them. Landlock
+            does not cover a file's mode, owner and times, so the filter then denies changing these.
     """
 
     pid: int | None
@@ -198,13 +198,13 @@ PLAIN = _names(
     shutdown getsockname getpeername
     """
 )
-"""Allowed whatever the arguments are, in every policy."""
+"""Allowed in every policy, whatever the arguments."""
 
 ATTRIBUTES = _names("chmod fchmod fchmodat chown fchown lchown fchownat utime utimes futimesat utimensat")
-"""A file's mode, owner and times: by name they reach past Landlock, and through a read-only descriptor too."""
+"""Calls that change a file's mode, owner or times. Landlock does not cover them; a read-only descriptor suffices."""
 
-# Extended attributes are outside every quota, and reserved space fills a disk before anybody has looked; "not
-# supported" is what shutil takes as an answer, and the C library, which then writes instead.
+# Extended attributes escape every quota, and fallocate fills a disk between two polls. "Not supported" is an error that
+# shutil tolerates, and on which the C library falls back to writing.
 UNSUPPORTED = _names(
     """
     fallocate
@@ -213,7 +213,7 @@ UNSUPPORTED = _names(
     """
 )
 
-# The C library falls back on the older call when it hears ENOSYS, and gives up when it hears EPERM.
+# The C library falls back to the older call on ENOSYS, but fails on EPERM.
 ABSENT = frozenset({"clone3"})
 YOUNGEST_NEEDED = "futex_waitv"
 
@@ -224,31 +224,31 @@ _SIGNAL_BITS = 0xFF
 _SIGCHLD = 17
 
 _AF_UNIX = 1
-_SOCKET_TYPES = (1, 5)  # stream and seqpacket; a datagram socket could be sent on to any other name
+_SOCKET_TYPES = (1, 5)  # stream and seqpacket; a datagram socket could send to any address
 _SOCKET_TYPE_FLAGS = 0x80800  # non-blocking, close-on-exec
 _SOL_SOCKET = 1
-# REUSEADDR, KEEPALIVE, LINGER, RCVTIMEO, SNDTIMEO: not SNDBUF and RCVBUF, whose memory no limit counts
+# REUSEADDR, KEEPALIVE, LINGER, RCVTIMEO, SNDTIMEO; not SNDBUF and RCVBUF, whose memory no limit counts.
 _SOCKET_OPTIONS = (2, 9, 13, 20, 21)
-# Without the peer's pidfd or credentials: TYPE and ERROR, SNDBUF, RCVBUF, those above, ACCEPTCONN, PROTOCOL, DOMAIN
+# Those above, and TYPE, ERROR, SNDBUF, RCVBUF, ACCEPTCONN, PROTOCOL, DOMAIN; not the peer's pidfd or credentials.
 _SOCKET_FACTS = (*_SOCKET_OPTIONS, 3, 4, 7, 8, 30, 38, 39)
-# PEEK, TRUNC, DONTWAIT, EOR, WAITALL, NOSIGNAL, CMSG_CLOEXEC. Sending descriptors (sendmsg) and out-of-band bytes
-# is what attacks on the kernel's sockets are made of, and what nothing here needs.
+# PEEK, TRUNC, DONTWAIT, EOR, WAITALL, NOSIGNAL, CMSG_CLOEXEC. Attacks on the kernel's sockets use out-of-band data and
+# sending descriptors (sendmsg), which nothing here needs.
 _MESSAGE_FLAGS = 0x4000_41E2
-# WAIT, WAKE, REQUEUE, CMP_REQUEUE, WAKE_OP, and the two of bit sets: none with priority inheritance
+# WAIT, WAKE, REQUEUE, CMP_REQUEUE, WAKE_OP, WAIT_BITSET, WAKE_BITSET; none with priority inheritance.
 _FUTEX_OPERATIONS = (0, 1, 3, 4, 5, 9, 10)
-_FUTEX_FLAGS = 0x180  # private, by the real-time clock
+_FUTEX_FLAGS = 0x180  # PRIVATE, CLOCK_REALTIME
 
 # TCGETS, TIOCGWINSZ, FIONREAD, FIOCLEX, FIONCLEX, FIONBIO
 _IOCTLS = (0x5401, 0x5413, 0x541B, 0x5451, 0x5450, 0x5421)
-# DUPFD, GETFD, SETFD, GETFL, SETFL, SETLK, SETLKW, DUPFD_CLOEXEC, GETPIPE_SZ: not the locks of open files
-# (OFD), which outlive their descriptors in mappings and whose memory no limit counts. Neither flock nor GETLK: on
-# files that all sessions may read, one session would see another's lock.
+# DUPFD, GETFD, SETFD, GETFL, SETFL, SETLK, SETLKW, DUPFD_CLOEXEC, GETPIPE_SZ. Not the locks of open file descriptions
+# (OFD), which outlive their descriptors in mappings and whose memory no limit counts. Neither flock nor GETLK, by which
+# one session would see another's lock on a file that all sessions may read.
 _FCNTLS = (0, 1, 2, 3, 4, 6, 7, 1030, 1032)
 # Reads of PDEATHSIG, DUMPABLE, KEEPCAPS; SET_NAME, GET_NAME; reads of SECCOMP, CAPBSET, SECUREBITS, TIMERSLACK,
 # CHILD_SUBREAPER; NO_NEW_PRIVS set and read; reads of TID_ADDRESS, THP_DISABLE; names for memory areas (VMA)
 _PRCTLS = (2, 3, 7, 15, 16, 21, 23, 27, 30, 37, 38, 39, 40, 42, 0x53564D41)
 # NORMAL to DONTNEED, FREE, REMOVE, DONTFORK, DOFORK, HUGEPAGE, NOHUGEPAGE, DONTDUMP, DODUMP, WIPEONFORK,
-# KEEPONFORK, POPULATE_READ, POPULATE_WRITE: not MERGEABLE (a side channel), PAGEOUT (slows others), HWPOISON
+# KEEPONFORK, POPULATE_READ, POPULATE_WRITE; not MERGEABLE (a side channel), PAGEOUT (slows others), HWPOISON.
 _ADVICE = (0, 1, 2, 3, 4, 8, 9, 10, 11, 14, 15, 16, 17, 18, 19, 22, 23)
 
 
@@ -288,7 +288,7 @@ def _rules(policy: SeccompPolicy) -> Iterator[tuple[str, Verdict]]:
     yield "sendto", when(only(3, _MESSAGE_FLAGS))
     yield "recvfrom", when(only(3, _MESSAGE_FLAGS))
     yield "recvmsg", when(only(2, _MESSAGE_FLAGS))
-    # Probing for an operation that is not there, libc expects ENOSYS.
+    # libc probes for operations, and expects ENOSYS for a missing one.
     futex = one_of(1, _FUTEX_OPERATIONS, mask=0xFFFF_FFFF & ~_FUTEX_FLAGS)
     yield "futex", SeccompRule(((futex,),), otherwise=errno.ENOSYS)
 
@@ -297,7 +297,7 @@ def _rules(policy: SeccompPolicy) -> Iterator[tuple[str, Verdict]]:
 
 
 def verdicts(policy: SeccompPolicy, architecture: SyscallTable) -> dict[int, Verdict]:
-    """Return the verdict on every call that the table of an architecture names."""
+    """Return the verdict on every call of an architecture's table."""
     numbers = architecture.numbers
     youngest = numbers[YOUNGEST_NEEDED]
     decided: dict[int, Verdict] = {
@@ -307,7 +307,7 @@ def verdicts(policy: SeccompPolicy, architecture: SyscallTable) -> dict[int, Ver
     named |= dict.fromkeys(ABSENT, answer(errno.ENOSYS))
     named |= dict.fromkeys(UNSUPPORTED, answer(errno.EOPNOTSUPP))
     named |= dict(_rules(policy))
-    # An architecture without one of the older calls has nothing to decide about it.
+    # Some architectures lack some of the older calls.
     decided |= {numbers[name]: verdict for name, verdict in named.items() if name in numbers}
     return decided
 
@@ -318,15 +318,15 @@ _SPEC_ALLOW = 4
 _INSTRUCTION_BYTES = 8
 
 
-# No process has it: numbers end at 2**22. No rule compares anything else with it.
+# Placeholder: no process has this pid, since pids end at 2**22, and no rule compares another value with it.
 _SOME_PID = 0x5EED_C0DE
 
 
 def assemble(policy: SeccompPolicy, architecture: SyscallTable | None = None) -> bytes:
-    """Return the filter of a policy, by default for this machine's architecture."""
+    """Return a policy's filter, by default for this machine's architecture."""
     if policy.pid is None:
         return _assembled(policy, architecture)
-    # Sessions differ in their pid alone, and putting a filter together takes some milliseconds.
+    # Sessions differ only in their pid, and assembling a filter takes some milliseconds.
     template = _assembled(replace(policy, pid=_SOME_PID), architecture)
     return template.replace(struct.pack("=I", _SOME_PID), struct.pack("=I", policy.pid))
 
@@ -334,7 +334,7 @@ def assemble(policy: SeccompPolicy, architecture: SyscallTable | None = None) ->
 @lru_cache(maxsize=64)
 def _assembled(policy: SeccompPolicy, architecture: SyscallTable | None) -> bytes:
     architecture = architecture or current()
-    absent = answer(errno.ENOSYS)  # gaps in the table, and everything younger than it
+    absent = answer(errno.ENOSYS)  # gaps in the table, and all newer calls
     tree = decide(verdicts(policy, architecture), absent, architecture.last)
     return program(architecture.audit, architecture.foreign_from, tree)
 
@@ -344,11 +344,11 @@ class _Program(ctypes.Structure):
 
 
 def install(filter_code: bytes) -> None:
-    """Install a filter on every thread of this process, after no_new_privs; it cannot be taken away again."""
+    """Install a filter permanently on every thread of this process, after setting no_new_privs."""
     libc.no_new_privileges()
     buffer = ctypes.create_string_buffer(filter_code, len(filter_code))
     fprog = _Program(len(filter_code) // _INSTRUCTION_BYTES, ctypes.addressof(buffer))
-    # SPEC_ALLOW: kernels before 5.16 slow every filtered process down otherwise, loops of Python included.
+    # SPEC_ALLOW: without it, kernels before 5.16 slow down every filtered process, even pure Python loops.
     flags = _TSYNC | _SPEC_ALLOW
     stray = libc.call("seccomp", _SET_MODE_FILTER, flags, ctypes.byref(fprog), step="seccomp filter")
     if stray:

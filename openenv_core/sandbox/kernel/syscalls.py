@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import lru_cache
 
-# Since 424 a new call has the same number on every architecture. Up to Linux 6.17.
+# From 424 on, calls have the same number on every architecture. Complete up to Linux 6.17.
 SHARED = """
 @424 pidfd_send_signal io_uring_setup io_uring_enter io_uring_register open_tree move_mount fsopen
 fsconfig fsmount fspick pidfd_open clone3 close_range openat2 pidfd_getfd faccessat2 process_madvise
@@ -37,10 +37,10 @@ class SyscallTable:
     """One architecture's system calls.
 
     Attributes:
-        name: As `uname -m` says it.
-        audit: The AUDIT_ARCH value that seccomp shows a filter.
-        numbers: Each call's number, by name.
-        foreign_from: Numbers from here on belong to another calling convention (x32), None where there is none.
+        name: The name that `uname -m` prints.
+        audit: The AUDIT_ARCH value that seccomp passes to a filter.
+        numbers: Call numbers by name.
+        foreign_from: The first number of another calling convention (x32), if there is one.
     """
 
     name: str
@@ -50,7 +50,7 @@ class SyscallTable:
 
     @property
     def last(self) -> int:
-        """The highest number in the table: a call beyond it is younger than this file."""
+        """The highest number in the table. Calls beyond it are newer than this file."""
         return max(self.numbers.values())
 
 
@@ -126,7 +126,7 @@ copy_file_range preadv2 pwritev2 pkey_mprotect pkey_alloc pkey_free statx io_pge
 @335 uretprobe
 """
 
-# The x32 convention reaches the same kernel under the same audit value, with this bit in the number.
+# The x32 calling convention has the same audit value, and this bit set in the number.
 X86_64 = SyscallTable("x86_64", 0xC000003E, _numbered(_X86_64_OWN + SHARED), foreign_from=0x4000_0000)
 
 
@@ -135,14 +135,14 @@ ARCHITECTURES = {"x86_64": X86_64, "amd64": X86_64, "aarch64": AARCH64, "arm64":
 
 @lru_cache(maxsize=1)
 def current() -> SyscallTable:
-    """Return the architecture of this process."""
-    # os.uname, not platform: that imports a good deal, and asks the same.
+    """Return the table of this process's architecture."""
+    # os.uname rather than platform, which imports a lot and calls the same.
     uname = getattr(os, "uname", None)
     system = uname() if uname is not None else None
     if system is None or system.sysname != "Linux":
-        raise OSError(errno.ENOSYS, "expected Linux, which the sandbox's kernel room is written for")
+        raise OSError(errno.ENOSYS, "expected Linux, which the sandbox needs")
     architecture = ARCHITECTURES.get(system.machine)
-    # A 32-bit program on a 64-bit kernel reports the kernel's machine, and has other numbers.
+    # A 32-bit program on a 64-bit kernel sees the kernel's machine, but has other call numbers.
     if architecture is None or struct.calcsize("P") != 8:
         known = ", ".join(sorted(ARCHITECTURES))
         raise OSError(errno.ENOSYS, f"expected a 64-bit process on one of {known}, got {system.machine}")

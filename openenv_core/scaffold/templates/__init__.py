@@ -1,1 +1,1 @@
-"""What `ropewalk init` copies: an environment called Place Holder, and what is different in others."""
+"""The templates of `ropewalk init`: an environment called Place Holder, and files that differ in other templates."""

@@ -95,7 +95,7 @@ def test_watching_ends_with_the_run(capsys: pytest.CaptureFixture[str]) -> None:
     with served(take) as address:
         assert status("--addr", address, "--watch", "0.25") == 0
     captured = capsys.readouterr()
-    assert f"the run at {address} answers no more" in captured.err
+    assert f"the run at {address} no longer answers" in captured.err
     assert "version 2 of 150" in captured.out
 
 

@@ -80,7 +80,7 @@ def test_a_key_that_does_nothing_is_told_and_trained_with(
     words = ["--config", str(config_file), "algorithm.kl_estimator=k1"]
     assert run(COMMAND, words) == 0
     assert capsys.readouterr().err == (
-        "ropewalk train: warning: algorithm.kl_estimator=k1 has no effect: it counts where algorithm.kl_coef is "
+        "ropewalk train: warning: algorithm.kl_estimator=k1 has no effect: it only counts if algorithm.kl_coef is "
         "above 0\n"
     )
     assert run(COMMAND, [*words, "algorithm.kl_coef=0.1"]) == 0

@@ -55,7 +55,7 @@ def test_what_is_used_is_not(keys: dict[str, Any]) -> None:
 def test_a_bonus_that_is_held_for_the_whole_run_is_lowered_to_nothing() -> None:
     lines = find_unused_algorithm_keys(AlgorithmConfig(entropy_coef=0.1, entropy_final_factor=0.1))
     assert lines == [
-        "algorithm.entropy_final_factor=0.1 has no effect: it counts where algorithm.entropy_coef is above 0, and "
+        "algorithm.entropy_final_factor=0.1 has no effect: it only counts if algorithm.entropy_coef is above 0, and "
         "entropy_final_factor and entropy_hold below 1"
     ]
 
@@ -93,7 +93,7 @@ def test_what_episodes_alone_have_is_told_with_a_dataset() -> None:
     assert find_unused_keys(config(world={"data": {"source": "prompts.jsonl"}}, **on_gpus)) == []
     lines = find_unused_keys(config(world={"data": {"source": "prompts.jsonl"}}, **EPISODES))
     assert lines == [
-        f"{section}.{key}={value} has no effect: it counts where env.* is set, not data.*"
+        f"{section}.{key}={value} has no effect: it only counts if env.* is set, not data.*"
         for section, keys in EPISODES.items()
         for key, value in keys.items()
     ]

@@ -48,12 +48,12 @@ def test_lines_of_a_file_are_examples(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("line", "words"),
     [
-        ("{", r"expected a JSON object, got what is none: .*line 2\)"),
+        ("{", r"expected a JSON object, got invalid JSON: .*line 2\)"),
         ("[1]", r"expected an object with a prompt, got list .*line 2\)"),
         ('{"prompt": [{"role": "user"}]}', r"expected the prompt to be a text or messages"),
         ('{"prompt": []}', r"expected the prompt to be a text or messages"),
         # JSON may have half a character, of which no tokenizer makes anything.
-        (r'{"prompt": [{"role": "user", "content": "\udc00"}]}', r"got '\\udc00' behind .*line 2\)"),
+        (r'{"prompt": [{"role": "user", "content": "\udc00"}]}', r"got '\\udc00' after .*line 2\)"),
     ],
 )
 def test_a_line_that_is_no_example_is_told_before_the_run_begins(

@@ -161,7 +161,7 @@ def chat(*messages: dict[str, Any], **more: Any) -> str:
         (chat(ASSISTANT, USER), "begin with another's"),
         (
             chat(USER, {**ASSISTANT, "content": "half \ud83d"}),
-            r"UTF-8 .*'\\ud83d' behind .*bad\.jsonl, line 1",
+            r"UTF-8 .*'\\ud83d' after .*bad\.jsonl, line 1",
         ),
         (chat(USER, {**ASSISTANT, "content": "", "tool_calls": [CALL]}), r"with tool_calls \(.*line 1\)"),
         (chat(USER, {**ASSISTANT, "content": None}), r"whose content is text, got None"),

@@ -115,7 +115,7 @@ def test_host_that_does_not_come(node_rank: int) -> None:
     assert found.level is Severity.BAD
     assert f"expected 2 processes to meet at {address} within 2 s" in found.told
     # The first host has the place where all meet: who else is missing can be said there alone.
-    assert ("no host came as --node_rank 1 within 2 s" if node_rank == 0 else "Error") in found.told
+    assert ("no host joined as --node_rank 1 within 2 s" if node_rank == 0 else "Error") in found.told
     assert "--node_rank N" in found.told
     assert ranks_alive(address) == []
 

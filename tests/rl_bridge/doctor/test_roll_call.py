@@ -70,14 +70,14 @@ def test_all_that_came_are_told_in_their_order() -> None:
 
 
 def test_a_host_that_does_not_come_is_named() -> None:
-    with pytest.raises(MeetingError, match=r"no host came as --node_rank 1 within 0 s"):
+    with pytest.raises(MeetingError, match=r"no host joined as --node_rank 1 within 0 s"):
         called(MemoryStore(), 0, facts("a"))
 
 
 def test_a_rank_that_is_there_twice_is_named() -> None:
     store = told(MemoryStore(), [(0, facts("a"))])
     store.add("came/1", 1)
-    with pytest.raises(MeetingError, match=r"two hosts came as --node_rank 1, b is one of them"):
+    with pytest.raises(MeetingError, match=r"two hosts joined as --node_rank 1, b is one of them"):
         called(store, 1, facts("b"))
 
 
@@ -98,7 +98,7 @@ def test_a_store_that_goes_away_is_the_first_hosts() -> None:
             raise RuntimeError("Connection reset by peer")
 
     with pytest.raises(
-        MeetingError, match="host 0, at whose address all meet, has gone; see what it says: Connection"
+        MeetingError, match="lost the connection to host 0, where all hosts meet; see its output: Connection"
     ):
         called(Gone(), 1, facts("b"))
 

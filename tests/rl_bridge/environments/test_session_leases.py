@@ -186,5 +186,5 @@ async def test_closed_leases_lend_nothing_and_break_what_is_lent(wide: str) -> N
             await leases.close()
             outcome: Any = (await asyncio.gather(stepping, return_exceptions=True))[0]
             assert "broken off by this client" in str(outcome)
-        with pytest.raises(RolloutError, match="some that were closed"):
+        with pytest.raises(RolloutError, match="session leases are closed"):
             await waiting

@@ -1,4 +1,4 @@
-"""Real engines: what their processes are started with, and a checkpoint for them."""
+"""Fixtures for tests of engines: import paths of their processes, and a checkpoint."""
 
 import os
 from collections.abc import Callable
@@ -18,13 +18,13 @@ def roles_can_import_tests(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture(scope="session")
 def long_policy(tmp_path_factory: pytest.TempPathFactory, random_policy: RandomPolicy) -> Path:
-    """A checkpoint like `tiny_policy` that takes longer prompts, and never ends an answer by itself."""
+    """A checkpoint like `tiny_policy` with longer prompts and without an end-of-sequence token."""
     return random_policy(tmp_path_factory.mktemp("long_policy"), 40, 2)
 
 
 @pytest.fixture(scope="module")
 def reference(long_policy: Path) -> Any:
-    """The same checkpoint as transformers computes it."""
+    """The same checkpoint loaded by transformers."""
     import torch
     from transformers import Qwen3ForCausalLM
 

@@ -132,7 +132,7 @@ def test_training_goes_on_without_a_tracker_that_fails(
             log.write(step, {})
     assert (sink.logged, sink.finished) == ([1, 2], False)
     assert [line.partition(";")[0] for line in caplog.messages] == [
-        "failing takes no metrics any more",
+        "failing no longer takes metrics",
         "the run of failing could not be finished: no server",
     ]
     again = Failing(tmp_path, "ours", {})

@@ -1,4 +1,4 @@
-"""Servers for episodes, each in its test's own loop; those that tests kill are processes."""
+"""Servers for episodes, each in its test's event loop; servers that tests kill are processes."""
 
 from collections.abc import AsyncIterator
 

@@ -108,7 +108,7 @@ async def test_sibling_that_cannot_be_brought_there_again_is_dropped(
     assert absences(result) == [Absence.DROPPED] * 3
     assert result.last_failure is not None
     assert EpisodeLostError.__name__ in result.last_failure
-    assert "did not come again to where its group begins" in result.last_failure
+    assert "did not reach the fork of its group again" in result.last_failure
 
 
 async def test_groups_that_wait_for_sessions_do_not_wait_for_each_other(notebook: str) -> None:

@@ -1,4 +1,4 @@
-"""What the tests of services share."""
+"""Fixtures of the tests of services."""
 
 import os
 from pathlib import Path
@@ -7,7 +7,7 @@ from types import ModuleType
 import pytest
 
 SILENCE_S = 15.0
-"""Less than what the tests wait for: to Monarch a process that dies while it is being asked is silent, not dead."""
+"""Less than the tests wait: to Monarch, a process that dies during a call is silent, not dead."""
 
 
 @pytest.fixture(autouse=True)
@@ -18,13 +18,13 @@ def _roles_can_import_their_actor(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture
 def silence_is_a_loss() -> None:
-    """For a test that looks at what silence comes to: it has the product's own bound."""
+    """For tests of silent processes: keeps the product's own bound."""
 
 
 @pytest.fixture(autouse=True)
 def _who_is_late_is_not_lost(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A machine that stands still for seconds loses no replica: tests count what is lost."""
-    # The others do without Monarch.
+    """Raise the bound, so that a stalled machine loses no replica: tests count lost replicas."""
+    # Other tests do not need Monarch.
     if request.node.get_closest_marker("heavy") and "silence_is_a_loss" not in request.fixturenames:
         from rl_bridge.services import processes
 

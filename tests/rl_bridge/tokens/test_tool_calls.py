@@ -113,7 +113,7 @@ def test_calls_as_llama_writes_them(text: str, calls: list[ToolCall]) -> None:
     [
         ("<|python_tag|>", "expected JSON, got ''"),
         ('{"name": "look", "arguments": {"at": "x"}}', 'expected an object as "parameters"'),
-        ('{"name": "look", "parameters": {}} and', "expected nothing behind a call but ';'"),
+        ('{"name": "look", "parameters": {}} and', "expected only ';' and another call after a call"),
         ('{"name": "look", "parameters": {"at": 1, "at": 2}}', "got 'at' twice"),
     ],
 )

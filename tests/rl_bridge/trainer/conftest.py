@@ -1,4 +1,4 @@
-"""A checkpoint that two ranks can share, and a pair of ranks, for the tests of one file each."""
+"""A checkpoint that can be sharded over two ranks, and a pair of ranks, each shared by the tests of a file."""
 
 from collections.abc import Iterator
 from pathlib import Path

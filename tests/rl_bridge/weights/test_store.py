@@ -278,7 +278,7 @@ async def test_parts_and_other_types_are_cut_out(store: WeightStore) -> None:
         assert_same(state, {"weight": whole["weight"][1:4, 2:]})
     for like, told in (
         ({"weights": torch.empty(5, 4)}, "expected 'weights' in version 1"),
-        ({"weight": torch.empty(4, 5)}, r"within \(5, 4\), as version 1 has it, got \(4, 5\)"),
+        ({"weight": torch.empty(4, 5)}, r"within \(5, 4\), its shape in version 1, got \(4, 5\)"),
         ({"weight": ShardSpec(box=Box(start=(3, 0), shape=(3, 4)))}, r"got \(3, 4\) from \(3, 0\)"),
     ):
         with pytest.raises(WeightsError, match=told):

@@ -1,4 +1,4 @@
-"""What the tests of `ropewalk sandboxes` share: a service, E2B's clients on it, an engine."""
+"""Fixtures of the tests of `ropewalk sandboxes`: a service, E2B's clients of it, an engine."""
 
 from pathlib import Path
 
@@ -10,7 +10,7 @@ __all__ = ["client", "create", "engine", "sandbox", "service", "template"]
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Leave the fourth of the pairs of faces and kinds to the third tier."""
+    """Move one of the four combinations, the async client with an image, to the third tier."""
     for item in items:
         words = set(item.name.rstrip("]").replace("[", "-").split("-"))
         if item.path.parent == Path(__file__).parent and {"async", "image"} <= words:

@@ -86,7 +86,7 @@ async def test_what_is_no_frame_ends_the_sandbox(frame: bytes) -> None:
         with pytest.raises(GuestError, match="was not found") as told:
             await asyncio.wait_for(asked, PATIENCE_S)
         assert told.value.code == "unavailable"
-        assert "no frame" in await guest.gone
+        assert "invalid frame" in await guest.gone
         came = await output.take(PATIENCE_S)
         assert came is not None
         assert came[0]["lost"]
@@ -123,6 +123,31 @@ async def test_a_slow_upload_ends_with_its_sandbox() -> None:
 
         with pytest.raises(GuestError, match="was not found"):
             await envd._write(guest, "path", pieces())
+
+
+async def test_a_command_that_was_killed_at_its_deadline_has_timed_out_however_late_that_is_read() -> None:
+    loop = asyncio.get_running_loop()
+
+    async def request(agent: socket.socket, op: str) -> dict[str, Any]:
+        while True:
+            head, size = FRAME.unpack(await loop.sock_recv(agent, FRAME.size))
+            header: dict[str, Any] = json.loads(await loop.sock_recv(agent, head + size))
+            if header["op"] == op:
+                return header
+
+    async with forged() as (guest, agent):
+        events = envd._start(guest, {"process": {"cmd": "sleep"}}, 0.05)
+        first = asyncio.create_task(anext(events))
+        start = await request(agent, "start")
+        await loop.sock_sendall(agent, pack({"id": start["id"], "pid": 7}))
+        assert await first == {"event": {"start": {"pid": 7}}}
+        await request(agent, "signal")
+        async with guest.subscribed(start["stream"]) as output:
+            await loop.sock_sendall(agent, pack({"stream": start["stream"], "end": -1, "status": "killed"}))
+            assert await output.take(PATIENCE_S) is not None
+        with pytest.raises(GuestError) as told:
+            await anext(events)
+        assert told.value.code == "deadline_exceeded"
 
 
 # ---- callers of one

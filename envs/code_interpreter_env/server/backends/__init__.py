@@ -1,4 +1,4 @@
-"""Where code runs: here, or hosted elsewhere, chosen by name."""
+"""The backends that run code: the local sandbox, or a hosted one, chosen by name."""
 
 from importlib import import_module
 from os import environ
@@ -10,7 +10,7 @@ from openenv_core.sandbox import Backend, Isolation
 from ..settings import LOCAL, PREFIX, InterpreterSettings
 
 HOSTED: Final = ("containers", "jupyter", "together")
-"""Modules beside this one with a `backend_from_environment(environ)`."""
+"""Modules of this package with a function `backend_from_environment(environ)`."""
 
 
 def make_backend(settings: InterpreterSettings, minimum: Isolation) -> Backend:

@@ -1,4 +1,4 @@
-"""A container a session, from a warm pool; its image serves a coding environment."""
+"""The container backend: one container per session from a warm pool, with an image that serves a coding environment."""
 
 import asyncio
 import time
@@ -39,10 +39,10 @@ MEMORY: Final = f"{PREFIX}CONTAINER_MEMORY"
 CPUS: Final = f"{PREFIX}CONTAINER_CPUS"
 
 EXIT_WAIT_S: Final = 5.0
-"""How long the end of a container may take to show after its connections broke."""
+"""How long to wait for a container's exit state after its connection broke."""
 
 CLOSE_TIMEOUT_S: Final = 2.0
-"""How long a container gets to end its session before it is ended itself."""
+"""How long a container may take to close its session before it is stopped."""
 
 _POLL_INTERVAL_S: Final = 0.05
 _MIB: Final = 1 << 20
@@ -57,15 +57,15 @@ class ContainerSettings:
     """The containers of one server.
 
     Attributes:
-        image: Name or id of an image that serves this environment, or another of OpenEnv that runs code. It is not
-            pulled.
-        size: Containers, warm or in use: as many sessions there can be.
-        options: What each container gets; by default no network, 1 GB of memory, one CPU, and no privileges.
+        image: Name or id of an image that serves this environment, or another OpenEnv environment that runs code. It
+            is not pulled.
+        size: The number of containers, warm or in use, and so the maximum number of sessions.
+        options: Options of each container; by default no network, 1 GB of memory, one CPU, and no privileges.
         lease_s: Seconds that a session waits for a container.
-        slack_s: Seconds that a reply may take beyond the time of the code.
+        slack_s: Seconds that a reply may take beyond the time limit of the code.
 
     Raises:
-        ConfigurationError: A value that cannot be.
+        ConfigurationError: A value is invalid.
     """
 
     image: str
@@ -82,12 +82,12 @@ class ContainerSettings:
 
 
 def backend_from_environment(environ: Mapping[str, str]) -> "ContainerBackend":
-    """Return the backend that CODE_INTERPRETER_CONTAINER_IMAGE and its kin describe.
+    """Return the backend that CODE_INTERPRETER_CONTAINER_IMAGE and the related variables describe.
 
-    What the server itself is told of the weakest isolation to serve at, the server in each container is told too.
+    This server's minimum isolation is passed on to the server in each container.
 
     Raises:
-        ConfigurationError: There is no image, or a value cannot be.
+        ConfigurationError: No image is set, or a value is invalid.
     """
     image, size, memory, cpus, minimum = (
         environ.get(name, "").strip() for name in (IMAGE, SIZE, MEMORY, CPUS, MINIMUM)
@@ -108,11 +108,11 @@ def backend_from_environment(environ: Mapping[str, str]) -> "ContainerBackend":
 
 
 class _ContainerInterpreter(HostedInterpreter):
-    """One container, one session of the server in it.
+    """One container, and one session of the server in it.
 
-    Where the image serves this environment, limits, files, standard input and results are the server's there. Any
-    other that takes code and answers with what it printed is spoken to with code alone: a time-out is kept from here,
-    by giving the container up, and there are files as far as its Python can be asked for them.
+    If the image serves this environment, its server handles limits, files, standard input and results. Any other server
+    that runs code and returns its output is sent only code: timeouts are enforced here by discarding the container, and
+    files are accessed by running code, if possible.
     """
 
     def __init__(
@@ -136,7 +136,7 @@ class _ContainerInterpreter(HostedInterpreter):
             if self._is_our_server:
                 await client.reset(packages=list(self._packages), limits=asdict(self._limits))
         except ServerError as error:
-            # It is what the image allows: fewer packages, lower ceilings.
+            # The image may allow fewer packages or lower ceilings.
             raise ConfigurationError(f"expected {image} to begin a session, got: {error}") from error
         except (ClientError, ProviderError) as error:
             raise HostFailureError(f"expected a container of {image}, got: {error}") from error
@@ -145,7 +145,7 @@ class _ContainerInterpreter(HostedInterpreter):
         except NoAnswerError:
             if self._is_our_server or self._packages:
                 raise
-            self._root = ""  # code is all that it takes
+            self._root = ""  # this server cannot access files
 
     async def _end(self) -> None:
         client, self._client = self._client, None
@@ -167,7 +167,7 @@ class _ContainerInterpreter(HostedInterpreter):
         try:
             observation = await self._execute(code, timeout_s, stdin)
         except (RequestTimeoutError, TimeoutError):
-            if self._is_our_server:  # its own time-out should have come first
+            if self._is_our_server:  # its own timeout should have come first
                 raise HostFailureError("the server in the container is silent", state_lost=True) from None
             reason = f"it took longer than {timeout_s:g} s, and its container was given up"
             return make_stopped("timeout", reason, state_lost=True)
@@ -216,7 +216,7 @@ class _ContainerInterpreter(HostedInterpreter):
 
     async def _execute(self, code: str, timeout_s: float, stdin: str | None) -> CodeInterpreterObservation:
         client = self._require_client()
-        # A server of ours keeps the time itself.
+        # A server of ours enforces the timeout itself.
         slack_s = self._settings.slack_s if self._is_our_server else 0.0
         async with asyncio.timeout(timeout_s + slack_s):
             result = await client.execute(
@@ -225,7 +225,11 @@ class _ContainerInterpreter(HostedInterpreter):
         return result.observation
 
     async def _explain_end(self, error: ConnectionLostError) -> Execution:
-        """Return how code ended under which the container ended: its memory is the code's, all else is not."""
+        """Return how code ended whose container died: running out of memory is the code's fault, anything else is not.
+
+        Raises:
+            HostFailureError: The container is running, its state is unknown, or it did not run out of memory.
+        """
         state = None if self._lease is None else await asyncio.to_thread(_wait_end_state, self._lease)
         if state is None:
             raise HostFailureError(str(error), state_lost=True) from error
@@ -235,7 +239,7 @@ class _ContainerInterpreter(HostedInterpreter):
 
     def _make_client(self, lease: PoolLease[Container]) -> CodeInterpreterEnv:
         limits = self._limits
-        # Every byte of a text may be spelled with six, and images are text already.
+        # JSON may escape each byte of text as six; images are base64 already.
         max_bytes = (
             6 * 2 * limits.output_bytes + 2 * limits.outputs_bytes + 2 * limits.file_bytes + MAX_REPLY_BYTES
         )
@@ -265,7 +269,7 @@ _END_FIELDS: Final = (
 
 
 def _to_execution(observation: CodeInterpreterObservation, collector: OutputCollector) -> Execution:
-    """Return how code ended, by what the server in the container says; the collector has the rest."""
+    """Convert the observation of the server in the container; output goes into the collector."""
     collector.write("stdout", observation.stdout)
     collector.write("stderr", observation.stderr)
     for output in observation.outputs:
@@ -276,7 +280,7 @@ def _to_execution(observation: CodeInterpreterObservation, collector: OutputColl
 
 
 def _wait_end_state(lease: PoolLease[Container]) -> ContainerState | None:
-    """Return how a container ended, which takes a moment to show; None where it runs or its status is unknown."""
+    """Wait for a container's exit state; None if it is still running or its state is unknown."""
     deadline = time.monotonic() + EXIT_WAIT_S
     with suppress(ProviderError):
         while time.monotonic() < deadline:
@@ -288,15 +292,15 @@ def _wait_end_state(lease: PoolLease[Container]) -> ContainerState | None:
 
 
 def _refusal_reason(refusal: str) -> str:
-    """Return why the server in the container refused a file, without the part that is repeated here."""
+    """Return why the server in the container rejected a file, without the prefix that is added again here."""
     return refusal.rpartition(": ")[2]
 
 
 class ContainerBackend(HostedBackend):
-    """Runs code in containers, one for each session, which are not reused.
+    """Runs code in containers, one per session, never reused.
 
-    What stands between the code and the machine is the container, and within it what the server there has: an image
-    of this environment answers for its own level, any other for nothing.
+    The container isolates the code, together with the isolation of the server inside it: an image of this environment
+    enforces its own level, other images guarantee none.
     """
 
     isolation = "container"

@@ -1,7 +1,7 @@
-"""The base of hosted interpreters: ordering of calls, counters, lost state and files, whatever the host.
+"""The base classes of hosted interpreters: ordering of calls, counters, lost state and files, for any host.
 
-Nothing here is a boundary: files travel through code in the session's own interpreter, which that code may have
-changed. What comes back is bounded and checked for its form, and never trusted for more.
+Nothing here is a security boundary: files are transferred by code in the session's own interpreter, which the session's
+code may have tampered with. Replies are limited in size and checked for their format, and not trusted beyond that.
 """
 
 import asyncio
@@ -37,20 +37,24 @@ from openenv_core.sandbox import (
 from .outputs import OutputCollector, make_stopped
 
 MAX_REPLY_BYTES: Final = 8 << 20
-"""The most that our own code may answer: a piece of a file, or a list of many."""
+"""The maximum size of a reply of our own code in an interpreter: a chunk of a file, or a list of files."""
 
 MAX_PATH_CHARS: Final = 1024
 EXCERPT_CHARS: Final = 300
 
 INSIDE_TIMEOUT_S: Final = 20.0
-"""How long our own code in an interpreter may take."""
+"""The timeout of our own code in an interpreter."""
 
 PIECE_BYTES: Final = 1 << 20
-"""How much of a file travels at once."""
+"""The chunk size of file transfers."""
 
 
 class HostFailureError(SandboxFailureError):
-    """The service, the gateway or the container failed; the code had no part in it."""
+    """The service, gateway or container failed, through no fault of the code.
+
+    Attributes:
+        state_lost: Whether the interpreter's state is lost.
+    """
 
     def __init__(self, message: str, *, state_lost: bool = False) -> None:
         super().__init__(message)
@@ -58,30 +62,30 @@ class HostFailureError(SandboxFailureError):
 
 
 class NoAnswerError(HostFailureError):
-    """Our own code ran in the interpreter and gave no answer that we understand: the session's code may be why."""
+    """Our own code in the interpreter returned no valid reply, possibly because of the session's code."""
 
 
 class ResponseTooLargeError(HostFailureError):
-    """The response is larger than anything that may be written."""
+    """The response is larger than any output that the limits allow."""
 
 
 class InsideCall:
-    """One call of a function of `inside.py`, our own code in a session's interpreter.
+    """One call of a function in `inside.py`, our own code that runs in a session's interpreter.
 
-    The marker around the answer is random, so that nothing that was printed before is taken for it. Code that stays
-    in the interpreter can see it and answer in our place; it would answer for its own files only.
+    The reply is enclosed in a random marker, so that earlier output cannot be mistaken for it. Code left running in the
+    interpreter can see the marker and forge a reply, but only about its own files.
 
     Attributes:
-        function: As given.
-        expression: A Python expression whose value is the answer, as a text.
-        statement: A Python statement that prints it.
+        function: The name of the function.
+        expression: A Python expression whose value is the reply as a string.
+        statement: A Python statement that prints the reply.
     """
 
     def __init__(self, function: str, **arguments: Any) -> None:
         self.function = function
         self._marker = f"<{secrets.token_hex(16)}>"
         packed = base64.b64encode(json.dumps(arguments).encode()).decode()
-        # No name is left in the code's namespace.
+        # An expression, so that it adds no names to the session's namespace.
         self.expression = (
             "(lambda names: (__import__('builtins').exec(names.pop('source'), names), "
             f"names['answer']({function!r}, {packed!r}, {self._marker!r}))[1])"
@@ -90,12 +94,12 @@ class InsideCall:
         self.statement = f"print({self.expression})"
 
     def read(self, text: str) -> Mapping[str, Any]:
-        """Find the answer in the output, or in the `repr` of the expression's value.
+        """Parse the reply from the output, or from the `repr` of the expression's value.
 
         Raises:
-            NoAnswerError: There is none.
+            NoAnswerError: There is no valid reply.
         """
-        # Code may have answered in our place, at any length: nothing is evaluated, and no more than this is read.
+        # The session's code may have forged the reply, at any length: nothing is evaluated, and its size is limited.
         pieces = text.split(self._marker, 3) if len(text) <= MAX_REPLY_BYTES else []
         if len(pieces) == 3:
             try:
@@ -116,10 +120,10 @@ def _source() -> str:
 
 
 def check_path(path: str) -> str:
-    """Return a path within the workspace in its plain form.
+    """Return a path relative to the workspace, normalized.
 
     Raises:
-        FileRefusedError: It is absolute, leads upwards, or cannot be a path.
+        FileRefusedError: The path is absolute, contains "..", or is malformed.
     """
     if not path or len(path) > MAX_PATH_CHARS or "\0" in path or "\\" in path or not path.isprintable():
         raise FileRefusedError(
@@ -132,7 +136,7 @@ def check_path(path: str) -> str:
 
 
 class FileListing:
-    """The files of one workspace, as its interpreter has listed them."""
+    """The files of one workspace, as last listed by its interpreter."""
 
     def __init__(self, limits: Limits) -> None:
         self._limits = limits
@@ -140,19 +144,19 @@ class FileListing:
         self._files: dict[str, FileInfo] = {}
 
     def arguments(self) -> dict[str, Any]:
-        """Return what `inside.files` is called with: what is known, and how much may be listed and digested."""
+        """Return the arguments of `inside.files`: the known files, and the limits for listing and hashing."""
         known = {path: [file.size, self._times[path]] for path, file in self._files.items()}
         return {"known": known, "most_files": self._limits.files, "most": self._limits.file_bytes}
 
     def files(self) -> list[FileInfo]:
-        """Return all files."""
+        """Return all files, sorted by path."""
         return [file for _, file in sorted(self._files.items())]
 
     def read(self, reply: Mapping[str, Any]) -> tuple[FileInfo, ...]:
-        """Take an answer in, and return what is new or different since the one before.
+        """Update the listing from a reply, and return the files that are new or changed.
 
         Raises:
-            FileRefusedError: It is not of the form that ours has.
+            FileRefusedError: The reply is malformed.
         """
         times: dict[str, int] = {}
         files: dict[str, FileInfo] = {}
@@ -160,7 +164,7 @@ class FileListing:
             for path, size, modified, digest in reply["files"][: self._limits.files]:
                 try:
                     plain_path = check_path(path)
-                except FileRefusedError:  # nobody could ask for it
+                except FileRefusedError:  # get_file could not read it either
                     continue
                 known = self._files.get(plain_path)
                 sha256 = str(digest)[:64] or (known.sha256 if known else "")
@@ -176,17 +180,16 @@ class FileListing:
 
 
 class HostedInterpreter(ABC):
-    """One session's interpreter. A subclass says how code gets to it; everything is asked one by one.
+    """The interpreter of one session. Subclasses send code to the host; calls run one at a time.
 
-    An interpreter that is lost, or whose execution was cancelled half-way, is replaced by a fresh one before the next
-    execution. Where no result has reported the loss yet, that next execution runs nothing and reports it.
+    A lost interpreter, or one whose execution was cancelled, is replaced by a fresh one before the next execution. If
+    no result has reported the loss yet, that execution runs nothing and reports it.
 
     Args:
-        limits: Of the session. Time and output are bounded here; memory, disk and processes are the host's.
-        packages: Imported at the start.
-        isolation: What the code runs behind.
-        report_files: Whether each execution is followed by a look at the files; otherwise what `_run` says of them
-            counts.
+        limits: Limits of the session. Time and output are limited here; memory, disk and processes by the host.
+        packages: Packages to import at the start.
+        isolation: The isolation level to report.
+        report_files: Whether to list the files after each execution; otherwise the files that `_run` reports are used.
     """
 
     def __init__(
@@ -201,7 +204,7 @@ class HostedInterpreter(ABC):
         self._lock = asyncio.Lock()
         self._count = 0
         self._lost = False
-        self._loss: str | None = None  # that nobody was told of yet
+        self._loss: str | None = None  # the reason of a loss that no result has reported yet
         self._root = ""
         self._had_stdin = False
         self._leftovers: list[str] = []
@@ -211,11 +214,11 @@ class HostedInterpreter(ABC):
     async def _run(
         self, code: str, collector: OutputCollector, timeout_s: float, stdin: str | None
     ) -> Execution:
-        """Run code, and have the collector take in what it writes."""
+        """Run code, passing its output to the collector."""
 
     @abstractmethod
     async def _call_inside(self, call: InsideCall, timeout_s: float) -> str:
-        """Have our own code run, and return all that came back."""
+        """Run our own code, and return its raw output or value."""
 
     @abstractmethod
     async def _begin(self) -> None:
@@ -223,12 +226,14 @@ class HostedInterpreter(ABC):
 
     @abstractmethod
     async def _end(self) -> None:
-        """Release the interpreter. Raises nothing."""
+        """Release the interpreter. Must not raise."""
 
     async def open(self) -> None:
-        """Get the first interpreter.
+        """Start the first interpreter.
 
-        HostFailureError: none can be had; ConfigurationError: a package cannot be imported there.
+        Raises:
+            HostFailureError: No interpreter can be started.
+            ConfigurationError: A package cannot be imported there.
         """
         try:
             await self._replace()
@@ -301,14 +306,14 @@ class HostedInterpreter(ABC):
             return self._listing.files()
 
     async def restart(self) -> None:
-        """Begin anew; see `Interpreter`."""
+        """Replace the interpreter by a fresh one; see `Interpreter`."""
         async with self._lock:
             self._require_open()
             self._lost, self._loss = True, None
             await self._replace_if_lost()
 
     async def close(self) -> None:
-        """End it. Idempotent. An execution that is under way is not waited for."""
+        """Release the interpreter, without waiting for a running execution. Idempotent."""
         if not self.closed:
             self.closed = True
             await self._end()
@@ -352,7 +357,11 @@ class HostedInterpreter(ABC):
         return require_done(path, reply)
 
     async def _enter(self, *, own_folder: bool) -> None:
-        """Make the workspace in a fresh interpreter, and import packages."""
+        """Create the workspace in a fresh interpreter and import the packages.
+
+        Args:
+            own_folder: Whether to use a new folder rather than the interpreter's working directory.
+        """
         leftovers = self._leftovers if own_folder else []
         call = InsideCall("begin", own_folder=own_folder, packages=list(self._packages), leftovers=leftovers)
         reply = call.read(await self._call_inside(call, INSIDE_TIMEOUT_S + 10.0 * len(self._packages)))
@@ -365,25 +374,25 @@ class HostedInterpreter(ABC):
         self._root, self._leftovers = reply["root"], []
         self._listing = FileListing(self._limits)
         if not own_folder:
-            await self._changed_files()  # those that were there already are no news later
+            await self._changed_files()  # so that files that already exist are not reported as new later
 
     async def _set_stdin(self, stdin: str | None, timeout_s: float) -> None:
-        """Give the next code its standard input, and take the last one's away."""
+        """Set the standard input of the next execution, replacing that of the last one."""
         if stdin is not None or self._had_stdin:
             await self._call_inside(InsideCall("stdin", text=stdin or ""), timeout_s)
             self._had_stdin = stdin is not None
 
     async def _replace(self) -> None:
         if self._root:
-            self._leftovers.append(self._root)  # one that died could not clear up after itself
+            self._leftovers.append(self._root)  # a dead interpreter could not remove its folder
         self._root, self._had_stdin = "", False
         await self._begin()
-        if self.closed:  # meanwhile
+        if self.closed:  # while it started
             await self._end()
             self._require_open()
 
     async def _replace_if_lost(self) -> None:
-        """Replace an interpreter that is lost."""
+        """Replace the interpreter if it is lost."""
         if self._lost:
             try:
                 await self._replace()
@@ -392,7 +401,11 @@ class HostedInterpreter(ABC):
             self._lost = False
 
     async def _ensure_ready(self) -> None:
-        """Have an interpreter with files."""
+        """Make the interpreter ready for work on files.
+
+        Raises:
+            SandboxFailureError: The files are lost, and no result has reported it yet.
+        """
         self._require_open()
         await self._replace_if_lost()
         if (loss := self._loss) is not None:
@@ -400,7 +413,7 @@ class HostedInterpreter(ABC):
             raise SandboxFailureError(f"{loss}; its files are gone, and what comes next begins anew")
 
     async def _changed_files(self) -> tuple[FileInfo, ...]:
-        """Return what files are new or different; none where the interpreter does not say."""
+        """Return the files that are new or changed; none if the interpreter cannot list them."""
         if not self._report_files:
             return ()
         try:
@@ -409,7 +422,7 @@ class HostedInterpreter(ABC):
             return ()
 
     def _mark_lost(self, reason: str) -> None:
-        """Note that the interpreter is gone, which the next result is to report."""
+        """Mark the interpreter as lost, for the next result to report."""
         self._lost, self._loss = True, reason
 
     def _require_open(self) -> None:
@@ -418,10 +431,10 @@ class HostedInterpreter(ABC):
 
 
 def require_done(path: str, reply: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Return what our own code in an interpreter answered.
+    """Return a reply of our own code in an interpreter if it succeeded.
 
     Raises:
-        FileRefusedError: It could not do what it was asked for with the file.
+        FileRefusedError: The code rejected the operation on the file.
     """
     if "refused" in reply:
         raise FileRefusedError(path, str(reply["refused"])[:1000])
@@ -429,7 +442,7 @@ def require_done(path: str, reply: Mapping[str, Any]) -> Mapping[str, Any]:
 
 
 class HostedBackend(ABC):
-    """Opens interpreters that one host runs: a service, a gateway, a pool of containers."""
+    """Opens interpreters on one host: a service, a gateway or a pool of containers."""
 
     isolation = "remote"
 
@@ -439,18 +452,27 @@ class HostedBackend(ABC):
 
     @abstractmethod
     async def _connect(self) -> None:
-        """See that the host is there and lets us in. HostFailureError or ProviderError: it is not, or does not."""
+        """Check that the host is reachable and accepts our credentials.
+
+        Raises:
+            HostFailureError: It is not reachable, or rejects us.
+            ProviderError: Likewise, for containers.
+        """
 
     @abstractmethod
     def _make_interpreter(self, limits: Limits, packages: tuple[str, ...]) -> HostedInterpreter:
-        """Return an interpreter, not opened."""
+        """Return an interpreter without opening it."""
 
     @abstractmethod
     async def _disconnect(self) -> None:
-        """Release the host, if there is one."""
+        """Close the connection to the host, if any."""
 
     async def start(self) -> None:
-        """Make ready; see `Backend`. SandboxUnavailableError: the host does not answer, or refuses us."""
+        """Connect to the host; see `Backend`.
+
+        Raises:
+            SandboxUnavailableError: The host is not reachable, or rejects us.
+        """
         try:
             await self._connect()
         except (HostFailureError, ProviderError) as failure:
@@ -477,7 +499,7 @@ class HostedBackend(ABC):
         return interpreter
 
     async def close(self) -> None:
-        """End all interpreters. Idempotent."""
+        """Close all interpreters and disconnect from the host. Idempotent."""
         opened, self._opened = self._opened, set()
         await asyncio.gather(*(each.close() for each in opened), return_exceptions=True)
         self._connected = False
@@ -485,10 +507,10 @@ class HostedBackend(ABC):
 
 
 def require_plain_url(variable: str, url: str) -> None:
-    """Refuse what is no URL of http or https, and one with a user, a query or a fragment.
+    """Check that a URL is http or https, without user, query and fragment.
 
     Raises:
-        ConfigurationError: It is one of those.
+        ConfigurationError: It is not.
     """
     parts = urlsplit(url)
     if parts.scheme not in ("http", "https") or not parts.hostname:
@@ -498,13 +520,13 @@ def require_plain_url(variable: str, url: str) -> None:
 
 
 def make_http_client(url: str, headers: Mapping[str, str]) -> httpx.AsyncClient:
-    """Return a client of one host, for coroutines of one loop.
+    """Return an HTTP client of one host, for use on one event loop.
 
-    Bounds on responses hold for what comes over the wire, so nothing is compressed. No redirect is followed: it may
-    lead to somebody who must not get the token.
+    Compression is off, because size limits count the bytes on the wire. Redirects are not followed, because they could
+    send the token to another host.
 
     Raises:
-        ConfigurationError: The proxy of the environment cannot be used.
+        ConfigurationError: The proxy set in the environment variables is invalid.
     """
     verify = _make_ssl_context() if url.startswith("https://") else False
     transport = httpx.AsyncHTTPTransport(verify=verify, proxy=proxy_for(url))
@@ -515,9 +537,11 @@ def make_http_client(url: str, headers: Mapping[str, str]) -> httpx.AsyncClient:
 async def send_bounded(
     client: httpx.AsyncClient, request: httpx.Request, max_bytes: int
 ) -> tuple[httpx.Response, bytes]:
-    """Send a request, and return the response with its body; of an error's body no more than its beginning.
+    """Send a request, and return the response and its body. An error's body is truncated at the limit.
 
-    ResponseTooLargeError: it is longer than it may be; httpx.TransportError: there is none.
+    Raises:
+        ResponseTooLargeError: The body of a successful response exceeds `max_bytes`.
+        httpx.TransportError: There is no response.
     """
     response = await client.send(request, stream=True)
     body = bytearray()
@@ -534,7 +558,7 @@ async def send_bounded(
 
 
 def shorten_body(body: bytes) -> str:
-    """Return the beginning of a host's response, for a message."""
+    """Return an excerpt of a host's response for an error message."""
     text = body[: 4 * EXCERPT_CHARS].decode("utf-8", "replace")
     return " ".join(text.split())[:EXCERPT_CHARS] or "(nothing)"
 

@@ -1,7 +1,7 @@
-"""Runs in the session's own interpreter, sent there as text: workspace, files, standard input.
+"""Code that is sent as text into the session's own interpreter, for its workspace, files and standard input.
 
-Standard library only, for Python 3.9 and newer; imports nothing of ours. The session's code can change what this
-builds on, so that nothing that it answers is proof of anything. Each function takes one dictionary of arguments.
+Standard library only, for Python 3.9 and newer; imports nothing of ours. The session's code can tamper with everything
+that this uses, so its replies prove nothing. Each function takes one dictionary of arguments.
 """
 
 import base64
@@ -20,7 +20,7 @@ PREFIX = "code-interpreter-"
 
 
 def begin(request: dict[str, Any]) -> dict[str, Any]:
-    """Make the workspace, import packages, and remove the workspaces of those who died before."""
+    """Create the workspace, import packages, and remove the workspaces of interpreters that died."""
     for folder in request["leftovers"]:
         if os.path.basename(folder).startswith(PREFIX):
             shutil.rmtree(folder, ignore_errors=True)
@@ -43,7 +43,7 @@ def end(request: dict[str, Any]) -> dict[str, Any]:
 
 
 def put(request: dict[str, Any]) -> dict[str, Any]:
-    """Write a piece of a file."""
+    """Write a chunk of a file."""
     path = _within(request)
     os.makedirs(os.path.dirname(path), exist_ok=True)
     if os.path.exists(path) and not os.path.isfile(path):
@@ -56,7 +56,7 @@ def put(request: dict[str, Any]) -> dict[str, Any]:
 
 
 def take(request: dict[str, Any]) -> dict[str, Any]:
-    """Move a file that was uploaded to the workspace to its place."""
+    """Move an uploaded file to its path in the workspace."""
     path = _within(request)
     uploaded = os.path.join(request["root"], request["name"])
     if not os.path.isfile(uploaded):
@@ -70,7 +70,7 @@ def take(request: dict[str, Any]) -> dict[str, Any]:
 
 
 def get(request: dict[str, Any]) -> dict[str, Any]:
-    """Read a piece of a file."""
+    """Read a chunk of a file."""
     path = _within(request)
     if not os.path.isfile(path):
         return {"refused": "there is no plain file there"}
@@ -83,7 +83,7 @@ def get(request: dict[str, Any]) -> dict[str, Any]:
 
 
 def files(request: dict[str, Any]) -> dict[str, Any]:
-    """List the plain files; those that look as they are known to are not read again."""
+    """List the regular files. Files with the known size and modification time are not hashed again."""
     root, known = request["root"], request["known"]
     rows: list[list[Any]] = []
     for folder, folders, names in os.walk(root):
@@ -103,7 +103,7 @@ def files(request: dict[str, Any]) -> dict[str, Any]:
 
 
 def stdin(request: dict[str, Any]) -> dict[str, Any]:
-    """Have standard input, and `input`, read a text."""
+    """Make standard input and `input` read from a text."""
     source = io.StringIO(request["text"])
     sys.stdin = source
 
@@ -119,7 +119,7 @@ def stdin(request: dict[str, Any]) -> dict[str, Any]:
     builtins.input = read_line
     shell = sys.modules["IPython"].get_ipython() if "IPython" in sys.modules else None
     if shell is not None and getattr(shell, "kernel", None) is not None:
-        shell.kernel.raw_input = read_line  # a kernel of IPython asks its frontend otherwise
+        shell.kernel.raw_input = read_line  # otherwise an IPython kernel asks its frontend for input
     return {}
 
 
@@ -140,7 +140,7 @@ def _digest(path: str) -> str:
 
 
 def answer(function: str, packed: str, marker: str) -> str:
-    """Execute a request, and return the answer between two markers."""
+    """Run a request, and return its reply between two markers."""
     functions: dict[str, Callable[[dict[str, Any]], dict[str, Any]]] = {
         each.__name__: each for each in (begin, end, put, take, get, files, stdin)
     }

@@ -1,4 +1,4 @@
-"""Kernels behind a Jupyter kernel gateway, or a Jupyter server, as interpreters. A gateway isolates nothing."""
+"""The Jupyter backend: kernels of a kernel gateway or Jupyter server as interpreters. A gateway isolates nothing."""
 
 import asyncio
 import json
@@ -38,10 +38,10 @@ TOKEN: Final = "JUPYTER_GATEWAY_AUTH_TOKEN"
 KERNEL_NAME: Final = "JUPYTER_GATEWAY_KERNEL_NAME"
 
 INTERRUPT_ALLOWANCE_S: Final = 0.7
-"""What an interrupt takes on its way, beside the grace that the limits give."""
+"""Extra time for an interrupt to arrive, beyond the grace period of the limits."""
 
 CLEAN_UP_TIMEOUT_S: Final = 2.0
-"""How long a kernel that is let go may take to remove its folder."""
+"""How long a released kernel may take to remove its folder."""
 
 _KERNELS: Final = "/api/kernels"
 _MAX_RESPONSE_BYTES: Final = 1 << 20
@@ -49,14 +49,14 @@ _MAX_QUEUED: Final = 4
 _PROTOCOL_VERSION: Final = "5.3"
 
 _TOO_LARGE: Final = 1009
-"""Our own code for hanging up on a message that is larger than we take."""
+"""The WebSocket close code that we send for a message above our size limit."""
 
 _RATE_NOTES: Final = ("IOPub data rate exceeded", "IOPub message rate exceeded")
-"""How a gateway's note on output that it has dropped begins."""
+"""Prefixes of the notes by which a gateway reports dropped output."""
 
 logger = logging.getLogger("openenv_core")
 
-# A connection's own log has its headers, token and all, in its lowest level.
+# At its lowest level, a connection's log contains the headers and thus the token.
 _websocket_logger = logging.getLogger("openenv_core.jupyter")
 _websocket_logger.setLevel(logging.WARNING)
 
@@ -65,18 +65,18 @@ _Message: TypeAlias = Mapping[str, Any]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JupyterSettings:
-    """How the gateway is reached.
+    """The address and options of a gateway.
 
     Attributes:
-        url: What `/api/kernels` follows.
-        token: Sent as `Authorization: token`; None: the gateway wants none.
-        kernel_name: Which kernels; None: the gateway's default. They have to be Python's.
-        start_s: Seconds that a kernel may take until it answers.
+        url: The base URL, to which `/api/kernels` is appended.
+        token: Sent as `Authorization: token`; None if the gateway needs none.
+        kernel_name: The kernel spec, which must be a Python one; None for the gateway's default.
+        start_s: Seconds that a kernel may take to start.
         request_s: Seconds that any other request may take.
-        report_files: Whether each execution is followed by a look at the files.
+        report_files: Whether to list the files after each execution.
 
     Raises:
-        ConfigurationError: A value that cannot be.
+        ConfigurationError: A value is invalid.
     """
 
     url: str
@@ -95,11 +95,11 @@ class JupyterSettings:
 
     @property
     def headers(self) -> dict[str, str]:
-        """What every request carries."""
+        """The headers of every request."""
         return {} if self.token is None else {"Authorization": f"token {self.token}"}
 
     def address(self, path: str, *, socket: bool = False) -> str:
-        """Return the URL of a path; of a WebSocket if that is what it is."""
+        """Return the URL of a path, with a WebSocket scheme if `socket` is true."""
         base = self.url.rstrip("/")
         return ("ws" + base.removeprefix("http") if socket else base) + path
 
@@ -108,7 +108,7 @@ def backend_from_environment(environ: Mapping[str, str]) -> "JupyterBackend":
     """Return the backend that JUPYTER_GATEWAY_URL, JUPYTER_GATEWAY_AUTH_TOKEN and JUPYTER_GATEWAY_KERNEL_NAME describe.
 
     Raises:
-        ConfigurationError: There is no URL, or a value cannot be.
+        ConfigurationError: No URL is set, or a value is invalid.
     """
     url, token, kernel_name = (environ.get(name, "").strip() for name in (URL, TOKEN, KERNEL_NAME))
     if not url:
@@ -117,15 +117,15 @@ def backend_from_environment(environ: Mapping[str, str]) -> "JupyterBackend":
 
 
 class _NoRoomError(HostFailureError):
-    """The gateway has as many kernels as it may have."""
+    """The gateway has reached its maximum number of kernels."""
 
 
 class JupyterBackend(HostedBackend):
-    """Runs code in the kernels of a Jupyter kernel gateway, one a session. Nothing is sent to it twice.
+    """Runs code in the kernels of a Jupyter kernel gateway, one per session. Requests are never retried.
 
-    A gateway isolates nothing: a session's code can do whatever the gateway's user can, to the other sessions' kernels
-    and folders too. Time and output are bounded here; memory, disk, processes and network are not. It is for code
-    that is trusted, or for gateways that put each kernel into a container of its own.
+    A gateway isolates nothing: a session's code can do whatever the gateway's user can, also to the kernels and folders
+    of other sessions. Time and output are limited; memory, disk, processes and network are not. Use it for trusted
+    code, or with gateways that run each kernel in its own container.
     """
 
     def __init__(self, settings: JupyterSettings) -> None:
@@ -148,8 +148,12 @@ class JupyterBackend(HostedBackend):
         return _JupyterInterpreter(self, limits, packages)
 
     async def create(self) -> str:
-        """Start a kernel, and return its id; `_NoRoomError` where the gateway has as many as it may have."""
-        # With an environment of its own, if an empty one, a kernel does not inherit the gateway's, token and all.
+        """Start a kernel and return its id.
+
+        Raises:
+            _NoRoomError: The gateway has reached its maximum number of kernels.
+        """
+        # With an explicit environment, even an empty one, a kernel does not inherit the gateway's, which has the token.
         body: dict[str, Any] = {"env": {}}
         if self.settings.kernel_name is not None:
             body["name"] = self.settings.kernel_name
@@ -160,11 +164,11 @@ class JupyterBackend(HostedBackend):
         return kernel
 
     async def interrupt(self, kernel: str) -> None:
-        """Have a kernel stop what it does, as Ctrl-C would."""
+        """Interrupt a kernel, as Ctrl-C does."""
         await self._request("POST", f"{_KERNELS}/{kernel}/interrupt")
 
     async def delete(self, kernel: str) -> None:
-        """End a kernel; one that is gone is as good. One that does not listen takes the gateway seconds."""
+        """Delete a kernel, if it exists. The gateway takes seconds to end one that does not respond."""
         await self._request("DELETE", f"{_KERNELS}/{kernel}", limit_s=3 * self.settings.request_s)
 
     async def _disconnect(self) -> None:
@@ -196,12 +200,12 @@ class JupyterBackend(HostedBackend):
         text = f"expected {method} {url} to succeed, got HTTP {status}: {shorten_body(content)}"
         if self.settings.token is not None:
             text = text.replace(self.settings.token, "[token]")
-        # 403 is the kernel gateway's word for its limit, 429 and 503 are those of others in front of it.
+        # The kernel gateway reports its limit as 403, proxies in front of it as 429 or 503.
         raise (_NoRoomError if method == "POST" and status in (403, 429, 503) else HostFailureError)(text)
 
 
 class _KernelRequest:
-    """A request on its way; `done` has the reply's content once there is a reply and all was published."""
+    """A pending request. `done` gets the reply's content once the kernel has replied and is idle."""
 
     def __init__(self, on_message: Callable[[str, _Message], None]) -> None:
         self.done: asyncio.Future[_Message] = asyncio.get_running_loop().create_future()
@@ -210,7 +214,7 @@ class _KernelRequest:
         self._idle = False
 
     def handle(self, message: _Message, kind: str, content: _Message) -> None:
-        """Take in one message that the kernel has sent because of it."""
+        """Process one message that belongs to this request."""
         if kind == "status":
             self._idle = self._idle or content.get("execution_state") == "idle"
         elif kind.endswith("_reply") and message.get("channel") == "shell":
@@ -222,12 +226,14 @@ class _KernelRequest:
 
 
 class _Channel:
-    """A kernel's channels. One request at a time; what belongs to none that is under way is dropped.
+    """The WebSocket connection to a kernel's channels.
+
+    It handles one request at a time; messages that do not belong to the pending one are dropped.
 
     Attributes:
-        ended: Is done once nothing more comes; its result says why, and is not an exception.
-        died: Whether it was the kernel that ended, not the connection.
-        flooded: Whether it ended because one message was larger than any may be.
+        ended: Done once the connection has ended; its result is the reason, never an exception.
+        died: Whether the kernel ended, rather than the connection.
+        flooded: Whether it ended because a message exceeded the size limit.
     """
 
     def __init__(self, socket: "ClientConnection") -> None:
@@ -241,11 +247,11 @@ class _Channel:
 
     @classmethod
     async def open(cls, settings: JupyterSettings, kernel: str, max_bytes: int) -> "_Channel":
-        """Connect to a kernel; no message of it may have more bytes."""
+        """Connect to a kernel; a message above `max_bytes` ends the connection."""
         with installed_with("server", "the package websockets"):
             from websockets.asyncio.client import connect
             from websockets.exceptions import WebSocketException
-        # A name of our own has the gateway keep nothing for us that an earlier connection has missed.
+        # With a new session id, the gateway does not replay messages that an earlier connection missed.
         url = settings.address(f"{_KERNELS}/{kernel}/channels", socket=True)
         try:
             socket = await connect(
@@ -253,7 +259,7 @@ class _Channel:
                 additional_headers=settings.headers,
                 compression=None,
                 proxy=proxy_for(url),
-                open_timeout=settings.start_s,  # a gateway answers once the kernel does
+                open_timeout=settings.start_s,  # a gateway accepts only once the kernel responds
                 close_timeout=1.0,
                 max_size=max_bytes,
                 max_queue=_MAX_QUEUED,
@@ -268,7 +274,7 @@ class _Channel:
     async def request(
         self, kind: str, content: _Message, on_message: Callable[[str, _Message], None] = lambda *_: None
     ) -> _KernelRequest:
-        """Send a request; `on_message` is called with each message that the kernel publishes because of it."""
+        """Send a request; `on_message` is called with each message that the kernel publishes for it."""
         message_id = secrets.token_hex(16)
         header = {
             "msg_id": message_id,
@@ -316,7 +322,7 @@ class _Channel:
                 self.ended.set_result(reason)
 
     def _handle_frame(self, frame: str) -> str | None:
-        """Take in a frame; return how the kernel died, where that is what it says."""
+        """Process a frame; return a description of the kernel's death if that is what it reports."""
         try:
             message = json.loads(frame)
             kind, content = message["header"]["msg_type"], message["content"]
@@ -327,7 +333,7 @@ class _Channel:
             if request is not None and isinstance(content, dict):
                 request.handle(message, str(kind), content)
         except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
-            pass  # whatever it is, no kernel and no gateway writes it: the code got hold of the wire
+            pass  # no kernel or gateway sends such a frame: the session's code has written to the connection
         return None
 
     def _read_close_reason(self) -> str:
@@ -346,7 +352,7 @@ def _is_closed(error: Exception) -> bool:
 
 
 class _JupyterInterpreter(HostedInterpreter):
-    """One kernel, in a folder of its own, where it shares everything else with the gateway and its other kernels."""
+    """One kernel with its own folder; it shares everything else with the gateway and the other kernels."""
 
     def __init__(self, gateway: JupyterBackend, limits: Limits, packages: tuple[str, ...]) -> None:
         self._settings = gateway.settings
@@ -363,7 +369,7 @@ class _JupyterInterpreter(HostedInterpreter):
         except _NoRoomError:
             if not self._deletions:
                 raise
-            await asyncio.wait(self._deletions)  # the one before still takes the place
+            await asyncio.wait(self._deletions)  # the previous kernel may still occupy the place
             self._kernel = await self._gateway.create()
         self._channel = await self._connect(self._kernel)
         request = await self._channel.request("kernel_info_request", {})
@@ -373,7 +379,7 @@ class _JupyterInterpreter(HostedInterpreter):
 
     async def _end(self) -> None:
         if self._root and not self._lock.locked() and self._get_live_channel() is not None:
-            # What is in the folder is all that a kernel leaves. One that is busy, or gone, leaves it.
+            # Remove the folder, the only thing that a kernel leaves behind. A busy or dead kernel cannot remove it.
             with suppress(HostFailureError, TimeoutError):
                 await self._call_inside(InsideCall("end", root=self._root), CLEAN_UP_TIMEOUT_S)
         self._root = ""
@@ -386,7 +392,7 @@ class _JupyterInterpreter(HostedInterpreter):
     ) -> Execution:
         execution = await self._execute(code, collector, timeout_s, stdin)
         if execution.state_lost:
-            await self._release_kernel()  # at once: it may still be busy
+            await self._release_kernel()  # at once, because it may still be busy
         return execution
 
     async def _execute(
@@ -414,7 +420,7 @@ class _JupyterInterpreter(HostedInterpreter):
         )
 
     async def _call_inside(self, call: InsideCall, timeout_s: float) -> str:
-        # The answer comes back as a value in the reply: output that is published, a gateway may drop.
+        # The answer is returned as a value in the reply, because a gateway may drop published output.
         channel = self._require_channel()
         content = _execute_request("", silent=True, expressions={"answer": call.expression})
         request = await channel.request("execute_request", content)
@@ -433,23 +439,27 @@ class _JupyterInterpreter(HostedInterpreter):
         timeout_s: float,
         *other_futures: asyncio.Future[Any],
     ) -> bool:
-        """Wait until a request is done, the connection or something else ends, or time is up; return which."""
+        """Wait until the request, the connection or another future is done, or until the timeout.
+
+        Returns:
+            Whether the request is done.
+        """
         futures: set[asyncio.Future[Any]] = {request.done, channel.ended, *other_futures}
         await asyncio.wait(futures, timeout=timeout_s, return_when=asyncio.FIRST_COMPLETED)
         return request.done.done()
 
     async def _interrupt(self, channel: _Channel, request: _KernelRequest) -> bool:
-        """Interrupt the kernel; return whether it heeds that, so that its state is kept."""
+        """Interrupt the kernel; return whether it responds, so that its state is kept."""
         if self._kernel is None:
             return False
         try:
             await self._gateway.interrupt(self._kernel)
-        except HostFailureError as failure:  # it was not the code that took so long
+        except HostFailureError as failure:  # the gateway may be at fault for the timeout
             raise HostFailureError(f"{failure}; the code took too long", state_lost=True) from failure
         return await self._wait(channel, request, self._limits.grace_s + INTERRUPT_ALLOWANCE_S)
 
     async def _explain_end(self, channel: _Channel) -> Execution:
-        """Return how code ended under which the channel ended."""
+        """Return how code ended whose channel ended while it ran."""
         ending = channel.ended.result()
         if channel.died:
             return make_stopped("killed", f"{ending} while the code ran", state_lost=True)
@@ -462,7 +472,7 @@ class _JupyterInterpreter(HostedInterpreter):
         return make_stopped("sandbox_error", reason, state_lost=True)
 
     async def _reconnect(self, old_channel: _Channel) -> bool:
-        """Interrupt a kernel that we hung up on, and connect to it again; return whether it answers."""
+        """Interrupt a kernel whose connection we closed, and reconnect; return whether it responds."""
         if self._kernel is None:
             return False
         try:
@@ -490,7 +500,7 @@ class _JupyterInterpreter(HostedInterpreter):
         return await _Channel.open(self._settings, kernel, max_bytes)
 
     async def _release_kernel(self) -> None:
-        """Hang up, and have the kernel deleted meanwhile: one that does not listen takes the gateway seconds."""
+        """Close the channel, and delete the kernel in the background: an unresponsive one takes the gateway seconds."""
         channel, self._channel = self._channel, None
         kernel, self._kernel = self._kernel, None
         if kernel is not None:
@@ -521,7 +531,7 @@ def _execute_request(
 
 
 def _make_message_handler(collector: OutputCollector) -> Callable[[str, _Message], None]:
-    """Return what hands a kernel's messages to a collector."""
+    """Return a handler that passes a kernel's messages to a collector."""
 
     def on_message(kind: str, content: _Message) -> None:
         if kind == "stream":
@@ -540,7 +550,7 @@ def _make_message_handler(collector: OutputCollector) -> Callable[[str, _Message
 
 
 def _to_execution(reply: _Message, collector: OutputCollector) -> Execution:
-    """Return how code ended to which its kernel has replied."""
+    """Return how code ended, from its kernel's reply."""
     if reply.get("status") != "ok":
         return make_raised(collector.error or _to_code_error(reply))
     payload = reply.get("payload")
@@ -563,7 +573,7 @@ def _to_code_error(content: _Message) -> CodeError:
 
 
 def _read_expression_value(reply: _Message) -> str:
-    """Return the `repr` of what the expression of a call inside came to; empty where it came to nothing."""
+    """Return the `repr` of the value of an `InsideCall` expression; empty if it has none."""
     try:
         text = reply["user_expressions"]["answer"]["data"]["text/plain"]
     except (KeyError, TypeError):

@@ -1,4 +1,4 @@
-"""Code runs on this machine, in the sandbox: one for each set of packages that is asked for."""
+"""The local backend: code runs in sandboxes on this machine, one for each requested set of packages."""
 
 import asyncio
 from dataclasses import dataclass, field
@@ -24,15 +24,15 @@ class _SandboxEntry:
 
     @property
     def idle(self) -> bool:
-        """Whether nothing would be missed if it were closed."""
+        """Whether the sandbox has no sessions and none is opening."""
         return not self.opening and not self.sandbox.sessions
 
 
 class LocalBackend:
     """Opens interpreters in sandboxes of this process.
 
-    A sandbox starts when its set of packages is first asked for, and stays. Where there are as many as may be, the
-    one that was not asked for the longest is closed, if no session is left in it.
+    A sandbox starts when its set of packages is first requested, and keeps running. At the maximum number of sandboxes,
+    the least recently used one without sessions is closed.
 
     Attributes:
         isolation: The level that the start-up self-test has proved; empty before.
@@ -46,17 +46,21 @@ class LocalBackend:
         self._closing: set[asyncio.Task[None]] = set()
 
     async def start(self) -> None:
-        """Start the sandbox of the packages that sessions have by default.
+        """Start the sandbox of the default packages.
 
         Raises:
-            SandboxUnavailableError: No level at or above the minimum holds here.
+            SandboxUnavailableError: No isolation level at or above the minimum works here.
         """
         entry = self._add_entry(self._settings.preload)
         await self._wait_started(entry, self._settings.preload)
         self.isolation = str(entry.sandbox.isolation)
 
     async def open(self, limits: Limits, *, packages: Packages = (), snapshot: bool = False) -> Interpreter:
-        """Start an interpreter; see `openenv_core.sandbox.Backend`. SandboxUnavailableError: None can be had now."""
+        """Start an interpreter; see `openenv_core.sandbox.Backend`.
+
+        Raises:
+            SandboxUnavailableError: No interpreter is available at the moment.
+        """
         entry = self._entries.get(packages)
         if entry is None:
             self._make_room()
@@ -71,7 +75,7 @@ class LocalBackend:
             entry.opening -= 1
 
     async def close(self) -> None:
-        """End every session and every sandbox. Idempotent."""
+        """Close all sandboxes and their sessions. Idempotent."""
         entries, self._entries = list(self._entries.values()), {}
         await asyncio.gather(*(self._close_entry(entry) for entry in entries), *self._closing)
 
@@ -80,7 +84,7 @@ class LocalBackend:
             preload=packages,
             strongest=self._settings.strongest_isolation,
             minimum=self._minimum,
-            # Tests of tasks may lie where code may read: below Python's own folders, for one.
+            # Hidden tests may be in folders that code can read, such as Python's own.
             hidden=self._settings.task_files,
         )
         sandbox = Sandbox(config)
@@ -89,7 +93,7 @@ class LocalBackend:
         return entry
 
     async def _wait_started(self, entry: _SandboxEntry, packages: Packages) -> None:
-        """Wait for a sandbox that others may wait for too; one that does not start is forgotten."""
+        """Wait until a sandbox has started; drop its entry if it fails. Several sessions may wait for one sandbox."""
         try:
             await asyncio.shield(entry.ready)
         except asyncio.CancelledError:

@@ -1,4 +1,4 @@
-"""How an execution elsewhere ended, and what it wrote and showed, in the sandbox's own terms and within its limits."""
+"""Results of hosted executions as the sandbox's `Execution`, with output collected within the sandbox's limits."""
 
 import asyncio
 import json
@@ -24,12 +24,12 @@ _EXIT_CODES: Final[Mapping[Status, int]] = {
 
 
 def make_stopped(status: Status, reason: str, *, state_lost: bool) -> Execution:
-    """Return the execution of code that was stopped."""
+    """Return an execution for code that was stopped."""
     return Execution(status=status, exit_code=_EXIT_CODES[status], state_lost=state_lost, reason=reason)
 
 
 def make_raised(error: CodeError) -> Execution:
-    """Return how code ended that raised an exception; `SystemExit` counts by the code that it carries."""
+    """Return an execution for code that raised an exception; for `SystemExit`, its exit code decides."""
     if error.ename == "MemoryError":
         return Execution(status="memory", exit_code=EXIT_ERROR, error=error)
     if error.ename != "SystemExit":
@@ -42,10 +42,10 @@ def make_raised(error: CodeError) -> Execution:
 
 
 def parse_traceback(text: str) -> CodeError:
-    """Return the exception of a traceback's text, whose last line names it."""
+    """Parse the exception, which the last line names, from the text of a traceback."""
     lines = strip_colours(text[-MAX_TRACEBACK_CHARS:]).strip("\n").split("\n")
     for index in range(len(lines) - 1, -1, -1):
-        # A message may have lines of its own; the line that names the class begins at the margin.
+        # A message may span lines; the line that names the class is not indented.
         match = _LAST_LINE.fullmatch("\n".join(lines[index:]).strip())
         if match is not None and not lines[index].startswith((" ", "\t")):
             if match["value"] is None and index < len(lines) - 1:
@@ -55,16 +55,16 @@ def parse_traceback(text: str) -> CodeError:
 
 
 def strip_colours(text: str) -> str:
-    """Return a text without its colours, and without what no encoder could write."""
+    """Return a text without colour codes and without characters that cannot be encoded as UTF-8."""
     return _COLOURS.sub("", text if text.isascii() else text.encode("utf-8", "replace").decode())
 
 
 class OutputCollector:
-    """Gathers what one execution writes and shows, within the limits, while it still does so.
+    """Collects the output of a running execution, within the limits.
 
     Attributes:
-        flood: Is done once more was written than may be: whoever runs the code is to stop it.
-        error: The exception that the code ended with.
+        flood: Done once the hard output limit is exceeded; the backend then stops the code.
+        error: The exception that ended the code, if any.
     """
 
     def __init__(self, limits: Limits) -> None:
@@ -79,7 +79,7 @@ class OutputCollector:
         self._result: str | None = None
 
     def write(self, stream: str, text: str) -> None:
-        """Take in what was written to a stream; another name than stdout is taken for stderr."""
+        """Add text written to a stream; any name other than stdout counts as stderr."""
         name = "stdout" if stream == "stdout" else "stderr"
         data, buffer = text.encode("utf-8", "replace"), self._buffers[name]
         self._count(len(data))
@@ -89,7 +89,7 @@ class OutputCollector:
             self._cut.add(name)
 
     def show(self, kind: str, bundle: Mapping[str, Any], metadata: Mapping[str, Any]) -> None:
-        """Take in a mime bundle, an execution's result or else something displayed, whole or not at all."""
+        """Add a mime bundle, of an execution's result or of displayed data. A bundle over the limit is dropped."""
         output_type: Literal["execute_result", "display_data"] = (
             "execute_result" if kind == "execute_result" else "display_data"
         )
@@ -106,7 +106,7 @@ class OutputCollector:
             self._result = data.get("text/plain")
 
     def note_loss(self, *names: str) -> None:
-        """Note that whoever runs the code has dropped some of what it wrote or showed."""
+        """Mark output fields as truncated, because the host dropped some of their data."""
         self._cut.update(names)
 
     def fill(self, execution: Execution) -> Execution:
@@ -126,12 +126,12 @@ class OutputCollector:
             self.flood.set_result(None)
 
     def _text(self, name: str) -> str:
-        # A character that the limit has cut in two is left out.
+        # Leave out a character that the limit has cut in two.
         return self._buffers[name].decode("utf-8", "ignore" if name in self._cut else "replace")
 
 
 def _as_text(mime: str, value: Any) -> str:
-    """Return one value of a bundle as text: nbformat allows lists of lines, and objects for JSON."""
+    """Return a value of a mime bundle as text: nbformat also allows lists of lines, and objects for JSON."""
     if isinstance(value, list) and not mime.endswith("json") and all(isinstance(line, str) for line in value):
         value = "".join(value)
     text = value if isinstance(value, str) else json.dumps(value)

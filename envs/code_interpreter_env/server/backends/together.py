@@ -1,4 +1,4 @@
-"""Together's Code Interpreter as it is documented. It has never been run against the service itself."""
+"""The backend for Together's Code Interpreter, written to its documentation; never run against the real service."""
 
 import asyncio
 import base64
@@ -44,31 +44,31 @@ MIN_BACKOFF_S: Final = 0.25
 MAX_BACKOFF_S: Final = 8.0
 
 PROBE_TIMEOUT_S: Final = 2.0
-"""How long the question whether a session or the service is alive is repeated."""
+"""How long the request that checks whether a session or the service is alive is retried."""
 
 _MAX_SESSIONS_BYTES: Final = 1 << 20
 _SLACK_BYTES: Final = 1 << 16
 _MAY_HAVE_RUN: Final = "the code may have run, so it is not sent again"
 
 _UNSENT_ERRORS: Final = (httpx.ConnectError, httpx.ConnectTimeout, httpx.PoolTimeout, httpx.ProxyError)
-"""Failures before anything of a request has left."""
+"""Failures that occur before any part of a request is sent."""
 
 logger = logging.getLogger("openenv_core")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TogetherSettings:
-    """How the service is reached.
+    """The address and options of the service.
 
     Attributes:
         token: The bearer token.
-        base_url: What `/tci/execute` follows.
-        network_s: Seconds that a request may take beyond the time of the code in it.
-        retry_timeout_s: Seconds in which a request that may be sent again is sent again.
-        report_files: Whether each execution is followed by a look at the files, which is a request of its own.
+        base_url: The base URL, to which `/tci/execute` is appended.
+        network_s: Seconds that a request may take beyond the time limit of its code.
+        retry_timeout_s: Seconds during which a repeatable request is retried.
+        report_files: Whether to list the files after each execution, which takes an extra request.
 
     Raises:
-        ConfigurationError: A value that cannot be.
+        ConfigurationError: A value is invalid.
     """
 
     token: str = field(repr=False)
@@ -96,7 +96,7 @@ def backend_from_environment(environ: Mapping[str, str]) -> "TogetherBackend":
     """Return the backend that TOGETHER_API_KEY and TOGETHER_BASE_URL describe.
 
     Raises:
-        ConfigurationError: There is no token, or a value cannot be.
+        ConfigurationError: No token is set, or a value is invalid.
     """
     token = environ.get(TOKEN, "").strip()
     if not token:
@@ -107,16 +107,16 @@ def backend_from_environment(environ: Mapping[str, str]) -> "TogetherBackend":
 
 
 class _RetryBackoff:
-    """The pauses between the attempts of one request: doubled each time, and never shorter than asked for."""
+    """The pauses between the attempts of one request: exponential, with jitter, at least as long as Retry-After."""
 
     def __init__(self, retry_timeout_s: float) -> None:
         self._deadline = time.monotonic() + retry_timeout_s
         self.attempts = 1
 
     def next_pause_s(self, header: str | None) -> float | None:
-        """Return how long to wait before the next attempt, given Retry-After; None where there is no time for one."""
+        """Return the seconds to wait before the next attempt, given the Retry-After header; None if time is up."""
         pause_s = min(MAX_BACKOFF_S, MIN_BACKOFF_S * 2.0 ** min(self.attempts - 1, 16))
-        # So that those who were refused together do not come back together.
+        # Jitter, so that requests that were rejected together are not retried together.
         pause_s = max(pause_s * random.uniform(0.75, 1.0), retry_after(header) or 0.0)
         if time.monotonic() + pause_s > self._deadline:
             return None
@@ -125,21 +125,21 @@ class _RetryBackoff:
 
 
 class _ServiceTimeoutError(HostFailureError):
-    """No answer came in time. The code may run on."""
+    """The service did not reply in time. The code may still be running."""
 
 
 class _ServiceRefusedError(HostFailureError):
-    """The service understood, and said no: to a session that is gone, for one."""
+    """The service rejected the request, for example because its session is gone."""
 
 
 class _RemoteExecution(NamedTuple):
-    """An execution that took place: in which session, and what it wrote and showed and was ended by, as documented."""
+    """The service's reply to an execution: its session, and its outputs by documented type."""
 
     session_id: str
     outputs: tuple[tuple[str, Any], ...]
 
     def collect_into(self, collector: OutputCollector) -> None:
-        """Hand all of it to a collector. Types of output that are not documented are left out."""
+        """Add all outputs to a collector. Undocumented types are dropped and noted as lost."""
         for kind, data in self.outputs:
             if kind in ("stdout", "stderr"):
                 collector.write(kind, str(data))
@@ -157,12 +157,12 @@ class _RemoteExecution(NamedTuple):
 class TogetherBackend(HostedBackend):
     """Runs code in sessions of Together's Code Interpreter.
 
-    It speaks the interface as it is documented, and is tested against a server of ours that speaks it too. It has
-    never been run against the service itself. Time and output are bounded here. Memory, disk, processes and network
-    are what the service grants, and so is the end of a session, some time after its last use.
+    It implements the documented interface and is tested against a fake server of ours, never against the service
+    itself. Time and output are limited here. The service controls memory, disk, processes and network, and ends a
+    session some time after its last use.
 
-    A request is sent again where it was refused for its rate (429), or never left. One that the service may have
-    begun is sent again only where doing it twice does no harm; an execution of the session's code never is.
+    A request is retried if it was rate limited (429) or never sent. One that the service may have started is retried
+    only if running it twice is harmless, which never holds for the session's code.
     """
 
     def __init__(self, settings: TogetherSettings) -> None:
@@ -181,7 +181,16 @@ class TogetherBackend(HostedBackend):
         repeatable: bool,
         files: Sequence[Mapping[str, str]] = (),
     ) -> _RemoteExecution:
-        """Run code in a session, or in a new one; `repeatable` is what does no harm when it runs twice."""
+        """Run code in a session, or in a new one if `session_id` is None.
+
+        Args:
+            code: Python source.
+            session_id: The service's id of the session.
+            timeout_s: Seconds that the code may take.
+            max_bytes: The maximum size of the response body.
+            repeatable: Whether running the code twice is harmless, so that the request may be retried.
+            files: Files to upload, in the documented format.
+        """
         body: dict[str, Any] = {"language": "python", "code": code}
         if session_id is not None:
             body["session_id"] = session_id
@@ -194,7 +203,7 @@ class TogetherBackend(HostedBackend):
         )
 
     async def sessions(self, retry_timeout_s: float | None = None) -> frozenset[str]:
-        """Return the ids of the sessions that there are."""
+        """Return the ids of the existing sessions."""
         limit_s = self._settings.network_s
         reply = await self._request(
             "GET", "/tci/sessions", None, limit_s, _MAX_SESSIONS_BYTES, True, retry_timeout_s
@@ -227,7 +236,7 @@ class TogetherBackend(HostedBackend):
             self._settings.retry_timeout_s if retry_timeout_s is None else retry_timeout_s
         )
         headers = {} if content is None else {"Content-Type": "application/json"}
-        # One deadline holds for the whole; connecting has one of its own, as it may be tried again.
+        # One deadline covers the whole attempt; connecting has a shorter one, because it can be retried.
         timeout = httpx.Timeout(None, connect=self._settings.network_s / 2)
         while True:
             retry_after: str | None = None
@@ -264,7 +273,7 @@ class TogetherBackend(HostedBackend):
             await asyncio.sleep(pause_s)
 
     def _require_retry(self, status: int, failure: str, repeatable: bool) -> None:
-        """Raise where a status is the last word."""
+        """Raise unless the request may be retried after this HTTP status."""
         if status in (401, 403):
             raise HostFailureError(self._hide_token(f"{failure}; see to {TOKEN}"))
         if status == 429 or (status >= 500 and repeatable):
@@ -285,7 +294,7 @@ class TogetherBackend(HostedBackend):
         )
 
     def _hide_token(self, text: str) -> str:
-        """Return a text without the token, which a service may send back."""
+        """Return a text without the token, which a service may echo."""
         return text.replace(self._settings.token, "[token]")
 
 
@@ -305,10 +314,10 @@ def _parse_execution(reply: Any) -> _RemoteExecution:
 
 
 class _TogetherInterpreter(HostedInterpreter):
-    """Code, session and files through the documented requests.
+    """One session of the service.
 
-    The interface has no way to interrupt or to end a session. One whose code takes too long is left behind, for the
-    service to end after its time, and the next execution begins another.
+    The interface cannot interrupt or end a session. One whose code times out is abandoned for the service to end after
+    a while, and the next execution starts another.
     """
 
     def __init__(
@@ -320,7 +329,7 @@ class _TogetherInterpreter(HostedInterpreter):
 
     async def _begin(self) -> None:
         self._remote_id = None
-        # Uploads land where code runs, so the workspace is the folder that the session begins in.
+        # Uploads arrive in the session's initial working directory, so that is the workspace.
         await self._enter(own_folder=False)
 
     async def _end(self) -> None:
@@ -330,7 +339,7 @@ class _TogetherInterpreter(HostedInterpreter):
         self, code: str, collector: OutputCollector, timeout_s: float, stdin: str | None
     ) -> Execution:
         await self._set_stdin(stdin, timeout_s)
-        # What may be written, some of it spelled with two characters.
+        # Twice the output limits, because JSON escapes some characters as two.
         max_bytes = 2 * (self._limits.output_hard_bytes + self._limits.outputs_bytes) + _SLACK_BYTES
         try:
             execution = await self._send(code, timeout_s, max_bytes, repeatable=False)
@@ -350,7 +359,7 @@ class _TogetherInterpreter(HostedInterpreter):
         return (await self._send(call.statement, timeout_s, MAX_REPLY_BYTES, repeatable=True)).stdout()
 
     async def _put(self, path: str, data: bytes) -> None:
-        """Upload a file by the documented field, and move it to its place."""
+        """Upload a file with the documented field, and move it to its path."""
         name = f"upload-{secrets.token_hex(8)}"
         call = InsideCall("take", root=self._root, name=name, path=path)
         upload = {"name": name, "encoding": "base64", "content": base64.b64encode(data).decode()}
@@ -389,14 +398,14 @@ class _TogetherInterpreter(HostedInterpreter):
         return execution
 
     async def _require_service(self) -> None:
-        """Tell code that takes too long from a service that does not answer."""
+        """Raise if the service does not respond, which distinguishes that from code that takes too long."""
         try:
             await self._service.sessions(PROBE_TIMEOUT_S)
         except HostFailureError as failure:
             raise HostFailureError(str(failure), state_lost=True) from failure
 
     async def _is_gone(self) -> bool:
-        """Whether the session is not among those that the service has."""
+        """Return whether the service no longer has the session."""
         if self._remote_id is None:
             return False
         try:

@@ -1,1 +1,1 @@
-"""One MCP server as a client sees it: its process or its address, the connection, and what a call came to."""
+"""The client side of one MCP server: its process or address, the connection, and the results of calls."""

@@ -1,4 +1,4 @@
-"""Which addresses a tool server may have: public ones, unless its operator says otherwise."""
+"""Checks of tool servers' addresses, which must be public unless the operator allows others."""
 
 import asyncio
 import ipaddress
@@ -9,32 +9,32 @@ from typing import Final, TypeAlias
 from .errors import AddressRefusedError
 
 Resolve: TypeAlias = Callable[[str, int], Awaitable[list[str]]]
-"""Looks up the addresses of a host, all of them."""
+"""Resolves a host and port to all of the host's addresses."""
 
 _Address: TypeAlias = ipaddress.IPv4Address | ipaddress.IPv6Address
 
 SPECIAL: Final = tuple(
     ipaddress.ip_network(network)
     for network in (
-        "168.63.129.16/32",  # where a cloud tells its machines their secrets
-        "192.0.0.0/24",  # and another; Pythons differ in what of this network they call public
+        "168.63.129.16/32",  # the metadata service of a cloud
+        "192.0.0.0/24",  # of another; Python versions differ on which of these addresses are public
         "192.88.99.0/24",
         "2001::/23",
     )
 )
-"""Networks that look public and are for the use of machines among themselves."""
+"""Networks that look public but are reserved for internal use."""
 
 _NAT64: Final = ipaddress.ip_network("64:ff9b::/96")
 
 
 def check_address(address: str) -> None:
-    """Refuse an address that is not public: of this machine, of a private network, of a cloud's metadata.
+    """Check that an address is public: not of this machine, a private network, or a cloud's metadata service.
 
     Raises:
-        AddressRefusedError: It is one of those, or none at all.
+        AddressRefusedError: It is not public, or not an IP address.
     """
     try:
-        # A zone ("fe80::1%eth0") makes no address public.
+        # Drop a zone ("fe80::1%eth0"), which never makes an address public.
         ip = ipaddress.ip_address(address.partition("%")[0])
     except ValueError:
         raise AddressRefusedError(f"expected an IP address, got {address[:80]!r}") from None
@@ -43,7 +43,7 @@ def check_address(address: str) -> None:
 
 
 async def resolve(host: str, port: int) -> list[str]:
-    """Return all addresses of a host. What the system reads as an address (127.1, 0x7f000001) is read so here."""
+    """Return all addresses of a host. Any notation that the system accepts (127.1, 0x7f000001) works here too."""
     loop = asyncio.get_running_loop()
     infos = await loop.getaddrinfo(host, port, type=socket.SOCK_STREAM)
     return list(dict.fromkeys(str(entry[4][0]) for entry in infos))
@@ -52,10 +52,10 @@ async def resolve(host: str, port: int) -> list[str]:
 async def resolve_checked(
     host: str, port: int, *, allow_private: bool, look_up: Resolve = resolve
 ) -> list[str]:
-    """Return the addresses of a host, looked up once; whoever connects has to use these.
+    """Resolve a host once and check its addresses. Connect only to these, not by resolving the host again.
 
     Raises:
-        AddressRefusedError: One of them is not public, or there is none.
+        AddressRefusedError: The host has no address, or one that is not public.
     """
     try:
         addresses = await look_up(host, port)
@@ -88,7 +88,7 @@ def _is_private(address: _Address) -> bool:
 
 
 def _unwrap_ipv4(address: _Address) -> _Address:
-    """Return the IPv4 address that an IPv6 one stands for, where it does."""
+    """Return the IPv4 address that an IPv6 address embeds, or else the address itself."""
     if isinstance(address, ipaddress.IPv6Address):
         if (inner := address.ipv4_mapped or address.sixtofour) is not None:
             return inner

@@ -1,4 +1,4 @@
-"""One connection to one tool server, owned by a task that opens and closes it."""
+"""A connection to a tool server, owned by one task that opens and closes it."""
 
 import asyncio
 import time
@@ -20,10 +20,10 @@ from .results import collect_tools, make_refusal_error, make_server_error, make_
 T = TypeVar("T")
 
 LATENESS_ALLOWANCE_S: Final = 1.0
-"""What an answer may be late: the SDK watches the time too, and tells the server to stop."""
+"""Extra time for a reply after its timeout: the SDK applies the same timeout and cancels the call on the server."""
 
 ANSWER_AFTER_FAULT_S: Final = 0.05
-"""What an answer gets after a fault: it may be the very error that the fault is, and say more."""
+"""Extra time for a reply after a fault: it may be the error that caused the fault, in more detail."""
 
 
 class _UpstreamLostError(Exception):
@@ -33,8 +33,8 @@ class _UpstreamLostError(Exception):
 
 
 async def _wait_for_answer(answer: Awaitable[T], fault: FirstFailure, timeout_s: float) -> T:
-    """Wait for an answer, for its time, or for a fault that means that it will not come."""
-    fault.take()  # what went wrong before is nothing of this
+    """Wait for a reply, its timeout, or a fault that means that no reply will come."""
+    fault.take()  # discard a fault from before this request
     start = time.monotonic()
     answer_task = asyncio.ensure_future(answer)
     fault_task = asyncio.create_task(fault.event.wait())
@@ -55,7 +55,7 @@ async def _wait_for_answer(answer: Awaitable[T], fault: FirstFailure, timeout_s:
             answer_task.cancel()
             await asyncio.wait([answer_task], timeout=LATENESS_ALLOWANCE_S)
         if answer_task.done() and not answer_task.cancelled():
-            answer_task.exception()  # heard, whatever it is
+            answer_task.exception()  # mark the exception as retrieved
 
 
 def _result_or_error(
@@ -81,8 +81,8 @@ def _result_or_error(
     raise make_server_error(describe_error(error))
 
 
-# A tool server may use the codes of the SDK's own errors for what it will, -32000 above all; a call that it refuses
-# with one is the policy's affair. The words tell the SDK's apart.
+# Tool servers may use the codes of the SDK's own errors, -32000 above all, for anything; a call rejected with one of
+# them counts as the policy's failure. Only the messages identify errors of the SDK itself.
 _CLOSED: Final = "Connection closed"
 _STREAM_ENDED: Final = "SSE stream "
 _FORGOTTEN: Final = "Session terminated"
@@ -100,13 +100,13 @@ def _is_loss(error: MCPError) -> bool:
 
 
 PING_TIMEOUT_S: Final = 2.0
-"""What a server gets to show that it lives, after a call that took too long."""
+"""How long a server may take to reply to a ping after a call that timed out."""
 
 EXIT_REASON_WAIT_S: Final = 1.0
-"""What it may take to learn how a server died, once it has."""
+"""How long to wait for the reason of a dead server's exit."""
 
 CLOSE_TIMEOUT_S: Final = 8.5
-"""What closing may take: a process is ended within it, and whoever closes a session waits no longer."""
+"""The timeout of closing; enough to end a process, and the longest that closing a session waits."""
 
 MAX_INSTRUCTION_CHARS: Final = 4096
 
@@ -117,17 +117,17 @@ _INFO: Final = types.Implementation(name="ropewalk", version="0.1.0")
 
 
 class UpstreamConnection:
-    """A connection to a tool server. `open` first, `close` last; `open` may fail, and has closed it then.
+    """A connection to a tool server. Call `open` first and `close` last; if `open` fails, it closes the connection.
 
     Args:
-        open_wire: Opens the way to reach it; a second one where the first protocol is not its own.
-        modes: Protocols to try, in the SDK's words.
+        open_wire: Opens a wire to the server; called again for each further protocol to try.
+        modes: The SDK's protocol modes to try.
 
     Attributes:
-        mode: The protocol that it took.
-        stale: Its list of tools has changed, or may have, since it was last asked.
-        dead: Why it is of no more use; None while it is.
-        hung: A call has taken too long: whether it still answers is not known.
+        mode: The mode that the server accepted.
+        stale: Whether the list of tools has changed, or may have, since it was last requested.
+        dead: Why the connection can no longer be used; None if it can.
+        hung: Whether a call has timed out, so that it is unknown whether the server still responds.
     """
 
     def __init__(self, open_wire: Callable[[], Awaitable[UpstreamWire]], modes: tuple[str, ...]) -> None:
@@ -146,10 +146,10 @@ class UpstreamConnection:
         self.hung = False
 
     async def open(self, timeout_s: float) -> None:
-        """Connect, and agree on a protocol.
+        """Connect and negotiate a protocol.
 
         Raises:
-            ServerFailedError: It does not start, or not in time, or does not speak MCP.
+            ServerFailedError: The server does not start, or not in time, or does not support MCP.
         """
         try:
             async with asyncio.timeout(timeout_s):
@@ -168,19 +168,19 @@ class UpstreamConnection:
         raise ServerFailedError(f"it refused the connection: {self.dead}")
 
     async def close(self) -> None:
-        """End the connection, and the process where there is one. Bounded in time."""
+        """Close the connection and end the process, if any, within a bounded time."""
         self._closing.set()
         if (owner := self._owner) is None:
             return
         if self._is_opening:
-            owner.cancel()  # on its way in it listens to nothing else; on its way out it is not to be disturbed
+            owner.cancel()  # only while opening: it does not wait for `_closing` yet; once closing, let it finish
         _, late = await asyncio.wait([owner], timeout=CLOSE_TIMEOUT_S)
         if late:
             owner.cancel()
             await asyncio.wait([owner], timeout=CLOSE_TIMEOUT_S)
 
     def describe(self) -> dict[str, str]:
-        """Return what the server says of itself: title, version, protocol, instructions."""
+        """Return the server's title, version, protocol and instructions."""
         client = self._require_client()
         info = client.server_info
         return {
@@ -192,11 +192,15 @@ class UpstreamConnection:
 
     @property
     def stateless(self) -> bool:
-        """Whether the server has no session: it sends no word of a changed list either."""
+        """Whether the server is stateless; such a server does not notify us of changed tools either."""
         return self._client is not None and self._client.protocol_version in MODERN_PROTOCOL_VERSIONS
 
     async def list_tools(self, timeout_s: float) -> list[types.Tool]:
-        """Ask which tools it has, all within the time. CallError: It does not say, or says what is no list."""
+        """List the tools on all pages, within one timeout.
+
+        Raises:
+            CallError: The server does not reply, or not with a list.
+        """
         session = self._require_client().session
         self.stale = False
 
@@ -209,7 +213,11 @@ class UpstreamConnection:
     async def call(
         self, name: str, arguments: Mapping[str, Any], timeout_s: float, context: ToolContext
     ) -> types.CallToolResult:
-        """Call a tool; one that takes too long is told to stop. CallError: there is no result."""
+        """Call a tool; on a timeout the server is told to cancel it.
+
+        Raises:
+            CallError: There is no result.
+        """
         session = self._require_client().session
         request = types.CallToolRequest(
             params=types.CallToolRequestParams(name=name, arguments=dict(arguments))
@@ -235,13 +243,13 @@ class UpstreamConnection:
         return result
 
     async def check_alive(self) -> None:
-        """Check whether it has just died, before it was reported."""
+        """Set `dead` if the server has died but its exit has not been reported yet."""
         if self.dead is None and self._wire is not None and self._wire.is_gone() and self._owner is not None:
             await asyncio.wait([self._owner], timeout=EXIT_REASON_WAIT_S)
             self.dead = self.dead or "it reads no more"
 
     async def check_answers(self) -> bool:
-        """Return whether it still answers, after a call that took too long."""
+        """Return whether the server still responds, after a call that timed out."""
         session = self._require_client().session
         try:
             if self.stateless:
@@ -251,21 +259,21 @@ class UpstreamConnection:
                     session.send_request(types.PingRequest(), types.EmptyResult), PING_TIMEOUT_S
                 )
         except CallError as error:
-            # An error is an answer too.
+            # An error is a response too.
             self.hung = error.infrastructure or error.error_type is ToolErrorType.TIMEOUT
         else:
             self.hung = False
         return not self.hung
 
     async def _try_open(self, mode: str) -> bool:
-        """Try one protocol; return whether the server took it."""
+        """Try one protocol; return whether the server accepted it."""
         ready: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._owner = asyncio.create_task(self._run_connection(mode, ready))
         await asyncio.wait([ready, self._owner], return_when=asyncio.FIRST_COMPLETED)
         if ready.done() and ready.exception() is None:
             return True
         await asyncio.wait([self._owner])
-        # The SDK may say it from within a group of tasks.
+        # The SDK may raise the error inside an exception group.
         error = unwrap_group(failure) if ready.done() and (failure := ready.exception()) is not None else None
         if isinstance(error, MCPError | RuntimeError | ValidationError) and self._is_wire_up:
             return False
@@ -300,13 +308,13 @@ class UpstreamConnection:
         except Exception as error:
             if not ready.done():
                 ready.set_exception(error)
-                ready.exception()  # whoever waits may have gone
+                ready.exception()  # mark it as retrieved: the waiter may be gone
             self.dead = (wire and wire.fault.take()) or describe_error(error)
         finally:
             self._client = None
             self._is_opening = False
             if death is not None:
-                # The end of its output comes a moment before that of the process.
+                # A process's output ends a moment before the process does.
                 with suppress(asyncio.TimeoutError):
                     if not self._closing.is_set():
                         self.dead = f"it {await asyncio.wait_for(asyncio.shield(death), 0.1)}"
@@ -317,7 +325,11 @@ class UpstreamConnection:
                 await wire.close()
 
     async def _wait_for(self, answer: Awaitable[T], timeout_s: float) -> T:
-        """Wait for an answer. CallError: it does not come, or is an error."""
+        """Wait for a reply.
+
+        Raises:
+            CallError: There is no reply, or it is an error.
+        """
         assert self._wire is not None
         try:
             return await _wait_for_answer(answer, self._wire.fault, timeout_s)
@@ -328,7 +340,7 @@ class UpstreamConnection:
             raise
 
     async def _exit_reason(self, error: MCPError) -> str:
-        """Return how it died; the connection knows it a moment later than who waits for an answer."""
+        """Return how the server died, which the owner task learns a moment later than a pending call."""
         if self._owner is not None and error.code == types.CONNECTION_CLOSED:
             await asyncio.wait([self._owner], timeout=0.5)
         self.dead = self.dead or describe_error(error)

@@ -1,4 +1,4 @@
-"""The wire to a tool server, and what can go wrong on it. None of it leaves the environment as an exception."""
+"""The wire to a tool server, and its errors, none of which leaves the environment as an exception."""
 
 import asyncio
 from collections.abc import Awaitable, Callable
@@ -10,23 +10,23 @@ from openenv_core.tools import ToolErrorType
 
 
 class UpstreamError(Exception):
-    """The base of errors of upstream servers."""
+    """Base class of errors of upstream servers."""
 
 
 class ServerFailedError(UpstreamError):
-    """A tool server did not start, or has died: its connection cannot be used any more."""
+    """A tool server did not start or has died; its connection can no longer be used."""
 
 
 class AddressRefusedError(UpstreamError):
-    """An address that a tool server may not have."""
+    """A tool server has an address that is not allowed."""
 
 
 class CallError(UpstreamError):
-    """A call came to nothing.
+    """A call failed without a result.
 
     Attributes:
-        error_type: How.
-        infrastructure: It tells nothing of the policy.
+        error_type: The kind of failure.
+        infrastructure: Whether the infrastructure failed, through no fault of the policy.
     """
 
     def __init__(self, error_type: ToolErrorType, message: str, *, infrastructure: bool = False) -> None:
@@ -36,21 +36,21 @@ class CallError(UpstreamError):
 
 
 def unwrap_group(error: BaseException) -> BaseException:
-    """Return the first error that is none of a group of them: the SDK's tasks raise groups."""
+    """Return the first exception inside (nested) exception groups, as the SDK's task groups raise them."""
     while isinstance(error, BaseExceptionGroup) and error.exceptions:
         error = error.exceptions[0]
     return error
 
 
 def describe_error(error: BaseException) -> str:
-    """Return an error in words, of one line that is not too long."""
+    """Return an error's message as a single line of at most 500 characters."""
     cause = unwrap_group(error)
     message = " ".join(str(cause).split())
     return (message or type(cause).__name__)[:500]
 
 
 class FirstFailure:
-    """The first failure since it was last taken."""
+    """The first failure since the last `take`."""
 
     def __init__(self) -> None:
         self._message: str | None = None
@@ -80,15 +80,15 @@ async def _do_nothing() -> None:
 
 @dataclass(frozen=True, slots=True)
 class UpstreamWire:
-    """How a server is reached. By default it has no voice beside its answers, and its death shows when it is asked.
+    """The transport to a server, with hooks for its end. The defaults suit a server at a URL, which has no process.
 
     Attributes:
-        transport: Its streams, to be entered; those of a server at an address connect then.
-        fault: Is told why an answer will not come.
-        wait_ended: Returns how it died, once it has.
-        is_gone: Whether it has died by now, or as good as: nobody reads what it is sent.
-        stderr_tail: What it wrote last to its standard error.
-        close: Gives back what beside the streams was taken. Bounded in time.
+        transport: The SDK's transport, a context manager; over HTTP it connects when entered.
+        fault: Records why a reply will not come.
+        wait_ended: Waits until the server has died, and returns how.
+        is_gone: Returns whether the server has died, or no longer reads its input.
+        stderr_tail: Returns the end of the server's standard error.
+        close: Releases everything other than the streams, within a bounded time.
     """
 
     transport: Transport

@@ -1,4 +1,4 @@
-"""The wire to a tool server at an address: streamable HTTP by the SDK, over connections that go nowhere else."""
+"""The wire to a tool server at a URL: the SDK's streamable HTTP, over connections pinned to checked addresses."""
 
 import asyncio
 import json
@@ -24,11 +24,11 @@ _CANCELLED: Final = "notifications/cancelled"
 
 
 class _CancelledCallError(Exception):
-    """The request was abandoned."""
+    """The request was cancelled."""
 
 
 class _PendingPost:
-    """One request, while anybody waits for it."""
+    """A pending request that can be aborted."""
 
     def __init__(self) -> None:
         self._scope: anyio.CancelScope | None = None
@@ -40,7 +40,11 @@ class _PendingPost:
             self._scope.cancel()
 
     async def run(self, work: Awaitable[T]) -> T:
-        """Wait for a part of it, unless it is given up before, or meanwhile."""
+        """Await a part of the request.
+
+        Raises:
+            _CancelledCallError: The request is aborted, before or meanwhile.
+        """
         with anyio.CancelScope() as self._scope:
             if self._is_aborted:
                 self._scope.cancel()
@@ -49,13 +53,13 @@ class _PendingPost:
 
 
 class _PendingPosts:
-    """The requests of one connection, by the ids of their messages."""
+    """The pending requests of one connection, by the ids of their messages."""
 
     def __init__(self) -> None:
         self._posts: dict[Any, _PendingPost] = {}
 
     def add(self, body: bytes) -> tuple[Any, _PendingPost]:
-        """Note a request; one that cancels another ends that."""
+        """Register a request. A cancellation notification aborts the request that it names."""
         message = json.loads(body) if body else {}
         if message.get("method") == _CANCELLED:
             other = self._posts.pop((message.get("params") or {}).get("requestId"), None)
@@ -73,19 +77,19 @@ class _PendingPosts:
 
 
 MAX_BODY_BYTES: Final = 32 << 20
-"""The longest answer, or event of one, that a tool server may send."""
+"""The maximum size of a response, or of one event in a stream of events."""
 
 GET_INTERVAL_S: Final = 1.0
 GETS_AT_ONCE: Final = 5
-"""Requests for a stream of events that a server may have ended, and asked for again, before they are spaced."""
+"""How many times in a row a stream of events may be reopened before reopening is throttled."""
 
 CONNECT_TIMEOUT_S: Final = 10.0
 READ_TIMEOUT_S: Final = 3700.0
-"""Of a stream that says nothing: longer than any call may take, which has a bound of its own."""
+"""The read timeout of a silent stream; longer than the timeout of any call, which applies first."""
 
 
 def make_http_wire(url: str, headers: Mapping[str, str], *, allow_private: bool) -> UpstreamWire:
-    """Return the wire to a server at an address; nothing is connected yet."""
+    """Return the wire to a server at a URL, without connecting yet."""
     fault = FirstFailure()
     return UpstreamWire(_open_streams(url, dict(headers), fault, allow_private), fault)
 
@@ -104,7 +108,10 @@ async def _open_streams(
 
 
 class _PinnedTransport(httpx2.AsyncHTTPTransport):
-    """Connects to checked addresses, follows nothing, and unpacks nothing; `fault` is told why an answer is no use."""
+    """A transport that connects only to checked addresses, and rejects redirects and compressed responses.
+
+    `fault` records why a response cannot be used.
+    """
 
     def __init__(self, fault: FirstFailure, *, allow_private: bool) -> None:
         super().__init__(verify=_make_ssl_context())
@@ -119,14 +126,14 @@ class _PinnedTransport(httpx2.AsyncHTTPTransport):
         self._next_get = float("-inf")
 
     async def handle_async_request(self, request: httpx2.Request) -> httpx2.Response:
-        """Send a request; what has to be refused becomes an error of the server."""
-        # What is packed could be far larger than what is counted.
+        """Send a request; a rejected response is turned into an error response."""
+        # A compressed body could be far larger than the bytes that are counted.
         request.headers["accept-encoding"] = "identity"
         if request.method != "POST":
             await self._throttle_get(request)
             return await self._send_request(
                 request, FirstFailure(), _PendingPost(), lambda: None
-            )  # nobody waits for these
+            )  # no call waits for these, so their faults are not recorded
         request_id, post = self._posts.add(request.content)
         on_end = partial(self._posts.remove, request_id, post)
         try:
@@ -138,7 +145,7 @@ class _PinnedTransport(httpx2.AsyncHTTPTransport):
             raise
 
     async def _throttle_get(self, request: httpx2.Request) -> None:
-        """A server may end its stream of events at once, and ask to be asked again at once."""
+        """Space out requests for a stream of events: a server may end each at once and demand an immediate retry."""
         if request.method == "GET":
             now = time.monotonic()
             send_at = max(self._next_get, now - (GETS_AT_ONCE - 1) * GET_INTERVAL_S)
@@ -162,7 +169,7 @@ class _PinnedTransport(httpx2.AsyncHTTPTransport):
             fault,
             post,
             on_end,
-            # Of a stream of events each is bounded, by the SDK.
+            # In a stream of events, the SDK limits the size of each event.
             events=response.headers.get("content-type", "").startswith("text/event-stream"),
         )
         if response.is_redirect:
@@ -177,7 +184,7 @@ class _PinnedTransport(httpx2.AsyncHTTPTransport):
 
 
 class _PinnedBackend(httpcore2.AsyncNetworkBackend):
-    """Opens connections to addresses that were looked up once, by `look_up`, and checked."""
+    """Connects to addresses that were resolved once, by `look_up`, and checked."""
 
     def __init__(
         self,
@@ -198,7 +205,7 @@ class _PinnedBackend(httpcore2.AsyncNetworkBackend):
         local_address: str | None = None,
         socket_options: Iterable[httpcore2.SOCKET_OPTION] | None = None,
     ) -> httpcore2.AsyncNetworkStream:
-        """Connect to one of a host's addresses, where all of them are public."""
+        """Connect to the first of a host's addresses that works, after checking all of them."""
         addresses = await resolve_checked(
             host, port, allow_private=self._allow_private, look_up=self._look_up
         )
@@ -210,7 +217,7 @@ class _PinnedBackend(httpcore2.AsyncNetworkBackend):
         return await self._inner.connect_tcp(addresses[-1], port, timeout, local_address, socket_options)
 
     async def connect_unix_socket(self, *_: Any, **__: Any) -> httpcore2.AsyncNetworkStream:
-        """Refuse: an address is a host and a port."""
+        """Reject Unix sockets: a server's address is a host and a port."""
         raise AddressRefusedError("expected a host and a port, got the path of a socket")
 
     async def sleep(self, seconds: float) -> None:
@@ -218,7 +225,7 @@ class _PinnedBackend(httpcore2.AsyncNetworkBackend):
 
 
 class _BoundedStream(httpx2.AsyncByteStream):
-    """A body that breaks off where it becomes too long, or is given up."""
+    """A response body that fails if it becomes too long or its request is aborted."""
 
     def __init__(
         self,
@@ -244,7 +251,7 @@ class _BoundedStream(httpx2.AsyncByteStream):
             except StopAsyncIteration:
                 return
             except _CancelledCallError:
-                # The SDK tries to take up a stream of events again, except after this.
+                # The SDK tries to resume a stream of events, except after an SSEError.
                 raise (httpx2.SSEError if self._events else httpx2.StreamError)("it was given up") from None
             length += len(chunk)
             if self._events:
@@ -271,7 +278,7 @@ class _BoundedStream(httpx2.AsyncByteStream):
 
 
 async def _make_refusal(response: httpx2.Response, fault: FirstFailure, reason: str) -> httpx2.Response:
-    """Return an error of the server instead of what it sent: it fails the request, and not the connection."""
+    """Replace a response by an error response, which fails the request but not the connection."""
     await response.aclose()
     fault.note(reason)
     return _make_error_response(reason)

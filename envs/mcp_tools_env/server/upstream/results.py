@@ -1,4 +1,4 @@
-"""What a tool server answered: lists of tools, results, errors."""
+"""Conversion of a tool server's replies: results, errors and lists of tools."""
 
 import json
 import time
@@ -15,16 +15,16 @@ from openenv_core.tools import ContentBlock, ToolError, ToolErrorType, ToolResul
 from .errors import CallError, describe_error
 
 CUT: Final = "cut"
-"""The key of an observation's metadata that says how much of a result was cut off."""
+"""The observation metadata key that says how much of a result was cut off."""
 
 _WRAPPED: Final = "result"
 
 
 def result_of(answer: CallToolResult, max_bytes: int) -> ToolResult:
-    """Return the result that an answer is, of no more bytes than it may have.
+    """Convert a call's reply to a tool result, truncated to `max_bytes`.
 
-    The value is the structured content where there is some, else the one text, else the content. A plain value that
-    the server's SDK put into `{"result": ...}`, because structured content has to be an object, is taken out.
+    The value is the structured content, if any, else the text of a single text block, else the content. A plain value
+    that the server's SDK wrapped in `{"result": ...}`, because structured content must be an object, is unwrapped.
     """
     content: list[ContentBlock] = [
         block.model_dump(mode="json", by_alias=True, exclude_none=True) for block in answer.content
@@ -59,7 +59,7 @@ def _extract_value(content: list[ContentBlock], structured: dict[str, Any] | Non
 
 
 def _is_wrapped(structured: dict[str, Any], content: list[ContentBlock]) -> bool:
-    """Whether an object was put around a plain value: the text beside it tells of the value alone then."""
+    """Return whether structured content wraps a plain value: then the text next to it is that of the bare value."""
     if set(structured) != {_WRAPPED}:
         return False
     if len(content) != 1 or content[0]["type"] != "text":
@@ -79,7 +79,7 @@ def _size(content: list[ContentBlock]) -> int:
 
 
 def _truncate_content(content: list[ContentBlock], max_bytes: int) -> list[ContentBlock]:
-    """Keep what fits, in order: texts are cut, anything else is kept whole or named."""
+    """Keep the blocks that fit, in order: texts are truncated, other blocks kept whole or replaced by a note."""
     blocks: list[ContentBlock] = []
     bytes_left = max_bytes
     for block in content:
@@ -100,18 +100,18 @@ def _truncate_content(content: list[ContentBlock], max_bytes: int) -> list[Conte
 
 
 def make_timeout_error(timeout_s: float) -> CallError:
-    """Return the failure of a call that took too long: its arguments may be why, so it tells of the policy too."""
+    """Return the error of a call that timed out; not an infrastructure error, as its arguments may be the cause."""
     message = f"expected an answer within {timeout_s:g} s, got none; the server was told to stop"
     return CallError(ToolErrorType.TIMEOUT, message)
 
 
 def make_server_error(reason: str) -> CallError:
-    """Return the failure of a call whose server failed."""
+    """Return the error of a call whose server failed."""
     return CallError(ToolErrorType.TRANSPORT_ERROR, f"the tool server failed: {reason}", infrastructure=True)
 
 
 def make_refusal_error(error: MCPError) -> CallError:
-    """Return the failure of a call that its server refused."""
+    """Return the error of a call that the server rejected."""
     kind = ToolErrorType.EXECUTION_ERROR
     if error.code == types.INVALID_PARAMS:
         kind = ToolErrorType.INVALID_ARGS
@@ -119,10 +119,10 @@ def make_refusal_error(error: MCPError) -> CallError:
 
 
 MAX_TOOLS: Final = 1024
-"""Of one server: a list that never ends is cut here."""
+"""The maximum number of tools of a server; the rest of a longer, or endless, list is ignored."""
 
 MAX_LIST_BYTES: Final = 4 << 20
-"""Likewise."""
+"""The maximum size of a server's list of tools; the rest is ignored."""
 
 MAX_PAGES: Final = 64
 
@@ -130,7 +130,11 @@ MAX_PAGES: Final = 64
 async def collect_tools(
     list_page: Callable[[str | None, float], Awaitable[types.ListToolsResult]], timeout_s: float
 ) -> list[types.Tool]:
-    """Return the tools of all pages. CallError: a page does not come, or not in time."""
+    """Return the tools of all pages.
+
+    Raises:
+        CallError: A page could not be fetched, or not in time.
+    """
     deadline = time.monotonic() + timeout_s
     tools: list[types.Tool] = []
     size = 0

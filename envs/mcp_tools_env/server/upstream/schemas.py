@@ -1,9 +1,9 @@
-"""What the arguments of a call may be: at all, and by a tool's JSON schema; and how much a message may hold."""
+"""Bounded validation of a call's arguments, in general and by a tool's JSON schema, and limits of messages."""
 
 import asyncio
 import json
 import re
-import re._constants as constants  # type: ignore[import-not-found] # the only parser of patterns that there is
+import re._constants as constants  # type: ignore[import-not-found] # the only parser of regular expressions
 import re._parser as parser  # type: ignore[import-not-found]
 import time
 from collections.abc import Callable, Iterator, Mapping
@@ -20,27 +20,28 @@ from openenv_core.protocol.jsonio import dumps
 
 MAX_SCHEMA_BYTES: Final = 256 << 10
 MAX_CHECKS: Final = 50_000
-"""Looked at for one set of arguments: a keyword, and each member of its value and of what it is held against."""
+"""The budget for validating one set of arguments. Each keyword costs one check, plus one for each member of its value
+and of the instance it applies to."""
 
 BYTES_A_CHECK: Final = 64
-"""Where values are told, or held against each other whole, so many of their bytes cost as much as a check."""
+"""How many bytes cost as much as one check when whole values are compared or printed."""
 
 MAX_PATTERN_CHARS: Final = 512
 MAX_MATCHED_CHARS: Final = 1024
-"""Of a text that a pattern is held against."""
+"""The maximum length of a text that is matched against a pattern."""
 
 MAX_WAYS: Final = 16 * MAX_MATCHED_CHARS
-"""In which a pattern may match: one repetition without a bound, and a few choices."""
+"""The maximum number of ways in which a pattern may match: one unbounded repetition and a few choices."""
 
 MAX_FAULTS: Final = 3
 
 _Keyword: TypeAlias = Callable[[Any, Any, Any, Any], Any]
 
 _SKIPPED_KEYWORDS: Final = ("unevaluatedProperties", "unevaluatedItems", "format")
-"""Keywords whose cost has no bound here."""
+"""Keywords that are not checked, because their cost cannot be bounded here."""
 
 _WHOLE_VALUE_KEYWORDS: Final = ("enum", "const")
-"""Keywords that hold values against each other whole."""
+"""Keywords that compare whole values."""
 
 
 class _TooMuchError(Exception):
@@ -59,13 +60,13 @@ class ArgumentCheck:
                 kind = _bound_validator(
                     validators.validator_for(self._schema, jsonschema.Draft202012Validator)
                 )
-                # An empty registry: nothing is fetched for a reference.
+                # An empty registry, so that nothing is fetched to resolve a reference.
                 self._validator = kind(self._schema, registry=Registry())
         except Exception:
-            self._validator = None  # not a schema: the server's affair
+            self._validator = None  # not a valid schema: leave the check to the server
 
     def find_faults(self, arguments: Mapping[str, Any]) -> list[str]:
-        """Return what is wrong with the arguments, in words; nothing where that cannot be told."""
+        """Return messages on what is wrong with the arguments; empty if nothing is, or it cannot be checked."""
         if self._validator is None:
             return []
         messages: list[str] = []
@@ -76,7 +77,7 @@ class ArgumentCheck:
                 messages.append(_describe(error))
                 if len(messages) >= MAX_FAULTS:
                     break
-        except Exception:  # whatever a schema can bring about: too much, too deep, a reference to elsewhere
+        except Exception:  # anything a schema can cause: exhausted budget, recursion, external references
             return []
         finally:
             _BUDGET.reset(token)
@@ -86,7 +87,7 @@ class ArgumentCheck:
 class _Budget:
     def __init__(self) -> None:
         self.left = MAX_CHECKS
-        self.fault = 1  # what one costs
+        self.fault = 1  # the cost of reporting one fault
 
     def spend(self, cost: int = 1) -> None:
         self.left -= cost
@@ -95,7 +96,7 @@ class _Budget:
 
 
 _BUDGET: Final[ContextVar[_Budget]] = ContextVar("budget")
-"""Of the check under way; the keywords of a validator have no other way to hear of it."""
+"""The budget of the current validation; a context variable, because keyword functions take no further arguments."""
 
 
 def _describe(error: jsonschema.ValidationError) -> str:
@@ -106,7 +107,7 @@ def _describe(error: jsonschema.ValidationError) -> str:
 
 @lru_cache(maxsize=16)
 def _bound_validator(kind: type[Validator]) -> type[Validator]:
-    """Return a kind of validator whose every keyword is counted, and whose dangerous ones are tamed."""
+    """Return a validator class that counts the cost of every keyword, and restricts or skips the dangerous ones."""
     keywords: dict[str, _Keyword] = {
         name: _count_keyword(keyword, whole=name in _WHOLE_VALUE_KEYWORDS)
         for name, keyword in kind.VALIDATORS.items()
@@ -146,7 +147,7 @@ def _skip_keyword(validator: Any, value: Any, instance: Any, schema: Any) -> Non
 def _check_unique(
     validator: Any, is_required: Any, instance: Any, schema: Any
 ) -> Iterator[jsonschema.ValidationError]:
-    """As the standard has it, in one pass: two equal items have one text."""
+    """Check `uniqueItems` in one pass, by comparing the items' JSON texts."""
     if is_required is True and isinstance(instance, list):
         texts = [json.dumps(item, sort_keys=True) for item in instance]
         if len(set(texts)) != len(texts):
@@ -177,10 +178,10 @@ def _require_tame_patterns(keyword: _Keyword) -> _Keyword:
 
 @lru_cache(maxsize=1024)
 def is_tame(pattern: Any) -> bool:
-    """Whether there are few ways in which a pattern can be held against a text.
+    """Return whether a pattern can match a text in only a few ways, all of which the regex engine may have to try.
 
-    Who looks for a match may have to try all of them. One that repeats what has a choice in itself, refers back or
-    looks ahead has too many, and so has one with many choices in a row.
+    A pattern has too many ways if it repeats something that contains a choice, uses back-references or lookaround, or
+    has many choices in a row.
     """
     if not isinstance(pattern, str) or len(pattern) > MAX_PATTERN_CHARS:
         return False
@@ -195,7 +196,7 @@ _TOO_MANY_WAYS: Final = MAX_WAYS + 1
 
 
 def _count_ways(parsed: Any, *, repeated: bool) -> int:
-    """Count the ways to match, no further than is of interest; what is repeated may have one alone."""
+    """Count the ways to match, up to `_TOO_MANY_WAYS`; a repeated part may have only one."""
     total = 1
     for kind, argument in parsed:
         if kind in _REPEATS:
@@ -221,11 +222,11 @@ def _count_ways(parsed: Any, *, repeated: bool) -> int:
 MAX_BYTES: Final = 1 << 20
 MAX_DEPTH: Final = 64
 MAX_NUMBER: Final = 1 << 1023
-"""Beyond it a whole number is none that every parser reads; it has 308 digits."""
+"""The largest integer that every JSON parser can be expected to read; it has 308 digits."""
 
 
 def describe_unsendable(arguments: Mapping[str, Any]) -> str | None:
-    """Return why arguments cannot be sent to any tool; None where they can."""
+    """Return why arguments cannot be sent to any tool; None if they can."""
     level: list[Any] = [arguments]
     for _ in range(MAX_DEPTH):
         next_level: list[Any] = []
@@ -249,16 +250,16 @@ def describe_unsendable(arguments: Mapping[str, Any]) -> str | None:
 
 
 MAX_VALUES: Final = 1 << 18
-"""Of one message."""
+"""The maximum number of JSON values in a message."""
 
 MESSAGES_A_SECOND: Final = 2000
-"""Of one tool server; after so many it waits for the second to end."""
+"""The maximum rate of messages from a tool server; beyond it, reading pauses."""
 
 _VALUE_PREFIXES: Final = (b"[", b"{", b",")
 
 
 class ValueCounter:
-    """Counts the values of one JSON text that comes in pieces."""
+    """Counts the values in one JSON text that arrives in chunks."""
 
     def __init__(self) -> None:
         self.values = 0
@@ -266,9 +267,9 @@ class ValueCounter:
         self._escape = b""
 
     def add(self, data: bytes) -> bool:
-        """Count a piece; return whether there are still few enough.
+        """Count a chunk; return whether the total is still within `MAX_VALUES`.
 
-        What stands within strings does not count; every quote there has a backslash before it.
+        The contents of strings do not count; a quote within a string is always escaped.
         """
         data = self._escape + data
         self._escape = b"\\" if _ends_with_escape(data) else b""
@@ -288,14 +289,14 @@ def _ends_with_escape(data: bytes) -> bool:
 
 
 class MessageThrottle:
-    """Lets so many messages pass in a second, and keeps the others waiting, and with them whoever sends them."""
+    """Limits the rate of messages by pausing the reader, which applies backpressure to the server."""
 
     def __init__(self) -> None:
         self._start = time.monotonic()
         self._count = 0
 
     async def wait(self, messages: int = 1) -> None:
-        """Wait where there were too many."""
+        """Count messages, and pause if the rate limit is exceeded."""
         self._count += messages
         if self._count < MESSAGES_A_SECOND:
             return

@@ -1,4 +1,4 @@
-"""The wire to a tool server's process, which has a guard between it and this program."""
+"""The wire to a tool server's process, which runs under a guard process."""
 
 import asyncio
 import json
@@ -24,24 +24,24 @@ from .errors import FirstFailure, ServerFailedError, UpstreamWire
 from .schemas import MAX_VALUES, MessageThrottle, ValueCounter
 
 GRACE_PERIOD_S: Final = 0.5
-"""What a tool server gets to end after its input has, and again after SIGTERM."""
+"""How long a tool server may take to exit after its input is closed, and again after SIGTERM."""
 
 SHUTDOWN_TIMEOUT_S: Final = 8.0
-"""What the guard gets to have ended all of it: more than it takes at most, since nobody else knows what strays."""
+"""How long the guard may take to end everything; more than it ever needs, since only it knows stray processes."""
 
 STDERR_BYTES: Final = 4096
-"""How much of what a tool server wrote last to its standard error is kept, for messages."""
+"""How many bytes of a tool server's latest standard error are kept for error messages."""
 
 CHUNK: Final = 1 << 18
 
 
 class ServerProcess:
-    """A tool server that runs. `start` makes one; `close` has to follow.
+    """The process of a running tool server. Create it with `start`, and always `close` it.
 
     Attributes:
-        stdout: What it writes.
-        stdin: What it reads; writing never waits.
-        ended: Set once it has ended, by itself or not.
+        stdout: The process's standard output.
+        stdin: The process's standard input; writing never blocks.
+        ended: Set once the process has ended for any reason.
     """
 
     def __init__(self, guard: "subprocess.Popen[bytes]", lifeline: int, status: int) -> None:
@@ -65,10 +65,10 @@ class ServerProcess:
         """Start a tool server.
 
         Args:
-            command: The program, looked for on the PATH of `environment`, and its arguments.
-            environment: All that it gets of one.
-            cwd: Where it runs.
-            folder: What is removed should this program die without an end.
+            command: The program, looked up on the PATH of `environment`, and its arguments.
+            environment: The complete environment of the process.
+            cwd: The working directory.
+            folder: The folder that the guard removes if this program dies without closing the server.
 
         Raises:
             ServerFailedError: There is no such program, or it cannot be run.
@@ -106,12 +106,12 @@ class ServerProcess:
 
     @property
     def stderr(self) -> str:
-        """What it wrote last to its standard error, as one line."""
+        """The end of the process's standard error, as one line."""
         text = self._tail.decode(errors="replace")
         return " ".join("".join(char if char.isprintable() else " " for char in text).split())
 
     async def wait_ended(self) -> str:
-        """Return how it ended, in words, once it has."""
+        """Wait until the process has ended, and return a description of how."""
         await self.ended.wait()
         code = self._code
         if code is None:
@@ -124,14 +124,18 @@ class ServerProcess:
         return f"{ending}; its last words: {stderr_tail}" if stderr_tail else ending
 
     def write(self, data: bytes) -> int:
-        """Hand data to it and return how many bytes it has not read yet. ServerFailedError: It reads no more."""
+        """Write to the process without blocking, and return the number of bytes that it has not read yet.
+
+        Raises:
+            ServerFailedError: The process no longer reads.
+        """
         if self.stdin.is_closing():
             raise ServerFailedError("it reads no more")
         self.stdin.write(data)
         return self.stdin.get_write_buffer_size()
 
     def has_reader(self) -> bool:
-        """Return whether anybody could still read what is written: the system knows it before the guard says it."""
+        """Return whether the pipe still has a reader; the kernel knows this before the guard reports the exit."""
         if self.ended.is_set() or self.stdin.is_closing():
             return False
         poll = select.poll()
@@ -139,7 +143,7 @@ class ServerProcess:
         return not poll.poll(0)
 
     async def close(self) -> None:
-        """End it and all that it started. Bounded in time; a caller that is cancelled leaves nothing behind either."""
+        """End the process and everything it started, within a bounded time, even if this call is cancelled."""
         if hasattr(self, "stdin"):
             self.stdin.close()
         if self._lifeline >= 0:
@@ -151,7 +155,7 @@ class ServerProcess:
             with suppress(TimeoutError):
                 async with asyncio.timeout(SHUTDOWN_TIMEOUT_S):
                     await self.ended.wait()
-                    await asyncio.to_thread(self._guard.wait)  # it has said its last word
+                    await asyncio.to_thread(self._guard.wait)  # it exits after its last message
         finally:
             for task in self._tasks:
                 task.cancel()
@@ -161,7 +165,7 @@ class ServerProcess:
                 with suppress(ProcessLookupError):
                     self._guard.kill()
                 self._end_group()
-                self._guard.wait()  # no longer than the kernel takes
+                self._guard.wait()  # returns promptly after SIGKILL
         await asyncio.gather(*self._tasks, return_exceptions=True)
 
     async def _connect(self) -> None:
@@ -194,16 +198,16 @@ class ServerProcess:
             del self._tail[:-STDERR_BYTES]
 
     async def _read_status(self, status: asyncio.StreamReader) -> None:
-        """Read the guard's messages, to its end."""
+        """Process the guard's messages until it exits."""
         try:
             while line := await status.readline():
                 word, _, number = line.decode().strip().partition(" ")
                 if word == "ended":
                     self._code = int(number)
-                    self.ended.set()  # the guard itself stays until it is let go
+                    self.ended.set()  # the guard itself stays until it is released
                 elif word == "started":
                     self._pid = int(number)
-                    if not self._started.done():  # whoever waited for it may have been cancelled
+                    if not self._started.done():  # the waiting call may have been cancelled
                         self._started.set_result(self._pid)
                 elif word == "failed" and not self._started.done():
                     self._started.set_exception(OSError(int(number), os.strerror(int(number))))
@@ -215,7 +219,7 @@ class ServerProcess:
             self.ended.set()
 
     def _end_group(self) -> None:
-        """End what is left where the guard could not: it was killed itself."""
+        """Kill the process group if the guard could not, because it was killed itself."""
         if self._pid is not None:
             with suppress(ProcessLookupError, PermissionError):
                 os.killpg(self._pid, signal.SIGKILL)
@@ -224,7 +228,7 @@ class ServerProcess:
 def _spawn(
     command: Sequence[str], environment: Mapping[str, str], cwd: Path, fds: tuple[int, ...]
 ) -> "subprocess.Popen[bytes]":
-    """Start a guard: a fork without copying, which takes the loop a millisecond."""
+    """Start a guard. Popen forks without copying memory, so this blocks the event loop for only a millisecond."""
     return subprocess.Popen(
         command,
         stdin=subprocess.PIPE,
@@ -238,22 +242,22 @@ def _spawn(
 
 
 MAX_MESSAGE_BYTES: Final = 32 << 20
-"""The longest message that a tool server may write."""
+"""The maximum size of a message from a tool server."""
 
 LINES_PER_MESSAGE: Final = 16
-"""How many lines cost as much time as one message, where they are none."""
+"""How many other lines count as one message for the rate limit."""
 
 MAX_BROKEN: Final = 64
-"""How many messages that are none a tool server may write; after that it is not listened to any more."""
+"""How many malformed messages a tool server may write before we stop reading from it."""
 
 MAX_UNREAD_BYTES: Final = 32 << 20
-"""What may wait for a tool server that does not read."""
+"""How many bytes may be buffered for a tool server that does not read them."""
 
 
 async def open_stdio(
     command: Sequence[str], environment: Mapping[str, str], cwd: Path, folder: Path
 ) -> UpstreamWire:
-    """Start a tool server, see `ServerProcess.start`, and return the wire to it."""
+    """Start a tool server (see `ServerProcess.start`) and return the wire to it."""
     process, fault = await ServerProcess.start(command, environment, cwd, folder), FirstFailure()
     return UpstreamWire(
         stdio_streams(process, fault),
@@ -271,11 +275,11 @@ async def stdio_streams(
 ) -> AsyncIterator[
     tuple[MemoryObjectReceiveStream[SessionMessage | Exception], MemoryObjectSendStream[SessionMessage]]
 ]:
-    """Give the streams of a process, as `mcp.Client` enters them. The process is its owner's to end.
+    """Yield the streams of a process in the form that `mcp.Client` expects. The caller closes the process.
 
-    Lines that are no JSON objects are passed over, and so are those that have nothing of a message: many a server
-    prints, objects too, and a policy may have a part in what. One that looks like a message and is none is a fault,
-    and so is one that is too long: somebody waits for the answer that it was to be.
+    Lines that are not JSON objects or do not look like messages are skipped: many servers print other output, objects
+    included, which a policy may influence. A malformed line that looks like a message, or one that is too long, is a
+    fault, because a call may be waiting for it as its reply.
     """
     to_session, from_server = anyio.create_memory_object_stream[SessionMessage | Exception](0)
     to_server, from_session = anyio.create_memory_object_stream[SessionMessage](0)
@@ -337,7 +341,7 @@ def _looks_like_message(line: bytes) -> bool:
 
 
 def _repair_message(line: bytes) -> JSONRPCMessage | None:
-    """Return a message whose texts hold halves of characters, as JavaScript's may: a tool cut one in two."""
+    """Parse a message with lone surrogates in its texts, as JavaScript writes them if a tool cut a character in two."""
     if b"\\ud" not in line.lower():
         return None
     try:
@@ -348,7 +352,7 @@ def _repair_message(line: bytes) -> JSONRPCMessage | None:
 
 
 class _LineSplitter:
-    """Cuts what comes into lines, and drops those that are too long."""
+    """Splits incoming data into lines, and drops those that are too long."""
 
     def __init__(self, fault: FirstFailure) -> None:
         self._fault = fault
@@ -357,10 +361,10 @@ class _LineSplitter:
         self._dropping = False
 
     def split(self, data: bytes) -> list[bytes]:
-        """Return the lines that begin as objects do and end in this data."""
+        """Return the lines that end in this data and begin like a JSON object."""
         lines = []
         if b"{" not in data:
-            # What only prints is not cut up, but for the ends of its first line and of its last.
+            # Data without objects is not split, except at its first and last line end.
             data = b"\n".join(data.split(b"\n", 1)[:1] + data.rsplit(b"\n", 1)[1:])
         *complete, rest = data.split(b"\n")
         for piece in complete:

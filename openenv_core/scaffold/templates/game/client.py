@@ -6,7 +6,7 @@ from .models import PlaceHolderAction, PlaceHolderObservation, PlaceHolderState
 
 
 class PlaceHolderEnv(EnvClient[PlaceHolderAction, PlaceHolderObservation, PlaceHolderState]):
-    """Plays Place Holder behind a server: at a URL, or with `from_process()` in a process of its own."""
+    """Plays Place Holder on a server: at a URL, or started by `from_process()`."""
 
     action_type = PlaceHolderAction
     observation_type = PlaceHolderObservation

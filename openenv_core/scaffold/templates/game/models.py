@@ -1,4 +1,4 @@
-"""What crosses the wire of Place Holder."""
+"""The models of Place Holder on the wire."""
 
 from typing import Final, Literal, TypeAlias
 
@@ -16,12 +16,12 @@ Hint: TypeAlias = Literal["higher", "lower", "found"]
 class PlaceHolderAction(Action):
     """One guess."""
 
-    # Strict: without it, pydantic takes true for 1 and "7" for 7.
+    # Strict: otherwise pydantic accepts true as 1 and "7" as 7.
     guess: int = Field(ge=LOWEST, le=HIGHEST, strict=True, description="the number that is guessed")
 
 
 class PlaceHolderObservation(Observation):
-    """What the player knows. The reward is null after a reset, 1 for the right number, 0 otherwise."""
+    """What the player sees. The reward is null after a reset, 1 for the right number, 0 otherwise."""
 
     hint: Hint | None = Field(
         default=None, description="where the number is, seen from the last guess; null after a reset"
@@ -33,7 +33,7 @@ class PlaceHolderObservation(Observation):
 
 
 class PlaceHolderState(State):
-    """Where the episode stands, for the one who runs it. Whoever knows the seed knows the number."""
+    """The state of the episode, for its operator: the seed reveals the number."""
 
     seed: int | None = Field(default=None, description="what the number was drawn from; null before a reset")
     done: bool = Field(default=False, description="whether the episode has ended")

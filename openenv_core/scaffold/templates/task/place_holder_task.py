@@ -1,4 +1,4 @@
-"""Place Holder as a language model sees it."""
+"""Place Holder as a task for a language model."""
 
 from pathlib import Path
 
@@ -12,24 +12,24 @@ NUMBERS = range(1, 11)
 
 
 class PlaceHolderTask(Task):
-    """A number is asked for until it is found."""
+    """The policy guesses numbers until it finds the right one."""
 
     client_type = PlaceHolderEnv
 
     def messages(self, observation: PlaceHolderObservation) -> list[ChatMessage]:
-        """What the policy reads before each answer."""
+        """Return the policy's prompt for an observation."""
         return [ask(observation.lowest, observation.highest)]
 
     def parse(self, text: str) -> PlaceHolderAction | None:
-        """What an answer means; None where it means nothing."""
+        """Return the action of an answer; None if it is no action."""
         return PlaceHolderAction(guess=int(text)) if text.strip().isdecimal() else None
 
     def make_policy(self) -> Path:
-        """A tiny one, for runs without `model.path`; it knows the words that are asked and answered."""
+        """Make a tiny policy, for runs without `model.path`; its tokenizer knows the words of prompts and answers."""
         texts = [ask(lowest, highest)["content"] for lowest in NUMBERS for highest in NUMBERS]
         return make_tiny_policy(self.folder / "initial_policy", texts, seed=self.config.seed)
 
 
 def ask(lowest: int, highest: int) -> ChatMessage:
-    """One chat message. A tiny policy reads word by word, so numbers stand alone."""
+    """Return a prompt's message. Numbers are separate words, since a word is a token of the tiny policy."""
     return {"role": "user", "content": f"Guess a number from {lowest} to {highest}"}

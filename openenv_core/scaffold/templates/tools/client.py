@@ -8,16 +8,16 @@ from .models import PlaceHolderObservation, PlaceHolderState
 
 
 class PlaceHolderEnv(MCPToolClient):
-    """Plays Place Holder behind a server: at a URL, or with `from_process()` in a process of its own.
+    """Plays Place Holder on a server: at a URL, or started by `from_process()`.
 
-    `call_tool` returns what a tool gave; `step(CallToolAction(...))` what it earned as well.
+    `call_tool` returns a tool's result; `step(CallToolAction(...))` also has the reward.
     """
 
     state_type = PlaceHolderState
     default_app = f"{__package__}.server.app:app"
 
     def _parse_result(self, payload: dict[str, Any]) -> StepResult[Any]:
-        """Read what a reset answers as its own model, and the rest as tools answer."""
+        """Parse a reset's observation by its own model, all others as observations of tools."""
         observation = payload["observation"]
         if "task" not in observation:
             return super()._parse_result(payload)

@@ -8,7 +8,7 @@ from openenv_core.sandbox import Isolation, Sandbox, SandboxConfig, SandboxUnava
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
 async def sandbox() -> AsyncIterator[Sandbox]:
-    """A real sandbox at the level that is the quickest to start at; verdicts depend on none."""
+    """A sandbox at the level that starts fastest; verdicts do not depend on the level."""
     box = Sandbox(SandboxConfig(strongest=Isolation.LSM))
     try:
         await box.start()

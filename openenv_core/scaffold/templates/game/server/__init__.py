@@ -1,1 +1,1 @@
-"""The server's side of Place Holder: the environment, and the app that hosts it."""
+"""The server side of Place Holder: the environment, and the app that serves it."""

@@ -17,21 +17,21 @@ from ..models import (
     PlaceHolderState,
 )
 
-# Seeds that are drawn here must survive a JSON reader whose integers are doubles.
+# Drawn seeds must be exact in JSON readers that parse integers as doubles.
 _DRAWN_SEED_BITS = 53
 
 
 class PlaceHolderEnvironment(Environment[PlaceHolderAction, PlaceHolderObservation, PlaceHolderState]):
-    """A number from 1 to 10 is to be found in 4 guesses; each is answered with "higher" or "lower".
+    """Find a number from 1 to 10 in 4 guesses; each is answered with "higher" or "lower".
 
-    The seed decides the number, so the same seed and guesses give the same episode.
+    The seed determines the number, so the same seed and guesses give the same episode.
     """
 
-    # The methods never wait and take microseconds, so that a server may run them on its event loop.
+    # The methods never wait and take microseconds, so a server may run them on its event loop.
     BLOCKING = False
-    # The seed and the actions decide everything.
+    # The seed and the actions determine the episode.
     DETERMINISTIC = True
-    # Instances share nothing, so that one process can hold many sessions.
+    # Instances share nothing, so one process can hold many sessions.
     SUPPORTS_CONCURRENT_SESSIONS = True
 
     def __init__(self) -> None:
@@ -42,8 +42,8 @@ class PlaceHolderEnvironment(Environment[PlaceHolderAction, PlaceHolderObservati
         """Draw a number.
 
         Args:
-            seed: Decides the number; None draws a fresh seed, which `state` then tells.
-            episode_id: The caller's name for the episode; None makes a uuid4.
+            seed: Determines the number; None draws a seed, which `state` then has.
+            episode_id: The caller's name for the episode; None draws a UUID.
         """
         if seed is None:
             seed = secrets.randbits(_DRAWN_SEED_BITS)
@@ -58,7 +58,7 @@ class PlaceHolderEnvironment(Environment[PlaceHolderAction, PlaceHolderObservati
         """Answer a guess.
 
         Raises:
-            EpisodeOverError: There is no episode under way.
+            EpisodeOverError: No episode is in progress.
         """
         state = self._state
         if state.seed is None:
@@ -81,7 +81,7 @@ class PlaceHolderEnvironment(Environment[PlaceHolderAction, PlaceHolderObservati
 
     @property
     def state(self) -> PlaceHolderState:
-        """Where the episode stands: a copy, so that the holder of it cannot change the game."""
+        """The state of the episode: a copy, so that callers cannot change the game."""
         return self._state.model_copy()
 
     def _observe(self, hint: Hint | None) -> PlaceHolderObservation:

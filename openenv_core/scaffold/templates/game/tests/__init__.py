@@ -1,1 +1,1 @@
-"""Tests: a package, so that they can name the environment by relative imports wherever its folder is."""
+"""Tests: a package, so that relative imports find the environment wherever its folder is."""

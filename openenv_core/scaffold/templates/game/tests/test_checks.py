@@ -1,4 +1,4 @@
-"""What `ropewalk validate .` looks at, one test a property."""
+"""The checks of `ropewalk validate .`, one test per property."""
 
 from pathlib import Path
 

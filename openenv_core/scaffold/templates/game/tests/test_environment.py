@@ -14,7 +14,7 @@ PARENT = Path(__file__).parents[2]
 
 
 def test_an_episode_ends_after_the_last_guess() -> None:
-    """Wrong guesses use the episode up, and a step after its end is refused."""
+    """Wrong guesses use up the episode, and a step after its end is refused."""
     environment = PlaceHolderEnvironment()
     first = environment.reset(seed=1)
     wrong = 1 if environment.step(PlaceHolderAction(guess=1)).hint != "found" else 2
@@ -28,7 +28,7 @@ def test_an_episode_ends_after_the_last_guess() -> None:
 
 
 def test_halving_finds_every_number_through_the_client() -> None:
-    """A server in a process of its own, and a client that plays well."""
+    """A client that plays well, on a server in another process."""
     with PlaceHolderEnv.from_process(cwd=str(PARENT)) as env:
         for seed in range(20):
             result = env.reset(seed=seed)

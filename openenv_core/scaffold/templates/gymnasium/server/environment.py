@@ -14,22 +14,22 @@ from .spaces import from_json, to_json
 
 ENV_ID = "CartPole-v1"
 
-# Seeds that are drawn here must survive a JSON reader whose integers are doubles.
+# Drawn seeds must be exact in JSON readers that parse integers as doubles.
 _DRAWN_SEED_BITS = 53
 
 
 class PlaceHolderEnvironment(Environment[PlaceHolderAction, PlaceHolderObservation, PlaceHolderState]):
     """Gymnasium's CartPole-v1: a pole stands on a cart, which is pushed left or right so that it does not fall.
 
-    An episode is over when Gymnasium says that it has terminated or was truncated. The seed goes to Gymnasium's own
-    reset, so the same seed and actions give the same episode.
+    An episode ends when Gymnasium reports it terminated or truncated. The seed is passed to Gymnasium's reset, so the
+    same seed and actions give the same episode.
     """
 
-    # A step may take milliseconds in other environments than this one, so a server runs it in a thread.
+    # In other environments than this one a step may take milliseconds, so a server runs it in a thread.
     BLOCKING = True
-    # The seed and the actions decide everything.
+    # The seed and the actions determine the episode.
     DETERMINISTIC = True
-    # Instances share nothing, so that one process can hold many sessions.
+    # Instances share nothing, so one process can hold many sessions.
     SUPPORTS_CONCURRENT_SESSIONS = True
 
     def __init__(self) -> None:
@@ -38,15 +38,15 @@ class PlaceHolderEnvironment(Environment[PlaceHolderAction, PlaceHolderObservati
 
     @property
     def action_space(self) -> gymnasium.Space[Any]:
-        """What Gymnasium's environment takes."""
+        """The action space of Gymnasium's environment."""
         return self._inner.action_space
 
     def reset(self, *, seed: int | None = None, episode_id: str | None = None) -> PlaceHolderObservation:
         """Start an episode.
 
         Args:
-            seed: Decides the episode; None draws a fresh seed, which `state` then tells.
-            episode_id: The caller's name for the episode; None makes a uuid4.
+            seed: Determines the episode; None draws a seed, which `state` then has.
+            episode_id: The caller's name for the episode; None draws a UUID.
         """
         if seed is None:
             seed = secrets.randbits(_DRAWN_SEED_BITS)
@@ -60,8 +60,8 @@ class PlaceHolderEnvironment(Environment[PlaceHolderAction, PlaceHolderObservati
         """Take one action.
 
         Raises:
-            EpisodeOverError: There is no episode under way.
-            EnvironmentFailureError: The action space does not take this action.
+            EpisodeOverError: No episode is in progress.
+            EnvironmentFailureError: The action is not in the action space.
         """
         state = self._state
         if state.seed is None:
@@ -82,9 +82,9 @@ class PlaceHolderEnvironment(Environment[PlaceHolderAction, PlaceHolderObservati
 
     @property
     def state(self) -> PlaceHolderState:
-        """Where the episode stands: a copy, so that the holder of it cannot change the episode."""
+        """The state of the episode: a copy, so that callers cannot change the episode."""
         return self._state.model_copy()
 
     def close(self) -> None:
-        """Give back what Gymnasium's environment holds."""
+        """Release the resources of Gymnasium's environment."""
         self._inner.close()

@@ -1,4 +1,4 @@
-"""Between Gymnasium's spaces and JSON: arrays are lists, tuples are lists, numpy's numbers are plain ones."""
+"""Converts values of Gymnasium's spaces to JSON and back: arrays and tuples are lists, numpy's numbers plain ones."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -10,7 +10,7 @@ from openenv_core.errors import EnvironmentFailureError
 
 
 def to_json(value: Any) -> Any:
-    """Return a value of a space as JSON has it."""
+    """Return a value of a space as JSON values."""
     if isinstance(value, (numpy.ndarray, numpy.generic)):
         return value.tolist()
     if isinstance(value, Mapping):
@@ -21,10 +21,10 @@ def to_json(value: Any) -> Any:
 
 
 def from_json(space: Space[Any], value: Any) -> Any:
-    """Return what a space takes for a value that came as JSON.
+    """Return the space's value for a JSON value.
 
     Raises:
-        EnvironmentFailureError: The space does not take it.
+        EnvironmentFailureError: The value is not in the space.
     """
     try:
         converted = _read(space, value)

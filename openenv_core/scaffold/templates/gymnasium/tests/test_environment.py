@@ -1,4 +1,4 @@
-"""The models against Gymnasium's spaces, and a whole episode through the client."""
+"""The models compared with Gymnasium's spaces, and a whole episode through the client."""
 
 from pathlib import Path
 from typing import Any
@@ -19,7 +19,7 @@ PARENT = Path(__file__).parents[2]
 
 
 def test_the_action_model_takes_what_the_action_space_has() -> None:
-    """Every action that Gymnasium draws fits the model, and comes back as it was."""
+    """Every action that Gymnasium samples fits the model and converts back unchanged."""
     environment = PlaceHolderEnvironment()
     space = environment.action_space
     for _ in range(50):
@@ -40,7 +40,7 @@ def test_the_action_model_takes_what_the_action_space_has() -> None:
     ],
 )
 def test_values_of_other_spaces_survive_json(space: Space[Any]) -> None:
-    """Whatever the space, `to_json` and `from_json` go both ways, and nonsense is refused."""
+    """For every space, `from_json` inverts `to_json`, and invalid values are refused."""
     drawn = space.sample()
     assert to_json(from_json(space, to_json(drawn))) == to_json(drawn)
     with pytest.raises(EnvironmentFailureError):
@@ -48,7 +48,7 @@ def test_values_of_other_spaces_survive_json(space: Space[Any]) -> None:
 
 
 def test_an_episode_goes_through_the_client_as_it_does_in_gymnasium() -> None:
-    """The same seed and actions give the same values here and behind a server."""
+    """The same seed and actions give the same values locally and on a server."""
     environment = PlaceHolderEnvironment()
     with PlaceHolderEnv.from_process(cwd=str(PARENT)) as env:
         local, remote = environment.reset(seed=7), env.reset(seed=7)

@@ -6,7 +6,7 @@ from servers import create_app
 from ..models import PlaceHolderObservation, PlaceHolderState
 from .environment import PlaceHolderEnvironment
 
-# How many sessions one server holds at once; each is an environment of its own.
+# Maximum of concurrent sessions; each has its own environment.
 MAX_CONCURRENT_ENVS = 256
 
 app = create_app(

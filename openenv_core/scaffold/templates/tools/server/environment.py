@@ -19,21 +19,21 @@ SHELVES: Final[tuple[Shelf, ...]] = ("north", "east", "south", "west")
 GOODS = ("apples", "bells", "candles", "drums", "easels", "flutes")
 MAX_STEPS = 20
 
-# Seeds that are drawn here must survive a JSON reader whose integers are doubles.
+# Drawn seeds must be exact in JSON readers that parse integers as doubles.
 _DRAWN_SEED_BITS = 53
 
 
 class PlaceHolderEnvironment(ToolEnvironment[PlaceHolderState]):
-    """How many of one good lie on all shelves together? There are tools to look and to answer, and 20 calls.
+    """How many of one good are on all shelves together? There are tools to look and to answer, and 20 calls.
 
-    The seed decides what lies where and what is asked for, so the same seed and calls give the same episode.
+    The seed determines the goods on the shelves and the question, so the same seed and calls give the same episode.
     """
 
-    # The methods never wait and take microseconds, so that a server may run them on its event loop.
+    # The methods never wait and take microseconds, so a server may run them on its event loop.
     BLOCKING = False
-    # The seed and the actions decide everything.
+    # The seed and the actions determine the episode.
     DETERMINISTIC = True
-    # Instances share nothing, so that one process can hold many sessions.
+    # Instances share nothing, so one process can hold many sessions.
     SUPPORTS_CONCURRENT_SESSIONS = True
 
     def __init__(self) -> None:
@@ -43,11 +43,11 @@ class PlaceHolderEnvironment(ToolEnvironment[PlaceHolderState]):
         self._state = PlaceHolderState()
 
     def reset(self, *, seed: int | None = None, episode_id: str | None = None) -> PlaceHolderObservation:
-        """Fill the shelves and ask.
+        """Fill the shelves and draw a question.
 
         Args:
-            seed: Decides the task; None draws a fresh seed, which `state` then tells.
-            episode_id: The caller's name for the episode; None makes a uuid4.
+            seed: Determines the task; None draws a seed, which `state` then has.
+            episode_id: The caller's name for the episode; None draws a UUID.
         """
         if seed is None:
             seed = secrets.randbits(_DRAWN_SEED_BITS)
@@ -65,10 +65,10 @@ class PlaceHolderEnvironment(ToolEnvironment[PlaceHolderState]):
 
     @property
     def state(self) -> PlaceHolderState:
-        """Where the episode stands: a copy, so that the holder of it cannot change the task."""
+        """The state of the episode: a copy, so that callers cannot change the task."""
         return self._state.model_copy()
 
-    # The tools: callers are told of them by their types and docstrings.
+    # The tools: their types and docstrings are shown to callers.
 
     @tool
     def list_shelves(self) -> list[Shelf]:
@@ -92,7 +92,7 @@ class PlaceHolderEnvironment(ToolEnvironment[PlaceHolderState]):
         self._right = total == right
         return "right" if self._right else f"wrong: there are {right}"
 
-    # An agent that calls the tools over MCP sees no reset; it reads the task here.
+    # An agent that calls the tools over MCP does not see the reset's observation; it reads the task here.
 
     @resource("task://current")
     @prompt
@@ -100,17 +100,17 @@ class PlaceHolderEnvironment(ToolEnvironment[PlaceHolderState]):
         """What is to be done with the tools."""
         return f"How many {self._wanted} lie on all shelves together? Look, then submit the total."
 
-    # Around every call, one that fails too.
+    # Called around every call, failed ones included.
 
     def before_call(self, name: str, arguments: Mapping[str, Any]) -> None:
-        """Refuse calls outside of an episode."""
+        """Refuse calls outside an episode."""
         if self._state.seed is None:
             raise EpisodeOverError("expected reset() before the first call, got a call; call reset() first")
         if self._state.done:
             raise EpisodeOverError
 
     def after_call(self, name: str, arguments: Mapping[str, Any], result: ToolResult) -> ToolResult:
-        """Count the call, and say what it earned."""
+        """Count the call, and set its reward."""
         state = self._state
         state.step_count += 1
         state.done = self._right is not None or state.step_count == MAX_STEPS

@@ -1,4 +1,4 @@
-"""What tools answer, and a whole episode through the client."""
+"""Results of tools, and a whole episode through the client."""
 
 from pathlib import Path
 
@@ -22,7 +22,7 @@ def call(environment: PlaceHolderEnvironment, name: str, **arguments: object) ->
 
 
 def test_calls_that_cannot_be_made_are_answered_and_use_the_episode_up() -> None:
-    """A tool that is not there and arguments that are wrong are errors of the call, not of the session."""
+    """Unknown tools and wrong arguments are errors of the call, not of the session."""
     environment = PlaceHolderEnvironment()
     environment.reset(seed=1)
     unknown, wrong = call(environment, "lok"), call(environment, "look", shelf="up")
@@ -36,7 +36,7 @@ def test_calls_that_cannot_be_made_are_answered_and_use_the_episode_up() -> None
 
 
 def test_looking_at_every_shelf_answers_the_question_through_the_client() -> None:
-    """A server in a process of its own, and a client that adds up what it sees."""
+    """A client that adds up what it sees, on a server in another process."""
     with PlaceHolderEnv.from_process(cwd=str(PARENT)) as env:
         assert [tool.name for tool in env.list_tools()] == ["list_shelves", "look", "submit"]
         for seed in range(10):
