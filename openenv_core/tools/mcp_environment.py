@@ -91,7 +91,7 @@ class MCPEnvironment(Environment[Any, Any, Any]):
     _context: ToolContext = SILENT
 
     def __init_subclass__(cls, **options: Any) -> None:
-        """Replace `step_async` by `step` if a subclass overrides only `step`."""
+        """Replace `step_async` by `step` if the most derived override is that of `step`."""
         super().__init_subclass__(**options)
         by_age = {name: _distance_to(cls, name) for name in ("step", "step_async")}
         if by_age["step"] < by_age["step_async"]:
