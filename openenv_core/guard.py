@@ -32,7 +32,7 @@ KILL_TIMEOUT_S = 3.0
 """How long to wait for killed processes to be reaped: one in uninterruptible I/O dies only when that is done."""
 POLL_INTERVAL_S = 0.005
 
-PR_SET_PDEATHSIG = 1  # of <sys/prctl.h>
+PR_SET_PDEATHSIG = 1  # from <sys/prctl.h>
 PR_SET_CHILD_SUBREAPER = 36
 
 

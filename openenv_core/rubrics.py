@@ -173,7 +173,7 @@ class Rubric(ABC):
         """Return the rubric's state, for `load_state_dict`."""
         return {}
 
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:  # noqa: B027 - likewise
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:  # noqa: B027 - most keep no state
         """Restore a state that `state_dict` returned."""
 
 

@@ -119,7 +119,7 @@ class DaytonaProvider(ContainerProvider):
             return None
         try:
             return shlex.join(json.loads(cmd.rest))
-        except (ValueError, TypeError):  # in shell form
+        except (ValueError, TypeError):  # not in exec form
             return cmd.rest
 
     @staticmethod
@@ -235,7 +235,7 @@ class DaytonaProvider(ContainerProvider):
 
 def _sdk() -> Any:
     try:
-        import daytona  # type: ignore[import-not-found,unused-ignore]  # an author's own choice
+        import daytona  # type: ignore[import-not-found,unused-ignore]  # installed by authors
     except ImportError as error:
         raise ConfigurationError(
             "DaytonaProvider stands on the package daytona; pip install daytona"

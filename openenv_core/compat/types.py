@@ -8,7 +8,7 @@ from enum import IntEnum, StrEnum
 from typing import Annotated, Any, Final, Literal, Protocol
 
 from pydantic import BaseModel, ConfigDict, Field, create_model
-from typing_extensions import TypedDict  # pydantic asks for this one before Python 3.12
+from typing_extensions import TypedDict  # pydantic needs this one before Python 3.12
 
 from openenv_core.environment import Environment
 from openenv_core.protocol import errors as codes
@@ -251,7 +251,7 @@ def load_environment_metadata(
 
 
 def deserialize_action(action_data: Mapping[str, Any], action_cls: type[Action]) -> Action:
-    """Return an action from its fields, of `action_cls`, or a tool action if that class is `Action` itself.
+    """Return an action from its fields: of `action_cls`, or a tool action by `type` if that is `Action` or one of them.
 
     Raises:
         pydantic.ValidationError: The fields are invalid.

@@ -54,7 +54,7 @@ def http_request(frame: bytes, session_id: str, begun: bool = True) -> HttpReque
     Args:
         frame: The frame as it would be sent on a WebSocket.
         session_id: Id of the client's session.
-        begun: Whether the session is open on the server. Tools can be listed before that.
+        begun: Whether the session is already open on the server. Tools can be listed before that.
     """
     message: dict[str, Any] = from_json(frame)
     kind, data = message["type"], message.get("data")

@@ -371,7 +371,7 @@ def _refusal(error: ValidationError, types: str, size: int) -> RefusalError:
     if kind in ("union_tag_invalid", "union_tag_not_found") and not errors[0]["loc"]:
         return RefusalError(UNKNOWN_TYPE, f"expected a frame whose type is one of {types}: {message}")
     for entry in errors:
-        place = entry["loc"][1:]  # without the frame's type, which the union puts first
+        place = entry["loc"][1:]  # without the frame's type, which the union prepends
         entry["loc"] = place[1:] if place[:1] == ["data"] and len(place) > 1 else place
     return RefusalError(VALIDATION_ERROR, "Invalid message", {"errors": errors})
 

@@ -130,7 +130,7 @@ class PoolKeeper(Generic[MemberT]):
         self.changed = threading.Condition()
         self._ready: deque[MemberT] = deque()  # oldest first
         self._used: dict[int, MemberT] = {}
-        self._leaving: list[MemberT] = []  # to be removed, or under removal
+        self._leaving: list[MemberT] = []  # to be removed, or being removed
         self._removing: set[int] = set()
         self._starting = self._started = self._failed = 0
         self._failures = 0  # since the last successful start

@@ -178,7 +178,7 @@ class DeclaredTools:
             )
         except (EpisodeOverError, KeyboardInterrupt):
             raise
-        except BaseException as error:  # an exit, or the panic of a compiled library
+        except BaseException as error:  # SystemExit, or a panic of a compiled library
             result = _failure(error)
         return self._after(name, arguments, result)
 

@@ -104,8 +104,8 @@ def call(
     """Send one request on a new connection. A body of bytes is a tar archive; any other is sent as JSON.
 
     Raises:
-        OSError: It cannot be reached, or went silent.
-        http.client.HTTPException: What answered does not speak HTTP.
+        OSError: The engine cannot be reached, or the request timed out.
+        http.client.HTTPException: The response is not HTTP.
     """
     connection = _Connection(address, timeout_s)
     try:
@@ -175,8 +175,8 @@ def stream(address: EngineAddress, path: str, body: Any, *, timeout_s: float, mo
     """POST a request and read the streamed response until its end, the timeout or `most` bytes.
 
     Raises:
-        OSError: It cannot be reached, or went silent before it answered.
-        http.client.HTTPException: What answered does not speak HTTP.
+        OSError: The engine cannot be reached, or did not respond in time.
+        http.client.HTTPException: The response is not HTTP.
     """
     deadline = time.monotonic() + timeout_s
     connection = _Connection(address, timeout_s)
