@@ -251,7 +251,7 @@ def load_environment_metadata(
 
 
 def deserialize_action(action_data: Mapping[str, Any], action_cls: type[Action]) -> Action:
-    """Return an action from its fields, of `action_cls`, or a tool action if that class is `Action` itself.
+    """Return an action from its fields: of `action_cls`, or a tool action by `type` if that is `Action` or one of them.
 
     Raises:
         pydantic.ValidationError: The fields are invalid.
