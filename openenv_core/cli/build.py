@@ -36,7 +36,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
         action="append",
         default=[],
         metavar="IMAGE",
-        help="what the image is called, several times for several; {name} in it is replaced, as in "
+        help="the name of the image; may be given several times; {name} in it is replaced, as in "
         "registry.example.org/team/{name}:1.0 (NAME-env:latest)",
     )
     add(

@@ -36,7 +36,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
         metavar="JSON",
         type=read_object,
         action="append",
-        help="take this step without asking; several times for several, in one episode",
+        help="take this step without a prompt; may be given several times, for one episode",
     )
     add("--random", metavar="N", type=read_count, help="take N steps with actions drawn from the schema")
     add("--json", action="store_true", help="print one JSON object a line: resets, steps, episodes, errors")
@@ -46,7 +46,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
         metavar="SECONDS",
         type=read_seconds,
         default=60.0,
-        help="that a reset or step may take; 0 for no bound (%(default)g)",
+        help="timeout of a reset or step; 0 means none (%(default)g)",
     )
 
 
