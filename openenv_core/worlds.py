@@ -199,12 +199,12 @@ class ToolWorld(GeneratedTasks, ToolEnvironment[WorldStateT], Generic[TaskT, Wor
 
     @resource("task://current", mime_type="text/plain")
     def task(self) -> str:
-        """The task to do with the tools."""
+        """What is to be done with the tools."""
         return self._current().text(self._calls)
 
     @prompt(name="task")
     def begin(self) -> str:
-        """The task to do with the tools, as the start of a conversation."""
+        """What is to be done with the tools, to begin a conversation with."""
         return self.task()
 
     # Called around every call, including those that fail.
