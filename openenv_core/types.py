@@ -67,8 +67,9 @@ class Action(BaseModel):
 class Observation(BaseModel):
     """An environment's observation. Subclass it and add fields; unknown keys are rejected.
 
-    Released clients reject unknown fields, so the last four are sent as keys of the metadata, and only if set: an
-    observation that does not use them looks on the wire as a released server's does.
+    Released clients reject unknown fields, so the last four are sent as keys of the metadata, and only if they add
+    information (`terminated` only if given beside `truncated`). An observation that does not use them looks on the wire
+    as a released server's does.
 
     Attributes:
         done: True when the episode is over; call `reset` before the next step.
@@ -123,7 +124,7 @@ class Observation(BaseModel):
         return cls.model_fields[name].exclude is True
 
     def wire_metadata(self) -> dict[str, Any]:
-        """Return the metadata to send, which includes the marks that are set.
+        """Return the metadata to send, with the marks that are set; `terminated` only if given beside `truncated`.
 
         Raises:
             ValueError: The episode is truncated but not done.

@@ -479,7 +479,7 @@ class SocketProtocol(_UnreadTimeoutProtocol, WebSocketsSansIOProtocol):
         await super().send(message)
 
     def handle_connect(self, event: Request) -> None:
-        """Start the application after a handshake."""
+        """Start the application on a handshake request, which it then accepts or refuses."""
         super().handle_connect(event)
         if self.response.status_code == 101:
             self._fast_path = FAST_PATH and not self.conn.extensions

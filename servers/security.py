@@ -273,10 +273,10 @@ class _Netloc(NamedTuple):
 class _AllowedHosts:
     """The hosts that a server accepts in Host.
 
-    On a connection to a loopback address, any name but localhost is refused, since it most likely comes from DNS
-    rebinding. On other addresses, names without a dot are accepted too: containers and machines of a local network
-    have such names, and they cannot be registered in public DNS. IP addresses are always accepted, since rebinding
-    needs a name.
+    Names that the settings allow are accepted everywhere. On a connection to a loopback address, any other name but
+    localhost is refused, since it most likely comes from DNS rebinding. On other addresses, names without a dot are
+    accepted too: containers and machines of a local network have such names, and they cannot be registered in public
+    DNS. IP addresses are always accepted, since rebinding needs a name.
     """
 
     def __init__(self, allowed: Sequence[str]) -> None:

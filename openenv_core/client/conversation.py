@@ -101,7 +101,8 @@ class Opening:
         lease_s: Seconds the server is asked to keep the sessions after a broken connection; 0: none.
         count: Number of sessions.
         snapshot: Id of the snapshot whose state they start in, if any.
-        has_other_servers: Another server could be tried, so a server that refuses connections is given up sooner.
+        fail_fast: Whether to stop sooner if the server refuses connections: another one can be tried, or a provider
+            started it, so that it will not come back.
     """
 
     url: str
@@ -109,7 +110,7 @@ class Opening:
     lease_s: float
     count: int = 1
     snapshot: str | None = None
-    has_other_servers: bool = False
+    fail_fast: bool = False
 
     def request(self) -> dict[str, Any]:
         """Return the header fields of the `open` request."""
@@ -220,7 +221,10 @@ class Conversation:
         return call
 
     def abandon(self, call: PendingCall) -> None:
-        """Stop waiting for a reply. An unsent request is dropped; one that the server has not begun is cancelled."""
+        """Stop waiting for a reply. A request that was not sent is dropped.
+
+        In `ropewalk.v1` the server is asked to cancel one that was sent, which it does unless it has begun.
+        """
         call.future.cancel()
         if not call.sent:
             self._drop_unsent(call)
@@ -409,7 +413,7 @@ class Conversation:
                         raise
                     except ConnectionFailedError as failure:
                         refused = refused + 1 if isinstance(failure.__cause__, ConnectionRefusedError) else 0
-                        can_move = self._opening.has_other_servers or self.carrier.deterministic
+                        can_move = self._opening.fail_fast or self.carrier.deterministic
                         if refused >= (MAX_REFUSED_CONNECTS if can_move else MAX_REFUSED_CONNECTS_ALONE):
                             raise
                     except (ConnectionLostError, CapacityError):

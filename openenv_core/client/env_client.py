@@ -475,7 +475,7 @@ class EnvClient(ClientModels[ActT, ObsT, StateT]):
                         await self._wait.pause(error, len(self._urls))
                         continue
                     losses += 1
-                    lost = journal.loss_error(error, losses, len(self._urls), fresh=reset is not None)
+                    lost = journal.record_loss(error, losses, len(self._urls), fresh=reset is not None)
                     if lost is not None:
                         self._lost_reason = str(lost)
                         raise await self._add_server_output(lost) from None

@@ -223,7 +223,7 @@ async def open_http(base_url: str, session_id: str | None, options: CarrierOptio
     Raises:
         AuthenticationError: The server requires a token, or refuses the given one.
         AccessRefusedError: The server refuses the host name or the origin.
-        CapacityError: The server is full.
+        CapacityError: The server, or a proxy before it, accepts no sessions at present (429 or 503 from /health).
         ConnectionFailedError: Nothing answered in time.
     """
     carrier = HttpCarrier(base_url, session_id, options)

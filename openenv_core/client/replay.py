@@ -119,8 +119,12 @@ class Journal:
         if self._bytes > MAX_BYTES or len(self._entries) > MAX_REQUESTS:
             self._shrink()
 
-    def loss_error(self, error: ClientError, losses: int, servers: int, *, fresh: bool) -> ClientError | None:
-        """Return the error to raise for a lost session; None if the request can be repeated in another.
+    def record_loss(
+        self, error: ClientError, losses: int, servers: int, *, fresh: bool
+    ) -> ClientError | None:
+        """Record that the session was lost; return the error to raise, or None to repeat the request in another one.
+
+        Discards the episode if the request is a reset, or if this loss makes a replay impossible.
 
         Args:
             error: Why the session is over.

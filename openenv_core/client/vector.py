@@ -146,7 +146,7 @@ class VectorClient:
         """End sessions and drop snapshots, all or none.
 
         Raises:
-            ServerError: A session is busy, or does not exist.
+            ServerError: A session is busy, or a session or snapshot does not exist.
         """
         request_fields: dict[str, Any] = {"members": list(members)} if members else {}
         await self.ask("close", **request_fields, snapshots=list(snapshots))

@@ -154,7 +154,8 @@ class Workspace:
         """Return a workspace in an unlisted folder of this one. Blocks.
 
         Args:
-            fill: Whether to copy the files; otherwise only check that there is space for a copy.
+            fill: Whether to copy the files; otherwise the folder stays empty, and unless the file system enforces the
+                limits, it is checked that there is space for a copy.
         """
         name = f"branch-{next(self._names)}"
         if not fill and not self.bounded:

@@ -90,7 +90,10 @@ class Introductions:
         self._wake.set()
 
     async def begin(self, rollout: Service) -> None:
-        """Send all updates now, and later ones in the background; BridgeError if the workers do not take them."""
+        """Send all updates now, and later ones in the background; BridgeError if no worker can be reached.
+
+        A worker that does not take an update in time causes only a warning.
+        """
         await self._tell_all(rollout)
         self._task = asyncio.create_task(self._go_on(rollout))
         tell_of_errors(self._task, self._failed)

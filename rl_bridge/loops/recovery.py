@@ -45,7 +45,7 @@ async def rewind(run: Run) -> PolicyVersion:
 
 
 NOTICED_WITHIN_HEARTBEATS = 5.0
-"""Heartbeats within which a death is noticed; processes are checked once each."""
+"""Heartbeats within which a death is noticed; processes are checked once per heartbeat."""
 WEIGHT_FILES = (".safetensors", ".bin", ".pt")
 """Substrings in the names of weight files, in all usual checkpoint layouts."""
 

@@ -322,7 +322,8 @@ class Run:
     async def checkpoint(self, *, now: bool = False) -> None:
         """Write a checkpoint if one is due: every `trainer.checkpoint_interval` iterations, and at the end.
 
-        It is written in the background, unless it is the last one. With `now` one is always due, and waited for.
+        It is written in the background, unless it is the last one or the run is colocated. With `now` it is due at
+        once, and waited for. With an interval of 0 none is ever written.
         """
         every = self.config.trainer.checkpoint_interval
         last = self.version == self.config.trainer.iterations

@@ -36,9 +36,10 @@ class WeightSync:
         """Metrics of the last completed synchronisation; overlapped, that of the version before the loop's."""
 
     async def begin(self, work: Coroutine[Any, Any, Mapping[str, float]]) -> None:
-        """Start a synchronisation once the previous one is done; raise the error of either.
+        """Start a synchronisation once the previous one is done; raise the error of that.
 
-        `work` has run up to its first wait when this returns.
+        If `overlapped`, `work` has run up to its first wait when this returns, and the next call raises its error;
+        otherwise it is done, or its error is raised.
         """
         try:
             await self.finish()

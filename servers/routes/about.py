@@ -55,7 +55,7 @@ def about_router(sessions: SessionTable, models: dict[str, Any], metadata: "Meta
         responses={200: answer("It accepts sessions.", _HEALTH), 503: answer("It accepts none.", _HEALTH)},
     )
     async def health(response: Response) -> dict[str, str]:
-        """Return whether the server accepts sessions: it does unless too many abandoned calls occupy threads."""
+        """Return whether the server has threads for new sessions: not if abandoned calls occupy too many."""
         if sessions.deterministic:
             response.headers[DETERMINISTIC_HEADER] = DETERMINISTIC
         if not sessions.executor.exhausted:

@@ -53,7 +53,8 @@ class FastPath(Protocol):
     """The interface of the server's protocol beside ASGI; see `servers.protocols`.
 
     Attributes:
-        on_frame: Called with each frame from the read callback; returns whether it has taken the frame to answer.
+        on_frame: Called from the read callback with a frame of the fast path, while the socket is writable; returns
+            whether it has taken the frame to answer.
     """
 
     on_frame: Callable[[str | bytes], bool] | None
@@ -173,7 +174,8 @@ class Conversation(ABC):
 
         Args:
             sockets: The set of open conversations.
-            session_context: Opens the session on entry, and ends it on exit; raises a refusal on entry.
+            session_context: Entered while requests are answered; raises a refusal on entry. It opens and ends a
+                session, attaches to a standing one, or does nothing (`ropewalk.v1`, where the link opens the sessions).
             ticket: The place in the queue that `session_context` uses. The client is accepted once it is settled.
         """
         try:

@@ -14,7 +14,8 @@ REQUEST_WAIT_S: Final = 4.0
 """Seconds that an HTTP request waits for a slot: HTTP clients time out after 5 s by default."""
 
 DISCONNECT_NOTICE_S: Final = 0.1
-"""Seconds within which the disconnect of a client is noticed. Every request waits at least this long for a slot."""
+"""Seconds within which the disconnect of a client is noticed. A queued request waits at least this long, unless it is
+granted or refused before."""
 
 TELL_INTERVAL_S: Final = 1.0
 """Shortest interval between two frames that report the place in the queue, in seconds."""
@@ -94,8 +95,8 @@ class SlotQueue:
     Args:
         slots: Counts the slots.
         max_waiting: Greatest number of waiting requests.
-        max_wait_s: Longest wait in seconds; with 0, requests wait only `DISCONNECT_NOTICE_S`, for the slots of
-            clients that are just disconnecting.
+        max_wait_s: Longest wait in seconds. Even with 0, a queued request waits at least `DISCONNECT_NOTICE_S`, and
+            while sessions are ending up to `CLOSE_TIMEOUT_S` since its arrival.
 
     Attributes:
         refusal: Returns the error that refuses all requests, or None.

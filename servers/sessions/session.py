@@ -35,16 +35,16 @@ class EnvironmentSession:
         owner: Fingerprint of the token that opened it; empty if the server has no tokens.
         standing: Whether it lives until it is closed or idle for too long, rather than until the `with` block that
             opened it ends.
-        id: Its id in the table; empty until `SessionTable.hand_out`.
-        attached: Whether a WebSocket is attached to it.
+        id: Its id in the table; if it was opened without one, empty until `SessionTable.hand_out`.
+        attached: Whether a WebSocket is attached to it; always true if it was opened without an id.
         closing: Whether it ends when its WebSocket disconnects.
         ending: Whether its environment is being closed.
         shared: Whether clients other than the WebSocket that opened it may call it.
         over: Whether it has ended or is about to; the table no longer finds it.
         holds_slot: Whether its slot is still taken.
         began: When it was opened, by the event loop's clock.
-        used: Whether it has been called.
-        last_use: When it was last called, or else opened, by the event loop's clock.
+        used: Whether it has been called under its lock, or a WebSocket has been attached.
+        last_use: When such a call or attachment last ended, or else it was opened, by the event loop's clock.
         listeners: Open requests beside its calls, such as streams; they keep it in use.
         on_over: Called once when it has ended.
         detach: Releases it from a broken WebSocket whose client may not reconnect.

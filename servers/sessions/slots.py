@@ -65,7 +65,8 @@ class SessionSlots:
         Args:
             owner: The owner.
             count: Number of slots.
-            arrival: When the request arrived, in ns; earlier requests of other processes are served first.
+            arrival: When the request arrived, in ns; earlier requests of other processes that a free slot could serve
+                go first.
 
         Raises:
             FullError: There are too few.

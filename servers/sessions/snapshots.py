@@ -35,7 +35,8 @@ class SessionState:
     Attributes:
         state: What the environment's `snapshot` returned.
         ended: Whether the episode was over.
-        users: References to it: by holders that may restore it, and by running restores. `close` waits for zero.
+        users: References to it: by holders that may restore it, and by running restores. After `close`, the state is
+            closed when the last one leaves.
     """
 
     state: Any
