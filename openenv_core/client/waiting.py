@@ -43,7 +43,7 @@ class Backoff:
         self._next_s = self._min_s
 
     def next_s(self, requested_s: float = 0.0) -> float:
-        """Return the next pause in seconds: the longer of back-off and what the server asks, less jitter up to a half."""
+        """Return the next pause in seconds: the longer of back-off and server's request, less jitter of up to half."""
         pause_s = max(self._next_s, min(requested_s, self._max_s))
         self._next_s = min(2 * self._next_s, self._max_s)
         return pause_s * random.uniform(0.5, 1.0)
