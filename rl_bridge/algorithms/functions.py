@@ -17,7 +17,7 @@ from rl_bridge.types import Group
 
 
 class LossFunction(Protocol):
-    """`algorithm.loss`: the loss of each token. Runs in the trainer, once for each forward pass."""
+    """`algorithm.loss`: the loss of each token. Runs in the trainer, once for each pass that makes a gradient."""
 
     def __call__(
         self, inputs: LossInputs, algorithm: AlgorithmConfig, /

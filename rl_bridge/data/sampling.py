@@ -15,7 +15,7 @@ LATEST_WEIGHT: Final = 0.5
 STEEPNESS: Final = 3
 """The exponent of that average in a task's weight."""
 FLOOR_SHARE: Final = 1 / 16
-"""The least weight of a task, as a share of the mean weight."""
+"""What is added to the weight of every task, as a share of the mean weight before that."""
 
 
 class Passes:
@@ -114,7 +114,7 @@ class TaskSampler:
             self._results[group] = task, signal
 
     def metrics(self) -> dict[str, float]:
-        """Return how often tasks were drawn since the beginning, and the share without variance in the last group."""
+        """Return how often tasks were drawn since the beginning, and the share whose last group had no variance."""
         draws = [draws for draws, tasks in self._times.items() if tasks]
         return {
             "tasks/draws_min": float(min(draws)),

@@ -85,7 +85,7 @@ class StatusSnapshot(Row):
 
     Attributes:
         version: How many of the `iterations` have been trained.
-        served: The oldest weights among serving generators.
+        served: The version that every serving generator has, or a newer one, as last recorded for admission.
         groups: The number of groups in each state of the ledger.
         spans: How each process has spent its time since it began.
         metrics: The newest iteration's finite metrics.
@@ -340,7 +340,7 @@ async def request_status(address: str, *, timeout_s: float = TIMEOUT_S) -> Statu
 
 
 def _is_rebound(head: str, listens_on: str) -> bool:
-    """Whether a request may be DNS rebinding: it came in on loopback, for a host that is a domain name."""
+    """Whether a request may be DNS rebinding: it came in on loopback, for a name with a dot, no IP address."""
     host_headers = [line[5:].strip() for line in head.split("\r\n") if line[:5].lower() == "host:"]
     host = (host_headers[0] if host_headers else "").rpartition("]")[0][1:] or (
         host_headers[0] if host_headers else ""

@@ -78,10 +78,11 @@ class EpisodeCounts:
                 self.without_turn += 1
 
     def require_understood(self, episodes: int) -> None:
-        """Raise RolloutError if the environment has accepted no action at all in `episodes` episodes.
+        """Raise RolloutError if the environment has accepted no action at all, after enough episodes.
 
-        Then the task is at fault, whose actions the environment does not know or cannot carry out, rather than a policy
-        that writes nonsense.
+        That is after `episodes` that ended by a refused action; or after `episodes` that ended in any way, if in
+        `FEWEST_FAILED` of them or more the environment failed in every attempt. Then the task is at fault, whose
+        actions the environment does not know or cannot carry out, rather than a policy that writes nonsense.
         """
         ended = self.played + self.dropped + self.unscored + self.without_turn
         if not self.understood and ended >= episodes and self.failed >= FEWEST_FAILED:

@@ -19,7 +19,7 @@ from rl_bridge.tokens.chat import ChatMessage
 from rl_bridge.types import Completion, Ending, Trajectory
 
 REPORT_FILE: Final = "report.json"
-"""The file with the evaluation's result, in the run's folder."""
+"""The file with the evaluation's result, in the task's folder: the run's, or with several environments one in it."""
 
 
 class Policy(Protocol):

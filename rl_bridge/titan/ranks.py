@@ -91,7 +91,7 @@ def is_of_siblings(error: BaseException) -> bool:
 
 
 def agree(failure: str | None, group: dist.ProcessGroup | None = None) -> str | None:
-    """Return the first rank's failure on every rank; None if no rank failed."""
+    """Return, on every rank, the failure of the lowest rank that failed; None if none did."""
     if dist.get_world_size() == 1:
         return failure
     failures: list[str | None] = [None] * dist.get_world_size()

@@ -53,8 +53,9 @@ class TrainerActor(ServiceActor):
     A thread does the work, one call at a time, in the order of the calls. Only a push runs concurrently: the next
     step's forward and backward passes do not wait for it, but its update does.
 
-    A rank whose siblings are gone, or that met an unexpected error, ends its process: the process group cannot be
-    repaired, and the service restarts all ranks.
+    A rank whose siblings are gone ends its process, and so does one of several ranks that meets an error other than a
+    BridgeError: the process group cannot be repaired, and the service restarts all ranks. A BridgeError, and any error
+    of a single rank, is raised to the caller.
     """
 
     def __init__(self, settings: TrainerSettings, store: WeightStore | None = None) -> None:

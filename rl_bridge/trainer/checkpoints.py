@@ -140,7 +140,7 @@ class Checkpoints:
             self.finish()
 
     def finish(self) -> None:
-        """Wait for the write in progress; CheckpointError if it fails, and then nothing of it is left."""
+        """Wait for the write in progress; CheckpointError if it is late, or fails, and then nothing of it is left."""
         writing, self._writing = self._writing, None
         if writing is None:
             return

@@ -99,7 +99,8 @@ class Trainer:
         It may have been written by another number of ranks, and on other devices.
 
         Raises:
-            ModelError: All are damaged, or the newest has adapters that do not match this run's.
+            ModelError: All are damaged, or the newest of the others has adapters where this run trains whole weights,
+                whole weights where it trains adapters, or adapters that do not match this run's.
         """
         with siblings_needed("while the checkpoint was loaded"):
             self._checkpoints.sweep()

@@ -212,7 +212,7 @@ Checker: TypeAlias = Callable[[Any, Any, Sequence[Any]], bool]
 
 
 def check_topological_order(got: Any, expected: Any, args: Sequence[Any]) -> bool:
-    """Check a topological order of (nodes, edges). The answer must be [] if `expected` is []."""
+    """Check a list of every node once, each edge's first before its second, of (nodes, edges); [] if `expected` is."""
     nodes, edges = args[0], args[1]
     if expected == []:
         return type(got) is list and not got

@@ -202,7 +202,7 @@ def _remove_order_check(env: gymnasium.Env[Any, Any]) -> gymnasium.Env[Any, Any]
 
 
 class _FastDiscrete(Discrete):
-    """A `Discrete` whose `contains` is a set lookup: Gymnasium's check takes a fifth of each step."""
+    """A `Discrete` that looks up its first `_MAX_CHOICES` numbers: Gymnasium's check takes a fifth of each step."""
 
     def __init__(self, n: Any, **options: Any) -> None:
         super().__init__(n, **options)
