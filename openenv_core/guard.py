@@ -3,15 +3,16 @@
     python -I -S guard.py LIFELINE STATUS KEPT GRACE_S FOLDER SCOPE COMMAND...
 
 LIFELINE is the read end of a pipe. End of file on it, when the program closes it or dies (even by SIGKILL), ends the
-command: SIGTERM to its process group, SIGKILL after GRACE_S seconds. SIGTERM to the guard does the same. If the guard
-itself is killed, the kernel kills the command (on Linux).
+command: SIGTERM to its process group, SIGKILL after GRACE_S seconds. SIGTERM to the guard does the same with LIFELINE
+0, and otherwise the same as a byte on LIFELINE. If the guard itself is killed, the kernel kills the command (on Linux).
 
 With LIFELINE 0 the command has no input. Otherwise it owns standard input, output and error, and the guard closes its
 copies; a byte on LIFELINE then says that the program has closed the command's input as a first request to exit, which
 also has GRACE_S seconds before SIGTERM. KEPT is a descriptor that the command inherits, or -1. SCOPE is `group` or
 `all`; with `all` the guard is the subreaper of the command's descendants and also kills those that left its group and
 parent. Events are written to STATUS, one per line: `started PID`, `failed ERRNO`, `ended CODE`; the guard then stays
-until LIFELINE has a byte or ends, and removes FOLDER if the program died. STATUS may be -1, and FOLDER empty.
+until LIFELINE has a byte or ends. Before it exits it removes FOLDER, unless a byte or SIGTERM has requested the end.
+STATUS may be -1, in which case the guard does not stay, and FOLDER empty.
 
 Uses only the standard library and is run by its path, so that it starts in a few milliseconds.
 """
@@ -190,7 +191,8 @@ def _report(status: int, line: str) -> None:
 def _watch(child: int, lifeline: int, wake: int, parent: int) -> "tuple[int | None, bool | None]":
     """Wait for an event; return the child's exit code, if it has ended, and whether the end was requested.
 
-    The second is False if the program died, and None if only the child has ended.
+    The second is True for a byte on the lifeline or SIGTERM; False if the lifeline ended without a byte or the program
+    died; and None if only the child has ended.
     """
     while True:
         ready = _wait_readable(PARENT_CHECK_INTERVAL_S, lifeline, wake)

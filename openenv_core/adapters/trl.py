@@ -245,7 +245,7 @@ class _TRLEnvironment:
         self._episode = self._factory.episode()
         self._loop = shared_loop()
         self._prefetched: tuple[Mapping[str, Any], Future[str]] | None = None
-        self._scored = True
+        self._scored = True  # no reset since the reward was read: the next one may be prefetched
         self._index = len(self._group.members)
         self._group.members.append(weakref.ref(self))
         # TRL never closes an instance.

@@ -68,7 +68,7 @@ class MembersFailedError(ClientError):
 
     Attributes:
         errors: The error of each failed environment, by its number.
-        steps: The steps; zeros for failed environments.
+        steps: The steps of all; zeros for environments that returned none.
     """
 
     def __init__(self, errors: Mapping[int, OpenEnvError], steps: VectorSteps) -> None:

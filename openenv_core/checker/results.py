@@ -193,7 +193,7 @@ class Console:
     _level: CheckLevel | None = None
 
     def begin(self, check: Check) -> None:
-        """Write the name of the check that starts, on a terminal."""
+        """Write the level before its first check and, on a terminal, the name of the check that starts."""
         if check.level is not self._level:
             self._level = check.level
             self._write(f"{check.level}\n")

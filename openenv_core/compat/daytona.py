@@ -40,7 +40,8 @@ class DaytonaProvider(ContainerProvider):
         auto_stop_interval: Minutes without use until the sandbox stops; 0 for never.
         target: Daytona's region.
         on_snapshot_create_logs: Called with each line of the image's build log.
-        cmd: The shell command that starts the server; by default, the app named in `openenv.yaml` is served.
+        cmd: The shell command that starts the server; by default, the app named in `openenv.yaml` is served, or else
+            the Dockerfile's CMD runs.
         create_timeout: Seconds for the creation of a sandbox.
     """
 

@@ -130,7 +130,7 @@ class GitServerClient:
         return str(path)
 
     def reset_workspace(self, repo_name: str, commit: str = "main") -> bool:
-        """Reset a clone to a commit and remove all untracked files.
+        """Reset a clone to a commit and remove all untracked files, ignored ones too.
 
         Raises:
             RuntimeError: There is no such clone, or git failed.

@@ -260,7 +260,7 @@ MAX_TOKEN_FILE_CHARS: Final = 65_536
 
 
 def first_token(environ: Mapping[str, str], folder: str | Path = ".") -> str | None:
-    """Return the first token of a server with these environment variables; None if there is none.
+    """Return the first token of a server with these environment variables; None if none can be read.
 
     Args:
         environ: The server's environment variables.

@@ -109,7 +109,7 @@ class PoolProvider(OwnedServerProvider, Generic[MemberT]):
 
     @property
     def alive(self) -> bool:
-        """Whether the leased container is still running."""
+        """Whether the leased container is running; False without one, True while the engine does not respond."""
         lease = self._lease
         if lease is None:
             return False

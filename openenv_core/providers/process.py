@@ -86,7 +86,7 @@ class LocalProcessProvider(OwnedServerProvider):
 
     @property
     def alive(self) -> bool:
-        """Whether the server's process is running."""
+        """Whether the server's process is running; False before the start."""
         return self._guard is not None and self._guard.poll() is None
 
     @property

@@ -81,8 +81,8 @@ def main() -> int:
 def _remove_leftovers(plan: WorkerPlan) -> None:
     if os.getppid() == plan.supervisor:
         return
-    # The supervisor was killed, so the workers must remove its folder; the last one can. A worker that was killed too
-    # has left a socket that refuses connections.
+    # The supervisor was killed, so the workers must remove its folder; the last one can. A worker that was killed too,
+    # or whose successor had not yet received its plan, has left a socket that refuses connections.
     own = plan.private_socket(plan.index)
     with suppress(OSError):
         for entry in os.scandir(plan.folder):

@@ -72,7 +72,9 @@ class _Change(_Body):
 
 
 class SandboxApp(Starlette):
-    """The application. Every request needs a key.
+    """The application. Its control API needs a key, a sandbox's commands and files that sandbox's token.
+
+    The service's own /health needs neither; a connection to a port inside a sandbox needs only the sandbox's id.
 
     Raises:
         ConfigurationError: The settings have no token.

@@ -140,7 +140,11 @@ class Guest:
         self._task = asyncio.create_task(self._read(), name="sandbox's agent")
 
     async def wait_ready(self, envs: dict[str, str], timeout_s: float) -> None:
-        """Wait until the agent replies, then set its environment variables; GuestError if it does not reply in time."""
+        """Wait for the agent's greeting, then set its environment variables.
+
+        Raises:
+            GuestError: The greeting did not come in time, or the agent has ended.
+        """
         waits: list[asyncio.Future[Any]] = [asyncio.ensure_future(self._greeted.wait()), self.gone]
         await asyncio.wait(waits, timeout=timeout_s, return_when=asyncio.FIRST_COMPLETED)
         waits[0].cancel()

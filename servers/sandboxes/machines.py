@@ -215,7 +215,8 @@ _Kind: TypeAlias = tuple[str, ContainerOptions, str]
 class WarmContainers:
     """Containers started in advance, each handed out once.
 
-    A request for an image starts further containers of it; if there is no room, the oldest are removed.
+    A request for an image starts further containers of it, as long as there is room. If there is none, and no ready
+    container is of the image, the oldest is removed.
 
     Args:
         size: Maximum number of containers; 0: every container is started on request.

@@ -470,7 +470,7 @@ class LocalDockerProvider(OwnedServerProvider):
 
     @property
     def alive(self) -> bool:
-        """Whether the container is running."""
+        """Whether the container is running; False before the start, True while the engine does not respond."""
         container = self._container
         if container is None:
             return False

@@ -194,7 +194,7 @@ def sweep(address: _wire.EngineAddress, own: OwnerProcess) -> None:
 
 
 def is_orphaned(container: dict[str, Any], own: OwnerProcess, address: _wire.EngineAddress) -> bool:
-    """Whether a container's owner is gone, so that this process must remove it."""
+    """Whether nobody else will remove a container: its owner is gone, or presumed gone (see below)."""
     owner = parse(str(container["Labels"][LABEL]))
     if owner is None or owner == own:
         return False

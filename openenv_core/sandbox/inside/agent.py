@@ -541,7 +541,7 @@ class Agent:
         os._exit(0)
 
     def _op_fork(self, folder: str, contexts: list[str]) -> None:
-        """Fork the agent; the copy has all contexts, its own folder and channel, and no commands."""
+        """Fork the agent; the copy has the given contexts, its own folder and channel, and no commands."""
         if self.host is None:
             raise _RefusedError("unimplemented", "expected a sandbox that can be forked, got one that cannot")
         home = self._home

@@ -83,7 +83,7 @@ def apply_rlimits(
     Args:
         memory_bytes: Memory that it may allocate beyond `base`.
         file_bytes: Maximum size of a file that it writes.
-        open_files: Maximum number of descriptors.
+        open_files: Limit of descriptor numbers, which count from 0; open ones beyond it stay open.
         processes: Processes and threads that its user may have in this user namespace.
         existing_tasks: Processes and threads that the user already has elsewhere, if it is shared.
         base: Its current footprint; read from /proc by default.
