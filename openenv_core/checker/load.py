@@ -32,7 +32,7 @@ less than 100 in windows of a hundred episodes."""
 _BYTES_IN_ALL: Final = 32 * 1024
 """Total growth below this is only a few pages."""
 
-_MIN_EPISODES: Final = 3
+_MIN_GROWTH: Final = 3
 """Minimum growth in threads or files that counts as a leak."""
 
 _RISING: Final = 0.6
@@ -104,7 +104,7 @@ def leaks_memory(growth: Growth) -> bool:
 
 def leaks_resources(growth: Growth) -> bool:
     """Return whether threads or files grow; without a leak they do not, so a few are enough."""
-    return growth.total >= _MIN_EPISODES and growth.slope > 0
+    return growth.total >= _MIN_GROWTH and growth.slope > 0
 
 
 @check(CheckLevel.LOAD, deadline_s=600.0)

@@ -41,7 +41,7 @@ _BASES: Final[Mapping[str, type[BaseModel]]] = {
 _FORBIDDING: Final = ("action", "observation", "reset_observation")
 """Models for which a released client refuses unknown keys."""
 
-_EQUIVALENT_TYPES: Final[Mapping[str, Mapping[str, frozenset[str]]]] = {
+_WIRE_TYPES: Final[Mapping[str, Mapping[str, frozenset[str]]]] = {
     "action": {"metadata": frozenset({"object"})},
     "observation": {
         "done": frozenset({"boolean"}),
@@ -234,7 +234,7 @@ def check_reserved_fields(subject: Subject) -> None:
     for key, model in _classes(subject):
         if not (isinstance(model, type) and issubclass(model, BaseModel)):
             continue
-        for field, allowed in _EQUIVALENT_TYPES[key.removeprefix("reset_")].items():
+        for field, allowed in _WIRE_TYPES[key.removeprefix("reset_")].items():
             if (info := model.model_fields.get(field)) is None:
                 continue
             kinds = _kinds(TypeAdapter(info.annotation or Any).json_schema())

@@ -18,7 +18,7 @@ MIN_BACKOFF_S = 0.1
 MAX_BACKOFF_S = 5.0
 WARNING_INTERVAL_S = 10.0
 """Interval of warnings that a server does not answer."""
-MAX_COMPLAINT_CHARS = 64 << 10
+MAX_COMPLAINT_BYTES = 64 << 10
 """Bytes read of an error response."""
 BUSY = frozenset({408, 425, 429, 500, 502, 503, 504})
 """Statuses after which a retry may succeed: the server is overloaded, starting or restarting."""
@@ -127,7 +127,7 @@ class EndpointClient:
 
     async def _read(self, response: httpx.Response) -> bytes:
         good = response.status_code == httpx.codes.OK
-        longest = self._longest if good else MAX_COMPLAINT_CHARS
+        longest = self._longest if good else MAX_COMPLAINT_BYTES
         content = bytearray()
         async for chunk in response.aiter_bytes():
             content += chunk

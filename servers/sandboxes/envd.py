@@ -75,13 +75,13 @@ def routes(find: Find) -> list[Route]:
             body = message_of((await request.body())[5:])
             limit = request.headers.get("connect-timeout-ms", "")
             timeout_s = int(limit) / 1000 if limit.isdigit() and len(limit) <= 10 else None
-            return StreamingResponse(_read_envelopes(act(guest, body, timeout_s)), media_type=STREAM)
+            return StreamingResponse(_write_envelopes(act(guest, body, timeout_s)), media_type=STREAM)
 
         return Route(path, endpoint, methods=["POST"])
 
     async def stream_input(request: Request) -> Response:
         # Not a StreamingResponse: it would read the request's body while listening for the client's disconnection.
-        answer = [piece async for piece in _read_envelopes(_take_input(_guest(find, request), request))]
+        answer = [piece async for piece in _write_envelopes(_take_input(_guest(find, request), request))]
         return Response(b"".join(answer), media_type=STREAM)
 
     async def files(request: Request) -> Response:
@@ -148,7 +148,7 @@ def message_of(data: bytes) -> Json:
     return message
 
 
-async def _read_envelopes(messages: AsyncIterator[Json]) -> AsyncIterator[bytes]:
+async def _write_envelopes(messages: AsyncIterator[Json]) -> AsyncIterator[bytes]:
     """Yield messages as Connect RPC envelopes, then the end of the stream with its error, if any."""
 
     def envelope(flags: int, message: Json) -> bytes:

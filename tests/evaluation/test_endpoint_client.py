@@ -93,7 +93,7 @@ def test_endless_or_undecodable_answer_is_not_read_to_its_end(
 
     with pytest.raises(ConfigurationError, match=words):
         ask(lambda request: httpx.Response(number, headers=headers, content=parts()))
-    assert read <= (endpoint_client.MAX_COMPLAINT_CHARS // 100) + 2
+    assert read <= (endpoint_client.MAX_COMPLAINT_BYTES // 100) + 2
 
 
 @pytest.mark.parametrize(
