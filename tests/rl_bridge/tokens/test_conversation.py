@@ -176,5 +176,5 @@ def test_templates_that_cannot_be_used_are_refused(tokenizer_of: Make) -> None:
     endless = tokenizer_of(
         "<tool_call>{{ tools }}{% for m in messages %}{{ m.content }}{% endfor %}", QWEN_MARKS
     )
-    with pytest.raises(ModelError, match=r"behind"):
+    with pytest.raises(ModelError, match="after an answer"):
         Conversation(endless, ASKED, LOOK).append_turn([5], [{"role": "tool", "content": "1"}])
