@@ -119,9 +119,8 @@ class ServerRecord:
         """Record that it could not be reached or that a session broke."""
         if now < self._retry_at:
             return  # when a server dies all its sessions fail: count one failure, not one each
-        doublings = min(
-            self._failures, 32
-        )  # a server that is down for hours has failures enough to overflow a float
+        # A server that is down for hours has failures enough to overflow a float.
+        doublings = min(self._failures, 32)
         pause = min(BACKOFF_S * 2**doublings, MAX_BACKOFF_S)
         self._failures += 1
         self._retry_at = now + pause * random.uniform(0.5, 1.0)

@@ -311,9 +311,8 @@ class BatchRound:
             await self._waiter
         finished, self._finished = self._finished, []
         self._remaining -= len(finished)
-        return (
-            finished if len(finished) < len(self._calls) else list(self._calls)
-        )  # in the order of the request
+        # All of them are returned in the order of the request.
+        return finished if len(finished) < len(self._calls) else list(self._calls)
 
     @property
     def over(self) -> bool:

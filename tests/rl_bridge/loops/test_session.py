@@ -11,14 +11,17 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import pytest
+import torch
 from rich.console import Console
 
 from openenv_core.evaluation.records import FIGURES_FILE, RECORDS_FILE, EvaluationFolder
 from rl_bridge.config import CONFIG_FILE, Config, EvaluationConfig, load_config, save_config
-from rl_bridge.errors import BridgeError, ConfigError, RoleError, RunInUseError
+from rl_bridge.errors import BridgeError, ConfigError, RoleError, RolloutError, RunInUseError
 from rl_bridge.loops.folder_lock import LOCK_FILE, folder_of_ones_own
 from rl_bridge.rollout import EvaluationResult
+from rl_bridge.rollout.task import to_floats
 from rl_bridge.types import Ending, Trajectory
 
 CONFIG = Config.model_validate({"env": {"app": "a:b"}, "rollout": {"task": "json:dumps"}})
@@ -297,3 +300,14 @@ async def test_a_run_keeps_its_held_out_episodes_and_their_figures(tmp_path: Pat
     run.tasks = {"": SimpleNamespace(report=full)}
     with pytest.raises(BridgeError, match=r"cannot write the report .*No space left on device; .*--resume"):
         await _report(run)
+
+
+def test_numbers_of_any_library_can_be_logged() -> None:
+    metrics = to_floats({"wins": np.float32(0.5), "length": torch.tensor([3]), "lost": 1}, "metrics")
+    assert json.loads(json.dumps(metrics)) == {"wins": 0.5, "length": 3.0, "lost": 1.0}
+
+
+@pytest.mark.parametrize("value", ["most", None, [1.0, 2.0], torch.zeros(2)])
+def test_what_is_no_number_is_refused_by_name(value: object) -> None:
+    with pytest.raises(RolloutError, match=r"the task's probe\(\), got wins="):
+        to_floats({"wins": value}, "probe")
