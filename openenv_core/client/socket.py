@@ -24,6 +24,9 @@ from openenv_core.proxies import proxy_for
 
 MAX_REDIRECTS: Final = 5
 
+LINGER_S: Final = 1.0
+"""Seconds for a server to confirm the close of an aborted connection."""
+
 CLOCK_TOLERANCE_S: Final = 0.05
 """Error, in seconds, of the kernel's time of the last received data: its ticks are coarser than a loopback reply."""
 
@@ -55,6 +58,7 @@ class WebSocketCarrier(Carrier, picows.WSListener):
         self._has_received = True
         self._pinged_at = 0.0
         self._timer: asyncio.TimerHandle | None = None
+        self._lingers = False  # aborted, until the server confirms
 
     # Carrier
 
@@ -75,19 +79,28 @@ class WebSocketCarrier(Carrier, picows.WSListener):
             async with asyncio.timeout(self._options.connect_timeout_s):
                 await asyncio.shield(self._disconnected)
         except TimeoutError:
-            pass
+            transport.disconnect(graceful=False)
         finally:
             self.abort()
 
     def abort(self) -> None:
-        """Send a close and disconnect without waiting."""
+        """Send a close, and disconnect in the background; at once if the connection is broken.
+
+        A server that does not read the close keeps the session for the client to resume. So the socket stays open until
+        the server confirms, or `LINGER_S`: unread data in a closed socket resets the connection, and the close is lost.
+        """
         self._mark_lost(ConnectionLostError("the connection was broken off by this client"))
         transport = self._transport
-        if transport is not None and not transport.is_disconnected:
-            if not self.broken:
-                # Without it the server would keep the session for the client to resume.
-                transport.send_close(WSCloseCode.OK)
+        if transport is None or transport.is_disconnected or self._lingers:
+            return
+        if self.broken:
             transport.disconnect(graceful=False)
+            return
+        self._lingers = True
+        if self._timer is not None:
+            self._timer.cancel()
+        transport.send_close(WSCloseCode.OK)
+        self._timer = self._loop.call_later(LINGER_S, transport.disconnect, False)  # not graceful
 
     def abort_without_loop(self) -> None:
         """Close the connection without its event loop, which has closed, so that the server ends the session."""

@@ -153,13 +153,12 @@ class SlotTable:
                 self._waiting[worker] = size + 1
 
     def dequeue(self, worker: int, arrival: int) -> None:
-        """Remove a newcomer from its worker's queue."""
-        with self.locked():
-            row, size = self._arrivals[worker], self._waiting[worker]
-            at = bisect_left(row, arrival, 0, size)
-            if at < size and row[at] == arrival:
-                row[at : size - 1] = row[at + 1 : size]
-                self._waiting[worker] = size - 1
+        """Remove a newcomer from its worker's queue, if it is there."""
+        row, size = self._arrivals[worker], self._waiting[worker]
+        at = bisect_left(row, arrival, 0, size)
+        if at < size and row[at] == arrival:
+            row[at : size - 1] = row[at + 1 : size]
+            self._waiting[worker] = size - 1
 
     def count_earlier(self, arrival: int) -> int:
         """Return the number of waiting newcomers that arrived earlier."""
@@ -268,6 +267,8 @@ class SharedSlots(SessionSlots):
             if lack is None and arrival is not None and table.has_earlier(self._worker, arrival):
                 lack = FullError("session", table.total(), self._total, count)
             if lack is None:
+                if arrival is not None:  # first, lest other workers count the newcomer twice
+                    table.dequeue(self._worker, arrival)
                 table.add(self._worker, self._columns[owner], count)
         if lack is not None:
             raise lack
@@ -308,7 +309,8 @@ class SharedSlots(SessionSlots):
 
     def dequeue(self, arrival: int) -> None:
         """Remove a newcomer from this worker's queue."""
-        self._table.dequeue(self._worker, arrival)
+        with self._table.locked():
+            self._table.dequeue(self._worker, arrival)
         self._here -= 1
         if not self._here:
             assert self._timer is not None

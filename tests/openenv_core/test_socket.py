@@ -9,7 +9,7 @@ from scripted import scripted
 from serving import eventually
 from socket_servers import frame, silent
 from websockets.asyncio.server import ServerConnection, serve
-from websockets.frames import CloseCode
+from websockets.frames import CloseCode, Frame, Opcode
 
 from openenv_core import ConnectionLostError, GenericEnvClient, ProtocolError, RequestTimeoutError
 
@@ -191,6 +191,32 @@ async def test_what_is_said_unasked_is_no_reply() -> None:
         with pytest.raises(ConnectionLostError, match="unasked"):
             await env.step({})
         assert (await env.reset()).observation["total"] == 1
+
+
+async def test_session_that_is_broken_off_is_closed_although_its_reply_was_unread() -> None:
+    """A server may write before it reads: a socket closed with unread data would reset the connection."""
+    code: asyncio.Future[int | None] = asyncio.get_running_loop().create_future()
+
+    async def handler(ws: ServerConnection) -> None:
+        await ws.recv()
+        await ws.send(frame(1))
+        await ws.recv()
+        ws.transport.pause_reading()
+        reply = Frame(Opcode.TEXT, frame(2).encode()).serialize(mask=False)
+        ws.transport.write(reply)
+        env._conversation.carrier.abort()  # type: ignore[union-attr] # it is connected
+        await asyncio.sleep(0.05)
+        ws.transport.write(reply)
+        ws.transport.resume_reading()
+        await ws.wait_closed()
+        code.set_result(ws.close_code)
+
+    async with scripted(handler) as url, GenericEnvClient(url) as env:
+        await env.reset()
+        with pytest.raises(ConnectionLostError, match="by this client"):
+            await env.step({})
+        await env.close()
+        assert await code == CloseCode.NORMAL_CLOSURE
 
 
 async def test_closing_does_not_wait_for_ever() -> None:

@@ -120,6 +120,24 @@ async def test_who_wants_several_slots_is_not_overtaken_in_another_worker() -> N
     os.close(fd)
 
 
+async def test_newcomer_that_is_granted_a_slot_is_not_counted_twice(monkeypatch: pytest.MonkeyPatch) -> None:
+    fd = SlotTable.create(2, 2, 4)
+    waiting, add = [], SlotTable.add
+
+    def note(table: SlotTable, worker: int, column: int, change: int) -> None:
+        waiting.append(table.waiting())
+        add(table, worker, column, change)
+
+    monkeypatch.setattr(SlotTable, "add", note)
+    queue = SlotQueue(seen_by(fd, 0), 4, 600.0)
+    ticket = queue.enter("a")
+    assert ticket.holds
+    assert waiting == [0]
+    assert (queue.capacity()["in_use"], queue.capacity()["waiting"]) == (1, 0)
+    ticket.leave()
+    os.close(fd)
+
+
 async def test_newcomers_that_wait_are_bounded_over_all_workers() -> None:
     fd = SlotTable.create(2, 2, 4)
     queues = [SlotQueue(seen_by(fd, worker, local=3), 4, 600.0) for worker in range(2)]
