@@ -446,8 +446,7 @@ class Conversation:
                     raise error
                 last_taken_id = fields["taken"]
         except BaseException:
-            carrier.broken = True  # so that `abort` sends no close, which would end the sessions
-            carrier.abort()
+            carrier.abort()  # with a close, unless it is broken: the client, or the server, has ended the sessions
             raise
         carrier.deterministic |= self.carrier.deterministic
         self.carrier, self._resume_task = carrier, None
