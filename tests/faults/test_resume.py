@@ -425,6 +425,20 @@ async def test_a_client_that_dies_keeps_nobody_out_of_a_session_that_stands(subp
                 assert "error" in await ask(third, id=0, op="resume", **said)
 
 
+async def test_session_that_stands_is_closed_although_its_broken_socket_may_come_back() -> None:
+    app = app_of(Tally)
+    async with serving(app) as address:
+        session = await app.sessions.open("", "own")
+        v1 = [Subprotocol("ropewalk.v1")]
+        async with socket_to(address, "?session_id=own", subprotocols=v1) as connection:
+            await ask(connection, id=1, op="open", lease_s=600)
+            connection.transport.abort()
+        (link,) = app._ensure_built().links._links.values()
+        await eventually(lambda: link.conversation is None)
+        assert await app.sessions.close(session)
+        assert (app.sessions.active, link.closed) == (0, True)
+
+
 async def test_what_has_not_begun_by_its_deadline_or_is_cancelled_is_not_executed() -> None:
     env = Patient.fresh()
     app = app_of(env)

@@ -148,14 +148,16 @@ async def test_timeout_keeps_the_session_and_shifts_no_reply() -> None:
                 await proceed.wait()
             await ws.send(frame(number))
 
-    async with scripted(handler) as url, CounterEnv(url, message_timeout_s=0.2) as env:
+    async with scripted(handler) as url, CounterEnv(url, message_timeout_s=None) as env:
         await env.reset()
+        conversation: Any = env._conversation
+        conversation._timeout_s = 0.2  # only of those that are not answered
         with pytest.raises(RequestTimeoutError, match=r"within 0.2 s.*lives on"):
             await env.step(Add(amount=1))
         with pytest.raises(RequestTimeoutError):  # it waits for the one before
             await env.step(Add(amount=1))
         assert env.connected
-        env._conversation._timeout_s = 60  # type: ignore[union-attr]
+        conversation._timeout_s = 60
         proceed.set()
         assert (await env.step(Add(amount=1))).observation.total == 4
         assert (await env.reset()).observation.total == 5
@@ -172,6 +174,7 @@ async def test_why_a_session_ended_is_told_after_a_timeout() -> None:
     async with scripted(handler) as url, CounterEnv(url, message_timeout_s=0.2) as env:
         with pytest.raises(RequestTimeoutError):
             await env.reset()
+        env._conversation._timeout_s = 60  # type: ignore[union-attr]
         proceed.set()
         with pytest.raises(SessionError, match="took too long"):
             await env.step(Add(amount=1))
