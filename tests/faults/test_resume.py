@@ -3,6 +3,8 @@
 import asyncio
 import json
 import random
+import socket
+import struct
 import threading
 from dataclasses import replace
 from typing import Any
@@ -399,6 +401,35 @@ async def test_close_before_a_break_ends_the_session_although_a_reply_is_unread(
             await eventually(lambda: link.conversation and not link.conversation.broken)
             connection.transport.abort()
         await eventually(lambda: app.sessions.active == 0)
+
+
+@pytest.mark.parametrize("closes", [True, False])
+async def test_close_that_the_server_has_not_read_when_it_writes_to_a_reset_connection_counts(
+    closes: bool,
+) -> None:
+    app = app_of(Tally)
+    async with serving(app) as address:
+        async with socket_to(address, subprotocols=[Subprotocol("ropewalk.v1")]) as connection:
+            await ask(connection, id=1, op="open", lease_s=600)
+            (link,) = app._ensure_built().links._links.values()
+            conversation: Any = link.conversation
+            conversation._fast_path.transport.pause_reading()
+            if closes:
+                connection.protocol.send_close(1000)
+                connection.transport.write(b"".join(connection.protocol.data_to_send()))
+            connection.transport.get_extra_info("socket").setsockopt(
+                socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0)
+            )
+            connection.transport.abort()
+
+        def has_ended() -> bool:
+            conversation.send_now("{}")  # which fails, if it is not the first
+            return link.closed or link.conversation is None
+
+        await eventually(has_ended)
+        assert link.closed is closes
+        await link.close()
+        assert app.sessions.active == 0
 
 
 @pytest.mark.parametrize("subprotocol", ["ropewalk.v1", None])
