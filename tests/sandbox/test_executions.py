@@ -3,9 +3,11 @@
 import asyncio
 import base64
 import json
+import time
 
+import psutil
 import pytest
-from living import executed
+from living import executed, until, value
 
 from openenv_core.sandbox import Isolation, Limits, Sandbox, SandboxClosedError, SandboxConfig
 
@@ -197,15 +199,19 @@ async def test_a_death_is_told_and_the_next_execution_begins_anew(
 async def test_threads_do_not_run_on_between_executions(sandbox: Sandbox) -> None:
     session = await sandbox.open()
     await session.execute(
-        "import threading, time\nn = 0\n"
-        "def count():\n    global n\n    while True:\n        n += 1; time.sleep(0.001)\n"
-        "threading.Thread(target=count, daemon=True).start()"
+        "import threading, time\nticks = []\n"
+        "def tick():\n    while True:\n        ticks.append(time.monotonic()); time.sleep(0.001)\n"
+        "threading.Thread(target=tick, daemon=True).start()"
     )
-    before = await session.execute("n")
+    worker = session._worker
+    assert worker is not None
+    interpreter = psutil.Process(worker.processes._current)
+    await until(lambda: interpreter.status() == psutil.STATUS_STOPPED)
+    begin = time.monotonic()
     await asyncio.sleep(0.3)
-    after = await session.execute("n")
+    ran = f"[tick for tick in ticks if {begin} < tick < {time.monotonic()}]"
+    assert await value(session, f"len(ticks) > 0, {ran}") == "(True, [])"
     await session.close()
-    assert int(after.result or 0) - int(before.result or 0) < 100  # 300 had it run
 
 
 async def test_code_reads_what_it_is_given(sandbox: Sandbox) -> None:
