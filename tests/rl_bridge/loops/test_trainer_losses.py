@@ -225,6 +225,21 @@ async def test_loss_that_is_not_finite_ends_the_run_and_a_resumed_one_trains_wha
     assert trained[3] == finished[:4]
 
 
+async def test_checkpoint_is_waited_for_only_while_there_is_a_trainer_that_writes_it(tmp_path: Path) -> None:
+    async def fail(run: Run) -> None:
+        await run.wait_for_checkpoint()
+        run.trainer_lost.set()
+        await run.wait_for_checkpoint()
+
+    async def killed() -> None:
+        is_killed()
+
+    stage = Stage(tmp_path)
+    stage.parts.failing["wait_for_checkpoint"] = killed
+    await stage.train(work=fail)
+    assert stage.parts.calls.count("wait_for_checkpoint") == 1
+
+
 async def test_trainer_that_is_lost_for_ever_ends_the_run(tmp_path: Path) -> None:
     async def killed() -> None:
         is_killed()
