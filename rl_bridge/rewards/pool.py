@@ -83,13 +83,23 @@ class RewardWorker:
             BrokenPipeError: The process ended before the evaluation began.
             ConnectionError: The process ended during the evaluation.
         """
+        evaluating = asyncio.ensure_future(self._evaluate(content))
+        try:
+            await asyncio.wait({evaluating}, timeout=timeout_s)
+            # A reply that has come counts, even if this process was suspended until after the deadline.
+            if not evaluating.done():
+                raise TimeoutError
+            return evaluating.result()
+        finally:
+            evaluating.cancel()
+
+    async def _evaluate(self, content: bytes) -> RewardReply:
         started = False
         try:
-            async with asyncio.timeout(timeout_s):
-                self._writer.write(LENGTH.pack(len(content)) + content)
-                await self._writer.drain()
-                started = await self._read_frame() == STARTED
-                return RewardReply.decode(await self._read_frame())
+            self._writer.write(LENGTH.pack(len(content)) + content)
+            await self._writer.drain()
+            started = await self._read_frame() == STARTED
+            return RewardReply.decode(await self._read_frame())
         except ConnectionError as error:
             if started:
                 raise
