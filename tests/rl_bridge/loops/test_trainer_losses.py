@@ -1,7 +1,9 @@
 """The loop among roles that are no processes: what it goes back to when it loses its trainer or is preempted."""
 
 import asyncio
+import errno
 import json
+import shutil
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
@@ -9,7 +11,14 @@ from typing import Any
 import pytest
 from loop_stage import Stage
 
-from rl_bridge.errors import ConfigError, NonFiniteLossError, NoReplicaError, ReplicaLostError, WeightsError
+from rl_bridge.errors import (
+    BridgeError,
+    ConfigError,
+    NonFiniteLossError,
+    NoReplicaError,
+    ReplicaLostError,
+    WeightsError,
+)
 from rl_bridge.loops.recovery import rewind, train_to_the_end
 from rl_bridge.loops.run import Run
 from rl_bridge.records import read_lines
@@ -297,6 +306,19 @@ async def test_preempted_run_that_loses_its_trainer_ends_all_the_same(
 
 
 KNOWN = {"digest": "0f", "seed": 0, "shuffle": True}
+
+
+async def test_trained_policy_that_finds_no_room_ends_the_run_with_what_to_do(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(*_: object) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(shutil, "copy2", full)
+    stage = Stage(tmp_path)
+    with pytest.raises(BridgeError, match=r"cannot write the trained policy .*No space left.*--resume"):
+        await stage.train(work=train_to_the_end)
+    assert stage.parts.saved.version == 2
 
 
 async def test_checkpoint_of_another_dataset_is_refused_before_anything_goes_back(tmp_path: Path) -> None:
