@@ -6,9 +6,9 @@ from dataclasses import dataclass, replace
 from typing import Any, Final, NamedTuple
 from urllib.parse import quote
 
+from openenv_core.backoff import Backoff
 from openenv_core.client.carrier import SESSION_ENDED, Carrier, CarrierOptions
 from openenv_core.client.socket import open_socket
-from openenv_core.client.waiting import Backoff
 from openenv_core.errors import (
     AccessRefusedError,
     AuthenticationError,

@@ -1,5 +1,6 @@
 """Advantages of trajectories and tokens: relative to their group, or from a critic (GAE)."""
 
+import math
 from collections.abc import Sequence
 
 import numpy as np
@@ -26,9 +27,14 @@ def group_advantages(rewards: Sequence[float], *, normalize_std: bool) -> list[f
     if not len(rewards):
         raise ValueError("expected at least one reward in a group, got none")
     values = np.asarray(rewards, dtype=np.float64)
+    # Divided by a power of two, which changes no digit: the squares of rewards from 1e154 on would overflow.
+    exponent = max(0, int(np.frexp(np.abs(values).max())[1]))
+    values = np.ldexp(values, -exponent)
     centred = values - values.mean()
     if normalize_std:
-        centred = centred / (values.std() + STD_EPSILON)
+        centred = centred / (values.std() + math.ldexp(STD_EPSILON, -exponent))
+    else:
+        centred = np.ldexp(centred, exponent)
     return [float(value) for value in centred]
 
 

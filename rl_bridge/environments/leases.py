@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import Any, Self, TypeAlias, TypeVar
 
 from openenv_core import EnvClient, StepResult
+from openenv_core.backoff import exponential_pause_s
 from openenv_core.errors import (
     AccessRefusedError,
     AuthenticationError,
@@ -119,10 +120,8 @@ class ServerRecord:
         """Record that it could not be reached or that a session broke."""
         if now < self._retry_at:
             return  # when a server dies all its sessions fail: count one failure, not one each
-        # A server that is down for hours has failures enough to overflow a float.
-        doublings = min(self._failures, 32)
-        pause = min(BACKOFF_S * 2**doublings, MAX_BACKOFF_S)
         self._failures += 1
+        pause = exponential_pause_s(self._failures, BACKOFF_S, MAX_BACKOFF_S)
         self._retry_at = now + pause * random.uniform(0.5, 1.0)
 
     def refused(self, now: float, retry_after_s: float | None) -> None:

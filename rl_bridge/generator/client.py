@@ -148,14 +148,13 @@ class GeneratorClient:
         completions: list[Completion] = []
         try:
             async with asyncio.timeout(self._timeout_s):
-                while batch:
+                while batch := [ask for ask in batch if not ask.future.done()]:  # without cancelled callers'
                     try:
                         completions = await self._ask(batch)
                         break
                     except PromptRefusedError as refused:
                         # Only that prompt's caller made a mistake: send the others again.
                         _fail([batch[refused.prompt]], refused)
-                        batch = [*batch[: refused.prompt], *batch[refused.prompt + 1 :]]
         except BaseException as error:
             failure: BaseException = error
             if self._closed and isinstance(error, asyncio.CancelledError):

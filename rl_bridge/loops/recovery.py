@@ -8,7 +8,7 @@ from pathlib import Path
 from rl_bridge.data.examples import require_same
 from rl_bridge.errors import ReplicaLostError, TrainerWentBackError, WeightsError
 from rl_bridge.loops.grpo import train
-from rl_bridge.loops.run import PreemptedError, Run
+from rl_bridge.loops.run import PreemptedError, Run, writing
 from rl_bridge.trainer.settings import ResumeState
 from rl_bridge.types import PolicyVersion
 
@@ -101,8 +101,9 @@ async def _trainer_is_gone(run: Run) -> bool:
 def _policy_folder(run: Run) -> Path:
     """Make the folder for the trained weights, with the other files of a checkpoint."""
     policy = run.folder.absolute() / "policy"
-    policy.mkdir(exist_ok=True)
-    for file in run.model_path.iterdir():
-        if file.is_file() and not any(mark in file.name for mark in WEIGHT_FILES):
-            shutil.copy2(file, policy)
+    with writing(run.folder, "the trained policy"):
+        policy.mkdir(exist_ok=True)
+        for file in run.model_path.iterdir():
+            if file.is_file() and not any(mark in file.name for mark in WEIGHT_FILES):
+                shutil.copy2(file, policy)
     return policy

@@ -7,7 +7,7 @@ import os
 import socket
 import time
 from collections.abc import AsyncIterator, Iterable, Iterator, Mapping, Sequence
-from contextlib import asynccontextmanager, contextmanager
+from contextlib import asynccontextmanager, contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -146,6 +146,7 @@ class Run:
         version: Iterations trained so far.
         seconds_before: Training time, in seconds, up to the checkpoint that a resumed run started from.
         newest: The metrics of the last iteration.
+        checkpoint_begun: The version of the last checkpoint that the trainer was asked for; 0 before the first.
         trainer_lost: Set when a process of the trainer has died, until the run goes back to a checkpoint.
     """
 
@@ -172,6 +173,7 @@ class Run:
     replay_buffer: Any = field(init=False)
     newest: Mapping[str, float] = field(default_factory=dict, init=False)
     preempted: bool = field(default=False, init=False)
+    checkpoint_begun: PolicyVersion = field(default=0, init=False)
     trainer_lost: asyncio.Event = field(default_factory=asyncio.Event, init=False)
     _began: float = field(default_factory=time.perf_counter, init=False)
     _first_version: PolicyVersion = field(init=False)
@@ -341,8 +343,16 @@ class Run:
             written = await asyncio.to_thread(attachments)
             # Colocated, wait: its tensors leave the GPU afterwards.
             wait = now or last or bool(self.config.monarch.colocate)
+            self.checkpoint_begun = self.version
             async with self.deadline("a checkpoint"), self.trainers_turn_between():
                 await self.trainer.save_checkpoint.route(self.version, state, written, wait)
+
+    async def wait_for_checkpoint(self) -> None:
+        """Wait until the trainer, if it still lives, has written the checkpoint in progress or failed to."""
+        with suppress(BridgeError):  # the run ends with another error
+            if not self.trainer_lost.is_set():
+                async with self.deadline("a checkpoint"):
+                    await self.trainer.wait_for_checkpoint.route()
 
     def preempt(self) -> None:
         """End the loop with `PreemptedError` after the current iteration."""

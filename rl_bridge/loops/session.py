@@ -25,7 +25,7 @@ from openenv_core.evaluation.records import (
 from rl_bridge.buffer.ledger import Ledger
 from rl_bridge.buffer.replay import Admission, ReplayBuffer
 from rl_bridge.config import Config, colocate_if_needed, make_folder_exists_error, save_config
-from rl_bridge.errors import ConfigError, RolloutError
+from rl_bridge.errors import CheckpointError, ConfigError, RolloutError
 from rl_bridge.loops.assembly import LOGS, Players, open_players, open_run
 from rl_bridge.loops.evaluation import evaluate, ready_to_evaluate, result_of, summary_of
 from rl_bridge.loops.folder_lock import folder_of_ones_own, is_unused
@@ -159,12 +159,25 @@ async def _session(config: Config, folder: Path, *, console: Console, resume: bo
         PROCESS_SPANS.started()
         if config.rollout.checkpoint_on_preemption:
             terminated.append(run.preempt)
-        if not await fleet.guard(train_to_the_end(run)):
-            return False
+        try:
+            if not await fleet.guard(train_to_the_end(run)) or run.preempted:
+                return False
+        except Exception as failure:
+            await _keep_checkpoint(run, failure)
+            raise
         # Everything is in the last checkpoint: from now on SIGTERM cancels at once.
         del terminated[1:]
         await fleet.guard(_report(run))
         return True
+
+
+async def _keep_checkpoint(run: Run, failure: Exception) -> None:
+    """Wait for the checkpoint being written: the end gives a trainer seconds, and a large one takes minutes."""
+    failed_itself = isinstance(failure, CheckpointError)
+    if not failed_itself and newest_checkpoint(run.folder) < run.checkpoint_begun:
+        text = f"{failure}\nthe checkpoint of iteration {run.checkpoint_begun} is still being written; waiting for it"
+        run.console.print(text, markup=False, highlight=False, soft_wrap=True)
+        await run.wait_for_checkpoint()
 
 
 async def _report(run: Run) -> None:

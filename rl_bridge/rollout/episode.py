@@ -12,6 +12,7 @@ from typing import Any, Final, TypeAlias
 from pydantic_core import PydanticSerializationError
 
 from openenv_core import StepResult
+from openenv_core.backoff import exponential_pause_s
 from openenv_core.errors import OpenEnvError, ValidationFailedError
 from openenv_core.rubrics import SCORES
 from openenv_core.tracebacks import format_traceback
@@ -321,5 +322,4 @@ MAX_BACKOFF_S: Final = 5.0
 
 async def back_off(failed: int) -> None:
     """Wait before the next attempt after `failed` failures, at least one."""
-    doublings = min(failed - 1, 32)  # 32 is far beyond the bound; some thousand would overflow a float
-    await asyncio.sleep(min(BACKOFF_S * 2**doublings, MAX_BACKOFF_S))
+    await asyncio.sleep(exponential_pause_s(failed, BACKOFF_S, MAX_BACKOFF_S))

@@ -124,6 +124,7 @@ class StickySession(Routed):
         self._near = near
         self._room = room
         self._target: ReplicaTarget | None = None
+        self._closed = False
         self.moved = 0
 
     @property
@@ -133,7 +134,8 @@ class StickySession(Routed):
         return None if target is None else target.replica
 
     def close(self) -> None:
-        """Release the replica; a later call opens the session again."""
+        """Release the replica. A call that is still in flight or to be sent goes on, and binds no replica again."""
+        self._closed = True
         if self._target is not None:
             self._balancer.unsettle(self._target)
             self._target = None
@@ -144,7 +146,9 @@ class StickySession(Routed):
             return known
         near = None if self._near is None else self._near._settle()
         target = self._balancer.settle(near, self._room)
-        if target is not None:
+        if target is not None and self._closed:
+            self._balancer.unsettle(target)
+        elif target is not None:
             if known is not None:
                 self._balancer.unsettle(known)
                 self.moved += key_of(known) != key_of(target)

@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from openenv_core.backoff import exponential_pause_s
 from rl_bridge.config.monarch import RestartPolicy as RestartPolicy
 from rl_bridge.config.monarch import RoleConfig
 from rl_bridge.errors import RoleError
@@ -29,10 +30,8 @@ class RestartBudget:
             self._spent.popleft()
         if len(self._spent) >= restarts.budget:
             return None
-        # Bounded before it becomes an exponent: a float overflows beyond 2^1023.
-        doublings = min(len(self._spent), 64)
         self._spent.append(now)
-        return min(restarts.backoff_s * 2.0**doublings, restarts.max_backoff_s)
+        return exponential_pause_s(len(self._spent), restarts.backoff_s, restarts.max_backoff_s)
 
 
 @dataclass(kw_only=True, slots=True, frozen=True)

@@ -63,6 +63,7 @@ class TrainerActor(ServiceActor):
         self._store = store
         self._rank = ALONE
         self._thread = ThreadPoolExecutor(1, "trainer")
+        self._saving = asyncio.Lock()
         self._turn = Turn() if settings.colocated else None
 
     @concurrent_endpoint
@@ -138,9 +139,17 @@ class TrainerActor(ServiceActor):
         wait: bool = True,
     ) -> None:
         """Write a checkpoint. See `Trainer.save`."""
-        await self._take_turn()
-        save = partial(self._trainer.save, wait=wait)
-        await self._work("save", save, version, run_state, attachments)
+        async with self._saving:
+            await self._take_turn()
+            save = partial(self._trainer.save, wait=wait)
+            await self._work("save", save, version, run_state, attachments)
+
+    @concurrent_endpoint
+    async def wait_for_checkpoint(self) -> None:
+        """Wait until the checkpoint in progress is written or has failed, whatever else the trainer does meanwhile."""
+        async with self._saving:
+            pass
+        await asyncio.to_thread(self._trainer.wait_for_checkpoint)
 
     @concurrent_endpoint
     async def export(self, folder: str, version: PolicyVersion) -> None:

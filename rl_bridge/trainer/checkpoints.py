@@ -3,11 +3,10 @@
 import functools
 import hashlib
 import json
-import os
 import re
 import shutil
 from collections.abc import Callable, Iterator, Mapping
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 from contextlib import contextmanager
 from datetime import timedelta
 from pathlib import Path
@@ -26,6 +25,7 @@ from torch.distributed.checkpoint.stateful import Stateful
 
 from rl_bridge.config import LoraConfig
 from rl_bridge.errors import CheckpointError, ModelError
+from rl_bridge.files import sync, write_synced
 from rl_bridge.titan.ranks import agree, gather_state, is_of_siblings, siblings_needed
 from rl_bridge.trainer.settings import ResumeState
 from rl_bridge.types import PolicyVersion
@@ -139,6 +139,11 @@ class Checkpoints:
         if self._writing is not None and agree(None if self._writing.done() else "not yet") is None:
             self.finish()
 
+    def wait(self) -> None:
+        """Wait on any thread until the write in progress has ended, well or not; `finish` raises its error."""
+        if (writing := self._writing) is not None:
+            wait({writing}, self._timeout_s)
+
     def finish(self) -> None:
         """Wait for the write in progress; CheckpointError if it is late, or fails, and then nothing of it is left."""
         writing, self._writing = self._writing, None
@@ -213,10 +218,10 @@ class Checkpoints:
             return ResumeState(version=version, run_state=note["run_state"], attachments=attachments)
 
     def _finish(self, partial: Path, final: Path) -> None:
-        _sync(partial)
+        sync(partial)
         before = _aside(final, _REPLACED) if final.exists() else None
         partial.rename(final)
-        _sync(self._folder)
+        sync(self._folder)
         # The new checkpoint is complete. If older ones cannot be removed, for example because they are being read over
         # NFS, the run goes on; `sweep` tries again.
         if before is not None:  # only now: removing takes a while, and there must always be a complete one
@@ -276,29 +281,14 @@ def _begin(
         shutil.rmtree(partial)
     (partial / _ATTACHMENTS).mkdir(parents=True)
     note = {"version": version, "run_state": run_state, "digests": _digests(attachments)}
-    _write(partial / _RUN, json.dumps(note, allow_nan=False).encode())
+    write_synced(partial / _RUN, json.dumps(note, allow_nan=False).encode())
     for name, content in attachments.items():
-        _write(partial / _ATTACHMENTS / name, content)
-    _sync(partial / _ATTACHMENTS)
+        write_synced(partial / _ATTACHMENTS / name, content)
+    sync(partial / _ATTACHMENTS)
 
 
 def _digests(attachments: Mapping[str, bytes]) -> dict[str, str]:
     return {name: hashlib.sha256(content).hexdigest() for name, content in attachments.items()}
-
-
-def _write(path: Path, content: bytes) -> None:
-    with path.open("wb") as file:
-        file.write(content)
-        file.flush()
-        os.fsync(file.fileno())
-
-
-def _sync(folder: Path) -> None:
-    descriptor = os.open(folder, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
 
 
 def _aside(checkpoint: Path, suffix: str) -> Path:
@@ -363,6 +353,8 @@ def _by_first(folder: Path, group: dist.ProcessGroup, work: Callable[..., None],
 
 def _name_files(folder: Path, split: StateDictSplit) -> None:
     index = folder / INDEX
+    for file in split.filename_to_tensors:
+        sync(folder / (file + _PARTIAL))
     index.unlink(missing_ok=True)  # it is invalid as soon as the first file is replaced
     for file in split.filename_to_tensors:
         (folder / (file + _PARTIAL)).rename(folder / file)
@@ -371,4 +363,5 @@ def _name_files(folder: Path, split: StateDictSplit) -> None:
             left.unlink()
     if split.is_sharded:
         document = {"metadata": split.metadata, "weight_map": split.tensor_to_filename}
-        _write(index, json.dumps(document, indent=2).encode())
+        write_synced(index, json.dumps(document, indent=2).encode())
+    sync(folder)

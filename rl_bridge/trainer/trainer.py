@@ -2,7 +2,7 @@
 
 import os
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -16,7 +16,6 @@ from torch import Tensor
 from rl_bridge.buffer.batch import TrainBatch
 from rl_bridge.devices import own_device
 from rl_bridge.errors import (
-    CheckpointError,
     ModelError,
     NonFiniteLossError,
     TrainerWentBackError,
@@ -159,12 +158,6 @@ class Trainer:
             self._checkpoints.check()
             try:
                 return self._step(self._own(batch))
-            except NonFiniteLossError:
-                # The run ends now and leaves this process only seconds, but the checkpoint from which it can be resumed
-                # may take minutes to write.
-                with suppress(CheckpointError):
-                    self._checkpoints.finish()
-                raise
             except torch.OutOfMemoryError as error:
                 if self._rank.count > 1:  # all ranks are restarted: other processes may have used the memory
                     raise
@@ -301,6 +294,10 @@ class Trainer:
             self._checkpoints.save(self.version, self._state(), run_state or {}, attachments or {})
             if wait:
                 self._checkpoints.finish()
+
+    def wait_for_checkpoint(self) -> None:
+        """Wait on any thread, during any other work, until the checkpoint in progress is written or has failed."""
+        self._checkpoints.wait()
 
     def offload(self) -> None:
         """Move weights and moments to the host's memory until `onload`, to free the device's."""

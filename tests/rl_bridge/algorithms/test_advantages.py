@@ -23,6 +23,19 @@ def test_group_advantages_with_std() -> None:
     assert group_advantages([-1.0] * 5, normalize_std=True) == [0.0] * 5
 
 
+@pytest.mark.parametrize("size", [1e150, 1e200, 1.7e308])
+def test_rewards_of_any_finite_size_have_advantages(size: float) -> None:
+    # The squares of the first two, and the sum of the last, are beyond a float.
+    rewards = [size, size, size, -size]
+    assert group_advantages(rewards, normalize_std=True) == pytest.approx([3**-0.5] * 3 + [-(3**0.5)])
+    assert group_advantages([size, 0.0, size, 0.0], normalize_std=False) == [
+        0.5 * size,
+        -0.5 * size,
+        0.5 * size,
+        -0.5 * size,
+    ]
+
+
 def test_an_empty_group_is_refused() -> None:
     with pytest.raises(ValueError, match="at least one reward"):
         group_advantages([], normalize_std=True)

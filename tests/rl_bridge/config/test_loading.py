@@ -1,6 +1,7 @@
 """YAML and overrides into a configuration, and what is said when they are wrong."""
 
 import errno
+import os
 from pathlib import Path
 
 import pytest
@@ -224,13 +225,11 @@ def test_configuration_that_cannot_be_written_leaves_the_one_before_it(
 ) -> None:
     before = Config.model_validate({"env": {"app": "a:b"}, "rollout": {}, "seed": 1})
     save_config(before, tmp_path)
-    write_text = Path.write_text
 
-    def full(path: Path, text: str, **options: str) -> int:
-        write_text(path, text[:10], **options)
+    def full(descriptor: int) -> None:
         raise OSError(errno.ENOSPC, "No space left on device")
 
-    monkeypatch.setattr(Path, "write_text", full)
+    monkeypatch.setattr(os, "fsync", full)
     with pytest.raises(OSError, match="No space left"):
         save_config(before.model_copy(update={"seed": 2}), tmp_path)
     assert load_config(tmp_path / CONFIG_FILE) == before

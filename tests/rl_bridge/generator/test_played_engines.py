@@ -249,10 +249,20 @@ def test_engine_that_samples_is_not_late_and_one_that_does_not_is(
 ) -> None:
     be_patient(engine, monkeypatch, 0.05)
     played(engine).paused = True
-    engine.statistics.last_token_at = time.monotonic() + 2.0  # as if others were answered until then
+    samples, looks, since_the_last = True, 0, engine.statistics.seconds_without_token
+
+    def look(since: float) -> float:
+        nonlocal looks
+        looks += 1
+        if samples:  # for others, just now
+            engine.statistics.last_token_at = time.monotonic()
+        return since_the_last(since)
+
+    monkeypatch.setattr(engine.statistics, "seconds_without_token", look)
     asked = engine.generate([[1]], HOW)
-    time.sleep(0.5)
+    wait_until(lambda: looks == 4)
     assert not asked.done()
+    samples = False
     with pytest.raises(GeneratorError, match=r"has sampled no token for 0\.05 s .*not all of 1 prompts"):
         asked.result(WAIT_S)
 

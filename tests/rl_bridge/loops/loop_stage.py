@@ -80,6 +80,9 @@ class Trainer(Parts):
         state = json.loads(json.dumps(run_state))
         self._parts.saved = ResumeState(version=version, run_state=state, attachments=attachments)
 
+    async def wait_for_checkpoint(self) -> None:
+        await self._parts.called("wait_for_checkpoint")
+
     async def end_turn(self) -> None:
         await self._parts.called("end_turn")
 

@@ -2,6 +2,7 @@
 
 import asyncio
 import errno
+import io
 import json
 import os
 import signal
@@ -18,7 +19,7 @@ from rich.console import Console
 
 from openenv_core.evaluation.records import FIGURES_FILE, RECORDS_FILE, EvaluationFolder
 from rl_bridge.config import CONFIG_FILE, Config, EvaluationConfig, load_config, save_config
-from rl_bridge.errors import BridgeError, ConfigError, RoleError, RolloutError, RunInUseError
+from rl_bridge.errors import BridgeError, CheckpointError, ConfigError, RoleError, RolloutError, RunInUseError
 from rl_bridge.loops.folder_lock import LOCK_FILE, folder_of_ones_own
 from rl_bridge.rollout import EvaluationResult
 from rl_bridge.rollout.task import to_floats
@@ -139,10 +140,20 @@ async def run_session(monkeypatch: pytest.MonkeyPatch, *, train: Any, evaluate: 
     async def report(*_: Any) -> None:
         did.append("reported")
 
+    async def waited() -> None:
+        did.append("waited for the checkpoint")
+
     @asynccontextmanager
     async def opened(*_: Any, **__: Any) -> AsyncIterator[Any]:
         run = SimpleNamespace(
-            preempt=lambda: did.append("preempted"), tasks={"": SimpleNamespace(report=report)}, chat=None
+            did=did,
+            preempted=False,
+            preempt=lambda: did.append("preempted"),
+            tasks={"": SimpleNamespace(report=report)},
+            chat=None,
+            console=Console(file=io.StringIO()),
+            checkpoint_begun=0,
+            wait_for_checkpoint=waited,
         )
         try:
             yield run, SimpleNamespace(guard=guard)
@@ -182,6 +193,49 @@ async def test_while_it_trains_the_iteration_is_ended_and_a_second_signal_ends_i
         return False
 
     assert await run_session(monkeypatch, train=train, evaluate=None) == ["preempted", "stopped", "cancelled"]
+
+
+@pytest.mark.heavy
+@pytest.mark.parametrize(
+    ("begun", "whole", "failure", "waits"),
+    [
+        (3, 2, RolloutError("the environment is gone"), True),
+        (3, 3, RolloutError("the environment is gone"), False),
+        (0, 0, RolloutError("the environment is gone"), False),
+        (3, 2, CheckpointError("the disk is full"), False),
+    ],
+)
+async def test_run_that_fails_ends_only_when_its_last_checkpoint_is_whole(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    begun: int,
+    whole: int,
+    failure: BridgeError,
+    waits: bool,
+) -> None:
+    """The processes are given seconds to end, and a large checkpoint takes minutes."""
+    did: list[str] = []
+
+    async def train(run: Any) -> bool:
+        nonlocal did
+        did, run.folder, run.checkpoint_begun = run.did, tmp_path, begun
+        (tmp_path / "checkpoint" / f"step-{whole}").mkdir(parents=True)
+        raise failure
+
+    with pytest.raises(type(failure), match=str(failure)):
+        await run_session(monkeypatch, train=train, evaluate=None)
+    assert did == [*(["waited for the checkpoint"] if waits else []), "stopped"]
+
+
+@pytest.mark.heavy
+async def test_signal_that_comes_when_the_training_is_just_over_ends_the_run_before_its_evaluation(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    async def train(run: Any) -> bool:
+        run.preempted = True  # by the signal, when the last look at this was over
+        return True
+
+    assert await run_session(monkeypatch, train=train, evaluate=None) == ["stopped", "told to go"]
 
 
 class Deaf:

@@ -1,7 +1,9 @@
 """The loop among roles that are no processes: what it goes back to when it loses its trainer or is preempted."""
 
 import asyncio
+import errno
 import json
+import shutil
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
@@ -9,7 +11,14 @@ from typing import Any
 import pytest
 from loop_stage import Stage
 
-from rl_bridge.errors import ConfigError, NonFiniteLossError, NoReplicaError, ReplicaLostError, WeightsError
+from rl_bridge.errors import (
+    BridgeError,
+    ConfigError,
+    NonFiniteLossError,
+    NoReplicaError,
+    ReplicaLostError,
+    WeightsError,
+)
 from rl_bridge.loops.recovery import rewind, train_to_the_end
 from rl_bridge.loops.run import Run
 from rl_bridge.records import read_lines
@@ -225,6 +234,21 @@ async def test_loss_that_is_not_finite_ends_the_run_and_a_resumed_one_trains_wha
     assert trained[3] == finished[:4]
 
 
+async def test_checkpoint_is_waited_for_only_while_there_is_a_trainer_that_writes_it(tmp_path: Path) -> None:
+    async def fail(run: Run) -> None:
+        await run.wait_for_checkpoint()
+        run.trainer_lost.set()
+        await run.wait_for_checkpoint()
+
+    async def killed() -> None:
+        is_killed()
+
+    stage = Stage(tmp_path)
+    stage.parts.failing["wait_for_checkpoint"] = killed
+    await stage.train(work=fail)
+    assert stage.parts.calls.count("wait_for_checkpoint") == 1
+
+
 async def test_trainer_that_is_lost_for_ever_ends_the_run(tmp_path: Path) -> None:
     async def killed() -> None:
         is_killed()
@@ -282,6 +306,19 @@ async def test_preempted_run_that_loses_its_trainer_ends_all_the_same(
 
 
 KNOWN = {"digest": "0f", "seed": 0, "shuffle": True}
+
+
+async def test_trained_policy_that_finds_no_room_ends_the_run_with_what_to_do(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(*_: object) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(shutil, "copy2", full)
+    stage = Stage(tmp_path)
+    with pytest.raises(BridgeError, match=r"cannot write the trained policy .*No space left.*--resume"):
+        await stage.train(work=train_to_the_end)
+    assert stage.parts.saved.version == 2
 
 
 async def test_checkpoint_of_another_dataset_is_refused_before_anything_goes_back(tmp_path: Path) -> None:

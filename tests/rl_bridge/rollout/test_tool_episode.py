@@ -2,6 +2,7 @@
 
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -24,6 +25,7 @@ from worker_fixtures import Play, playing, trajectories
 from rl_bridge.environments.leases import SessionDeadlines
 from rl_bridge.errors import ConfigError
 from rl_bridge.rollout import ToolTask
+from rl_bridge.rollout import episode as episode_module
 from rl_bridge.rollout.assignment import Absence, NoTrajectory
 from rl_bridge.tokens.conversation import training_rows
 from rl_bridge.types import Ending, Trajectory
@@ -141,13 +143,23 @@ def configure(play: Play, **model: Any) -> None:
     play.task.config = play.task.config.model_copy(update={"model": changed})
 
 
-async def test_limit_of_time_truncates_between_exchanges(at_the_desk: Playing) -> None:
-    async with at_the_desk(lambda prompt: calling("hang", seconds=0.05)) as play:
-        episode = await only(play, timeout_s=0.12)
+async def test_limit_of_time_truncates_between_exchanges(
+    at_the_desk: Playing, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    now = 0.0
+
+    def answer_in_a_second(prompt: str) -> str:
+        nonlocal now
+        now += 1.0
+        return ADD
+
+    monkeypatch.setattr(episode_module, "time", SimpleNamespace(monotonic=lambda: now))
+    async with at_the_desk(answer_in_a_second) as play:
+        episode = await only(play, timeout_s=2.5)
         whole = await only(play, num_turns=4, timeout_s=60.0)
     assert episode.ending is Ending.TRUNCATED_TIME
     assert episode.ending.is_truncated()
-    assert 1 <= len(episode.turns) == episode.tool_calls <= 3
+    assert len(episode.turns) == episode.tool_calls == 3
     assert whole.ending is Ending.TRUNCATED_TURNS
 
 

@@ -159,6 +159,24 @@ async def test_a_session_says_how_often_it_had_to_move() -> None:
         await session.tell.fanout()
 
 
+async def test_a_closed_session_whose_call_moves_is_counted_nowhere() -> None:
+    targets = [FakeTarget(0), FakeTarget(1)]
+    handle = ServiceHandle(roster(1, *targets))
+    sessions = [handle.session() for _ in range(4)]
+    homes = [session.replica for session in sessions]
+    targets[0].hold()
+    asked = [asyncio.ensure_future(session.ask.route()) for session in sessions]
+    await turns()
+    for session in sessions:
+        session.close()
+    handle.update(roster(2, targets[1], lost=((0, 1),)))
+    assert await asyncio.gather(*asked) == [1] * 4
+    assert sorted(home for home in homes if home is not None) == [0, 0, 1, 1]
+    handle.update(roster(3, FakeTarget(0, incarnation=2), targets[1]))
+    again = [handle.session() for _ in range(4)]
+    assert sorted(session.replica for session in again) == [0, 0, 1, 1]  # type: ignore[type-var]
+
+
 async def test_sessions_are_spread_and_those_that_begin_alike_are_together_while_there_is_room() -> None:
     targets = [FakeTarget(number) for number in range(3)]
     handle = ServiceHandle(roster(1, *targets))

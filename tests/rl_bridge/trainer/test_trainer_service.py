@@ -86,6 +86,7 @@ async def test_what_goes_wrong_in_the_training_is_told_and_the_trainer_lives(
 ) -> None:
     from rl_bridge.services.fleet import Fleet
     from rl_bridge.trainer.actor import TrainerActor
+    from rl_bridge.trainer.checkpoints import newest_checkpoint
     from rl_bridge.weights import WeightStore
 
     async with asyncio.timeout(WAIT_S), Fleet(tmp_path / "logs"):
@@ -108,6 +109,9 @@ async def test_what_goes_wrong_in_the_training_is_told_and_the_trainer_lives(
         assert not torch.equal(new["lm_head.weight"], first["lm_head.weight"])
         await trainer.export.route(str(tmp_path), 1)
         assert (tmp_path / "model.safetensors").exists()
+        await trainer.save_checkpoint.route(1, RUN_STATE, {}, False)
+        await trainer.wait_for_checkpoint.route()
+        assert newest_checkpoint(tmp_path / "run") == 1
         assert trainer.replicas[0].restarts == 0
         await store.close()
 

@@ -119,6 +119,7 @@ async def test_what_is_held_is_never_overwritten_and_the_ring_grows_within_its_b
                 async with store.open(51):
                     with pytest.raises(WeightsError, match=f"being read, by process {os.getpid()};"):
                         await store.put(52, state_of(52.0))
+                    store._publisher._timeout_s = 60.0
                     waiting = asyncio.ensure_future(store.put(53, state_of(53.0)))
                     await asyncio.sleep(0.05)
                     assert not waiting.done()
@@ -194,6 +195,7 @@ async def test_two_ranks_make_a_snapshot_whole_and_nobody_sees_half(
     await store.put(1, state_of(1.0), rank=0, ranks=2)
     with pytest.raises(WeightsError, match=r"within 0.3 s, still missing are ranks \[1\]"):
         await store.get(1)
+    store._timeout_s = 60.0
     waiting = asyncio.ensure_future(store.get(1))
     await asyncio.sleep(0.02)
     assert not waiting.done()
