@@ -21,7 +21,7 @@ from rl_bridge.config import (
 from rl_bridge.config.monarch import Dtype, RolesConfig
 from rl_bridge.config.sections import Checkpointing
 from rl_bridge.errors import ModelError
-from rl_bridge.services.options import Placement, ServiceOptions, by_need, options_of
+from rl_bridge.services.options import Placement, ServiceOptions, options_of, order_for_placement
 from rl_bridge.titan.architecture import Architecture, architecture_of, read_hf_config
 
 INDEX: Final = "model.safetensors.index.json"
@@ -556,9 +556,9 @@ def _max_generators_per_host(monarch: MonarchConfig) -> int:
         )
         for name in ("trainer", "policy")
     }
-    for name in by_need(roles):
+    for name in order_for_placement(roles):
         for _ in range(getattr(monarch.roles, name).replicas):
-            slot = placement.take(roles[name], 0.0)
+            slot = placement.reserve(roles[name], 0.0)
             if name == "policy":
                 generators_by_host[slot.first] += 1
     return max(generators_by_host.values())

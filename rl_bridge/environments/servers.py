@@ -146,7 +146,7 @@ class SupervisedServer:
 
     async def _restart(self, reason: str) -> None:
         while True:
-            pause = self._budget.spend(asyncio.get_running_loop().time())
+            pause = self._budget.take_restart(asyncio.get_running_loop().time())
             if pause is None:
                 self._set(None, ServerState.FAILED)
                 raise RoleError(

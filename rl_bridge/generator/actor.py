@@ -16,7 +16,7 @@ from rl_bridge.errors import EngineFailedError
 from rl_bridge.generator.replica import PolicyReplica
 from rl_bridge.generator.vllm_api import engine_environment
 from rl_bridge.services.actor import BoundOptions, ServiceActor
-from rl_bridge.services.options import Turn, own_seed
+from rl_bridge.services.options import GpuLock, derive_seed
 from rl_bridge.weights.store import WeightStore
 
 POLL_INTERVAL_S = 5.0
@@ -47,8 +47,10 @@ class PolicyActor(ServiceActor):
     REPEATABLE = frozenset({"generate", "generate_many", "version"})
 
     def __init__(self, config: Config, model_path: str | Path, store: WeightStore | None = None) -> None:
-        turn = Turn() if config.monarch.colocate and store is not None else None
-        self._replica = PolicyReplica(config, model_path, store, turn=turn, seed=own_seed(config.seed))
+        gpu_lock = GpuLock() if config.monarch.colocate and store is not None else None
+        self._replica = PolicyReplica(
+            config, model_path, store, gpu_lock=gpu_lock, seed=derive_seed(config.seed)
+        )
 
     @classmethod
     def options(

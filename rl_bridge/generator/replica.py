@@ -20,7 +20,7 @@ from rl_bridge.generator.endpoint import EndpointEngine
 from rl_bridge.generator.engine import VllmEngine
 from rl_bridge.generator.vllm_api import EngineTotals, import_engine
 from rl_bridge.metrics.spans import log_phase
-from rl_bridge.services.options import Turn
+from rl_bridge.services.options import GpuLock
 from rl_bridge.titan.architecture import read_hf_config
 from rl_bridge.types import Completion, PolicyVersion, SamplingSettings
 from rl_bridge.weights.assembly import without_data
@@ -61,7 +61,7 @@ class UpdateMetrics:
 class PolicyReplica:
     """Completes prompts with the version of the weights set by `update_weights`; without a store, the checkpoint's.
 
-    With a turn on a GPU shared with a trainer, it starts asleep and loads weights once it holds the turn.
+    With the lock of a GPU shared with a trainer, it starts asleep and loads weights once it holds the lock.
     """
 
     def __init__(
@@ -70,11 +70,11 @@ class PolicyReplica:
         model_path: str | Path,
         store: "WeightStore | None" = None,
         *,
-        turn: Turn | None = None,
+        gpu_lock: GpuLock | None = None,
         seed: int | None = None,
     ) -> None:
         self._config = config
-        self._turn = turn
+        self._gpu_lock = gpu_lock
         self._store = store
         self._checkpoint = Checkpoint(model_path)
         self._engine = make_engine(config, model_path, seed=seed)
@@ -90,15 +90,15 @@ class PolicyReplica:
 
     async def setup(self) -> None:
         """Load the engine; returns when it can generate."""
-        if self._turn is not None:
+        if self._gpu_lock is not None:
             # This part of the start needs no GPU, so others can compute meanwhile.
             with log_phase("importing vLLM"):
                 await asyncio.to_thread(import_engine)
             with log_phase("waiting for a turn on the GPU"):
-                await self._turn.take(self._config.trainer.timeout_s)
+                await self._gpu_lock.acquire(self._config.trainer.timeout_s)
         with log_phase("starting the engine"):
             await asyncio.wrap_future(self._engine.start())
-        if self._turn is not None:
+        if self._gpu_lock is not None:
             with log_phase("putting the engine to sleep"):
                 await self.sleep()
 
@@ -106,8 +106,8 @@ class PolicyReplica:
         """Free the GPU for the trainer, until the next `update_weights`."""
         async with self._updates:
             await asyncio.shield(asyncio.wrap_future(self._engine.sleep()))
-            if self._turn is not None:
-                self._turn.give_back()
+            if self._gpu_lock is not None:
+                self._gpu_lock.release()
 
     async def generate(
         self, prompt: Sequence[int], sampling: SamplingSettings | None = None, seed: int | None = None
@@ -135,22 +135,22 @@ class PolicyReplica:
             WeightsError: The store does not have it, it does not fit the model, or the engine is a remote server; the
                 weights are unchanged.
             GeneratorError: The engine failed.
-            RoleError: The turn on the GPU was not available in time.
+            RoleError: The lock of the GPU was not available in time.
         """
         async with self._updates:
             began = time.monotonic()
-            if self._turn is None or self._turn.held:
+            if self._gpu_lock is None or self._gpu_lock.held:
                 return await self._take(version, began)
-            await self._turn.take(self._config.trainer.timeout_s)
+            await self._gpu_lock.acquire(self._config.trainer.timeout_s)
             try:
                 return await self._take(version, began)
-            except WeightsError:  # it stays asleep, and the trainer needs the turn to publish weights
-                self._turn.give_back()
+            except WeightsError:  # it stays asleep, and the trainer needs the lock to publish weights
+                self._gpu_lock.release()
                 raise
 
     async def _take(self, version: PolicyVersion, began: float) -> UpdateMetrics:
         if version == INITIAL:
-            if self._engine.version == INITIAL and self._turn is not None:
+            if self._engine.version == INITIAL and self._gpu_lock is not None:
                 return await self._load(version, None, began)
             if self._engine.version == INITIAL:
                 return UpdateMetrics(version=version, transport_s=0.0, pause_s=0.0, load_s=0.0)

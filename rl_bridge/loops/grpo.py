@@ -27,9 +27,9 @@ async def train(run: Run) -> None:
     """
     policy, trainer, reference, replay_buffer = run.policy, run.trainer, run.reference, run.replay_buffer
 
-    async def synchronise(version: PolicyVersion) -> dict[str, float]:
+    async def synchronize(version: PolicyVersion) -> dict[str, float]:
         push_s = await trainer.push_weights.route(version)
-        await run.generators_turn()  # colocated, the trainer leaves the GPUs to them
+        await run.give_gpus_to_generators()  # colocated, the trainer leaves the GPUs to them
         updates = await policy.update_weights.fanout(version)
         run.dispatcher.served(version)
         return sync_metrics(push_s, updates.values.values())
@@ -43,27 +43,27 @@ async def train(run: Run) -> None:
 
         # 2. Compute advantages over siblings, and take one optimizer step or a few.
         with iteration.part("batch"):  # in a thread, so that the event loop serves rollouts
-            samples, batch = await asyncio.to_thread(_batch, run, groups)
+            samples, batch = await asyncio.to_thread(_make_batch, run, groups)
         with iteration.part("train", waits_for="trainer"):
             async with run.deadline("a step of the optimizer"):
-                await run.trainers_turn()  # colocated, the generators leave the GPUs to it
+                await run.give_gpus_to_trainer()  # colocated, the generators leave the GPUs to it
                 if reference is not None:
                     batch = batch.with_reference(await reference_logprobs(reference, batch))
-                shares = await asyncio.to_thread(run.shares, batch)
-                run.require_the_trainer()  # a restarted one may be at this version too
+                shares = await asyncio.to_thread(run.split_by_rank, batch)
+                run.require_trainer()  # a restarted one may be at this version too
                 metrics = await trainer.train_step.route(shares, run.version)
             run.version += 1
 
         # 3. Send the new weights from the trainer to the generators; above a staleness of 0 in the background.
         with iteration.part("sync", waits_for="weights"):
-            await run.sync.begin(synchronise(run.version))
+            await run.sync.begin(synchronize(run.version))
 
         # 4. Log before the checkpoint: a resumed run drops what was logged after its checkpoint.
         await run.log(iteration, groups, samples, metrics)
         await run.checkpoint()
 
 
-def _batch(run: Run, groups: Sequence[Group]) -> tuple[list[TrainSample], TrainBatch]:
+def _make_batch(run: Run, groups: Sequence[Group]) -> tuple[list[TrainSample], TrainBatch]:
     samples = training_samples(
         groups,
         normalize_std=run.config.algorithm.normalize_std,

@@ -106,7 +106,7 @@ class RolloutActor(ServiceActor):
 
     def _open_session(self, near: StickySession | None) -> StickySession:
         assert self._policy is not None
-        return self._policy.session(near=near, room=self._config.rollout.max_num_seqs)
+        return self._policy.session(near=near, max_sessions=self._config.rollout.max_num_seqs)
 
     async def _evaluate(self, prompt: Sequence[ChatMessage], response: str, target: Any) -> float | None:
         assert self._reward is not None

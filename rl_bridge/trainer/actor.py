@@ -22,7 +22,7 @@ from rl_bridge.buffer.batch import TrainBatch
 from rl_bridge.errors import BridgeError, MissingDependencyError, RankLostError, TrainingError
 from rl_bridge.metrics.spans import PROCESS_SPANS, log_phase, span
 from rl_bridge.services.actor import ServiceActor
-from rl_bridge.services.options import Turn
+from rl_bridge.services.options import GpuLock
 from rl_bridge.titan.ranks import ALONE, Rank
 from rl_bridge.trainer.passes import RankBatch
 from rl_bridge.trainer.settings import ResumeState, TrainerSettings
@@ -63,7 +63,7 @@ class TrainerActor(ServiceActor):
         self._store = store
         self._rank = ALONE
         self._thread = ThreadPoolExecutor(1, "trainer")
-        self._turn = Turn() if settings.colocated else None
+        self._gpu_lock = GpuLock() if settings.colocated else None
 
     @concurrent_endpoint
     async def setup(self) -> None:
@@ -78,14 +78,14 @@ class TrainerActor(ServiceActor):
         )
         with log_phase("importing the trainer"):
             await _import("rl_bridge.trainer.trainer")
-        if self._turn is not None:
+        if self._gpu_lock is not None:
             with log_phase("waiting for a turn on the GPU"):
-                await self._turn.take(self._settings.trainer.timeout_s)
+                await self._gpu_lock.acquire(self._settings.trainer.timeout_s)
         with log_phase("loading the model"):
             await self._work("start", self._start)
-        if self._turn is not None:
+        if self._gpu_lock is not None:
             with log_phase("leaving the GPU to the generators"):
-                await self._end_turn()
+                await self._release_gpu()
         PROCESS_SPANS.rest("batches")
 
     @concurrent_endpoint
@@ -103,7 +103,7 @@ class TrainerActor(ServiceActor):
         self, batch: TrainBatch | RankBatch, version: PolicyVersion | None = None
     ) -> dict[str, float]:
         """Train one iteration from a version; returns its metrics and measurements. See `Trainer.step`."""
-        await self._take_turn()
+        await self._acquire_gpu()
         return await self._work("train", lambda: self._trainer.step(batch, version) | self._trainer.measured)
 
     @concurrent_endpoint
@@ -115,7 +115,7 @@ class TrainerActor(ServiceActor):
         """
         if self._store is None:
             raise TrainingError("expected a trainer with a store of weights, got one without")
-        await self._take_turn()
+        await self._acquire_gpu()
         started = time.perf_counter()
         with ExitStack() as stack:
             state = await self._work("hold weights", stack.enter_context, self._trainer.weights(version))
@@ -138,29 +138,29 @@ class TrainerActor(ServiceActor):
         wait: bool = True,
     ) -> None:
         """Write a checkpoint. See `Trainer.save`."""
-        await self._take_turn()
+        await self._acquire_gpu()
         save = partial(self._trainer.save, wait=wait)
         await self._work("save", save, version, run_state, attachments)
 
     @concurrent_endpoint
     async def export(self, folder: str, version: PolicyVersion) -> None:
         """Write the weights of a version, which must be the trainer's current one, as safetensors into a folder."""
-        await self._take_turn()
+        await self._acquire_gpu()
         await self._work("export", self._trainer.export, folder, version)
 
     @concurrent_endpoint
-    async def end_turn(self) -> None:
+    async def release_gpu(self) -> None:
         """Free the GPU for the generators until the next call that needs it; they must sleep by then."""
-        await self._end_turn()
+        await self._release_gpu()
 
-    async def _end_turn(self) -> None:
-        if self._turn is not None and self._turn.held:
+    async def _release_gpu(self) -> None:
+        if self._gpu_lock is not None and self._gpu_lock.held:
             await self._work("offload", self._trainer.offload)
-            self._turn.give_back()
+            self._gpu_lock.release()
 
-    async def _take_turn(self) -> None:
-        if self._turn is not None:
-            await self._turn.take(self._settings.trainer.timeout_s)
+    async def _acquire_gpu(self) -> None:
+        if self._gpu_lock is not None:
+            await self._gpu_lock.acquire(self._settings.trainer.timeout_s)
             await self._work("onload", self._trainer.onload)
 
     @concurrent_endpoint
@@ -220,7 +220,7 @@ class ReferenceActor(ServiceActor):
     def __init__(self, settings: TrainerSettings) -> None:
         self._settings = settings
         self._reference: Reference | None = None
-        self._turn = Turn() if settings.colocated else None
+        self._gpu_lock = GpuLock() if settings.colocated else None
         self._answering = asyncio.Lock()
         self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="reference")
 
@@ -228,7 +228,7 @@ class ReferenceActor(ServiceActor):
     async def setup(self) -> None:
         """Load the model, unless that needs a turn on the GPU."""
         await _import("rl_bridge.trainer.reference")
-        if self._turn is None:
+        if self._gpu_lock is None:
             await asyncio.get_running_loop().run_in_executor(self._thread, self._load)
         PROCESS_SPANS.rest("batches")
 
@@ -236,13 +236,13 @@ class ReferenceActor(ServiceActor):
     async def logprobs(self, batch: TrainBatch) -> NDArray[np.float32]:
         """Return the log-probability of each loss token, shape [T]."""
         async with self._answering:
-            if self._turn is not None:
-                await self._turn.take(self._settings.trainer.timeout_s)
+            if self._gpu_lock is not None:
+                await self._gpu_lock.acquire(self._settings.trainer.timeout_s)
             try:
                 return await asyncio.get_running_loop().run_in_executor(self._thread, self._logprobs, batch)
             finally:
-                if self._turn is not None:
-                    self._turn.give_back()
+                if self._gpu_lock is not None:
+                    self._gpu_lock.release()
 
     @concurrent_endpoint
     async def close(self) -> None:
@@ -262,5 +262,5 @@ class ReferenceActor(ServiceActor):
             try:
                 return reference.logprobs(batch)
             finally:
-                if self._turn is not None:
+                if self._gpu_lock is not None:
                     reference.offload()

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from rl_bridge.algorithms.policy_loss import token_weights
 from rl_bridge.buffer.batch import TrainBatch, share_out
-from rl_bridge.services.handle import Routed
+from rl_bridge.services.handle import EndpointOwner
 from rl_bridge.trainer.settings import TrainerSettings
 from rl_bridge.types import PolicyVersion
 
@@ -140,7 +140,7 @@ class Passes:
         return summed
 
 
-async def reference_logprobs(reference: Routed, batch: TrainBatch) -> NDArray[np.float32]:
+async def reference_logprobs(reference: EndpointOwner, batch: TrainBatch) -> NDArray[np.float32]:
     """Return the log-probability of each loss token under the reference policy, shape [T].
 
     The contexts are divided over the serving replicas such that each gets about as many tokens.

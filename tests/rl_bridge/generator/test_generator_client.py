@@ -245,7 +245,7 @@ async def test_turns_go_to_the_replica_of_their_conversation_and_siblings_to_tha
         max_batch=2,
         max_calls=1,
         replicas=lambda: 2,
-        open_session=lambda near: handle.session(near=near, room=9),
+        open_session=lambda near: handle.session(near=near, max_sessions=9),
     )
 
     async def conversation(begin: int, group: SettledClient, turns: int = 4) -> None:

@@ -14,7 +14,7 @@ from torch import Tensor
 from rl_bridge.errors import GeneratorError, WeightsError
 from rl_bridge.generator.engine import LoadMetrics
 from rl_bridge.generator.replica import PolicyReplica
-from rl_bridge.services.options import RUN_VARIABLE, Turn
+from rl_bridge.services.options import RUN_VARIABLE, GpuLock
 from rl_bridge.types import Completion
 
 
@@ -76,10 +76,10 @@ class FakeCheckpoint:
 
 
 class Stage:
-    def __init__(self, turn: Turn | None = None) -> None:
+    def __init__(self, gpu_lock: GpuLock | None = None) -> None:
         self.engine, self.store = FakeEngine(), FakeStore()
         store: Any = self.store
-        self.replica: Any = PolicyReplica(engine_config(), "nowhere", store, turn=turn)
+        self.replica: Any = PolicyReplica(engine_config(), "nowhere", store, gpu_lock=gpu_lock)
         self.replica._engine = self.engine
         self.replica._checkpoint = FakeCheckpoint()
 
@@ -145,7 +145,7 @@ async def test_who_sleeps_on_without_weights_leaves_the_turn_to_others(
     monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest
 ) -> None:
     monkeypatch.setenv(RUN_VARIABLE, request.node.name)
-    stage, trainer = Stage(Turn()), Turn()
+    stage, trainer = Stage(GpuLock()), Turn()
     with pytest.raises(WeightsError):
         await stage.update(10)
     await trainer.take(0.0)
@@ -156,8 +156,8 @@ async def test_who_sleeps_on_without_weights_leaves_the_turn_to_others(
     await later
     with pytest.raises(WeightsError):
         await stage.update(10)
-    assert stage.replica._turn.held  # it answers on, with the weights that it has
-    stage.replica._turn.give_back()
+    assert stage.replica._gpu_lock.held  # it answers on, with the weights that it has
+    stage.replica._gpu_lock.release()
 
 
 async def test_turn_is_not_waited_for_before_what_needs_none_is_done(
@@ -176,7 +176,7 @@ async def test_turn_is_not_waited_for_before_what_needs_none_is_done(
         return do
 
     monkeypatch.setattr("rl_bridge.generator.replica.import_engine", lambda: done.append("import"))
-    stage, trainer = Stage(Turn()), Turn()
+    stage, trainer = Stage(GpuLock()), Turn()
     monkeypatch.setattr(stage.engine, "start", finished("start"), raising=False)
     monkeypatch.setattr(stage.engine, "sleep", finished("sleep"), raising=False)
     await trainer.take(0.0)

@@ -43,7 +43,7 @@ async def hit_rate(path: Path, folder: Path, *, replicas: int, settled: bool = T
             policy.generate_many.route,
             max_batch=16,
             replicas=lambda: replicas,
-            open_session=lambda near: policy.session(near=near, room=16),
+            open_session=lambda near: policy.session(near=near, max_sessions=16),
         )
 
         async def sibling(group: SettledClient, prompt: Sequence[int], seed: int) -> None:

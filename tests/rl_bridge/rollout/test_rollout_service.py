@@ -102,7 +102,7 @@ async def bridge(
 ) -> AsyncIterator[Bridge]:
     from rollout_roles import SlowPolicy
 
-    from rl_bridge.loops.assembly import Introductions
+    from rl_bridge.loops.assembly import WorkerUpdates
     from rl_bridge.rollout.actor import RolloutActor
     from rl_bridge.services.fleet import Fleet
     from rl_bridge.services.options import RestartPolicy
@@ -131,7 +131,7 @@ async def bridge(
         )
         several = config.environment.model_copy(update={"sessions": 4 * SIBLINGS})  # groups in flight: four
         running = Bridge(config.model_copy(update={"env": several}), rollout, policy, fleet)
-        introductions = Introductions(failed=running.buffer.fail)
+        introductions = WorkerUpdates(on_error=running.buffer.fail)
         introductions.tell("take_policy", policy.roster)
         introductions.tell("take_servers", {"": (url,)})
         policy.on_roster(lambda roster: introductions.tell("take_policy", roster))
