@@ -145,7 +145,7 @@ async def test_who_sleeps_on_without_weights_leaves_the_turn_to_others(
     monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest
 ) -> None:
     monkeypatch.setenv(RUN_VARIABLE, request.node.name)
-    stage, trainer = Stage(GpuLock()), Turn()
+    stage, trainer = Stage(GpuLock()), GpuLock()
     with pytest.raises(WeightsError):
         await stage.update(10)
     await trainer.take(0.0)
@@ -176,7 +176,7 @@ async def test_turn_is_not_waited_for_before_what_needs_none_is_done(
         return do
 
     monkeypatch.setattr("rl_bridge.generator.replica.import_engine", lambda: done.append("import"))
-    stage, trainer = Stage(GpuLock()), Turn()
+    stage, trainer = Stage(GpuLock()), GpuLock()
     monkeypatch.setattr(stage.engine, "start", finished("start"), raising=False)
     monkeypatch.setattr(stage.engine, "sleep", finished("sleep"), raising=False)
     await trainer.take(0.0)

@@ -74,7 +74,7 @@ async def test_without_gpus_a_rank_takes_turns_with_the_generator_of_its_number(
     await generators[1].acquire(WAIT_S)
     with pytest.raises(RoleError):
         await generators[0].acquire(0.05)
-    for turn in (ranks[0], generators[1]):
+    for lock in (ranks[0], generators[1]):
         lock.release()
 
 
