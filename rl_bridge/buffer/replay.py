@@ -84,7 +84,7 @@ class ReplayBuffer:
     ) -> None:
         self.ledger = ledger
         self.admission = admission
-        self.cut: Callable[[Sequence[GroupLease]], None] = lambda leases: None
+        self.cancel: Callable[[Sequence[GroupLease]], None] = lambda leases: None
         """Called with stragglers' leases: their producers must add what they have at once, or drop the lease."""
         self._timeout_s = timeout_s
         self._straggler_timeout_s = straggler_timeout_s
@@ -248,7 +248,7 @@ class ReplayBuffer:
             return patience
         if lease.id not in self._was_cut:
             self._was_cut.add(lease.id)
-            self.cut([lease])
+            self.cancel([lease])
         if now < patience + CUT_GRACE_PERIOD_S:
             return patience + CUT_GRACE_PERIOD_S
         self.drop(lease, STRAGGLER)

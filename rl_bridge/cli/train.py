@@ -31,12 +31,12 @@ def run(arguments: argparse.Namespace) -> int:
     """Train; returns the exit status: 0, 1 if the run failed, 2 for a bad command line, 130 on Ctrl-C."""
     config, folder = _prepare(arguments)
     from rl_bridge.config.effects import find_unused_keys
-    from rl_bridge.rollout.rehearsal import rehearse
+    from rl_bridge.rollout.preflight import run_preflight
 
     for line in find_unused_keys(config):  # before other output could bury the warnings
         print(f"ropewalk train: warning: {line}", file=sys.stderr)
 
-    rehearse(config)
+    run_preflight(config)
     # Imported only now: faults of the command line and the configuration show before the heavy stack loads.
     from rl_bridge.loops.session import train_run
 

@@ -81,11 +81,11 @@ class GeneratorClient:
         self._closed = False
 
     @contextmanager
-    def settled(self, near: StickySession | None = None) -> Iterator["SettledClient"]:
+    def pin_replica(self, near: StickySession | None = None) -> Iterator["PinnedClient"]:
         """Return a client for one conversation, bound to a replica: that of `near`, which shares its prefix, if any."""
         session = None if self._open_session is None else self._open_session(near)
         try:
-            yield SettledClient(self, session)
+            yield PinnedClient(self, session)
         finally:
             if session is not None:
                 session.close()
@@ -196,8 +196,8 @@ class GeneratorClient:
 
 
 @dataclass(slots=True, frozen=True)
-class SettledClient:
-    """A client bound to one replica; see `GeneratorClient.settled`."""
+class PinnedClient:
+    """A client bound to one replica; see `GeneratorClient.pin_replica`."""
 
     client: GeneratorClient
     session: StickySession | None
@@ -208,9 +208,9 @@ class SettledClient:
         """Complete one prompt; see `GeneratorClient.complete`."""
         return await self.client.complete(prompt, sampling, seed, self.session)
 
-    def settled(self) -> "AbstractContextManager[SettledClient]":
+    def pin_replica(self) -> "AbstractContextManager[PinnedClient]":
         """Return a client for a conversation that shares this one's prefix."""
-        return self.client.settled(self.session)
+        return self.client.pin_replica(self.session)
 
 
 def _fail(asks: Sequence[_Ask], error: BaseException) -> None:

@@ -278,7 +278,7 @@ async def open_players(
             try:
                 if dispatcher is None:
                     raise error
-                dispatcher.set_aside(name, error, for_good=True)
+                dispatcher.suspend(name, error, permanently=True)
             except BaseException as end:
                 on_failure(end)
 

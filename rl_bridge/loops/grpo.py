@@ -12,7 +12,7 @@ from rl_bridge.buffer.ledger import GroupLease
 from rl_bridge.loops.run import Run
 from rl_bridge.loops.weight_sync import sync_metrics
 from rl_bridge.rollout.dispatcher import Dispatcher
-from rl_bridge.rollout.groups import overlong, training_samples
+from rl_bridge.rollout.groups import overlong_handling, training_samples
 from rl_bridge.trainer.passes import reference_logprobs
 from rl_bridge.types import Group, PolicyVersion, TrainSample
 
@@ -67,8 +67,8 @@ def _make_batch(run: Run, groups: Sequence[Group]) -> tuple[list[TrainSample], T
     samples = training_samples(
         groups,
         normalize_std=run.config.algorithm.normalize_std,
-        overlong=overlong(run.config),
-        relative=run.advantage,
+        overlong=overlong_handling(run.config),
+        advantage_function=run.advantage,
     )
     return samples, TrainBatch.from_samples(samples)
 

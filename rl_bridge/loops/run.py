@@ -29,7 +29,13 @@ from rl_bridge.metrics.status import EventRow, LeaseRow, StatusSnapshot
 from rl_bridge.metrics.throughput import ELAPSED, TRAINED_STATE
 from rl_bridge.records import RolloutRecords
 from rl_bridge.rollout.dispatcher import Dispatcher
-from rl_bridge.rollout.groups import EpisodeCounts, Tally, greatest_length, overlong, rollout_metrics
+from rl_bridge.rollout.groups import (
+    EpisodeCounts,
+    Tally,
+    max_trajectory_length,
+    overlong_handling,
+    rollout_metrics,
+)
 from rl_bridge.rollout.policy import ChatPolicy
 from rl_bridge.rollout.single_turn import DatasetReport
 from rl_bridge.rollout.task import Task, to_floats
@@ -104,7 +110,7 @@ def trainer_settings(config: Config, folder: Path, model_path: Path) -> TrainerS
         dtype=config.model.dtype,
         folder=str(folder.absolute()),
         max_length=config.rollout.max_length,
-        max_loss_tokens=greatest_length(config),
+        max_loss_tokens=max_trajectory_length(config),
         temperature=config.rollout.temperature,
         seed=config.seed,
         trainer=config.trainer,
@@ -279,7 +285,7 @@ class Run:
             groups,
             version=self.version - 1,
             tally=tally,
-            overlong=overlong(self.config),
+            overlong=overlong_handling(self.config),
             max_staleness=self.config.rollout.max_staleness,
         )
 

@@ -85,9 +85,9 @@ class SyntheticRolloutActor(ServiceActor):
         return self._worker.playing
 
     @concurrent_endpoint
-    async def cut(self, leases: tuple[int, ...]) -> None:
-        """See `RolloutWorker.cut`."""
-        self._worker.cut(leases)
+    async def cancel(self, leases: tuple[int, ...]) -> None:
+        """See `RolloutWorker.cancel`."""
+        self._worker.cancel(leases)
 
     @concurrent_endpoint
     async def update_weights(self, version: PolicyVersion) -> None:

@@ -113,7 +113,7 @@ class InstantPolicy(ChatPolicy):
         self.version: PolicyVersion = 0
 
     @contextmanager
-    def settled(self) -> Iterator["InstantPolicy"]:
+    def pin_replica(self) -> Iterator["InstantPolicy"]:
         """Yield itself: there is no replica to stick to."""
         yield self
 

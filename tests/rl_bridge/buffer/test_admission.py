@@ -48,11 +48,11 @@ class Run:
         self.buffer = ReplayBuffer(
             Ledger(max_losses=2), self.admission, timeout_s=10_000.0, straggler_timeout_s=30.0
         )
-        self.buffer.cut = self.on_stragglers
+        self.buffer.cancel = self.on_stragglers
 
     def on_stragglers(self, leases: object) -> None:
         for lease in leases:  # type: ignore[attr-defined]
-            self.seen.cut += 1
+            self.seen.cancel += 1
             if self.random.random() < 0.8:  # the others do not listen
                 self.stopped_playing[lease.id].set()
 
@@ -152,7 +152,7 @@ def test_the_bound_is_never_broken_and_nobody_waits_for_ever(max_staleness: int,
         assert ledger.dropped["no reward"]
         assert ledger.late
         assert seen.attempts[2]
-        assert seen.cut
+        assert seen.cancel
         assert ledger.dropped[STRAGGLER]
     elif not max_staleness:
         assert seen.trained == list(range(len(seen.trained)))
@@ -199,7 +199,7 @@ def test_a_straggler_is_cut_and_dropped_where_that_does_not_help() -> None:
         buffer = plain_buffer()
         cut: list[tuple[float, int]] = []
         now = asyncio.get_running_loop().time
-        buffer.cut = lambda leases: cut.extend((now(), lease.group) for lease in leases)
+        buffer.cancel = lambda leases: cut.extend((now(), lease.group) for lease in leases)
         await asyncio.sleep(500.0)
         first, helped = await buffer.lease(), await buffer.lease()
         taking = asyncio.create_task(buffer.sample(0, 2))

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from rl_bridge.errors import GeneratorError, PromptRefusedError
-from rl_bridge.generator.client import TOKENS_A_CALL, GeneratorClient, SettledClient
+from rl_bridge.generator.client import TOKENS_A_CALL, GeneratorClient, PinnedClient
 from rl_bridge.services.handle import Roster, ServiceHandle
 from rl_bridge.types import Completion, SamplingSettings
 
@@ -248,13 +248,13 @@ async def test_turns_go_to_the_replica_of_their_conversation_and_siblings_to_tha
         open_session=lambda near: handle.session(near=near, max_sessions=9),
     )
 
-    async def conversation(begin: int, group: SettledClient, turns: int = 4) -> None:
-        with group.settled() as settled:
+    async def conversation(begin: int, group: PinnedClient, turns: int = 4) -> None:
+        with group.pin_replica() as settled:
             for turn in range(turns):
                 (number,) = (await settled.complete([begin + turn], WARM)).tokens
                 assert number == begin + turn
 
-    with client.settled() as first, client.settled() as second:
+    with client.pin_replica() as first, client.pin_replica() as second:
         groups = [(100, first), (200, first), (300, first), (500, second), (600, second), (700, second)]
         await asyncio.gather(*(conversation(begin, group) for begin, group in groups))
         parts = [{number // 500 for number in replica.answered} for replica in replicas]

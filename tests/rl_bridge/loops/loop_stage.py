@@ -154,7 +154,7 @@ class Rollout:
         turn = Turn(prompt=[1, 2], completion=answer)
         return Trajectory(seed=seed, turns=[turn], ending=Ending.COMPLETED, reward=float(sibling % 2))
 
-    async def cut(self, leases: tuple[int, ...]) -> None:
+    async def cancel(self, leases: tuple[int, ...]) -> None:
         pass
 
 

@@ -59,7 +59,7 @@ class Workers:
         self.told_to_stop: list[int] = []
         self.stopped: dict[int, asyncio.Event] = {}
         self.play = self
-        self.cut = self
+        self.cancel = self
 
     async def route(self, assignment: Assignment) -> AssignmentResult:
         self.assignments.append(assignment)
