@@ -99,7 +99,7 @@ class ReplayBuffer:
     def __len__(self) -> int:
         return len(self._groups)
 
-    def served(self, version: PolicyVersion) -> None:
+    def record_served(self, version: PolicyVersion) -> None:
         """Record that every serving generator has these weights or newer ones, so that more groups may start."""
         self.admission.served = version
         self._notify()
@@ -223,7 +223,7 @@ class ReplayBuffer:
         self._groups = finished
         self._oldest = {number: group.version for number, group in finished.items()}
         self._was_cut.clear()
-        self.served(served)
+        self.record_served(served)
 
     def _discard_stale(self, version: PolicyVersion) -> None:
         """Discard groups beyond the staleness bound.

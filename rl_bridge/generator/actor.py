@@ -29,12 +29,12 @@ T = TypeVar("T")
 _log = logging.getLogger(__name__)
 
 
-def _of_replica(method: Callable[..., Any]) -> Any:
+def _make_endpoint(method: Callable[..., Any]) -> Any:
     """Make an endpoint that calls the replica's method of the same name."""
 
     async def call(self: "PolicyActor", *args: Any, **kwargs: Any) -> Any:
         result = method(self._replica, *args, **kwargs)
-        return await self._alive(result) if inspect.isawaitable(result) else result
+        return await self._hide_engine_failure(result) if inspect.isawaitable(result) else result
 
     call.__name__ = call.__qualname__ = method.__name__
     return concurrent_endpoint(call)
@@ -57,16 +57,16 @@ class PolicyActor(ServiceActor):
         cls, *, with_gpus: bool = False, environment: Mapping[str, str] | None = None, **options: Any
     ) -> BoundOptions:
         """See `ServiceActor.options`; `with_gpus` also determines vLLM's environment variables."""
-        own = engine_environment(on_gpu=with_gpus) | dict(environment or {})
-        return super().options(with_gpus=with_gpus, environment=own, **options)
+        variables = engine_environment(on_gpu=with_gpus) | dict(environment or {})
+        return super().options(with_gpus=with_gpus, environment=variables, **options)
 
     @concurrent_endpoint
     async def setup(self) -> None:
         """Load the engine; returns when it can generate."""
         await self._replica.setup()
-        self._watch = asyncio.ensure_future(self._end_with_the_engine())
+        self._watch = asyncio.ensure_future(self._exit_with_engine())
 
-    async def _end_with_the_engine(self) -> None:
+    async def _exit_with_engine(self) -> None:
         ended = asyncio.wrap_future(self._replica.ended)
         try:
             while not ended.done():
@@ -78,7 +78,7 @@ class PolicyActor(ServiceActor):
             sys.stderr.flush()
             os._exit(1)
 
-    async def _alive(self, work: Awaitable[T]) -> T:
+    async def _hide_engine_failure(self, work: Awaitable[T]) -> T:
         """Await `work`, but withhold the error of a failed engine from the caller, which is not to blame.
 
         The process ends meanwhile, so the service sees a lost replica and retries the call on another one.
@@ -89,13 +89,13 @@ class PolicyActor(ServiceActor):
             await asyncio.sleep(SHUTDOWN_TIMEOUT_S)
             raise
 
-    generate = _of_replica(PolicyReplica.generate)
-    generate_many = _of_replica(PolicyReplica.generate_many)
-    update_weights = _of_replica(PolicyReplica.update_weights)
-    sleep = _of_replica(PolicyReplica.sleep)
-    version = _of_replica(PolicyReplica.version)
-    statistics = _of_replica(PolicyReplica.statistics)
-    health = _of_replica(PolicyReplica.health)
+    generate = _make_endpoint(PolicyReplica.generate)
+    generate_many = _make_endpoint(PolicyReplica.generate_many)
+    update_weights = _make_endpoint(PolicyReplica.update_weights)
+    sleep = _make_endpoint(PolicyReplica.sleep)
+    version = _make_endpoint(PolicyReplica.version)
+    statistics = _make_endpoint(PolicyReplica.statistics)
+    health = _make_endpoint(PolicyReplica.health)
 
     @concurrent_endpoint
     async def close(self) -> None:

@@ -33,13 +33,15 @@ def make_engine(config: Config, model_path: str | Path, *, seed: int | None = No
     """Make the engine that `generator.engine` names, not started yet; `seed` defaults to the run's."""
     if config.generator.engine == "openai":
         return EndpointEngine(config)
-    apart = config.generator.engine == "vllm_async"
+    own_process = config.generator.engine == "vllm_async"
     if config.generator.engine == "auto":
-        apart = own_device().type == "cuda" and config.generator.tensor_parallel == 1
-    return VllmEngine(config, str(model_path), seed=config.seed if seed is None else seed, apart=apart)
+        own_process = own_device().type == "cuda" and config.generator.tensor_parallel == 1
+    return VllmEngine(
+        config, str(model_path), seed=config.seed if seed is None else seed, own_process=own_process
+    )
 
 
-INITIAL: PolicyVersion = 0
+INITIAL_VERSION: PolicyVersion = 0
 
 
 @dataclass(kw_only=True, slots=True, frozen=True)
@@ -140,42 +142,42 @@ class PolicyReplica:
         async with self._updates:
             began = time.monotonic()
             if self._gpu_lock is None or self._gpu_lock.held:
-                return await self._take(version, began)
+                return await self._load_version(version, began)
             await self._gpu_lock.acquire(self._config.trainer.timeout_s)
             try:
-                return await self._take(version, began)
+                return await self._load_version(version, began)
             except WeightsError:  # it stays asleep, and the trainer needs the lock to publish weights
                 self._gpu_lock.release()
                 raise
 
-    async def _take(self, version: PolicyVersion, began: float) -> UpdateMetrics:
-        if version == INITIAL:
-            if self._engine.version == INITIAL and self._gpu_lock is not None:
+    async def _load_version(self, version: PolicyVersion, began: float) -> UpdateMetrics:
+        if version == INITIAL_VERSION:
+            if self._engine.version == INITIAL_VERSION and self._gpu_lock is not None:
                 return await self._load(version, None, began)
-            if self._engine.version == INITIAL:
+            if self._engine.version == INITIAL_VERSION:
                 return UpdateMetrics(version=version, transport_s=0.0, pause_s=0.0, load_s=0.0)
             # With adapters, the engine's own weights are still the initial ones.
             adapters = self._config.pushed_adapter is not None
-            first = {} if adapters else await asyncio.to_thread(self._checkpoint.tensors)
-            return await self._load(version, first, began)
+            initial_weights = {} if adapters else await asyncio.to_thread(self._checkpoint.tensors)
+            return await self._load(version, initial_weights, began)
         if self._config.generator.engine == "openai":
             return await self._load(version, {}, began)  # raises WeightsError before the store is used
         if self._store is None:
             raise WeightsError(f"expected a store of weights to take version {version} from, got none")
         async with self._store.open(version, device=self._device) as state:
             if self._config.pushed_adapter is None:
-                self._checkpoint.require_like(without_data(state))
+                self._checkpoint.require_same_shapes(without_data(state))
             return await self._load(version, state, began)
 
     async def _load(
         self, version: PolicyVersion, state: Mapping[str, Tensor] | None, began: float
     ) -> UpdateMetrics:
         transport_s = time.monotonic() - began
-        loading = asyncio.wrap_future(self._engine.load(version, state))
+        load = asyncio.wrap_future(self._engine.load(version, state))
         try:
-            metrics = await asyncio.shield(loading)
+            metrics = await asyncio.shield(load)
         except asyncio.CancelledError:
-            await asyncio.wait({loading})  # the engine still reads tensors that the caller would release
+            await asyncio.wait({load})  # the engine still reads tensors that the caller would release
             raise
         return UpdateMetrics(
             version=version,
@@ -201,7 +203,7 @@ class PolicyReplica:
         await asyncio.to_thread(self._engine.close)
 
 
-OUTPUT = "lm_head.weight"
+OUTPUT_LAYER = "lm_head.weight"
 
 
 class Checkpoint:
@@ -213,9 +215,9 @@ class Checkpoint:
 
     def tensors(self) -> dict[str, Tensor]:
         """Read all weights."""
-        return {name: opened.get_tensor(name) for name, opened in self._weights()}
+        return {name: tensors_file.get_tensor(name) for name, tensors_file in self._weights()}
 
-    def require_like(self, state: Mapping[str, Tensor]) -> None:
+    def require_same_shapes(self, state: Mapping[str, Tensor]) -> None:
         """Raise WeightsError unless a state dict has every tensor of the checkpoint, in its shape.
 
         vLLM only logs missing weights and goes on with the old ones, and notices wrong shapes when some tensors have
@@ -223,11 +225,12 @@ class Checkpoint:
         """
         if self._shapes is None:
             self._shapes = {
-                name: tuple(opened.get_slice(name).get_shape()) for name, opened in self._weights()
+                name: tuple(tensors_file.get_slice(name).get_shape())
+                for name, tensors_file in self._weights()
             }
             # With tied embeddings some files hold the output layer a second time; the trainer never sends it.
             if read_hf_config(self._path).get("tie_word_embeddings"):
-                self._shapes.pop(OUTPUT, None)
+                self._shapes.pop(OUTPUT_LAYER, None)
         missing = [name for name in self._shapes if name not in state]
         if missing:
             raise WeightsError(
@@ -248,8 +251,8 @@ class Checkpoint:
             raise ModelError(f"expected weights in *.safetensors at {str(self._path)!r}, found none")
         for file in files:
             try:
-                with safe_open(file, framework="pt") as opened:
-                    for name in opened.keys():  # noqa: SIM118 - not a mapping
-                        yield name, opened
+                with safe_open(file, framework="pt") as tensors_file:
+                    for name in tensors_file.keys():  # noqa: SIM118 - not a mapping
+                        yield name, tensors_file
             except (OSError, SafetensorError) as error:
                 raise ModelError(f"cannot read the weights in {str(file)!r}: {error}") from error

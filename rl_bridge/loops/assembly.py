@@ -20,11 +20,11 @@ from rl_bridge.config import Config, MonarchConfig, RoleConfig, resolve
 from rl_bridge.data.actor import DatasetActor
 from rl_bridge.devices import allocator_environment
 from rl_bridge.environments.servers import (
-    ENVIRONMENT_VARIABLE,
+    CODER_URLS_VARIABLE,
     EnvironmentServers,
-    coders_file,
-    serving,
-    tell_coders,
+    coder_urls_file,
+    run_servers,
+    write_coder_urls,
 )
 from rl_bridge.errors import ConfigError, NoReplicaError, ReplicaLostError, RoleError
 from rl_bridge.generator.actor import PolicyActor
@@ -138,7 +138,7 @@ async def start_roles(
     The store holds the trainer's weights for the generators; without one there is no trainer. A run on a dataset has
     no rollout workers, a run on an environment no dataset.
     """
-    coders = {} if config.monarch.roles.coder is None else {ENVIRONMENT_VARIABLE: str(coders_file(folder))}
+    coders = {} if config.monarch.roles.coder is None else {CODER_URLS_VARIABLE: str(coder_urls_file(folder))}
     role_table, role_timeout_s = config.monarch.roles, start_timeout_s(config)
     starting: dict[str, tuple[BoundOptions, tuple[Any, ...]]] = {}
 
@@ -286,11 +286,11 @@ async def open_players(
         for env in config.environments.values():
             print_line(f"starting the environment: {env.app or env.image or env.url} …")
         coders = _make_coders(config.monarch, folder)
-        await stack.enter_async_context(serving([*servers.values(), *coders]))
+        await stack.enter_async_context(run_servers([*servers.values(), *coders]))
         for name in servers:
             stack.callback(_watch(servers[name], partial(on_environment_lost, name)).cancel)
         for coder in coders:
-            tell_coders(coders_file(folder), coder.urls)
+            write_coder_urls(coder_urls_file(folder), coder.urls)
             stack.callback(_watch(coder, on_failure).cancel)
         print_line(f"loading {model_path} …")
         await stack.enter_async_context(fleet)
@@ -467,7 +467,7 @@ def _make_servers(config: Config, worker_updates: WorkerUpdates, logs: Path) -> 
 
 def _make_coders(monarch: MonarchConfig, folder: Path) -> list[EnvironmentServers]:
     async def on_change(urls: tuple[str, ...]) -> None:
-        tell_coders(coders_file(folder), urls)
+        write_coder_urls(coder_urls_file(folder), urls)
 
     role = monarch.roles.coder
     if role is None:

@@ -49,21 +49,21 @@ class LossReport:
     """Collects lost groups and logs them together shortly afterwards."""
 
     def __init__(self) -> None:
-        self._lost: dict[str, list[int]] = {}
+        self._groups_by_reason: dict[str, list[int]] = {}
         self._timer: asyncio.TimerHandle | None = None
 
     def add(self, group: int, reason: str) -> None:
         """Record that the work on a group was lost."""
-        self._lost.setdefault(reason, []).append(group)
+        self._groups_by_reason.setdefault(reason, []).append(group)
         if self._timer is None:
-            self._timer = asyncio.get_running_loop().call_later(LOSS_WINDOW_S, self.tell)
+            self._timer = asyncio.get_running_loop().call_later(LOSS_WINDOW_S, self.log)
 
-    def tell(self) -> None:
+    def log(self) -> None:
         """Log the losses that are not logged yet, one line per reason."""
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
-        groups_by_reason, self._lost = self._lost, {}
+        groups_by_reason, self._groups_by_reason = self._groups_by_reason, {}
         for reason, unsorted in groups_by_reason.items():
             groups = sorted(unsorted)
             shown = ", ".join(map(str, groups[:MAX_LOGGED_GROUPS])) + (
@@ -165,14 +165,14 @@ class Dispatcher:
     ) -> None:
         await self._stop_collecting()
         await self._cancel_groups()
-        self._losses.tell()
+        self._losses.log()
         for cancellation in self._cancellations:
             cancellation.cancel()
         await asyncio.gather(*self._cancellations, return_exceptions=True)
 
-    def served(self, version: PolicyVersion) -> None:
+    def record_served(self, version: PolicyVersion) -> None:
         """Record that every serving generator has these weights or newer ones, so that more groups may start."""
-        self._buffer.served(version)
+        self._buffer.record_served(version)
 
     @property
     def counts(self) -> EpisodeCounts:

@@ -12,7 +12,7 @@ from rl_bridge.types import Completion, SamplingSettings, Turn
 
 
 class Generator(Protocol):
-    """The interface of clients that complete prompts: a `GeneratorClient`, or one that `pin_replica` binds to a replica."""
+    """The interface for completing prompts: a `GeneratorClient`, or one that `pin_replica` binds to a replica."""
 
     def pin_replica(self) -> "AbstractContextManager[Generator]":
         """Return the same generator for prompts that share a prefix; they go to one replica."""

@@ -210,7 +210,7 @@ async def run_job(
             trained_at = clock()
             with span("synchronise", waits_for="rollout"):
                 await rollout.update_weights.fanout(version + 1)
-            dispatcher.served(version + 1)
+            dispatcher.record_served(version + 1)
             steps.append(
                 StepTimes(
                     roll_s=rolled_at - started_at,

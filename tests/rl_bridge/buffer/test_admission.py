@@ -115,7 +115,7 @@ class Run:
             version += 1
             await asyncio.sleep(self.random.uniform(0.1, 1.0))  # the generators take the weights
             self.served = version
-            self.buffer.served(version)
+            self.buffer.record_served(version)
             if version % 50 == 0:
                 saved = self.buffer.state()
                 saved_at, trained_then = version, len(self.seen.trained)
@@ -182,7 +182,7 @@ def test_the_oldest_go_first_and_none_that_could_not_wait_is_left_behind() -> No
             await played(buffer, 0)
         # Three are there, and the slow one may still wait for the next step.
         assert [group.id for group in await buffer.sample(0, 2)] == [1, 2]
-        buffer.served(1)
+        buffer.record_served(1)
         young = [await played(buffer, 1) for _ in range(2)]
         taking = asyncio.create_task(buffer.sample(1, 2))
         await asyncio.sleep(50.0)
@@ -241,7 +241,7 @@ def test_a_group_without_a_lease_is_admitted_when_one_may_start() -> None:
         assert [group.id for group in await buffer.sample(0, 2)] == [0, 1]
         await asyncio.sleep(1.0)
         assert not adding[2].done()
-        buffer.served(1)
+        buffer.record_served(1)
         assert await adding[2]
         # It was played with the weights before: it is thrown away, counted, and makes room.
         taking = asyncio.create_task(buffer.sample(1, 2))
@@ -260,7 +260,7 @@ def test_a_step_takes_the_oldest_weights_and_not_the_lowest_numbers() -> None:
         leases = [await buffer.lease() for _ in range(4)]
         for lost in leases[:2]:
             buffer.lose(lost)
-        buffer.served(1)
+        buffer.record_served(1)
         leases[:2] = [await buffer.lease() for _ in range(2)]  # begun anew, under newer weights
         for lease in leases:
             assert await buffer.add(aged_group(lease.floor, number=lease.group), lease)
@@ -321,7 +321,7 @@ def test_resumption_with_another_batch_size_plays_what_its_steps_take(
         for version in range(first, last):
             await buffer.sample(version, batch_size)
             await asyncio.sleep(3.0)
-            buffer.served(version + 1)
+            buffer.record_served(version + 1)
         for worker in workers:
             worker.cancel()
         await asyncio.gather(*workers, return_exceptions=True)

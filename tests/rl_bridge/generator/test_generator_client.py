@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from rl_bridge.errors import GeneratorError, PromptRefusedError
-from rl_bridge.generator.client import TOKENS_A_CALL, GeneratorClient, PinnedClient
+from rl_bridge.generator.client import MAX_TOKENS_PER_CALL, GeneratorClient, PinnedClient
 from rl_bridge.services.handle import Roster, ServiceHandle
 from rl_bridge.types import Completion, SamplingSettings
 
@@ -140,8 +140,8 @@ async def test_long_answers_travel_in_smaller_calls_and_more_of_them() -> None:
     engine = FakeEngine()
     client = GeneratorClient(engine, max_batch=8, max_calls=2)
     engine.open.clear()
-    long = SamplingSettings(temperature=1.0, max_new_tokens=TOKENS_A_CALL // 2)
-    longer = SamplingSettings(temperature=1.0, max_new_tokens=TOKENS_A_CALL * 2)
+    long = SamplingSettings(temperature=1.0, max_new_tokens=MAX_TOKENS_PER_CALL // 2)
+    longer = SamplingSettings(temperature=1.0, max_new_tokens=MAX_TOKENS_PER_CALL * 2)
     tasks = ask(client, *range(9), sampling=long) + ask(client, *range(9, 30), sampling=longer)
     await settle()
     assert engine.sizes == [2, 2, 2, 2, 1] + [1] * 6  # as much room as for two calls of 8

@@ -70,7 +70,7 @@ class FakeCheckpoint:
     def tensors(self) -> dict[str, Tensor]:
         return {"weight": torch.zeros(2)}
 
-    def require_like(self, state: dict[str, Tensor]) -> None:
+    def require_same_shapes(self, state: dict[str, Tensor]) -> None:
         if state["weight"][0] == 7:
             raise WeightsError("a weight is missing")
 

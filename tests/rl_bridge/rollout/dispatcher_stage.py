@@ -141,7 +141,7 @@ class Bridge:
 
     def serve(self, version: int) -> None:
         self.workers.version = version
-        self.dispatcher.served(version)
+        self.dispatcher.record_served(version)
 
 
 async def at_once(workers: Workers, assignment: Assignment) -> AssignmentResult:

@@ -77,7 +77,7 @@ class Bridge:
         self.trained.extend(groups)
         self.version += 1
         await self.policy.update_weights.fanout(self.version)
-        self.dispatcher.served(self.version)
+        self.dispatcher.record_served(self.version)
         return groups
 
     def worker_pids(self) -> list[int]:

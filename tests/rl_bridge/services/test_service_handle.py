@@ -60,7 +60,7 @@ async def test_calls_under_way_are_repeated_elsewhere_or_lost_when_the_process_i
     handle = ServiceHandle(roster(1, first))
     first.hold()
     asked, told = (
-        asyncio.ensure_future(handle.query_replicas.route(1)),
+        asyncio.ensure_future(handle.ask.route(1)),
         asyncio.ensure_future(handle.tell.route(2)),
     )
     await turns()
@@ -79,7 +79,7 @@ async def test_what_the_controller_says_of_a_loss_ends_the_calls_at_once() -> No
     handle = ServiceHandle(roster(1, first))
     first.hold()
     asked, told = (
-        asyncio.ensure_future(handle.query_replicas.route()),
+        asyncio.ensure_future(handle.ask.route()),
         asyncio.ensure_future(handle.tell.route()),
     )
     await turns()
@@ -93,7 +93,7 @@ async def test_a_call_that_is_cancelled_is_cancelled_also_when_its_replica_is_lo
     first, second = FakeTarget(0), FakeTarget(1)
     handle = ServiceHandle(roster(1, first))
     first.hold()
-    asked = asyncio.ensure_future(handle.query_replicas.route())
+    asked = asyncio.ensure_future(handle.ask.route())
     await turns()
     asked.cancel()
     handle.update(roster(2, second, lost=((0, 1),)))
@@ -108,23 +108,23 @@ async def test_an_error_of_ours_from_the_actor_is_no_loss_even_where_it_says_so(
     target.error = ReplicaLostError("replica 3 of another service was lost")
     handle = ServiceHandle(roster(1, target))
     with pytest.raises(ReplicaLostError, match="another service"):
-        await handle.query_replicas.route()
+        await handle.ask.route()
     assert handle.serving == 1
     assert len(target.calls) == 1
 
 
 async def test_a_call_waits_for_a_replica_until_its_deadline() -> None:
     handle = ServiceHandle(roster(1, wait_s=30.0))
-    asked = asyncio.ensure_future(handle.query_replicas.route())
+    asked = asyncio.ensure_future(handle.ask.route())
     await turns()
     handle.update(roster(3, FakeTarget(2)))
     assert await asked == 2
     handle.update(roster(2, FakeTarget(1)))  # older news
-    assert await handle.query_replicas.route() == 2
+    assert await handle.ask.route() == 2
     with pytest.raises(
         NoReplicaError, match=r"expected a replica of policy to serve within 0\.05 s, none did"
     ):
-        await ServiceHandle(roster(1, wait_s=0.05)).query_replicas.route()
+        await ServiceHandle(roster(1, wait_s=0.05)).ask.route()
 
 
 async def test_a_replica_that_came_back_starts_with_nothing_in_flight() -> None:
@@ -132,7 +132,7 @@ async def test_a_replica_that_came_back_starts_with_nothing_in_flight() -> None:
     handle = ServiceHandle(roster(1, first, other))
     first.hold()
     other.hold()
-    under_way = [asyncio.ensure_future(handle.query_replicas.route()) for _ in range(6)]
+    under_way = [asyncio.ensure_future(handle.ask.route()) for _ in range(6)]
     await turns()
     again = FakeTarget(0, incarnation=2)
     again.hold()
@@ -141,7 +141,7 @@ async def test_a_replica_that_came_back_starts_with_nothing_in_flight() -> None:
     # Three were lost and went to who has less: the three to the new one.
     assert (len(other.calls), len(again.calls)) == (3, 3)
     # What ended of the one before took nothing from the load of the new one.
-    under_way += [asyncio.ensure_future(handle.query_replicas.route()) for _ in range(6)]
+    under_way += [asyncio.ensure_future(handle.ask.route()) for _ in range(6)]
     await turns()
     assert (len(other.calls), len(again.calls)) == (6, 6)
     again.released.set()
@@ -159,7 +159,7 @@ async def test_a_session_says_how_often_it_had_to_move() -> None:
     (first, second)[home].die()
     with pytest.raises(ReplicaLostError):
         await session.tell.route()
-    assert [await session.query_replicas.route() for _ in range(3)] == [1 - home] * 3
+    assert [await session.ask.route() for _ in range(3)] == [1 - home] * 3
     assert (session.replica, session.moves) == (1 - home, 1)
     with pytest.raises(TypeError, match=r"call tell\.fanout on the service"):
         await session.tell.fanout()
@@ -193,10 +193,10 @@ async def test_a_session_leaves_a_replica_that_fails_whatever_it_is_asked() -> N
     targets[home].error = WeightsError("broken")
     for _ in range(3):
         with pytest.raises(WeightsError):
-            await session.query_replicas.route()
-    assert await session.query_replicas.route() == 1 - home
+            await session.ask.route()
+    assert await session.ask.route() == 1 - home
     handle.update(roster(2))
-    asked = asyncio.ensure_future(session.query_replicas.route())
+    asked = asyncio.ensure_future(session.ask.route())
     await turns()
     assert not asked.done()  # it waits until somebody serves
     handle.update(roster(3, FakeTarget(7)))
