@@ -388,7 +388,7 @@ class Dispatcher:
         # None of the siblings that share a beginning is kept: those of another worker begin elsewhere.
         finished = {} if self._config.rollout.fork_turn else final_outcomes(outcomes.items())
         if result.preempted and len(finished) < len(outcomes):
-            if self._buffer.give_back(lease, floor=lease.floor if finished else None):
+            if self._buffer.return_unfinished(lease, floor=lease.floor if finished else None):
                 health.counts.count_attempts(result)
                 if finished:
                     self._partial_groups[lease.group] = played.environment, finished

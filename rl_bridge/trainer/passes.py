@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from rl_bridge.algorithms.policy_loss import token_weights
-from rl_bridge.buffer.batch import TrainBatch, share_out
+from rl_bridge.buffer.batch import TrainBatch, divide_documents
 from rl_bridge.services.handle import EndpointOwner
 from rl_bridge.trainer.settings import TrainerSettings
 from rl_bridge.types import PolicyVersion
@@ -54,11 +54,11 @@ def rank_batches(
             batch.trajectory[update], aggregation=algorithm.aggregation, max_length=settings.max_loss_tokens
         )
         contexts, place = np.unique(batch.context[update], return_inverse=True)
-        shares = share_out(
+        shares = divide_documents(
             batch.lengths[contexts],
             ranks=data_ranks,
             budget=settings.tokens_per_pass,
-            least_passes=config.gradient_accumulation_steps,
+            min_passes=config.gradient_accumulation_steps,
         )
         for rank, passes in enumerate(shares):
             tokens[rank].append([update[np.isin(place, documents)] for documents in passes])
@@ -147,7 +147,7 @@ async def reference_logprobs(reference: EndpointOwner, batch: TrainBatch) -> NDA
     """
     roster = getattr(reference, "roster", None)  # a local object is its own only replica
     replicas = 1 if roster is None else max(1, len(roster.targets))
-    shares = share_out(batch.lengths, ranks=replicas, budget=int(batch.lengths.sum()))
+    shares = divide_documents(batch.lengths, ranks=replicas, budget=int(batch.lengths.sum()))
     parts = [np.flatnonzero(np.isin(batch.context, contexts)) for (contexts,) in shares if len(contexts)]
     answers = await asyncio.gather(*(reference.logprobs.route(batch.take(tokens)) for tokens in parts))
     logprobs = np.empty(len(batch), dtype=np.float32)

@@ -161,7 +161,7 @@ def _uuid(device: torch.device) -> str:
 
 def _find_gpu(gpu: str) -> torch.device:
     _require_cuda()
-    visible = {_uuid(device): device for device in map(_nth_gpu, range(torch.cuda.device_count()))}
+    visible = {_uuid(device): device for device in map(_gpu_at, range(torch.cuda.device_count()))}
     if gpu not in visible:
         raise WeightsError(
             f"cannot read weights on GPU {gpu}: process {os.getpid()} was given {', '.join(visible)}; by the transport "
@@ -170,11 +170,11 @@ def _find_gpu(gpu: str) -> torch.device:
     return visible[gpu]
 
 
-def _nth_gpu(index: int) -> torch.device:
+def _gpu_at(index: int) -> torch.device:
     return torch.device("cuda", index)
 
 
-_own: "weakref.WeakValueDictionary[bytes, Tensor]" = weakref.WeakValueDictionary()
+_own_buffers: "weakref.WeakValueDictionary[bytes, Tensor]" = weakref.WeakValueDictionary()
 """This process's own buffers by handle, because CUDA cannot open a handle in the process that made it."""
 
 
@@ -193,7 +193,7 @@ def allocate(nbytes: int, device: torch.device) -> tuple[Tensor, bytes]:
             _call("cudaMalloc", ctypes.byref(pointer), nbytes)
         buffer = _as_tensor(pointer, nbytes, device, release="cudaFree")
         _call("cudaIpcGetMemHandle", ctypes.byref(handle), pointer)
-    _own[bytes(handle)] = buffer
+    _own_buffers[bytes(handle)] = buffer
     return buffer, bytes(handle)
 
 
@@ -201,7 +201,7 @@ def open_memory(address: DeviceAddress, pid: int) -> Tensor:
     """Map a buffer of process `pid`, for as long as tensors refer to it."""
     device = _find_gpu(address.gpu)
     if pid == os.getpid():
-        return _own[address.handle]
+        return _own_buffers[address.handle]
     pointer, handle = ctypes.c_void_p(), _Handle.from_buffer_copy(address.handle)
     try:
         with torch.cuda.device(device):

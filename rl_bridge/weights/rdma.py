@@ -13,7 +13,7 @@ from torch import Tensor
 
 from rl_bridge.errors import MissingDependencyError, WeightsError
 from rl_bridge.weights.directory import WeightDirectory
-from rl_bridge.weights.local import Needed, SegmentPublisher, new_memory, overwritten
+from rl_bridge.weights.local import Needed, SegmentPublisher, allocate_memory, make_overwritten_error
 from rl_bridge.weights.segments import Segment
 from rl_bridge.weights.snapshot import Snapshot, StoredPart, key_text
 
@@ -75,12 +75,12 @@ class BufferReader:
             assert isinstance(contribution.location, dict)
             nbytes = max(part.offset + part.nbytes for part in contribution.parts.values())
             data = buffers.get(rank)
-            fetched[rank] = data = new_memory(nbytes) if data is None or len(data) < nbytes else data
+            fetched[rank] = data = allocate_memory(nbytes) if data is None or len(data) < nbytes else data
             for name in names:
                 part = contribution.parts[name]
                 if part.nbytes:
-                    place = data[part.offset : part.offset + part.nbytes]
-                    fetch.read_remote(place, contribution.location[name])
+                    target = data[part.offset : part.offset + part.nbytes]
+                    fetch.read_remote(target, contribution.location[name])
         if fetched:
             await self._fetch(snapshot, fetch)
         try:
@@ -96,7 +96,7 @@ class BufferReader:
         except Exception as error:  # Monarch raises no narrower type
             failure = error
         if not await self._directory.is_current(snapshot.key, snapshot.publication):
-            raise overwritten(snapshot.key)
+            raise make_overwritten_error(snapshot.key)
         if failure is not None:
             ranks = ", ".join(str(contribution.origin.pid) for contribution in snapshot.contributions)
             raise WeightsError(

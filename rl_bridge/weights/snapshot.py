@@ -122,12 +122,12 @@ def _dtensor_shard(name: str, tensor: "DTensor") -> Shard | None:
     coordinate = tensor.device_mesh.get_coordinate()
     if coordinate is None:
         return None  # this rank is outside of the tensor's mesh
-    for place, placement in zip(coordinate, tensor.placements, strict=True):
+    for mesh_index, placement in zip(coordinate, tensor.placements, strict=True):
         if placement.is_partial():
             raise WeightsError(
                 f"expected {name!r} to be sharded or replicated, got {placement}; reduce it first"
             )
-        if placement.is_replicate() and place:
+        if placement.is_replicate() and mesh_index:
             return None
     _require_contiguous(name, tensor)
     box = dtensor_box(tensor)
@@ -138,13 +138,15 @@ def _dtensor_shard(name: str, tensor: "DTensor") -> Shard | None:
 
 def _require_contiguous(name: str, tensor: "DTensor") -> None:
     """Raise WeightsError if a rank has several boxes: FSDP over TP yields one only while both shard the tensor."""
-    for at, placement in enumerate(tensor.placements):
-        split, dim = getattr(placement, "split_factor", None), getattr(placement, "dim", None)
-        if split is None:
+    for dimension, placement in enumerate(tensor.placements):
+        split_factor, dim = getattr(placement, "split_factor", None), getattr(placement, "dim", None)
+        if split_factor is None:
             continue
-        later = range(at + 1, len(tensor.placements))
-        inner = [tensor.device_mesh.size(n) for n in later if tensor.placements[n].is_shard(dim)]
-        if split != math.prod(inner):
+        later_dimensions = range(dimension + 1, len(tensor.placements))
+        inner_sizes = [
+            tensor.device_mesh.size(n) for n in later_dimensions if tensor.placements[n].is_shard(dim)
+        ]
+        if split_factor != math.prod(inner_sizes):
             raise WeightsError(
                 f"expected every rank to have one box of {name!r}, got {tensor.placements}, by which a rank has "
                 "several; publish it in the sharding that it is trained in"
@@ -256,12 +258,12 @@ def layout(
     parts: dict[str, StoredPart] = {}
     offset = header
     for name, shard in shards.items():
-        kind = dtype if dtype is not None and shard.local.is_floating_point() else shard.local.dtype
-        nbytes = shard.local.numel() * kind.itemsize
+        part_dtype = dtype if dtype is not None and shard.local.is_floating_point() else shard.local.dtype
+        nbytes = shard.local.numel() * part_dtype.itemsize
         parts[name] = StoredPart(
             whole=shard.whole,
             box=shard.box,
-            dtype=str(kind).removeprefix("torch."),
+            dtype=str(part_dtype).removeprefix("torch."),
             offset=offset,
             nbytes=nbytes,
         )

@@ -10,7 +10,7 @@ from buffer_fixtures import aged_group
 from simulated_time import simulate
 
 from rl_bridge.buffer.ledger import GroupLease, Ledger
-from rl_bridge.buffer.replay import CUT_GRACE_PERIOD_S, STALE, STRAGGLER, Admission, ReplayBuffer
+from rl_bridge.buffer.replay import CANCEL_GRACE_PERIOD_S, STALE, STRAGGLER, Admission, ReplayBuffer
 from rl_bridge.types import Group
 
 GROUPS_PER_BATCH = 8
@@ -86,7 +86,7 @@ class Run:
         elif luck < 0.10:
             self.buffer.drop(lease, "no reward")
         elif luck < 0.15:
-            self.buffer.give_back(lease, floor=self.random.choice([None, lease.floor]))
+            self.buffer.return_unfinished(lease, floor=self.random.choice([None, lease.floor]))
         elif luck < 0.18:  # taken for lost, and yet it answers
             self.buffer.lose(lease)
             assert not await self.buffer.add(group, lease)
@@ -210,7 +210,7 @@ def test_a_straggler_is_cut_and_dropped_where_that_does_not_help() -> None:
         assert cut == [(560.0, 1)]
         assert buffer.drop(helped, "1 of 4 siblings")
         stuck = await buffer.lease()
-        await asyncio.sleep(60.0 + CUT_GRACE_PERIOD_S + 1.0)
+        await asyncio.sleep(60.0 + CANCEL_GRACE_PERIOD_S + 1.0)
         assert [group for _, group in cut] == [1, 2]
         assert not await buffer.add(aged_group(0, number=stuck.group), stuck)
         await played(buffer, 0)
