@@ -21,7 +21,7 @@ from rl_bridge.errors import ConfigError
 
 if TYPE_CHECKING:
     from rl_bridge.config import Config
-    from rl_bridge.doctor.meeting import Meeting
+    from rl_bridge.doctor.collectives import Rendezvous
 
 LOOPBACK = "127.0.0.1"
 PORT_RANGE = (20_000, 32_768)
@@ -64,19 +64,19 @@ def run(arguments: argparse.Namespace) -> int:
     from rich.text import Text
 
     from rl_bridge.config import load_config
+    from rl_bridge.doctor.collectives import check_collectives
     from rl_bridge.doctor.host import Severity, check_machine, check_packages, count_usable_gpus
-    from rl_bridge.doctor.meeting import meet
 
     if arguments.overrides and arguments.config is None:
         raise ConfigError(f"expected --config with {arguments.overrides[0]!r}")
     config = None if arguments.config is None else load_config(arguments.config, arguments.overrides)
     gpus, failed, console = count_usable_gpus(), False, Console()
     expected_gpus = 0 if config is None or arguments.node_rank is None else config.monarch.gpus_per_node
-    meeting = _make_meeting(arguments, config, gpus=gpus)
+    settings = _make_rendezvous(arguments, config, gpus=gpus)
     checks = (
         check_packages,
         lambda: check_machine(gpus=gpus, expected_gpus=expected_gpus),
-        lambda: meet(meeting),
+        lambda: check_collectives(settings),
     )
     for finding in chain.from_iterable(check() for check in checks):
         failed = failed or finding.level is Severity.BAD
@@ -89,8 +89,8 @@ def run(arguments: argparse.Namespace) -> int:
     return FAILED if failed else 0
 
 
-def _make_meeting(arguments: argparse.Namespace, config: "Config | None", *, gpus: int) -> "Meeting":
-    from rl_bridge.doctor.meeting import Meeting
+def _make_rendezvous(arguments: argparse.Namespace, config: "Config | None", *, gpus: int) -> "Rendezvous":
+    from rl_bridge.doctor.collectives import Rendezvous
     from rl_bridge.metrics.status import format_address, parse_address
 
     num_nodes, node_rank, address = arguments.num_nodes or 1, arguments.node_rank or 0, arguments.addr
@@ -109,7 +109,7 @@ def _make_meeting(arguments: argparse.Namespace, config: "Config | None", *, gpu
         raise ConfigError(f"expected --node_rank from 0 to {num_nodes - 1}, got {node_rank}")
     parse_address(address)
     per_host = arguments.procs or gpus or 2
-    return Meeting(
+    return Rendezvous(
         address=address,
         num_nodes=num_nodes,
         node_rank=node_rank,

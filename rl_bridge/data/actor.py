@@ -37,9 +37,9 @@ class DatasetActor(ServiceActor):
         return self._dataset.sample()
 
     @endpoint
-    async def at(self, place: int) -> Example:
+    async def at(self, index: int) -> Example:
         """See `Dataset.at`."""
-        return self._dataset.at(place)
+        return self._dataset.at(index)
 
     @endpoint
     async def identity(self) -> dict[str, Any]:

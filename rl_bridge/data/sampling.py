@@ -34,10 +34,13 @@ class Passes:
 
     def __getitem__(self, number: int) -> int:
         """Return the task at an index, counted from 0 over all passes."""
-        at, place = divmod(number, self._tasks)
-        if self._shuffle and at != self._pass:
-            self._order, self._pass = np.random.default_rng([self._seed, at]).permutation(self._tasks), at
-        return int(self._order[place])
+        pass_number, position = divmod(number, self._tasks)
+        if self._shuffle and pass_number != self._pass:
+            self._order, self._pass = (
+                np.random.default_rng([self._seed, pass_number]).permutation(self._tasks),
+                pass_number,
+            )
+        return int(self._order[position])
 
 
 class TaskSampler:
@@ -74,21 +77,21 @@ class TaskSampler:
             known: Results of groups below this number are taken into account, if they have ended.
         """
         if group not in self._drawn:
-            for ended in sorted(number for number in self._results if number < known):
-                task, signal = self._results.pop(ended)
-                before = self._expected_signals()[task]
-                self._signal[task] = before + LATEST_WEIGHT * (signal - before)
+            for ended_group in sorted(number for number in self._results if number < known):
+                task, signal = self._results.pop(ended_group)
+                previous = self._expected_signals()[task]
+                self._signal[task] = previous + LATEST_WEIGHT * (signal - previous)
                 (self._dull.discard if signal else self._dull.add)(task)
             self._drawn[group] = task = self._next_task()
-            self._times[self._draws[task]] -= 1
+            self._task_counts[self._draws[task]] -= 1
             self._draws[task] += 1
-            self._times[self._draws[task]] += 1
+            self._task_counts[self._draws[task]] += 1
         return self._drawn[group]
 
     def _next_task(self) -> int:
-        self._passed += 1
+        self._draw_count += 1
         if not self._by_signal:
-            return self._passes[self._passed - 1]
+            return self._passes[self._draw_count - 1]
         weights = self._expected_signals() ** STEEPNESS
         weights += FLOOR_SHARE * weights.mean() + np.finfo(np.float64).tiny
         self._credit += weights / weights.sum()
@@ -115,10 +118,10 @@ class TaskSampler:
 
     def metrics(self) -> dict[str, float]:
         """Return how often tasks were drawn since the beginning, and the share whose last group had no variance."""
-        draws = [draws for draws, tasks in self._times.items() if tasks]
+        draws = [draws for draws, tasks in self._task_counts.items() if tasks]
         return {
             "tasks/draws_min": float(min(draws)),
-            "tasks/draws_mean": self._passed / self._tasks,
+            "tasks/draws_mean": self._draw_count / self._tasks,
             "tasks/draws_max": float(max(draws)),
             "tasks/dull_share": len(self._dull) / self._tasks,
         }
@@ -126,7 +129,7 @@ class TaskSampler:
     def state(self) -> dict[str, Any]:
         """Return everything that determines future draws, as JSON values."""
         return {
-            "passed": self._passed,
+            "passed": self._draw_count,
             "draws": sorted(self._draws.items()),
             "signal": [None if math.isnan(signal) else signal for signal in self._signal.tolist()],
             "dull": sorted(self._dull),
@@ -137,10 +140,10 @@ class TaskSampler:
 
     def restore(self, state: Mapping[str, Any]) -> None:
         """Restore a state; an empty one is the initial state."""
-        self._passed: int = state.get("passed", 0)
+        self._draw_count: int = state.get("passed", 0)
         """Number of draws so far, and so the position in the passes."""
         self._draws = Counter[int](dict(state.get("draws", ())))
-        self._times = Counter({0: self._tasks - len(self._draws)}) + Counter(self._draws.values())
+        self._task_counts = Counter({0: self._tasks - len(self._draws)}) + Counter(self._draws.values())
         """Number of tasks by number of draws, so that `metrics` need not scan millions of tasks."""
         self._signal = np.array(state.get("signal") or [None] * self._tasks, dtype=np.float64)
         """Moving average of the signal by task; NaN if none of its groups has ended."""

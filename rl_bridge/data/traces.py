@@ -191,7 +191,7 @@ def samples_of(trace: Trace, tokenizer: ChatTokenizer, *, index: int) -> list[Tr
         tokenizer: The policy's tokenizer and chat template.
         index: The trace's index in its batch.
     """
-    first = next(place for place, message in enumerate(trace.messages) if message["role"] == ASSISTANT)
+    first = next(position for position, message in enumerate(trace.messages) if message["role"] == ASSISTANT)
     conversation = Conversation(tokenizer, trace.messages[:first], trace.tools)
     turns: list[Turn] = []
     new_messages: list[ChatMessage] = []

@@ -168,8 +168,8 @@ def group_by_role(totals: Mapping[str, SpanTotals]) -> dict[str, SpanTotals]:
 
 def _sum_by_name(pairs: Iterable[tuple[str, float]]) -> dict[str, float]:
     sums: dict[str, float] = {}
-    for word, spent in pairs:
-        sums[word] = sums.get(word, 0.0) + spent
+    for name, spent in pairs:
+        sums[name] = sums.get(name, 0.0) + spent
     return sums
 
 

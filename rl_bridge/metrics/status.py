@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Final, Self
 from pydantic import BaseModel, ConfigDict, Field, PlainSerializer, PlainValidator, ValidationError
 
 from rl_bridge.errors import ConfigError, StatusError
-from rl_bridge.interface import is_own
+from rl_bridge.interface import is_own_address
 from rl_bridge.metrics.spans import SpanTotals
 from rl_bridge.types import PolicyVersion
 
@@ -360,7 +360,7 @@ def choose_status_host(host: str, *, is_local: bool) -> str:
     A configuration for a cluster names the cluster's controller. If all of a run's processes are on one machine
     (`is_local`) that does not have this address, the status is served on loopback instead.
     """
-    if not is_local or is_own(host):
+    if not is_local or is_own_address(host):
         return host
     logger.warning("%s is no address of this machine: the run's status is served on %s", host, LOOPBACK)
     return LOOPBACK

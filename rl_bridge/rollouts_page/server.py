@@ -71,8 +71,8 @@ def _render(run: Path, *, served: bool, records: Iterable[bytes]) -> Iterator[by
         "script": script(),
         "settings": _escape_markup(json.dumps(settings).encode()).decode(),
     }
-    for place, piece in enumerate(_PLACEHOLDER.split(pages.asset(__package__, "page.html"))):
-        if place % 2 == 0:
+    for index, piece in enumerate(_PLACEHOLDER.split(pages.asset(__package__, "page.html"))):
+        if index % 2 == 0:
             yield piece.encode()
         elif piece == "records":
             yield from map(_escape_markup, records)

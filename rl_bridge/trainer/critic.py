@@ -88,13 +88,15 @@ class Critic:
         assert batch.returns is not None
         losses, self._losses = self._losses, []
         norms, self._norms = self._norms, []
-        values, returns = (self.passes.whole(batch, array) for array in (batch.values, batch.returns))
-        spread = float(returns.var())
+        values, returns = (self.passes.gather_values(batch, array) for array in (batch.values, batch.returns))
+        variance = float(returns.var())
         return {
             "critic/loss": sum(losses) / len(losses),
             "critic/grad_norm": sum(norms) / len(norms),
             "critic/value_mean": float(values.mean()),
-            "critic/explained_variance": 1.0 - float((returns - values).var()) / spread if spread else 0.0,
+            "critic/explained_variance": 1.0 - float((returns - values).var()) / variance
+            if variance
+            else 0.0,
         }
 
     def state(self) -> dict[str, Any]:

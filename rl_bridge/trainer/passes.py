@@ -53,7 +53,7 @@ def rank_batches(
         weights[update] = token_weights(
             batch.trajectory[update], aggregation=algorithm.aggregation, max_length=settings.max_loss_tokens
         )
-        contexts, place = np.unique(batch.context[update], return_inverse=True)
+        contexts, context_index = np.unique(batch.context[update], return_inverse=True)
         shares = divide_documents(
             batch.lengths[contexts],
             ranks=data_ranks,
@@ -61,7 +61,7 @@ def rank_batches(
             min_passes=config.gradient_accumulation_steps,
         )
         for rank, passes in enumerate(shares):
-            tokens[rank].append([update[np.isin(place, documents)] for documents in passes])
+            tokens[rank].append([update[np.isin(context_index, documents)] for documents in passes])
     batch = replace(batch, weights=weights)
     sizes = tuple(map(len, parts))
     batches = [_rank_batch(batch, updates, sizes) for updates in tokens]
@@ -71,10 +71,10 @@ def rank_batches(
 def _rank_batch(
     batch: TrainBatch, updates: list[list[NDArray[np.int64]]], sizes: tuple[int, ...]
 ) -> RankBatch:
-    own = np.sort(np.concatenate([tokens for passes in updates for tokens in passes]))
+    own_tokens = np.sort(np.concatenate([tokens for passes in updates for tokens in passes]))
     return RankBatch(
-        batch=batch.take(own),
-        updates=tuple(tuple(np.searchsorted(own, tokens) for tokens in passes) for passes in updates),
+        batch=batch.take(own_tokens),
+        updates=tuple(tuple(np.searchsorted(own_tokens, tokens) for tokens in passes) for passes in updates),
         sizes=sizes,
     )
 
@@ -132,7 +132,7 @@ class Passes:
                     self._model.idle()
         return result
 
-    def whole(self, batch: TrainBatch, values: NDArray[np.generic]) -> NDArray[np.float64]:
+    def gather_values(self, batch: TrainBatch, values: NDArray[np.generic]) -> NDArray[np.float64]:
         """Combine all ranks' values of their loss tokens: float64, shape [T of the whole batch], on every rank."""
         result = torch.zeros(batch.total, dtype=torch.float64)
         result[torch.from_numpy(batch.index)] = torch.from_numpy(values.astype(np.float64))
@@ -149,8 +149,8 @@ async def reference_logprobs(reference: EndpointOwner, batch: TrainBatch) -> NDA
     replicas = 1 if roster is None else max(1, len(roster.targets))
     shares = divide_documents(batch.lengths, ranks=replicas, budget=int(batch.lengths.sum()))
     parts = [np.flatnonzero(np.isin(batch.context, contexts)) for (contexts,) in shares if len(contexts)]
-    answers = await asyncio.gather(*(reference.logprobs.route(batch.take(tokens)) for tokens in parts))
+    replies = await asyncio.gather(*(reference.logprobs.route(batch.take(tokens)) for tokens in parts))
     logprobs = np.empty(len(batch), dtype=np.float32)
-    for tokens, answer in zip(parts, answers, strict=True):
-        logprobs[tokens] = answer
+    for tokens, reply in zip(parts, replies, strict=True):
+        logprobs[tokens] = reply
     return logprobs

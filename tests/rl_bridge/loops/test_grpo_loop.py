@@ -59,7 +59,7 @@ async def test_batches_are_built_beside_the_event_loop(
     threads: list[threading.Thread] = []
 
     def noted(*arguments: Any, **settings: Any) -> Any:
-        assert settings["relative"] is stage.run.advantage
+        assert settings["advantage_function"] is stage.run.advantage
         threads.append(threading.current_thread())
         return training_samples(*arguments, **settings)
 

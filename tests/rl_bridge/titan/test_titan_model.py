@@ -120,7 +120,7 @@ def test_an_output_layer_that_is_not_tied_as_the_file_says_is_refused(
     tmp_path: Path, tokens: torch.Tensor, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """transformers and vLLM use it all the same: trainer and generators would be different models."""
-    monkeypatch.setattr("rl_bridge.titan.model.ROWS_AT_ONCE", VOCABULARY // 4)
+    monkeypatch.setattr("rl_bridge.titan.model.ROWS_PER_COMPARISON", VOCABULARY // 4)
     file = make_checkpoint(tmp_path, "qwen3-tied") / "model.safetensors"
     store_output_layer(file, change=1.0)
     with torch.no_grad():

@@ -371,7 +371,7 @@ def test_an_export_in_several_files_is_loaded_by_transformers(
     trainer.export(folder)  # in one file, which the next one replaces
     trainer.step(batch(0))
     largest = max(tensor.numel() for tensor in copied(trainer).values()) * dtype.itemsize
-    trainer.export(folder, most_bytes=largest)
+    trainer.export(folder, max_file_bytes=largest)
     files = sorted(path.name for path in folder.glob("*.safetensors*"))
     assert len(files) > 3
     assert files[0] == f"model-00001-of-{len(files) - 1:05d}.safetensors"

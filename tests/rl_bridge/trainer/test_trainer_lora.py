@@ -54,7 +54,7 @@ def test_adapters_are_trained_merged_exported_and_resumed(policy: Path, tmp_path
     assert (config["r"], config["lora_alpha"]) == (LORA.rank, LORA.alpha)
     assert config["base_model_name_or_path"] == str(policy)
 
-    held = trainer._checkpoints.below("model", 1)
+    held = trainer._checkpoints.names_below("model", 1)
     assert len(held) == len(factors)
     assert all(".lora_" in name for name in held)
     metrics = trainer.step(batch(1))
