@@ -165,8 +165,8 @@ def _report_failure(settings: Rendezvous, reason: str) -> Finding:
             reason += f"; {host} is no address of this host, and --node_rank 0 belongs on the one that has it"
         hint = (
             f"is `ropewalk doctor --num_nodes {settings.num_nodes} --node_rank N --addr {settings.address}` running on "
-            f"every host, each with its own N and with as many processes, {settings.per_host}, and are their ports open "
-            "to each other?"
+            f"every host, each with its own N and with as many processes, {settings.per_host}, and are their ports "
+            "open to each other?"
         )
     message = (
         f"expected {settings.world} processes to meet at {settings.address} within {settings.timeout_s:g} s, "

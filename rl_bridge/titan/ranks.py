@@ -124,7 +124,7 @@ def gather_names(names: Iterable[str]) -> list[str]:
     if dist.is_initialized() and dist.get_world_size() > 1:
         names_by_rank: list[set[str]] = [all_names] * dist.get_world_size()
         dist.all_gather_object(names_by_rank, all_names)
-        all_names = all_names.gather_names(*names_by_rank)
+        all_names = all_names.union(*names_by_rank)
     return sorted(all_names)
 
 
