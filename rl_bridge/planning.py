@@ -182,7 +182,7 @@ def memory_of_roles(
     """Return the memory of a run's roles, given the sizes of the policy and of `reward.model`, if any."""
     roles, width, architecture = config.monarch.roles, DTYPE_BYTES[config.model.dtype], size.architecture
     roles_memory = [
-        _trainer(config, size),
+        _trainer_memory(config, size),
         RoleMemory(
             role="policy",
             replicas=roles.policy.replicas,
@@ -213,7 +213,7 @@ def memory_of_roles(
     return roles_memory
 
 
-def _trainer(config: Config, size: ModelSize) -> RoleMemory:
+def _trainer_memory(config: Config, size: ModelSize) -> RoleMemory:
     role, sent = config.monarch.roles.trainer, sent_bytes(size, config)
     critic, body = config.algorithm.advantage == "gae", size.critic_parameters
     if (lora := config.model.lora) is None:
@@ -269,7 +269,7 @@ def bytes_by_checkpointing(config: Config, size: ModelSize) -> dict[Checkpointin
     if size.architecture is None:
         return {}
     kinds: tuple[Checkpointing, ...] = ("none", "selective", "full")
-    return {kind: _trainer(with_checkpointing(config, kind), size).process_bytes for kind in kinds}
+    return {kind: _trainer_memory(with_checkpointing(config, kind), size).process_bytes for kind in kinds}
 
 
 def bytes_of_one_rank(

@@ -57,7 +57,7 @@ class _TokenLogprobs(torch.autograd.Function):
     ) -> tuple[Tensor, Tensor]:
         logprobs, entropy, normaliser = (hidden.new_empty(len(hidden), dtype=torch.float32) for _ in range(3))
         for rows in _iterate_chunks(len(hidden), chunk):
-            logits = _logits(hidden[rows], weight, temperature)
+            logits = _compute_logits(hidden[rows], weight, temperature)
             max_logits = _reduce_over_ranks(logits.amax(-1), group, dist.ReduceOp.MAX)
             index, is_local = _local_index(target[rows], first, len(weight))
             target_logits, total, weighted = _reduce_over_ranks(
@@ -82,7 +82,9 @@ class _TokenLogprobs(torch.autograd.Function):
         # A frozen layer needs no gradient, which would be as large as the layer.
         grad_weight = torch.zeros_like(weight, dtype=torch.float32) if ctx.needs_input_grad[1] else None
         for rows in _iterate_chunks(len(hidden), ctx.chunk):
-            grad_logits = _logits(hidden[rows], weight, ctx.temperature).sub_(normaliser[rows].unsqueeze(-1))
+            grad_logits = _compute_logits(hidden[rows], weight, ctx.temperature).sub_(
+                normaliser[rows].unsqueeze(-1)
+            )
             grad_target = torch.zeros_like(normaliser[rows]) if grad_logprobs is None else grad_logprobs[rows]
             if grad_entropy is None:
                 grad_logits.exp_().mul_(-grad_target.unsqueeze(-1))
@@ -111,7 +113,7 @@ def _iterate_chunks(count: int, chunk: int) -> Iterator[slice]:
     return (slice(first, first + chunk) for first in range(0, count, chunk))
 
 
-def _logits(hidden: Tensor, weight: Tensor, temperature: float) -> Tensor:
+def _compute_logits(hidden: Tensor, weight: Tensor, temperature: float) -> Tensor:
     """Return logits, float32 of shape [chunk, the rank's shard of the vocabulary]."""
     return (hidden @ weight.T).float().div_(temperature)
 

@@ -226,8 +226,8 @@ def policy_loss(inputs: LossInputs, algorithm: AlgorithmConfig) -> tuple[Tensor,
         raise ValueError(
             f"correction is {algorithm.correction!r}, so proximal log-probabilities are needed; got none"
         )
-    ratio = _ratio(inputs.logprobs, inputs)
-    surrogate = _objective(inputs.logprobs, ratio, inputs.advantages, algorithm)
+    ratio = _compute_ratio(inputs.logprobs, inputs)
+    surrogate = _compute_objective(inputs.logprobs, ratio, inputs.advantages, algorithm)
     metrics = {
         "loss/ratio_mean": ratio,
         "loss/clip_fraction_low": surrogate.clipped_low.float(),
@@ -256,14 +256,16 @@ def policy_loss(inputs: LossInputs, algorithm: AlgorithmConfig) -> tuple[Tensor,
     return per_token, {name: value.detach() for name, value in metrics.items()}
 
 
-def _ratio(logprobs: Tensor, inputs: LossInputs) -> Tensor:
+def _compute_ratio(logprobs: Tensor, inputs: LossInputs) -> Tensor:
     if inputs.sequence_log_ratios is not None:
         return sequence_ratios(logprobs, inputs.sequence_log_ratios)
     old_logprobs = inputs.old_logprobs if inputs.proximal_logprobs is None else inputs.proximal_logprobs
     return torch.exp(logprobs - old_logprobs)
 
 
-def _objective(logprobs: Tensor, ratio: Tensor, advantages: Tensor, algorithm: AlgorithmConfig) -> Surrogate:
+def _compute_objective(
+    logprobs: Tensor, ratio: Tensor, advantages: Tensor, algorithm: AlgorithmConfig
+) -> Surrogate:
     if algorithm.objective == "reinforce":
         return reinforce(logprobs, advantages)
     if algorithm.objective == "cispo":

@@ -281,7 +281,7 @@ class TrainBatch:
         chunks = (chunk for chunk in np.array_split(order, parts) if len(chunk))
         return [np.flatnonzero(np.isin(self.trajectory, chunk)) for chunk in chunks]
 
-    def packed(self, *, in_one_row: bool = False, multiple_of: int = 1) -> "PackedRows":
+    def pack_rows(self, *, in_one_row: bool = False, multiple_of: int = 1) -> "PackedRows":
         """Lay the contexts out for one forward pass.
 
         Args:

@@ -89,7 +89,7 @@ class Ledger:
         self._finished: set[int] = set()
         self._next_lease = 0
         self._served: PolicyVersion | None = None
-        self._first = 0
+        self._first_group = 0
         self.admitted = 0
         """The number of groups so far, which is also the id of the next."""
         self.trained = 0
@@ -135,7 +135,7 @@ class Ledger:
             The lease; None if no group waits and no new one may start.
         """
         if served != self._served:
-            self._served, self._first = served, self.admitted
+            self._served, self._first_group = served, self.admitted
         if self._waiting:
             waiting_group = self._waiting.popleft()
         elif admit:
@@ -149,7 +149,7 @@ class Ledger:
             attempt=waiting_group.attempts + 1,
             floor=served if waiting_group.floor is None else min(served, waiting_group.floor),
             since=now,
-            first=self._first,
+            first=self._first_group,
         )
         self._next_lease += 1
         self._leases[lease.id] = lease
@@ -258,7 +258,7 @@ class Ledger:
             "finished": sorted(self._finished),
             "next_lease": self._next_lease,
             "served": self._served,
-            "first": self._first,
+            "first": self._first_group,
         }
 
     def restore(self, state: dict[str, Any]) -> None:
@@ -272,7 +272,7 @@ class Ledger:
         self._finished = set(state["finished"])
         self._next_lease = max(self._next_lease, state["next_lease"])
         self.admitted = state["admitted"]
-        self._served, self._first = state["served"], state["first"]
+        self._served, self._first_group = state["served"], state["first"]
         self.trained = state["trained"]
         self.dropped = Counter(state["dropped"])
         self.late = state["late"]

@@ -198,11 +198,11 @@ class Dataset:
 
     def sample(self) -> Example:
         """Return the next example, for callers that do not number them."""
-        example = self.at(self._passes[self._sample_count])
+        example = self.get_example(self._passes[self._sample_count])
         self._sample_count += 1
         return example
 
-    def at(self, index: int) -> Example:
+    def get_example(self, index: int) -> Example:
         """Return the example at an index of the source."""
         return self._source[index]
 

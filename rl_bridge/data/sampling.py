@@ -76,17 +76,17 @@ class TaskSampler:
             group: The group's number in the run.
             known: Results of groups below this number are taken into account, if they have ended.
         """
-        if group not in self._drawn:
+        if group not in self._task_by_group:
             for ended_group in sorted(number for number in self._results if number < known):
                 task, signal = self._results.pop(ended_group)
                 previous = self._expected_signals()[task]
                 self._signal[task] = previous + LATEST_WEIGHT * (signal - previous)
                 (self._dull.discard if signal else self._dull.add)(task)
-            self._drawn[group] = task = self._next_task()
+            self._task_by_group[group] = task = self._next_task()
             self._task_counts[self._draws[task]] -= 1
             self._draws[task] += 1
             self._task_counts[self._draws[task]] += 1
-        return self._drawn[group]
+        return self._task_by_group[group]
 
     def _next_task(self) -> int:
         self._draw_count += 1
@@ -112,7 +112,7 @@ class TaskSampler:
             group: The group's number in the run.
             signal: The share of siblings that earned less than the best of them; None if unknown.
         """
-        task = self._drawn.pop(group, None)
+        task = self._task_by_group.pop(group, None)
         if self._by_signal and task is not None and signal is not None:
             self._results[group] = task, signal
 
@@ -134,7 +134,7 @@ class TaskSampler:
             "signal": [None if math.isnan(signal) else signal for signal in self._signal.tolist()],
             "dull": sorted(self._dull),
             "credit": self._credit.tolist() if self._by_signal else [],
-            "drawn": sorted(self._drawn.items()),
+            "drawn": sorted(self._task_by_group.items()),
             "results": sorted((group, *result) for group, result in self._results.items()),
         }
 
@@ -150,7 +150,7 @@ class TaskSampler:
         self._dull = set[int](state.get("dull", ()))
         """Tasks whose latest group had no variance."""
         self._credit: NDArray[np.float64] = np.array(state.get("credit") or self._first_credit)
-        self._drawn: dict[int, int] = dict(state.get("drawn", ()))
+        self._task_by_group: dict[int, int] = dict(state.get("drawn", ()))
         self._results: dict[int, tuple[int, float]] = {
             group: (task, signal) for group, task, signal in state.get("results", ())
         }

@@ -298,14 +298,14 @@ def _measure(settings: Rendezvous, local: int, rank: int) -> Iterator[dict[str, 
         # Integers, whose sum is exact in floating point.
         number = torch.full((1,), float(rank + 1), device=device)
         dist.all_reduce(number)
-        right = number.item() == world * (world + 1) / 2
+        is_correct = number.item() == world * (world + 1) / 2
         number.zero_()
         small_s = _measure_median_s(lambda: dist.all_reduce(number), device, SMALL_TIMES)
         large = torch.zeros(settings.megabytes << 18, device=device)  # float32
         large_s = _measure_median_s(lambda: dist.all_reduce(large), device, LARGE_TIMES)
         yield {
             "backend": "nccl" if on_gpu else "gloo",
-            "right": right,
+            "right": is_correct,
             "small_us": small_s * 1e6,
             "reduce_gbps": 2 * (world - 1) / world * large.nbytes * 8 / 1e9 / large_s,
             "pair_gbps": _measure_pairs(settings, rank, large, device),

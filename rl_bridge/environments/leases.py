@@ -121,9 +121,9 @@ class ServerRecord:
             return  # when a server dies all its sessions fail: count one failure, not one each
         # A server that is down for hours has failures enough to overflow a float.
         doublings = min(self._failures, 32)
-        pause = min(BACKOFF_S * 2**doublings, MAX_BACKOFF_S)
+        backoff_s = min(BACKOFF_S * 2**doublings, MAX_BACKOFF_S)
         self._failures += 1
-        self._retry_at = now + pause * random.uniform(0.5, 1.0)
+        self._retry_at = now + backoff_s * random.uniform(0.5, 1.0)
 
     def refused(self, now: float, retry_after_s: float | None) -> None:
         """Record that it refused a session for lack of room; the session is still counted in `held`."""

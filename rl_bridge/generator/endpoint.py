@@ -146,7 +146,7 @@ def completion_of(
         )
     return Completion(
         tokens=tokens,
-        logprobs=_logprobs(choice, len(tokens)),
+        logprobs=_read_logprobs(choice, len(tokens)),
         versions=[0] * len(tokens),
         stopped=choice.finish_reason == "stop",
     )
@@ -163,7 +163,7 @@ def _require_prompt(answer: CompletionResponse, choice: _Choice, prompt: Sequenc
         raise _make_server_error(f"a prompt of {len(prompt)} tokens", f"{answer.usage.prompt_tokens}", remedy)
 
 
-def _logprobs(choice: _Choice, count: int) -> list[float]:
+def _read_logprobs(choice: _Choice, count: int) -> list[float]:
     values = None if choice.logprobs is None else choice.logprobs.token_logprobs
     if values is None or len(values) != count:
         raise _make_server_error(
@@ -222,10 +222,10 @@ def require_sampling_distribution(
     best = common[0]
     gaps_at_one = [at_one[token] - at_one[best] for token in common]
     gaps_at_temperature = [at_temperature[token] - at_temperature[best] for token in common]
-    spread = sum(gap * gap for gap in gaps_at_one)
-    if spread < MIN_SPREAD:
+    variance = sum(gap * gap for gap in gaps_at_one)
+    if variance < MIN_SPREAD:
         return False
-    slope = sum(x * y for x, y in zip(gaps_at_one, gaps_at_temperature, strict=True)) / spread
+    slope = sum(x * y for x, y in zip(gaps_at_one, gaps_at_temperature, strict=True)) / variance
     if temperature != 1.0 and abs(slope - 1.0) < abs(slope - 1.0 / temperature):
         raise _make_server_error(
             f"log-probabilities of the distribution at the temperature {temperature:g}",
@@ -314,7 +314,7 @@ class EndpointEngine(Engine):
                 names=("generator.url", "generator.key_variable"),
             )
         with span("start", waits_for="endpoint"):
-            async with self._within_timeout("its models"):
+            async with self._limit_time("its models"):
                 with _convert_errors():
                     content = await self._http.request("GET", "/models")
         try:
@@ -347,7 +347,7 @@ class EndpointEngine(Engine):
             )
         prompt_seeds = [None] * len(prompts) if seeds is None else seeds
         with span("generate", waits_for="endpoint"):
-            async with self._within_timeout(f"answers to {len(prompts)} prompts"):
+            async with self._limit_time(f"answers to {len(prompts)} prompts"):
                 if prompts and sampling.temperature > 0.0:
                     await self._check_logprobs(prompts[0], sampling)
                 try:
@@ -401,7 +401,7 @@ class EndpointEngine(Engine):
         return parse_response(answer)
 
     @asynccontextmanager
-    async def _within_timeout(self, expected: str) -> AsyncIterator[None]:
+    async def _limit_time(self, expected: str) -> AsyncIterator[None]:
         limit_s = self._rollout.generate_timeout_s
         try:
             async with asyncio.timeout(limit_s) as deadline:

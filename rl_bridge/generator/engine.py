@@ -96,8 +96,8 @@ class VllmEngine(Engine):
     def check(self) -> None:
         """See `Engine.check`; also raises if the engine answers no probe for longer than its activity may take."""
         super().check()
-        slow = self._activity_counts["load weights"] or self._activity_counts["sleep"]
-        limit_s = self._rollout.generate_timeout_s * (LOAD_FACTOR if slow else 1.0)
+        is_slow = self._activity_counts["load weights"] or self._activity_counts["sleep"]
+        limit_s = self._rollout.generate_timeout_s * (LOAD_FACTOR if is_slow else 1.0)
         if self._probe is None or self._probe.done():
             self._probe_sent_at, self._probe = time.monotonic(), self._submit(self._llm.is_paused())
         elif (silent_s := time.monotonic() - max(self._probe_sent_at, self._last_slow_end)) > limit_s:

@@ -215,7 +215,7 @@ class Checkpoint:
 
     def tensors(self) -> dict[str, Tensor]:
         """Read all weights."""
-        return {name: tensors_file.get_tensor(name) for name, tensors_file in self._weights()}
+        return {name: tensors_file.get_tensor(name) for name, tensors_file in self._iterate_weights()}
 
     def require_same_shapes(self, state: Mapping[str, Tensor]) -> None:
         """Raise WeightsError unless a state dict has every tensor of the checkpoint, in its shape.
@@ -226,7 +226,7 @@ class Checkpoint:
         if self._shapes is None:
             self._shapes = {
                 name: tuple(tensors_file.get_slice(name).get_shape())
-                for name, tensors_file in self._weights()
+                for name, tensors_file in self._iterate_weights()
             }
             # With tied embeddings some files hold the output layer a second time; the trainer never sends it.
             if read_hf_config(self._path).get("tie_word_embeddings"):
@@ -244,7 +244,7 @@ class Checkpoint:
                     f"got {list(state[name].shape)}"
                 )
 
-    def _weights(self) -> Iterator[tuple[str, Any]]:
+    def _iterate_weights(self) -> Iterator[tuple[str, Any]]:
         """Yield each tensor's name with the open file that holds it."""
         files = sorted(self._path.glob("*.safetensors"))
         if not files:

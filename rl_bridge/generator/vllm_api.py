@@ -307,17 +307,17 @@ def request_error_types() -> tuple[type[Exception], ...]:
 def sampling_params(sampling: SamplingSettings, seeds: Sequence[int] | None, *, prompts: int) -> list[Any]:
     """Make a `vllm.SamplingParams` per prompt; ValueError for a seed or setting out of range, or too few seeds."""
     if seeds is None:
-        return [_sampling_params(sampling, None)] * prompts
+        return [_make_sampling_params(sampling, None)] * prompts
     if len(seeds) != prompts or not all(map(_is_seed, seeds)):
         raise ValueError(f"expected {prompts} seeds from 0 to {SEED_LIMIT - 1}, got {seeds!r}")
-    return [_sampling_params(sampling, int(seed)) for seed in seeds]
+    return [_make_sampling_params(sampling, int(seed)) for seed in seeds]
 
 
 def _is_seed(value: object) -> bool:
     return isinstance(value, Integral) and 0 <= int(value) < SEED_LIMIT
 
 
-def _sampling_params(sampling: SamplingSettings, seed: int | None) -> Any:
+def _make_sampling_params(sampling: SamplingSettings, seed: int | None) -> Any:
     from vllm import SamplingParams
     from vllm.sampling_params import RequestOutputKind
 

@@ -142,6 +142,6 @@ class OwnedWeightLoader(WeightLoader):
         state = receiver.read(data)
         if isinstance(state, SnapshotState) and isinstance(state.held, Buffers):
             with contextlib.closing(state.held):  # the tensors are copies: no mapping is needed afterwards
-                self.load_policy(state.copied_to(self.device))
+                self.load_policy(state.copy_to(self.device))
         else:
             self.load_policy(state)

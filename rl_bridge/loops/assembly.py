@@ -140,7 +140,7 @@ async def start_roles(
     """
     coders = {} if config.monarch.roles.coder is None else {CODER_URLS_VARIABLE: str(coder_urls_file(folder))}
     role_table, role_timeout_s = config.monarch.roles, start_timeout_s(config)
-    starting: dict[str, tuple[BoundOptions, tuple[Any, ...]]] = {}
+    role_starts: dict[str, tuple[BoundOptions, tuple[Any, ...]]] = {}
 
     def add(
         name: str, actor: type[ServiceActor], role: RoleConfig, environment: dict[str, str], *args: Any
@@ -153,7 +153,7 @@ async def start_roles(
             restarts=config.monarch.restarts,
             start_timeout_s=role_timeout_s,
         )
-        starting[name] = bound, args
+        role_starts[name] = bound, args
 
     add("policy", PolicyActor, role_table.policy, {}, config, model_path, store)
     if store is not None:
@@ -180,7 +180,7 @@ async def start_roles(
     began = time.monotonic()
 
     async def start(name: str) -> Service:
-        bound, args = starting[name]
+        bound, args = role_starts[name]
         service = await bound.as_service(*args)
         started_after[name] = time.monotonic() - began
         return service
@@ -188,18 +188,22 @@ async def start_roles(
     async def report_slow_starts() -> None:
         while True:
             await asyncio.sleep(START_REPORT_INTERVAL_S)
-            slow = ", ".join(name for name in starting if name not in started_after)
-            report(f"{slow} still starting after {time.monotonic() - began:.0f} s; how far: {folder / LOGS}")
+            unfinished = ", ".join(name for name in role_starts if name not in started_after)
+            report(
+                f"{unfinished} still starting after {time.monotonic() - began:.0f} s; how far: {folder / LOGS}"
+            )
 
     reporter = asyncio.create_task(report_slow_starts())
     try:
         async with asyncio.timeout(role_timeout_s), asyncio.TaskGroup() as group:
             # Processes are placed in the order in which these tasks start.
-            for name in order_for_placement({name: bound.options for name, (bound, _) in starting.items()}):
+            for name in order_for_placement(
+                {name: bound.options for name, (bound, _) in role_starts.items()}
+            ):
                 tasks[name] = group.create_task(start(name))
     except TimeoutError:
         raise RoleError(
-            f"expected {', '.join(starting)} to be ready within {role_timeout_s:g} s, they are not; "
+            f"expected {', '.join(role_starts)} to be ready within {role_timeout_s:g} s, they are not; "
             f"see the logs in {folder / LOGS}, or raise monarch.start_timeout_s"
         ) from None
     except BaseExceptionGroup as group_error:

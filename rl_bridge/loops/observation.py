@@ -79,7 +79,7 @@ def service_rows(
 def server_row(servers: "EnvironmentServers", name: str = "environment") -> ServiceRow:
     """Return an environment's servers as a row; of one that this run did not start only the URL is known."""
     host = socket.gethostname()
-    started = tuple(
+    local = tuple(
         ReplicaRow(
             id=number,
             state=server.state,
@@ -89,8 +89,10 @@ def server_row(servers: "EnvironmentServers", name: str = "environment") -> Serv
         )
         for number, server in enumerate(servers.started)
     )
-    remote = tuple(ReplicaRow(id=number, state="given", host=url) for number, url in enumerate(servers.urls))
-    return ServiceRow(name=name, replicas=started or remote)
+    external = tuple(
+        ReplicaRow(id=number, state="given", host=url) for number, url in enumerate(servers.urls)
+    )
+    return ServiceRow(name=name, replicas=local or external)
 
 
 def generator_metrics(

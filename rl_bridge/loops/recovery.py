@@ -26,7 +26,7 @@ async def rewind(run: Run) -> PolicyVersion:
     await run.sync.cancel()
     async with run.deadline("the checkpoint's weights"):
         await run.give_gpus_to_trainer()  # or a restarted trainer would wait for the GPUs
-        state: ResumeState = await run.trainer.resumed.route()
+        state: ResumeState = await run.trainer.get_resume_state.route()
         for line in state.damaged:
             run.console.print(line, highlight=False, markup=False, soft_wrap=True)
         checkpoint_dataset = state.run_state.get("dataset")  # missing in older checkpoints

@@ -69,7 +69,7 @@ def _train(config: Config, folder: Path, *, resume: bool) -> int:
             shutil.rmtree(folder, ignore_errors=True)
         raise
     console.print(
-        _next_steps(config, folder) if completed else _describe_interruption(config, folder),
+        _describe_next_steps(config, folder) if completed else _describe_interruption(config, folder),
         highlight=False,
         soft_wrap=True,
     )
@@ -113,7 +113,7 @@ def _convert_folder_errors(folder: Path) -> Iterator[None]:
         ) from error
 
 
-def _next_steps(config: Config, folder: Path) -> str:
+def _describe_next_steps(config: Config, folder: Path) -> str:
     """Return a message with the policy's path, and commands for the next steps."""
     steps = {
         f"ropewalk rollouts {folder}": "read what was played",
@@ -156,7 +156,7 @@ async def _run_session(config: Config, folder: Path, *, console: Console, resume
             # Only now: the next `--resume` must not pick up a configuration that cannot be started.
             with _convert_folder_errors(folder):
                 save_config(config, folder)
-        PROCESS_SPANS.started()
+        PROCESS_SPANS.mark_started()
         if config.rollout.checkpoint_on_preemption:
             sigterm_callbacks.append(run.preempt)
         if not await fleet.guard(train_with_recovery(run)):

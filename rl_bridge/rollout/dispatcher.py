@@ -133,7 +133,7 @@ class Dispatcher:
         in_flight = sum(env.sessions for env in environments.values()) or (
             rollouts.max_num_seqs * config.monarch.roles.policy.replicas
         )
-        self._max_groups = max(1, in_flight // rollouts.sessions_a_group)
+        self._max_groups = max(1, in_flight // rollouts.sessions_per_group)
         self._slots = asyncio.Semaphore(self._max_groups)
         self._collector: asyncio.Task[None] | None = None
         self._leases_by_task: dict[asyncio.Task[None], GroupLease] = {}

@@ -52,7 +52,7 @@ class ChatPolicy:
         Tokenizing megabytes, such as a whole file that a tool returned, would block this process.
         """
         characters = sum(len(message["content"]) for message in messages)
-        return characters <= (self._max_prompt_length - len(prompt)) * self._tokenizer.longest_token
+        return characters <= (self._max_prompt_length - len(prompt)) * self._tokenizer.max_token_chars
 
     @contextmanager
     def pin_replica(self) -> Iterator["ChatPolicy"]:

@@ -28,7 +28,7 @@ class SingleTurn(Player[Example]):
 
     async def begin(self, active: ActiveAssignment, policy: ChatPolicy, stack: AsyncExitStack) -> Example:
         """Fetch the group's example; it is the same when the group is played again."""
-        example: Example = await self._dataloader.at.route(active.assignment.task)
+        example: Example = await self._dataloader.get_example.route(active.assignment.task)
         return example
 
     async def attempt(
@@ -86,10 +86,10 @@ class DatasetReport:
 
     async def report(self, policy: Policy, result: EvaluationResult) -> None:
         """Write the number and mean reward of the last iteration's answers, and the training time."""
-        report = {"last_iteration": self._last_iteration(), "train_seconds": result.train_seconds}
+        report = {"last_iteration": self._read_last_iteration(), "train_seconds": result.train_seconds}
         (self._folder / REPORT_FILE).write_text(json.dumps(report, indent=1) + "\n", encoding="utf-8")
 
-    def _last_iteration(self) -> dict[str, Any]:
+    def _read_last_iteration(self) -> dict[str, Any]:
         """Read it from the log: a process that resumes after the last iteration has not seen its answers."""
         last = last_row(self._folder / "metrics.jsonl")
         if not last:  # the log was removed

@@ -103,11 +103,11 @@ class Player(ABC, Generic[StartT]):
         try:
             async with AsyncExitStack() as stack:
                 policy = stack.enter_context(self.policy.pin_replica())
-                (start,) = await until_stopped([self.begin(active, policy, stack)], active.stop)
+                (start,) = await run_until_stopped([self.begin(active, policy, stack)], active.stop)
                 if start is not None:
                     indices = range(len(outcomes))
                     attempts = [self.attempt(index, active, policy, start) for index in indices]
-                    outcomes = await until_stopped(attempts, active.stop)
+                    outcomes = await run_until_stopped(attempts, active.stop)
         finally:
             del self._active[assignment.lease]
             if not self._active:
@@ -305,7 +305,7 @@ async def on_termination(notify: Callable[[], None]) -> None:
             loop.add_signal_handler(signal.SIGTERM, on_signal)
             main_loop.call_soon_threadsafe(installed.set_result, None)
 
-    for loop in _running_loops():
+    for loop in _find_running_loops():
         loop.call_soon_threadsafe(install, loop)
     try:
         async with asyncio.timeout(INSTALL_TIMEOUT_S):
@@ -317,7 +317,7 @@ async def on_termination(notify: Callable[[], None]) -> None:
         ) from None
 
 
-def _running_loops() -> list[asyncio.AbstractEventLoop]:
+def _find_running_loops() -> list[asyncio.AbstractEventLoop]:
     # asyncio keeps no list of loops, and a loop can be found only from its own thread. `type` instead of isinstance:
     # objects of other libraries may run code when their `__class__` is read.
     return [
@@ -327,7 +327,7 @@ def _running_loops() -> list[asyncio.AbstractEventLoop]:
     ]
 
 
-async def until_stopped(works: Sequence[Coroutine[Any, Any, T]], stop: asyncio.Event) -> list[T | None]:
+async def run_until_stopped(works: Sequence[Coroutine[Any, Any, T]], stop: asyncio.Event) -> list[T | None]:
     """Run coroutines concurrently until all are done or `stop` is set.
 
     Returns their results in order, None for those that were stopped. If one raises, the others are cancelled and its

@@ -55,7 +55,7 @@ def make_served_page(run: Path) -> bytes:
     return b"".join(_render(run, served=True, records=()))
 
 
-def make_whole_page(run: Path, records: Iterable[bytes]) -> Iterator[bytes]:
+def make_standalone_page(run: Path, records: Iterable[bytes]) -> Iterator[bytes]:
     """Yield the page of a run with its records embedded, in parts."""
     return _render(run, served=False, records=records)
 

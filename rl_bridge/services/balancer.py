@@ -148,9 +148,9 @@ class Balancer:
 
     def holds(self, target: ReplicaTarget) -> bool:
         """Whether calls go to this start of the replica."""
-        return self._load_of(target) is not None
+        return self._find_load(target) is not None
 
-    def _load_of(self, target: ReplicaTarget) -> _TargetLoad | None:
+    def _find_load(self, target: ReplicaTarget) -> _TargetLoad | None:
         load = self._loads.get(target.replica)
         return load if load is not None and key_of(load.target) == key_of(target) else None
 
@@ -242,7 +242,7 @@ class Balancer:
     ) -> Any:
         """Call an endpoint of this target, counted as one of its calls in flight. Raises as `route` does."""
         key = key_of(target)
-        if (load := self._load_of(target)) is not None:
+        if (load := self._find_load(target)) is not None:
             self._pick_count += 1
             load.last_pick = self._pick_count
             load.in_flight += 1
@@ -268,7 +268,7 @@ class Balancer:
         finally:
             self._on_call_done(key, call)
             # Only if this start still serves: a newer start of the replica has a record of its own.
-            if (load := self._load_of(target)) is not None and self._record_call_end(load, failed):
+            if (load := self._find_load(target)) is not None and self._record_call_end(load, failed):
                 self._on_suspect(target)
 
     def _record_call_end(self, load: _TargetLoad, failed: bool | None) -> bool:

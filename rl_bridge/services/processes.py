@@ -213,7 +213,7 @@ class Incarnation:
 
     def tail(self) -> str:
         """Return the last lines of its logs."""
-        return "\n".join(_tail(log) for log in self._logs if log.exists())
+        return "\n".join(_read_tail(log) for log in self._logs if log.exists())
 
 
 async def close(target: MeshTarget, endpoints: frozenset[str]) -> None:
@@ -243,7 +243,7 @@ def _is_running(pid: int) -> bool:
     return stat.rpartition(b") ")[2][:1] not in b"ZX"  # the state follows the name, which may hold anything
 
 
-def _tail(log: Path) -> str:
+def _read_tail(log: Path) -> str:
     with log.open("rb") as file:
         file.seek(max(0, log.stat().st_size - LOG_TAIL_BYTES))
         lines = file.read().decode(errors="replace").splitlines()

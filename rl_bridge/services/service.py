@@ -176,7 +176,7 @@ class ReplicaSupervisor:
 
     async def _prepare(self, incarnation: Incarnation, target: MeshTarget) -> None:
         self.processes = tuple(await target.call_all("_locate", (), {}))
-        incarnation.watch_pids(place.pid for place in self.processes)
+        incarnation.watch_pids(process.pid for process in self.processes)
         if "setup" in self._owner.endpoints:
             await target.call("setup", (), {})
         await self._owner.catch_up(target)
@@ -249,7 +249,7 @@ class Service(BalancedEndpoints):
             actor.REPEATABLE,
             options.start_timeout_s,
             on_gone=self._mark_lost_replica,
-            on_suspect=self._suspect,
+            on_suspect=self._start_health_check,
         )
         super().__init__(balancer, endpoints_of(actor))
         self.name = name
@@ -278,7 +278,7 @@ class Service(BalancedEndpoints):
                 and self._balancer.is_suspended(supervisor.replica)
                 else supervisor.state,
                 host=supervisor.processes[0].host if supervisor.processes else None,
-                pids=tuple(place.pid for place in supervisor.processes),
+                pids=tuple(process.pid for process in supervisor.processes),
                 in_flight=self._balancer.in_flight(supervisor.replica),
                 restarts=supervisor.restarts,
             )
@@ -393,7 +393,7 @@ class Service(BalancedEndpoints):
         if supervisor is not None:
             supervisor.lose(target.incarnation, reason)
 
-    def _suspect(self, target: ReplicaTarget) -> None:
+    def _start_health_check(self, target: ReplicaTarget) -> None:
         self.record(target.replica, "suspect", "its calls keep failing")
         check = asyncio.ensure_future(self._check(target))
         self._checks.add(check)

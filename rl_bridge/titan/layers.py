@@ -46,8 +46,8 @@ class DocumentAttention(ScaledDotProductAttention):
     ) -> Tensor:
         """Compute attention over [B, L, N, H] with a mask of shape [B, 1, L, L], or causal attention without one."""
         if attention_masks is None:
-            plain: Tensor = super().forward(q_BLNH, k_BLNH, v_BLNH, **options)
-            return plain
+            output: Tensor = super().forward(q_BLNH, k_BLNH, v_BLNH, **options)
+            return output
         # On GPUs the only kernel with a mask and shared keys materializes all scores, so keys are repeated per head.
         repeats = q_BLNH.shape[2] // k_BLNH.shape[2]
         return F.scaled_dot_product_attention(
@@ -106,8 +106,8 @@ class HalvesRoPE(CosSinRoPE):
 
     def _precompute_cache(self) -> Tensor:
         if self.config.scaling != "llama":
-            plain: Tensor = super()._precompute_cache()
-            return plain
+            cache: Tensor = super()._precompute_cache()
+            return cache
         rotations = ComplexRoPE._precompute_cache(self)  # it only uses the configuration
         return torch.cat([rotations.real, rotations.real, rotations.imag, rotations.imag], dim=-1)
 

@@ -94,7 +94,7 @@ class Adapters:
             for name, layer in self._layers.items()
         }
         return {
-            name: LazySum(base=value, added=partial(_product, *factors[name], self._scale))
+            name: LazySum(base=value, added=partial(_multiply_factors, *factors[name], self._scale))
             if name in factors
             else value
             for name, value in state.items()
@@ -118,8 +118,8 @@ def _full_tensor(weight: Tensor) -> Tensor:
     return (weight.full_tensor() if isinstance(weight, DTensor) else weight).detach()
 
 
-def _product(a: Tensor, b: Tensor, scale: float, box: Box) -> Tensor:
-    rows, columns = box.within(Box.whole((len(b), a.shape[1])))
+def _multiply_factors(a: Tensor, b: Tensor, scale: float, box: Box) -> Tensor:
+    rows, columns = box.index_in(Box.of_shape((len(b), a.shape[1])))
     return scale * (b[rows] @ a[:, columns])
 
 

@@ -197,7 +197,7 @@ class TitanModel:
 
     def pack(self, batch: TrainBatch) -> PackedRows:
         """Lay a batch's contexts out for one pass through this model."""
-        return batch.packed(in_one_row=self._in_one_row, multiple_of=self._row_multiple)
+        return batch.pack_rows(in_one_row=self._in_one_row, multiple_of=self._row_multiple)
 
     def train_flops(self, batch: TrainBatch) -> float:
         """Return the floating-point operations of a forward and backward pass; see `Architecture.train_flops`."""
@@ -217,19 +217,19 @@ class TitanModel:
                 f"{rows.target.min()} to {rows.target.max()}"
             )
         self.module.lm_head.loss_tokens = LossTokens(
-            row=self._tensor(rows.row),
-            column=self._tensor(rows.column),
-            target=self._tensor(rows.target),
+            row=self._to_tensor(rows.row),
+            column=self._to_tensor(rows.column),
+            target=self._to_tensor(rows.target),
             temperature=temperature,
             chunk=self._chunk,
         )
-        masks, positions = None, self._tensor(rows.positions)
+        masks, positions = None, self._to_tensor(rows.positions)
         if self._uses_varlen_kernel:
             masks = self.module.get_attention_masks(positions)
         elif self._in_one_row or not rows.one_a_row:
-            masks = document_mask(self._tensor(rows.document))
+            masks = document_mask(self._to_tensor(rows.document))
         outputs: TokenOutputs = self.module(
-            self._tensor(rows.tokens), positions=positions, attention_masks=masks
+            self._to_tensor(rows.tokens), positions=positions, attention_masks=masks
         )
         return outputs
 
@@ -247,7 +247,7 @@ class TitanModel:
         )
         return self.outputs(rows).logprobs.sum() * 0.0
 
-    def _tensor(self, values: NDArray[np.generic]) -> Tensor:
+    def _to_tensor(self, values: NDArray[np.generic]) -> Tensor:
         return torch.from_numpy(values).to(self.device)
 
     def sum_over_data(self, values: Tensor) -> Tensor:

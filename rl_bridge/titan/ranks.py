@@ -113,7 +113,7 @@ def gather_state(state: State, *, keep: bool = True, dtype: torch.dtype | None =
         full = base.full_tensor() if isinstance(base, DTensor) else base
         if keep:
             if isinstance(value, LazySum):
-                full = full + value.added(Box.whole(full.shape))
+                full = full + value.added(Box.of_shape(full.shape))
             gathered[name] = full.to(dtype or full.dtype).cpu()
     return gathered
 

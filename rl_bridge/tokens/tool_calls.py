@@ -220,8 +220,8 @@ def _require_unique_keys(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     """Return the object's mapping; ValueError if a key is there twice, as the intended value is unclear."""
     mapping = dict(pairs)
     if len(mapping) < len(pairs):
-        twice = next(name for name, times in Counter(name for name, _ in pairs).items() if times > 1)
-        raise ValueError(f"expected each name once in an object, got {twice!r} twice")
+        duplicate = next(name for name, times in Counter(name for name, _ in pairs).items() if times > 1)
+        raise ValueError(f"expected each name once in an object, got {duplicate!r} twice")
     return mapping
 
 

@@ -89,9 +89,9 @@ class TrainerActor(ServiceActor):
         PROCESS_SPANS.rest("batches")
 
     @concurrent_endpoint
-    async def resumed(self) -> ResumeState:
+    async def get_resume_state(self) -> ResumeState:
         """Return the state of the checkpoint that this start of the trainer resumed from."""
-        return self._resumed
+        return self._resume_state
 
     @concurrent_endpoint
     async def checkpointing(self) -> str:
@@ -118,7 +118,7 @@ class TrainerActor(ServiceActor):
         if self._store is None:
             raise TrainingError("expected a trainer with a store of weights, got one without")
         await self._acquire_gpu()
-        started = time.perf_counter()
+        started_at = time.perf_counter()
         with ExitStack() as stack:
             state = await self._run_on_thread(
                 "hold weights", stack.enter_context, self._trainer.weights(version)
@@ -131,7 +131,7 @@ class TrainerActor(ServiceActor):
                     ranks=self._rank.count,
                     dtype=getattr(torch, self._settings.dtype),  # generators compute in it
                 )
-        return time.perf_counter() - started
+        return time.perf_counter() - started_at
 
     @concurrent_endpoint
     async def save_checkpoint(
@@ -205,7 +205,7 @@ class TrainerActor(ServiceActor):
         folder = self._rank.rendezvous_file.parent
         folder.mkdir(parents=True, exist_ok=True)
         self._trainer = Trainer(self._settings, self._rank)
-        self._resumed = self._trainer.resume()
+        self._resume_state = self._trainer.resume()
         if self._rank.index == 0:  # killed ranks leave their rendezvous files behind
             for stale_file in folder.glob(f"{_RENDEZVOUS_PREFIX}*"):
                 if stale_file != self._rank.rendezvous_file:

@@ -66,7 +66,7 @@ class Checkpoints:
         self._timeout_s = timeout_s
         self.group = dist.new_group(backend="gloo", timeout=timedelta(seconds=timeout_s))
         self._thread = ThreadPoolExecutor(1, "checkpoint")
-        self._writing: Future[None] | None = None
+        self._write_future: Future[None] | None = None
         pinned = torch.cuda.is_available()
         self._stager = DefaultStager(StagingOptions(pinned, False, False, False))
 
@@ -79,7 +79,7 @@ class Checkpoints:
         Raises:
             ModelError: There are checkpoints, and none can be read.
         """
-        versions = [sorted(_versions(self._folder), reverse=True)]  # those of rank 0 are broadcast
+        versions = [sorted(_list_versions(self._folder), reverse=True)]  # those of rank 0 are broadcast
         dist.broadcast_object_list(versions, src=0)
         damaged: dict[PolicyVersion, str] = {}
         for version in versions[0]:
@@ -134,20 +134,20 @@ class Checkpoints:
             key: value.state_dict() if isinstance(value, Stateful) else value for key, value in state.items()
         }
         staged: Any = self._stager.stage(values)
-        self._writing = self._thread.submit(self._write, version, staged, run_state, attachments)
+        self._write_future = self._thread.submit(self._write, version, staged, run_state, attachments)
 
     def check(self) -> None:
         """Call `finish` if all ranks have finished writing, and so raise its error; never wait for a write."""
-        if self._writing is not None and agree(None if self._writing.done() else "not yet") is None:
+        if self._write_future is not None and agree(None if self._write_future.done() else "not yet") is None:
             self.finish()
 
     def finish(self) -> None:
         """Wait for the write in progress; CheckpointError if it is late, or fails, and then nothing of it is left."""
-        writing, self._writing = self._writing, None
-        if writing is None:
+        write_future, self._write_future = self._write_future, None
+        if write_future is None:
             return
         try:
-            writing.result(self._timeout_s)
+            write_future.result(self._timeout_s)
         except TimeoutError:
             raise CheckpointError(
                 f"expected a checkpoint to be written to {str(self._folder)!r} within {self._timeout_s:g} s, it is "
@@ -173,7 +173,7 @@ class Checkpoints:
         failure: Exception | None = None
         try:
             with convert_rank_errors(f"for the checkpoint of version {version}"):
-                self._run_and_agree(lambda: _begin(partial, version, run_state, attachments))
+                self._run_and_agree(lambda: _write_run_state(partial, version, run_state, attachments))
                 writer = FileSystemWriter(partial)  # which syncs its files
                 save = functools.partial(
                     save_distributed, dict(state), storage_writer=writer, process_group=self.group
@@ -210,7 +210,9 @@ class Checkpoints:
         with _agree_on_damage(path):
             document: dict[str, Any] = json.loads((path / _RUN).read_text(encoding="utf-8"))
             attachments = {file.name: file.read_bytes() for file in sorted((path / _ATTACHMENTS).iterdir())}
-            if document.get("digests", (digests := _digests(attachments))) != digests:  # older ones have none
+            if (
+                document.get("digests", (digests := _hash_attachments(attachments))) != digests
+            ):  # older ones have none
                 raise ValueError("its attachments are not those that were written")
             return ResumeState(version=version, run_state=document["run_state"], attachments=attachments)
 
@@ -223,7 +225,7 @@ class Checkpoints:
         # NFS, the run goes on; `sweep` tries again.
         if replaced is not None:  # only now: removing takes a while, and there must always be a complete one
             shutil.rmtree(replaced, ignore_errors=True)
-        for version in sorted(_versions(self._folder))[:-MAX_KEPT]:
+        for version in sorted(_list_versions(self._folder))[:-MAX_KEPT]:
             # Renamed first, so that it is never taken for a complete one if the removal is interrupted.
             shutil.rmtree(
                 _rename_with_suffix(self._folder / f"step-{version}", _OLD_SUFFIX), ignore_errors=True
@@ -236,7 +238,7 @@ class Checkpoints:
             try:
                 work()
             except (Exception, CheckpointException) as error:
-                failure = _reason(error)
+                failure = _describe_error(error)
         if (failure := agree(failure, self.group)) is not None:
             raise _WriteError(failure)
 
@@ -259,34 +261,34 @@ def _agree_on_damage(checkpoint: Path) -> Iterator[None]:
         if is_rank_error(error):
             raise
         failure = error
-    if (reason := agree(None if failure is None else _reason(failure))) is not None:
+    if (reason := agree(None if failure is None else _describe_error(failure))) is not None:
         raise _DamagedError(f"cannot resume from the checkpoint {str(checkpoint)!r}: {reason}") from failure
 
 
 def newest_checkpoint(folder: str | Path) -> PolicyVersion:
     """Return the version of a run's newest checkpoint, outside of the trainer; 0 if there is none."""
-    return max(_versions(Path(folder) / FOLDER), default=0)
+    return max(_list_versions(Path(folder) / FOLDER), default=0)
 
 
-def _versions(folder: Path) -> list[PolicyVersion]:
+def _list_versions(folder: Path) -> list[PolicyVersion]:
     names = (_STEP_PATTERN.fullmatch(path.name) for path in folder.glob("step-*"))
     return [int(name[1]) for name in names if name is not None]
 
 
-def _begin(
+def _write_run_state(
     partial: Path, version: PolicyVersion, run_state: Mapping[str, Any], attachments: Mapping[str, bytes]
 ) -> None:
     if partial.exists():
         shutil.rmtree(partial)
     (partial / _ATTACHMENTS).mkdir(parents=True)
-    document = {"version": version, "run_state": run_state, "digests": _digests(attachments)}
+    document = {"version": version, "run_state": run_state, "digests": _hash_attachments(attachments)}
     _write(partial / _RUN, json.dumps(document, allow_nan=False).encode())
     for name, content in attachments.items():
         _write(partial / _ATTACHMENTS / name, content)
     _sync(partial / _ATTACHMENTS)
 
 
-def _digests(attachments: Mapping[str, bytes]) -> dict[str, str]:
+def _hash_attachments(attachments: Mapping[str, bytes]) -> dict[str, str]:
     return {name: hashlib.sha256(content).hexdigest() for name, content in attachments.items()}
 
 
@@ -311,7 +313,7 @@ def _rename_with_suffix(checkpoint: Path, suffix: str) -> Path:
     return renamed
 
 
-def _reason(error: BaseException) -> str:
+def _describe_error(error: BaseException) -> str:
     if isinstance(error, CheckpointException) and error.failures:
         error, _ = next(iter(error.failures.values()))
     return str(error) or type(error).__name__
@@ -362,7 +364,7 @@ def _run_on_first_rank(
         try:
             work(*arguments)
         except Exception as error:
-            failure = _reason(error)
+            failure = _describe_error(error)
             for partial in folder.glob(f"*{_PARTIAL_SUFFIX}"):
                 partial.unlink()
     if (failure := agree(failure, group)) is not None:

@@ -83,7 +83,7 @@ class Optimization:
             for state in optimizer.state.values():
                 yield from (value for value in state.values() if isinstance(value, Tensor))
 
-    def after_restore(self, version: PolicyVersion) -> None:
+    def reapply_config(self, version: PolicyVersion) -> None:
         """Apply this run's configuration after a checkpoint, possibly of another configuration, has been read.
 
         The schedule's position follows from the version alone.

@@ -64,11 +64,11 @@ def rank_batches(
             tokens[rank].append([update[np.isin(context_index, documents)] for documents in passes])
     batch = replace(batch, weights=weights)
     sizes = tuple(map(len, parts))
-    batches = [_rank_batch(batch, updates, sizes) for updates in tokens]
+    batches = [_make_rank_batch(batch, updates, sizes) for updates in tokens]
     return [batches[rank // config.tensor_parallel] for rank in range(ranks)]
 
 
-def _rank_batch(
+def _make_rank_batch(
     batch: TrainBatch, updates: list[list[NDArray[np.int64]]], sizes: tuple[int, ...]
 ) -> RankBatch:
     own_tokens = np.sort(np.concatenate([tokens for passes in updates for tokens in passes]))

@@ -144,23 +144,23 @@ class PolicyGradients:
             outputs = self._model.outputs(rows, temperature=self._settings.temperature)
             assert outputs.entropy is not None
             assert micro_batch.weights is not None
-            old_logprobs = self._tensor(micro_batch.old_logprobs)
+            old_logprobs = self._to_tensor(micro_batch.old_logprobs)
             inputs = LossInputs(
                 logprobs=outputs.logprobs,
                 entropy=outputs.entropy,
                 old_logprobs=old_logprobs,
-                advantages=self._tensor(micro_batch.advantages),
-                reference_logprobs=self._optional_tensor(micro_batch.reference_logprobs),
-                proximal_logprobs=self._optional_tensor(micro_batch.proximal_logprobs),
-                sequence_log_ratios=None if ratios is None else self._tensor(ratios[micro_batch.index]),
+                advantages=self._to_tensor(micro_batch.advantages),
+                reference_logprobs=self._to_optional_tensor(micro_batch.reference_logprobs),
+                proximal_logprobs=self._to_optional_tensor(micro_batch.proximal_logprobs),
+                sequence_log_ratios=None if ratios is None else self._to_tensor(ratios[micro_batch.index]),
             )
             per_token, loss_metrics = self._loss(inputs, settings)
             metrics.add({**loss_metrics, "policy/entropy": outputs.entropy.detach()})
             if fresh is not None:
                 difference = outputs.logprobs.detach() - old_logprobs
-                metrics.add_mismatch(difference, fresh=self._tensor(micro_batch.versions == fresh))
+                metrics.add_mismatch(difference, fresh=self._to_tensor(micro_batch.versions == fresh))
             metrics.add_rows(valid=int(micro_batch.lengths.sum()), padded=rows.tokens.size)
-            return torch.sum(self._tensor(micro_batch.weights) * per_token)
+            return torch.sum(self._to_tensor(micro_batch.weights) * per_token)
 
         return self.passes.backward(rank_batch, update, loss)
 
@@ -174,8 +174,8 @@ class PolicyGradients:
         trajectory = self.passes.gather_values(batch, batch.trajectory).astype(np.int64)
         return sequence_means(self.passes.gather_values(batch, log_ratios), trajectory)
 
-    def _tensor(self, values: NDArray[np.generic]) -> Tensor:
+    def _to_tensor(self, values: NDArray[np.generic]) -> Tensor:
         return torch.from_numpy(values).to(self._model.device)
 
-    def _optional_tensor(self, values: NDArray[np.float32] | None) -> Tensor | None:
-        return None if values is None else self._tensor(values)
+    def _to_optional_tensor(self, values: NDArray[np.float32] | None) -> Tensor | None:
+        return None if values is None else self._to_tensor(values)

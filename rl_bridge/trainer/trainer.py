@@ -65,7 +65,7 @@ class Trainer:
         device = own_device()
         join_process_group(device, rank)
         self._rank = rank
-        settings, self.checkpointing = settings.resolve_checkpointing(_smallest_gpu_bytes(device))
+        settings, self.checkpointing = settings.resolve_checkpointing(_find_smallest_gpu_bytes(device))
         self._settings, config = settings, settings.trainer
         with convert_rank_errors("while the model was loaded"):
             self._model = TitanModel(
@@ -109,7 +109,7 @@ class Trainer:
             return ResumeState()
         state, resumed = checkpoint
         self._model.load_trained(state["model"])
-        self._optimizer.after_restore(resumed.version)
+        self._optimizer.reapply_config(resumed.version)
         if self._critic is not None:
             self._critic.restore(state, resumed.version)
         for device, random_state in state.get(self._random_key, {}).items():
@@ -358,21 +358,21 @@ class Trainer:
             **({} if self._adapter_id is None else {_ADAPTERS: {self._adapter_id: torch.zeros(1)}}),
             **self._optimizer.state(),
             **({} if self._critic is None else self._critic.state()),
-            self._random_key: self._random_states(),
+            self._random_key: self._get_random_states(),
         }
 
     @property
     def _random_key(self) -> str:
         return f"random-{self._rank.index}"
 
-    def _random_states(self) -> dict[str, Tensor]:
+    def _get_random_states(self) -> dict[str, Tensor]:
         states = {"cpu": torch.get_rng_state()}
         if self._model.device.type == "cuda":
             states["cuda"] = torch.cuda.get_rng_state()
         return states
 
 
-def _smallest_gpu_bytes(device: torch.device) -> int | None:
+def _find_smallest_gpu_bytes(device: torch.device) -> int | None:
     """Return the memory of the smallest GPU of all ranks, in bytes; None on a CPU."""
     if device.type != "cuda":
         return None

@@ -47,13 +47,13 @@ class Readers:
         with self._changed:
             if not self._count:
                 return 0.0
-            started = time.perf_counter()
+            started_at = time.perf_counter()
             if not self._changed.wait_for(lambda: self._count == 0, timeout=timeout_s):
                 raise TrainingError(
                     f"expected the weights to be pushed within {timeout_s:g} s, they are still being read; "
                     "see what holds the store, or raise trainer.collective_timeout_s"
                 )
-            return time.perf_counter() - started
+            return time.perf_counter() - started_at
 
 
 class Offload:
@@ -79,7 +79,7 @@ class Offload:
             storages[local.untyped_storage()._cdata] = local.untyped_storage()
         self._allocate_host_copies({key: storage.nbytes() for key, storage in storages.items()})
         for key, storage in storages.items():
-            self._host_copies[key].copy_(_bytes_of(storage))
+            self._host_copies[key].copy_(_view_bytes(storage))
             storage.resize_(0)
         self._offloaded = storages
         if torch.cuda.is_available():
@@ -116,9 +116,9 @@ class Offload:
                     if time.monotonic() > deadline:
                         raise
                     time.sleep(MEMORY_POLL_INTERVAL_S)
-            _bytes_of(storage).copy_(host_copy)
+            _view_bytes(storage).copy_(host_copy)
             del self._offloaded[key]  # only now, so that a call that runs out of memory can be retried
 
 
-def _bytes_of(storage: torch.UntypedStorage) -> Tensor:
+def _view_bytes(storage: torch.UntypedStorage) -> Tensor:
     return torch.empty(0, dtype=torch.uint8, device=storage.device).set_(storage)

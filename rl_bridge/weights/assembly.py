@@ -52,7 +52,7 @@ def plan_reads(snapshot: Snapshot, like: Like | None) -> list[TensorRead]:
     """
     parts = snapshot.parts()
     if like is None:
-        like = {name: ShardSpec(box=Box.whole(stored[0][1].whole)) for name, stored in parts.items()}
+        like = {name: ShardSpec(box=Box.of_shape(stored[0][1].full_shape)) for name, stored in parts.items()}
     result = []
     for name, target in like.items():
         if name not in parts:
@@ -103,15 +103,15 @@ class SnapshotState(Mapping[str, Tensor]):
         return len(self._reads)
 
     def __getitem__(self, name: str) -> Tensor:
-        read, model = self._reads[name], self._like.get(name)
+        read, target = self._reads[name], self._like.get(name)
         if read.is_view and not self._copy:
             ((rank, part),) = read.sources
-            local = view(self._held[rank], part)[read.box.within(part.box)]
+            local = view(self._held[rank], part)[read.box.index_in(part.box)]
         else:
-            device = model.device if isinstance(model, Tensor) else self._device
+            device = target.device if isinstance(target, Tensor) else self._device
             local = torch.empty(read.box.shape, dtype=read.dtype, device=device)
             copy_all(_iterate_copies(local, read, self._held))
-        return _distribute(local, model) if is_dtensor(model) else local
+        return _distribute(local, target) if is_dtensor(target) else local
 
     def __contains__(self, name: object) -> bool:
         return name in self._reads  # Mapping's default would assemble the tensor
@@ -121,7 +121,7 @@ class SnapshotState(Mapping[str, Tensor]):
         """The bytes that tensors are assembled from, by rank."""
         return self._held
 
-    def copied_to(self, device: torch.device | str) -> "SnapshotState":
+    def copy_to(self, device: torch.device | str) -> "SnapshotState":
         """Return the same state with each tensor a copy on a device."""
         return SnapshotState(list(self._reads.values()), self._held, self._like, device=device, copy=True)
 
@@ -154,25 +154,30 @@ def _iterate_copies(
     for rank, part in read.sources:
         overlap = part.box.intersection(read.box)
         if overlap is not None:
-            yield destination[overlap.within(read.box)], view(buffers[rank], part)[overlap.within(part.box)]
+            yield (
+                destination[overlap.index_in(read.box)],
+                view(buffers[rank], part)[overlap.index_in(part.box)],
+            )
 
 
 def _like(
     snapshot: Snapshot, name: str, stored: Sequence[tuple[int, StoredPart]], target: Tensor | ShardSpec
 ) -> TensorRead:
-    whole = stored[0][1].whole
+    full_shape = stored[0][1].full_shape
     if isinstance(target, ShardSpec):
         box, dtype = target.box, target.dtype or torch_dtype(stored[0][1])
-        is_within = all(a >= 0 and a + n <= w for a, n, w in zip(box.start, box.shape, whole, strict=True))
+        is_within = all(
+            a >= 0 and a + n <= w for a, n, w in zip(box.start, box.shape, full_shape, strict=True)
+        )
     else:
-        box = dtensor_box(target) if is_dtensor(target) else Box.whole(target.shape)
-        dtype, is_within = target.dtype, tuple(target.shape) == whole
+        box = dtensor_box(target) if is_dtensor(target) else Box.of_shape(target.shape)
+        dtype, is_within = target.dtype, tuple(target.shape) == full_shape
     if not is_within:
         requested = (
             f"{box.shape} from {box.start}" if isinstance(target, ShardSpec) else f"{tuple(target.shape)}"
         )
         raise WeightsError(
-            f"expected a part of {name!r} within {whole}, its shape in {key_text(snapshot.key)}, got {requested}"
+            f"expected a part of {name!r} within {full_shape}, its shape in {key_text(snapshot.key)}, got {requested}"
         )
     return _plan_read(snapshot, name, box, dtype, stored)
 
@@ -202,7 +207,7 @@ def copy_all(pairs: Iterable[tuple[Tensor, Tensor]]) -> None:
         _copy_from_gpu(pending, gpu)
         return
     threads = min(_thread_count(), 1 + sum(target.nbytes for target, _ in pending) // MIN_BYTES_PER_THREAD)
-    futures = [_pool().submit(_copy, pending) for _ in range(threads - 1)]
+    futures = [_get_pool().submit(_copy, pending) for _ in range(threads - 1)]
     try:
         _copy(pending)
     finally:
@@ -236,5 +241,5 @@ def _thread_count() -> int:
 
 
 @cache
-def _pool() -> ThreadPoolExecutor:
+def _get_pool() -> ThreadPoolExecutor:
     return ThreadPoolExecutor(_thread_count(), thread_name_prefix="weights")

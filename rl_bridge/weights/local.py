@@ -23,8 +23,8 @@ from rl_bridge.weights.segments import (
     SegmentAddress,
     SegmentRing,
     has_died,
+    machine_identifier,
     map_segment,
-    own_machine,
 )
 from rl_bridge.weights.snapshot import Key, Origin, Snapshot, StoredPart, key_text
 
@@ -271,10 +271,10 @@ class SegmentReader:
             if os.stat(path).st_ino != address.inode:
                 raise make_overwritten_error(key)
         except OSError as error:
-            if origin.machine == own_machine() and not has_died(origin):
+            if origin.machine == machine_identifier() and not has_died(origin):
                 raise make_overwritten_error(key) from None  # the publisher has dropped the segment
             self._forget(origin.pid, frozenset())
-            if origin.machine != own_machine():
+            if origin.machine != machine_identifier():
                 reason = "it is on another machine, which the transport 'rdma' can reach"
             else:
                 reason = "did it die? A restarted trainer publishes again"

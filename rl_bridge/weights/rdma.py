@@ -40,12 +40,12 @@ class BufferPublisher(SegmentPublisher):
         return self._buffers[segment]
 
     def _register(self, segment: Segment, layout: dict[str, tuple[int, int]]) -> None:
-        self._forget(segment)
+        self._release_resources(segment)
         data = torch.frombuffer(segment.map, dtype=torch.uint8)
         self._buffers[segment] = {name: RDMABuffer(data[a : a + n]) for name, (a, n) in layout.items()}
         self._layouts[segment] = layout
 
-    def _forget(self, segment: Segment) -> None:
+    def _release_resources(self, segment: Segment) -> None:
         self._layouts.pop(segment, None)
         try:
             for buffer in self._buffers.pop(segment, {}).values():

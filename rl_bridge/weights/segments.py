@@ -240,13 +240,13 @@ def _make_memory_error(nbytes: int, reason: str) -> WeightsError:
 
 def own_origin(rank: int) -> Origin:
     """Return the origin of this process as rank `rank` of the publishers."""
-    started = _start_ticks(os.getpid())
-    assert started is not None
-    return Origin(machine=own_machine(), pid=os.getpid(), started=started, rank=rank)
+    start_ticks = _read_start_ticks(os.getpid())
+    assert start_ticks is not None
+    return Origin(machine=machine_identifier(), pid=os.getpid(), started=start_ticks, rank=rank)
 
 
 @functools.cache
-def own_machine() -> str:
+def machine_identifier() -> str:
     """Return an identifier of this machine and process id namespace, within which process ids are unique."""
     boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
     return f"{boot} {os.readlink('/proc/self/ns/pid')}"
@@ -254,10 +254,10 @@ def own_machine() -> str:
 
 def has_died(origin: Origin) -> bool:
     """Whether a publisher is certainly dead; False for other machines, where that is unknown."""
-    return origin.machine == own_machine() and _start_ticks(origin.pid) != origin.started
+    return origin.machine == machine_identifier() and _read_start_ticks(origin.pid) != origin.started
 
 
-def _start_ticks(pid: int) -> int | None:
+def _read_start_ticks(pid: int) -> int | None:
     """Return a process's start time in clock ticks; None if it does not exist or is a zombie."""
     try:
         stat = Path(f"/proc/{pid}/stat").read_text()

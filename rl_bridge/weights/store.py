@@ -157,7 +157,7 @@ class WeightStore:
         async with self._publisher.reserve(key, rank, nbytes, devices) as reservation:
             await self._directory.announce(key, publication, origin, ranks, reservation.replaces)
             try:
-                await _in_thread(lambda: _pack(reservation, shards, parts))
+                await _run_in_thread(lambda: _pack(reservation, shards, parts))
                 location = await reservation.publish(parts)
                 await self._directory.complete(
                     key, publication, Contribution(origin=origin, location=location, parts=parts)
@@ -183,7 +183,7 @@ class WeightStore:
                 `like`.
         """
         async with self._open_parts(key, like) as (reads, buffers):
-            return await _in_thread(lambda: dict(SnapshotState(reads, buffers, like, copy=True)))
+            return await _run_in_thread(lambda: dict(SnapshotState(reads, buffers, like, copy=True)))
 
     @asynccontextmanager
     async def open(
@@ -261,7 +261,7 @@ def _pack(reservation: Reservation, shards: Mapping[str, Shard], parts: Mapping[
         copy_all([(view(reservation.target, parts[name]), shards[name].values())])
 
 
-async def _in_thread(work: Callable[[], T]) -> T:
+async def _run_in_thread(work: Callable[[], T]) -> T:
     """Run a function on a thread; on cancellation still wait for its end, since it uses the caller's resources."""
     task = asyncio.ensure_future(asyncio.to_thread(work))
     try:

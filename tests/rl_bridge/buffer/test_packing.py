@@ -90,7 +90,7 @@ def batch_of(rows: list[list[int]]) -> TrainBatch:
 
 def test_layout_of_a_pass() -> None:
     batch = batch_of([[1, 2], [3, 4, 5, 6], [7]])
-    rows, none = batch.packed(multiple_of=3), NO_DOCUMENT
+    rows, none = batch.pack_rows(multiple_of=3), NO_DOCUMENT
     assert rows.tokens.tolist() == [
         [3, 4, 5, 6, PAD_TOKEN, PAD_TOKEN],
         [1, 2, 7, PAD_TOKEN, PAD_TOKEN, PAD_TOKEN],
@@ -100,8 +100,8 @@ def test_layout_of_a_pass() -> None:
     # What predicts a loss token is at the token before it.
     assert list(zip(rows.row.tolist(), rows.column.tolist(), strict=True)) == [(1, 1), (0, 3), (1, 2)]
     assert not rows.one_a_row
-    assert batch_of([[1, 2], [3, 4]]).packed().one_a_row
-    one = batch.packed(in_one_row=True, multiple_of=4)
+    assert batch_of([[1, 2], [3, 4]]).pack_rows().one_a_row
+    one = batch.pack_rows(in_one_row=True, multiple_of=4)
     assert one.tokens.tolist() == [[1, 2, 3, 4, 5, 6, 7, PAD_TOKEN]]
     assert one.positions.tolist() == [[0, 1, 0, 1, 2, 3, 0, 0]]  # attention by document begins one at each 0
     assert (one.row.tolist(), one.column.tolist(), one.target.tolist()) == ([0, 0, 0], [1, 5, 6], [9, 9, 9])

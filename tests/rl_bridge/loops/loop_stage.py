@@ -89,8 +89,8 @@ class Trainer(Parts):
     async def release_gpu(self) -> None:
         await self._parts.called("release_gpu")
 
-    async def resumed(self) -> ResumeState:
-        await self._parts.called("resumed")
+    async def get_resume_state(self) -> ResumeState:
+        await self._parts.called("get_resume_state")
         self._parts.trained = self._parts.saved.version
         return self._parts.saved
 

@@ -101,15 +101,15 @@ def is_killed() -> None:
 
 @pytest.mark.parametrize(
     ("when", "colocate"),
-    [(when, False) for when in ("resumed", "push_weights", "export", "save_checkpoint")]
-    + [(when, True) for when in ("resumed", "push_weights", "release_gpu", "sleep", "export")],
+    [(when, False) for when in ("get_resume_state", "push_weights", "export", "save_checkpoint")]
+    + [(when, True) for when in ("get_resume_state", "push_weights", "release_gpu", "sleep", "export")],
 )
 async def test_trainer_lost_in_any_phase_takes_the_run_back(
     tmp_path: Path, when: str, colocate: bool
 ) -> None:
     stage = Stage(tmp_path, max_staleness=1, iterations=5, checkpoint_interval=2, colocate=colocate)
     stage.parts.failing["train_step"] = nth(3, is_killed)  # so that there is a way back to be lost on
-    stage.parts.failing[when] = nth(1 if when in ("resumed", "export") else 3, is_killed)
+    stage.parts.failing[when] = nth(1 if when in ("get_resume_state", "export") else 3, is_killed)
     run = await asyncio.wait_for(stage.train(work=train_with_recovery), 60)
     assert run.version == stage.parts.trained == stage.parts.served == 5
     assert [group for row in stage.rows("groups.jsonl") for group in row["trained"]] == list(range(20))
@@ -125,11 +125,13 @@ async def test_colocated_trainer_lost_in_the_generators_turn_has_them_sleep_firs
         3, is_gone
     )  # with the weights of the second step they have the turn
     await asyncio.wait_for(stage.train(work=train_with_recovery), 60)
-    at = stage.parts.calls.index("resumed")  # which an actor that is started again answers in its own turn
+    at = stage.parts.calls.index(
+        "get_resume_state"
+    )  # which an actor that is started again answers in its own turn
     assert stage.parts.calls[at - 2 : at + 4] == [
         "update_weights",
         "sleep",
-        "resumed",
+        "get_resume_state",
         "push_weights",
         "release_gpu",
         "update_weights",
@@ -157,7 +159,7 @@ async def test_colocated_run_goes_back_while_no_generator_serves(tmp_path: Path)
         assert await rewind(run) == 0
 
     await asyncio.wait_for(stage.train(work=goes_back), 60)
-    assert stage.parts.calls == ["sleep", "resumed", "push_weights", "release_gpu", "update_weights"]
+    assert stage.parts.calls == ["sleep", "get_resume_state", "push_weights", "release_gpu", "update_weights"]
 
 
 async def test_weights_of_a_trainer_that_began_anew_are_not_exported_for_the_trained_ones(
@@ -169,7 +171,7 @@ async def test_weights_of_a_trainer_that_began_anew_are_not_exported_for_the_tra
     stage = Stage(tmp_path, iterations=3, checkpoint_interval=0)
     stage.parts.failing["export"] = nth(1, began_anew)
     run = await asyncio.wait_for(stage.train(work=train_with_recovery), 60)
-    assert stage.parts.calls.count("resumed") == 1
+    assert stage.parts.calls.count("get_resume_state") == 1
     assert run.version == stage.parts.trained == stage.parts.served == 3
 
 
@@ -184,11 +186,11 @@ async def test_trainer_that_is_back_before_the_reference_has_answered_takes_the_
     stage.parts.failing["logprobs"] = nth(2, back_at_once)
     run = await asyncio.wait_for(stage.train(work=train_with_recovery, reference=True), 60)
     assert run.version == stage.parts.trained == stage.parts.served == 4
-    assert stage.parts.calls.count("resumed") == 1
+    assert stage.parts.calls.count("get_resume_state") == 1
     # It is at the very version that the loop has come to. A step from there would take it where it cannot be had back
     # from: what it says it resumed at is what it began with.
-    asked = [name for name in stage.parts.calls if name in ("logprobs", "train_step", "resumed")]
-    assert asked[:4] == ["logprobs", "train_step", "logprobs", "resumed"]
+    asked = [name for name in stage.parts.calls if name in ("logprobs", "train_step", "get_resume_state")]
+    assert asked[:4] == ["logprobs", "train_step", "logprobs", "get_resume_state"]
 
 
 async def test_what_was_wrong_with_newer_checkpoints_is_told(tmp_path: Path) -> None:
@@ -213,7 +215,7 @@ async def test_loss_that_is_not_finite_ends_the_run_and_a_resumed_one_trains_wha
     with pytest.raises(NonFiniteLossError):
         await asyncio.wait_for(stage.train(work=train_with_recovery), 60)
     saved = stage.parts.saved
-    assert (saved.version, "resumed" in stage.parts.calls) == (2, False)
+    assert (saved.version, "get_resume_state" in stage.parts.calls) == (2, False)
     finished = saved.run_state["ledger"]["finished"]
 
     async def resume(run: Run) -> None:
@@ -233,7 +235,7 @@ async def test_trainer_that_is_lost_for_ever_ends_the_run(tmp_path: Path) -> Non
     stage.parts.failing["push_weights"] = killed
     with pytest.raises(ReplicaLostError, match="killed"):
         await asyncio.wait_for(stage.train(work=train_with_recovery), 60)
-    assert stage.parts.calls.count("resumed") == stage.config.monarch.restarts.budget + 1
+    assert stage.parts.calls.count("get_resume_state") == stage.config.monarch.restarts.budget + 1
 
 
 async def test_weights_that_went_with_the_trainer_take_the_run_back(tmp_path: Path) -> None:
@@ -246,7 +248,7 @@ async def test_weights_that_went_with_the_trainer_take_the_run_back(tmp_path: Pa
     stage.parts.failing["update_weights"] = nth(3, gone)
     run = await asyncio.wait_for(stage.train(work=train_with_recovery), 60)
     assert run.version == stage.parts.trained == stage.parts.served == 5
-    assert stage.parts.calls.count("resumed") == 1
+    assert stage.parts.calls.count("get_resume_state") == 1
 
 
 async def test_weights_that_cannot_be_had_of_a_living_trainer_end_the_run(tmp_path: Path) -> None:
@@ -257,7 +259,7 @@ async def test_weights_that_cannot_be_had_of_a_living_trainer_end_the_run(tmp_pa
     stage.parts.failing["update_weights"] = nth(1, torn)
     with pytest.raises(WeightsError, match="torn"):
         await asyncio.wait_for(stage.train(work=train_with_recovery), 60)
-    assert "resumed" not in stage.parts.calls
+    assert "get_resume_state" not in stage.parts.calls
 
 
 @pytest.mark.parametrize("loss_first", [True, False])
@@ -291,6 +293,6 @@ async def test_checkpoint_of_another_dataset_is_refused_before_anything_goes_bac
     stage.parts.calls.clear()
     with pytest.raises(ConfigError, match=r"with digest='0f', got 'f0'.*data\.source"):
         await stage.train(work=rewind)
-    assert stage.parts.calls == ["resumed"]
+    assert stage.parts.calls == ["get_resume_state"]
     stage.dataset = dict(KNOWN)
     assert (await stage.train(work=rewind)).version == 2

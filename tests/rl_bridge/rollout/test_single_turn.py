@@ -26,7 +26,7 @@ class Parts:
         self.asked = 0
         self.under_way = 0
 
-    def at(self, place: int) -> Example:
+    def get_example(self, place: int) -> Example:
         return Example(id=str(place), prompt=({"role": "user", "content": str(place)},), target=place)
 
     def prompt(self, messages: Any) -> list[int] | None:

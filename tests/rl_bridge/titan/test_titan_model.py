@@ -274,8 +274,8 @@ def test_packing_changes_neither_log_probabilities_nor_gradients(name: str, tmp_
         device=torch.device("cpu"),
     )
     alone = [batch.take(np.flatnonzero(batch.context == one)) for one in range(len(batch.lengths))]
-    assert not batch.packed().one_a_row, "nothing was packed"
-    assert batch.packed().tokens.shape[0] < 0.6 * len(alone)
+    assert not batch.pack_rows().one_a_row, "nothing was packed"
+    assert batch.pack_rows().tokens.shape[0] < 0.6 * len(alone)
     packed, packed_gradients = passes(model, [batch])
     single, single_gradients = passes(model, alone)
     order = np.concatenate([np.flatnonzero(batch.context == one) for one in range(len(alone))])
