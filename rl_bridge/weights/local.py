@@ -108,7 +108,7 @@ class SegmentPublisher:
     ) -> AsyncIterator[Reservation]:
         """See `Publisher`."""
         name = key if isinstance(key, str) else None
-        ring = self._rings.setdefault(name, SegmentRing(self._depth, on_close=self._forget))
+        ring = self._rings.setdefault(name, SegmentRing(self._depth, on_close=self._release_resources))
         segment = await self._wait_for_segment(ring, key, self._segment_bytes(nbytes))
         is_complete = False
 
@@ -171,7 +171,7 @@ class SegmentPublisher:
             ring=frozenset(inodes),
         )
 
-    def _forget(self, segment: Segment) -> None:
+    def _release_resources(self, segment: Segment) -> None:
         """Release resources of a segment that is about to be closed."""
 
     async def close(self) -> None:
@@ -273,7 +273,7 @@ class SegmentReader:
         except OSError as error:
             if origin.machine == machine_identifier() and not has_died(origin):
                 raise make_overwritten_error(key) from None  # the publisher has dropped the segment
-            self._forget(origin.pid, frozenset())
+            self._drop_attachments(origin.pid, frozenset())
             if origin.machine != machine_identifier():
                 reason = "it is on another machine, which the transport 'rdma' can reach"
             else:
@@ -281,13 +281,13 @@ class SegmentReader:
             raise WeightsError(
                 f"cannot open {key_text(key)} of rank {origin.rank} (process {origin.pid}, {error.strerror}): {reason}"
             ) from error
-        self._forget(origin.pid, address.ring)
+        self._drop_attachments(origin.pid, address.ring)
         name = origin.pid, address.inode
         if name not in self._attachments:
             self._attachments[name] = _map(key, origin, address)
         return self._attachments[name]
 
-    def _forget(self, pid: int, ring: frozenset[int]) -> None:
+    def _drop_attachments(self, pid: int, ring: frozenset[int]) -> None:
         """Release mappings of segments that the publisher `pid` has dropped, and those of publishers that are gone."""
         for name in list(self._attachments):
             is_dropped = name[1] not in ring if name[0] == pid else not os.path.exists(f"/proc/{name[0]}")

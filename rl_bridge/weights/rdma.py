@@ -62,12 +62,12 @@ class BufferReader:
     def __init__(self, directory: WeightDirectory, *, timeout_s: float) -> None:
         self._directory = directory
         self._timeout_s = timeout_s
-        self._kept: dict[int, Tensor] = {}
+        self._buffers_by_rank: dict[int, Tensor] = {}
 
     @asynccontextmanager
     async def hold(self, snapshot: Snapshot, needed: Needed) -> AsyncIterator[dict[int, Tensor]]:
         """See `TransportReader`. The bytes are fetched into this process's memory, which is reused."""
-        buffers, self._kept = self._kept, {}
+        buffers, self._buffers_by_rank = self._buffers_by_rank, {}
         fetched: dict[int, Tensor] = {}
         fetch = RDMAAction()
         for rank, names in needed.items():
@@ -86,7 +86,7 @@ class BufferReader:
         try:
             yield fetched
         finally:
-            self._kept = fetched
+            self._buffers_by_rank = fetched
 
     async def _fetch(self, snapshot: Snapshot, fetch: RDMAAction) -> None:
         failure: Exception | None = None
@@ -106,4 +106,4 @@ class BufferReader:
 
     async def close(self) -> None:
         """See `TransportReader`."""
-        self._kept.clear()
+        self._buffers_by_rank.clear()

@@ -178,7 +178,7 @@ def test_nobody_is_told_of_missing_tokens_while_weights_are_taken(monkeypatch: p
             await asyncio.sleep(seconds)
 
     async def wait_while_it_loads() -> None:
-        with engine._at("load weights"):
+        with engine._count_activity("load weights"):
             await wait(0.5)
 
     engine._submit(wait_while_it_loads()).result(WAIT_S)

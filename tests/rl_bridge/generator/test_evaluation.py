@@ -67,7 +67,7 @@ def test_failed_evaluation_leaves_no_folder_but_what_the_task_wrote(
             (folder / name).touch()
         raise RolloutError("it failed")
 
-    monkeypatch.setattr(session, "_evaluation", fail)
+    monkeypatch.setattr(session, "_run_evaluation", fail)
     for names in ([], [], ["of the task"]):
         kept += names
         with pytest.raises(RolloutError, match="it failed"):

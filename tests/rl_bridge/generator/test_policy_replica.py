@@ -148,8 +148,8 @@ async def test_who_sleeps_on_without_weights_leaves_the_turn_to_others(
     stage, trainer = Stage(GpuLock()), GpuLock()
     with pytest.raises(WeightsError):
         await stage.update(10)
-    await trainer.take(0.0)
-    trainer.give_back()
+    await trainer.acquire(0.0)
+    trainer.release()
     later = stage.update(3)
     await stage.until_loads(1)
     stage.engine.finish()
@@ -179,15 +179,15 @@ async def test_turn_is_not_waited_for_before_what_needs_none_is_done(
     stage, trainer = Stage(GpuLock()), GpuLock()
     monkeypatch.setattr(stage.engine, "start", finished("start"), raising=False)
     monkeypatch.setattr(stage.engine, "sleep", finished("sleep"), raising=False)
-    await trainer.take(0.0)
+    await trainer.acquire(0.0)
     setting_up = asyncio.ensure_future(stage.replica.setup())
     async with asyncio.timeout(60):
         while not done:  # noqa: ASYNC110
             await asyncio.sleep(0.001)
     await asyncio.sleep(0.1)
     assert done == ["import"]
-    trainer.give_back()
+    trainer.release()
     await setting_up
     assert done == ["import", "start", "sleep"]
-    await trainer.take(0.0)  # it is left to others
-    trainer.give_back()
+    await trainer.acquire(0.0)  # it is left to others
+    trainer.release()

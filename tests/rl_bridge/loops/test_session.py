@@ -155,7 +155,7 @@ async def run_session(monkeypatch: pytest.MonkeyPatch, *, train: Any, evaluate: 
     config = Config.model_validate(
         {"env": {"app": "a:b"}, "rollout": {"task": "c:D", "checkpoint_on_preemption": True}}
     )
-    own = asyncio.ensure_future(session._session(config, Path(), console=Console(), resume=False))
+    own = asyncio.ensure_future(session._run_session(config, Path(), console=Console(), resume=False))
     try:
         did.append("ended" if await asyncio.wait_for(own, 10) else "told to go")
     except asyncio.CancelledError:

@@ -182,7 +182,7 @@ async def test_action_that_the_server_refuses_ends_its_episode_alone(notebook: s
 async def test_cut_assignment_frees_its_sessions_for_others(notebook: str) -> None:
     async with playing([notebook], NotebookTask, word, sessions=3) as play:
         slow = asyncio.ensure_future(play([3] * 9, wait_s=TIMEOUT_S))
-        await until(lambda: play.sessions.lent == 3)
+        await until(lambda: play.sessions.leased == 3)
         quick = asyncio.ensure_future(play([4]))
         await asyncio.sleep(0.01)
         play.worker.cancel([1, 99])

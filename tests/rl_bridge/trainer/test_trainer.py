@@ -384,7 +384,7 @@ def test_an_export_in_several_files_is_loaded_by_transformers(
     loaded = AutoModelForCausalLM.from_pretrained(str(folder), dtype=dtype).state_dict()
     for key, tensor in copied(trainer).items():
         assert torch.equal(loaded[key], tensor.to(dtype)), key
-    Checkpoint(tiny_policy).require_like(Checkpoint(folder).tensors())
+    Checkpoint(tiny_policy).require_same_shapes(Checkpoint(folder).tensors())
     # And back to one file: of those before none is left that an engine could take for a part.
     trainer.export(folder)
     assert [path.name for path in folder.glob("*.safetensors*")] == ["model.safetensors"]

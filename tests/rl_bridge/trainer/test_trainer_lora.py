@@ -78,7 +78,7 @@ def test_the_reference_is_the_model_with_its_adapters_off(policy: Path, tmp_path
         trainer.step(batch(number))
     frozen = alone(policy, tmp_path / "other").logprobs(batch(1))
     assert abs(trainer.logprobs(batch(1)) - frozen).max() > 1e-3
-    mine = trainer._prepare(trainer._own(batch(1)))
+    mine = trainer._prepare(trainer._take_own_part(batch(1)))
     np.testing.assert_allclose(mine.batch.reference_logprobs, frozen, atol=1e-6)
     assert trainer.step(batch(1))["policy/kl_to_reference"] > 0
 

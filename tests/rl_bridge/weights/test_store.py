@@ -250,7 +250,7 @@ async def test_a_rank_that_cannot_publish_is_told_to_who_waits(
     await other.put(3, state_of(3.0), rank=1, ranks=2)
     waiting = asyncio.ensure_future(store.get(3))
     await asyncio.sleep(0.02)
-    store._puts[None] = 0  # as on the other's first time
+    store._put_counts[None] = 0  # as on the other's first time
     broken = {**state_of(3.0), "further": torch.empty(8, device="meta")}
     with pytest.raises(Exception, match="meta"):
         await store.put(3, broken, rank=0, ranks=2)
