@@ -25,7 +25,7 @@ _KEY: Final = re.compile(
 
 def add_overrides(parser: ArgumentParser) -> None:
     """Add an argument for overrides of configuration keys."""
-    text = "change a key of the file; also --section.key value"
+    text = "override a key of the file; also as --section.key value"
     parser.add_argument("overrides", nargs="*", metavar="section.key=value", help=text)
 
 

@@ -30,29 +30,33 @@ STYLES = {"good": "green", "odd": "yellow", "bad": "red"}
 
 def configure(parser: argparse.ArgumentParser) -> None:
     """Add the arguments."""
-    parser.add_argument("--config", metavar="FILE", help="a run's YAML file, which says where its hosts meet")
+    parser.add_argument(
+        "--config",
+        metavar="FILE",
+        help="a run's YAML file; says where the hosts meet, and how many there are",
+    )
     add_overrides(parser)
     hosts = parser.add_argument_group("several hosts: run this on each of them at about the same time")
     hosts.add_argument(
         "--num_nodes",
         type=number_type("--num_nodes", int, least=1),
         metavar="N",
-        help="hosts; by default the file's, or 1",
+        help="number of hosts; default: the file's, or 1",
     )
-    hosts.add_argument("--node_rank", type=int, metavar="R", help="which of them this one is, from 0")
-    text = "of host 0, where they meet; by default the file's master_addr, master_port"
+    hosts.add_argument("--node_rank", type=int, metavar="R", help="this host's rank, from 0")
+    text = "host 0's address, where all meet; default: the file's master_addr and master_port"
     hosts.add_argument("--addr", metavar="HOST:PORT", help=text)
-    text = "processes that compute together on each host: one a GPU, or 2"
+    text = "processes on each host; default: one per GPU, or 2 without GPUs"
     parser.add_argument("--procs", type=number_type("--procs", int, least=1), metavar="P", help=text)
-    text = "what they send each other (%(default)s MiB)"
+    text = "MiB to send in each transfer (default: %(default)s)"
     parser.add_argument(
         "--megabytes", type=number_type("--megabytes", int, least=1), default=64, metavar="M", help=text
     )
-    text = "how long they wait for each other (%(default)g)"
+    text = "seconds to wait for the other hosts (default: %(default)g)"
     parser.add_argument(
         "--timeout_s", type=number_type("--timeout_s", float), default=60.0, metavar="S", help=text
     )
-    parser.add_argument("--json", action="store_true", help="print a line of JSON for each finding")
+    parser.add_argument("--json", action="store_true", help="print JSON, one line per finding")
 
 
 @with_exit_status("doctor")
@@ -130,7 +134,7 @@ def _find_free_port() -> int:
 
 COMMAND = Command(
     name="doctor",
-    help="look whether hosts are fit for a run: packages, devices, collectives, bandwidth",
+    help="check whether hosts are fit for a run: packages, devices, collectives, bandwidth",
     configure=configure,
     run=run,
     reword=overrides_first_class,

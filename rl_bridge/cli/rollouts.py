@@ -22,11 +22,11 @@ def configure(parser: argparse.ArgumentParser) -> None:
         "run",
         nargs="?",
         metavar="FOLDER",
-        help="the run's; by default the newest in ./runs that kept rollouts",
+        help="the run's folder; default: the newest in ./runs with rollouts",
     )
-    parser.add_argument("--out", metavar="FILE", help="write one file of HTML, which needs no server")
+    parser.add_argument("--out", metavar="FILE", help="write a single HTML file, which needs no server")
     parser.add_argument(
-        "--port", type=int, default=0, metavar="N", help="serve on this port; by default a free one"
+        "--port", type=int, default=0, metavar="N", help="port to serve on; default: a free one"
     )
 
 

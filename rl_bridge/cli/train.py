@@ -19,10 +19,12 @@ def configure(parser: argparse.ArgumentParser) -> None:
     source = parser.add_mutually_exclusive_group(required=True)
     source.add_argument("--config", metavar="FILE", help="the run's YAML file")
     source.add_argument(
-        "--resume", metavar="FOLDER", help="go on with the run in this folder from its checkpoint"
+        "--resume", metavar="FOLDER", help="resume the run in this folder from its newest checkpoint"
     )
     parser.add_argument("--seed", type=int, help="short for seed=N")
-    parser.add_argument("--name", help="the run's folder below output_dir; by default its name and the time")
+    parser.add_argument(
+        "--name", help="the run's folder in output_dir; default: the file's name and the time"
+    )
     add_overrides(parser)
 
 

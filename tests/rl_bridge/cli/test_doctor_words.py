@@ -9,7 +9,7 @@ import pytest
 from openenv_core.cli.main import run
 from rl_bridge.cli.doctor import COMMAND, _make_rendezvous
 from rl_bridge.config import load_config
-from rl_bridge.doctor import host, rendezvous
+from rl_bridge.doctor import collectives, host
 from rl_bridge.doctor.collectives import Rendezvous
 from rl_bridge.doctor.host import Finding, Severity
 
@@ -66,7 +66,7 @@ def test_what_would_fail_decides_the_exit_status(
 ) -> None:
     monkeypatch.setattr(host, "check_packages", lambda: [Finding("a", "b", level)])
     monkeypatch.setattr(host, "check_machine", lambda **_: [])
-    monkeypatch.setattr(rendezvous, "check_collectives", lambda found: [Finding("c", str(found.world))])
+    monkeypatch.setattr(collectives, "check_collectives", lambda found: [Finding("c", str(found.world))])
     assert run(COMMAND, []) == run(COMMAND, ["--json"]) == status
     told = capsys.readouterr().out.splitlines()
     assert told[0].split() == [level.value, "a:", "b"]

@@ -208,15 +208,15 @@ async def test_worker_that_does_not_listen_keeps_no_news_from_the_others(
     monkeypatch.setattr(assembly, "WORKER_UPDATE_TIMEOUT_S", 0.05)
     failures: list[BaseException] = []
     told: Callable[[BaseException], None] = failures.append
-    introductions, service = assembly.WorkerUpdates(on_error=told), Deaf()
-    await introductions.begin(service)  # type: ignore[arg-type]
-    introductions.tell("take_servers", "old")
+    worker_updates, service = assembly.WorkerUpdates(on_error=told), Deaf()
+    await worker_updates.begin(service)  # type: ignore[arg-type]
+    worker_updates.tell("take_servers", "old")
     await asyncio.sleep(0.02)
-    introductions.tell("take_servers", "new")
+    worker_updates.tell("take_servers", "new")
     async with asyncio.timeout(30):
         while "new" not in service.told:  # noqa: ASYNC110 - a fake has no event
             await asyncio.sleep(0.01)
-    await introductions.close()
+    await worker_updates.close()
     assert service.told == ["old", "new"]
     assert failures == []
 

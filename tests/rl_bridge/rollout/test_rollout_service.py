@@ -131,14 +131,14 @@ async def bridge(
         )
         several = config.environment.model_copy(update={"sessions": 4 * SIBLINGS})  # groups in flight: four
         running = Bridge(config.model_copy(update={"env": several}), rollout, policy, fleet)
-        introductions = WorkerUpdates(on_error=running.buffer.fail)
-        introductions.tell("take_policy", policy.roster)
-        introductions.tell("take_servers", {"": (url,)})
-        policy.on_roster(lambda roster: introductions.tell("take_policy", roster))
-        await introductions.begin(rollout)
+        worker_updates = WorkerUpdates(on_error=running.buffer.fail)
+        worker_updates.tell("take_policy", policy.roster)
+        worker_updates.tell("take_servers", {"": (url,)})
+        policy.on_roster(lambda roster: worker_updates.tell("take_policy", roster))
+        await worker_updates.begin(rollout)
         async with running.dispatcher:
             yield running
-        await introductions.close()
+        await worker_updates.close()
 
 
 def tokens(groups: list[Group]) -> list[tuple[int, list[list[int]]]]:
