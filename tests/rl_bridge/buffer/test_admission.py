@@ -52,7 +52,7 @@ class Run:
 
     def on_stragglers(self, leases: object) -> None:
         for lease in leases:  # type: ignore[attr-defined]
-            self.seen.cancel += 1
+            self.seen.cut += 1
             if self.random.random() < 0.8:  # the others do not listen
                 self.stopped_playing[lease.id].set()
 
@@ -152,7 +152,7 @@ def test_the_bound_is_never_broken_and_nobody_waits_for_ever(max_staleness: int,
         assert ledger.dropped["no reward"]
         assert ledger.late
         assert seen.attempts[2]
-        assert seen.cancel
+        assert seen.cut
         assert ledger.dropped[STRAGGLER]
     elif not max_staleness:
         assert seen.trained == list(range(len(seen.trained)))

@@ -227,7 +227,7 @@ def _serve(index: int, count: int, rendezvous_file: Path, timeout_s: float, end:
                 assert trainer is not None
                 with trainer.weights(*arguments) as state:
                     shards = own_shards(state, rank=index)
-                    end.send([(name, one.whole, one.box, one.values()) for name, one in shards.items()])
+                    end.send([(name, one.full_shape, one.box, one.values()) for name, one in shards.items()])
             elif method == "draw":
                 end.send(torch.rand(4).tolist())
             else:
