@@ -233,7 +233,7 @@ def _iter_sections(annotation: Any) -> Iterator[type[BaseModel]]:
         yield from _iter_sections(argument)
 
 
-def _suggest_name(name: str, known: list[str], prefix: tuple[Any, ...] = ()) -> str:
-    public = sorted(candidate for candidate in known if not candidate.startswith("_"))
+def _suggest_name(name: str, choices: list[str], prefix: tuple[Any, ...] = ()) -> str:
+    public = sorted(candidate for candidate in choices if not candidate.startswith("_"))
     close = difflib.get_close_matches(name, public, n=1, cutoff=0.0)
     return f"; did you mean {'.'.join([*map(str, prefix), close[0]])!r}?" if close else ""

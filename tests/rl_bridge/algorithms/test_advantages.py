@@ -9,7 +9,7 @@ from rl_bridge.algorithms.advantages import (
     group_advantages,
     has_variance,
     overlong_penalty,
-    penalised_rewards,
+    penalized_rewards,
     value_loss,
     whiten,
 )
@@ -80,7 +80,7 @@ def test_whitening() -> None:
 
 
 def test_the_divergence_is_paid_where_it_is_caused() -> None:
-    assert penalised_rewards(floats(0, 1), floats(0.5, -2), coefficient=0.1).tolist() == pytest.approx(
+    assert penalized_rewards(floats(0, 1), floats(0.5, -2), coefficient=0.1).tolist() == pytest.approx(
         [-0.05, 1.2]
     )
 

@@ -48,8 +48,8 @@ async def test_every_iteration_collects_trains_synchronises_logs_and_saves(tmp_p
 async def test_colocated_generators_sleep_while_the_trainer_works(tmp_path: Path) -> None:
     stage = Stage(tmp_path, colocate=True)
     await stage.train(reference=True)
-    step = ["sleep", "logprobs", "train_step", "push_weights", "end_turn", "update_weights"]
-    checkpoint = ["sleep", "save_checkpoint", "end_turn", "update_weights"]
+    step = ["sleep", "logprobs", "train_step", "push_weights", "release_gpu", "update_weights"]
+    checkpoint = ["sleep", "save_checkpoint", "release_gpu", "update_weights"]
     assert stage.parts.calls == [*step, *checkpoint] * 2
 
 
@@ -59,7 +59,7 @@ async def test_batches_are_built_beside_the_event_loop(
     threads: list[threading.Thread] = []
 
     def noted(*arguments: Any, **settings: Any) -> Any:
-        assert settings["relative"] is stage.run.advantage
+        assert settings["advantage_function"] is stage.run.advantage
         threads.append(threading.current_thread())
         return training_samples(*arguments, **settings)
 

@@ -20,7 +20,7 @@ from rich.console import Console
 from openenv_core.evaluation.records import FIGURES_FILE, RECORDS_FILE, EvaluationFolder
 from rl_bridge.config import CONFIG_FILE, Config, EvaluationConfig, load_config, save_config
 from rl_bridge.errors import BridgeError, CheckpointError, ConfigError, RoleError, RolloutError, RunInUseError
-from rl_bridge.loops.folder_lock import LOCK_FILE, folder_of_ones_own
+from rl_bridge.loops.folder_lock import LOCK_FILE, lock_folder
 from rl_bridge.rollout import EvaluationResult
 from rl_bridge.rollout.task import to_floats
 from rl_bridge.types import Ending, Trajectory
@@ -52,7 +52,7 @@ def test_run_that_is_under_way_is_not_resumed_and_keeps_its_configuration(tmp_pa
     from rl_bridge.loops.session import train_run
 
     (tmp_path / CONFIG_FILE).write_text("the run's own")
-    with folder_of_ones_own(tmp_path), pytest.raises(RunInUseError, match="expected the run's folder"):
+    with lock_folder(tmp_path), pytest.raises(RunInUseError, match="expected the run's folder"):
         train_run(CONFIG, tmp_path, resume=True)
     assert (tmp_path / CONFIG_FILE).read_text() == "the run's own"
 
@@ -87,7 +87,7 @@ def test_what_a_run_left_that_never_began_is_no_run(tmp_path: Path, monkeypatch:
     monkeypatch.setattr(session, "_train", begin)
     (tmp_path / LOCK_FILE).write_text("{}")
     (tmp_path / f"{CONFIG_FILE}.partial").write_text("seed: ")
-    with folder_of_ones_own(tmp_path), pytest.raises(RunInUseError):
+    with lock_folder(tmp_path), pytest.raises(RunInUseError):
         session.train_run(CONFIG, tmp_path, resume=False)
     assert session.train_run(CONFIG, tmp_path, resume=False) == 0
     assert begun == [CONFIG]
@@ -116,12 +116,12 @@ def test_configuration_of_a_resumed_run_is_kept_until_it_has_started(
         return False
 
     monkeypatch.setattr(session, "open_run", opened)
-    monkeypatch.setattr(session, "train_to_the_end", told_to_go)
+    monkeypatch.setattr(session, "train_with_recovery", told_to_go)
     before = CONFIG
     save_config(before, tmp_path)
     now = before.model_copy(update={"trainer": before.trainer.model_copy(update={"iterations": 7})})
     if starts:
-        assert session.train_run(now, tmp_path, resume=True) == session.INTERRUPTED
+        assert session.train_run(now, tmp_path, resume=True) == session.INTERRUPTED_STATUS
     else:
         with pytest.raises(RoleError):
             session.train_run(now, tmp_path, resume=True)
@@ -161,12 +161,12 @@ async def run_session(monkeypatch: pytest.MonkeyPatch, *, train: Any, evaluate: 
             did.append("stopped")
 
     monkeypatch.setattr(session, "open_run", opened)
-    monkeypatch.setattr(session, "train_to_the_end", train)
+    monkeypatch.setattr(session, "train_with_recovery", train)
     monkeypatch.setattr(session, "evaluate", evaluate)
     config = Config.model_validate(
         {"env": {"app": "a:b"}, "rollout": {"task": "c:D", "checkpoint_on_preemption": True}}
     )
-    own = asyncio.ensure_future(session._session(config, Path(), console=Console(), resume=False))
+    own = asyncio.ensure_future(session._run_session(config, Path(), console=Console(), resume=False))
     try:
         did.append("ended" if await asyncio.wait_for(own, 10) else "told to go")
     except asyncio.CancelledError:
@@ -259,18 +259,18 @@ async def test_worker_that_does_not_listen_keeps_no_news_from_the_others(
 ) -> None:
     from rl_bridge.loops import assembly
 
-    monkeypatch.setattr(assembly, "INTRODUCTION_TIMEOUT_S", 0.05)
+    monkeypatch.setattr(assembly, "WORKER_UPDATE_TIMEOUT_S", 0.05)
     failures: list[BaseException] = []
     told: Callable[[BaseException], None] = failures.append
-    introductions, service = assembly.Introductions(failed=told), Deaf()
-    await introductions.begin(service)  # type: ignore[arg-type]
-    introductions.tell("take_servers", "old")
+    worker_updates, service = assembly.WorkerUpdates(on_error=told), Deaf()
+    await worker_updates.begin(service)  # type: ignore[arg-type]
+    worker_updates.tell("take_servers", "old")
     await asyncio.sleep(0.02)
-    introductions.tell("take_servers", "new")
+    worker_updates.tell("take_servers", "new")
     async with asyncio.timeout(30):
         while "new" not in service.told:  # noqa: ASYNC110 - a fake has no event
             await asyncio.sleep(0.01)
-    await introductions.close()
+    await worker_updates.close()
     assert service.told == ["old", "new"]
     assert failures == []
 
@@ -310,7 +310,7 @@ async def test_start_tells_who_is_slow_and_what_each_has_taken(
         if "still starting" in text:
             policy_may.set()
 
-    monkeypatch.setattr(assembly, "START_TOLD_INTERVAL_S", 0.01)
+    monkeypatch.setattr(assembly, "START_REPORT_INTERVAL_S", 0.01)
     monkeypatch.setattr(BoundOptions, "as_service", as_service)
     roles: Any = await assembly.start_roles(CONFIG, tmp_path, tmp_path, None, tell)
     assert roles == {"policy": "policy", "rollout": "rollout"}

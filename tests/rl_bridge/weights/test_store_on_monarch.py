@@ -222,7 +222,7 @@ async def test_what_was_overwritten_under_a_fetch_is_told_from_a_fetch_that_fail
 
     first, second = (Publication(group="trainer", number=number) for number in (1, 2))
     origin = Origin(machine="another", pid=1, started=1, rank=0)
-    part = StoredPart(whole=(4,), box=Box.whole((4,)), dtype="uint8", offset=0, nbytes=4)
+    part = StoredPart(full_shape=(4,), box=Box.of_shape((4,)), dtype="uint8", offset=0, nbytes=4)
 
     class Fetch:
         def read_remote(self, *_: object) -> None:
