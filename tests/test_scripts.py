@@ -12,6 +12,7 @@ from types import ModuleType
 
 import pytest
 from bootstrap_script import load_bootstrap
+from module_run import finished
 from serve_process import eventually
 
 ROOT = Path(__file__).parents[1]
@@ -182,13 +183,12 @@ class Copy:
         program.chmod(0o755)
 
     def run(self, *words: str) -> "subprocess.CompletedProcess[str]":
-        return subprocess.run(
-            [sys.executable, str(self.folder / "scripts" / "node_tools.py"), *words],
-            capture_output=True,
-            text=True,
-            timeout=30,
-            check=False,
+        return finished(
+            sys.executable,
+            str(self.folder / "scripts" / "node_tools.py"),
+            *words,
             env={**os.environ, "PATH": str(self.bin)},
+            timeout_s=30,
         )
 
 

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from module_run import finished
 
 ROOT = Path(__file__).parents[2]
 VLLM = "reload,decode-0.6B"
@@ -16,13 +17,11 @@ VLLM = "reload,decode-0.6B"
 def gpu_check(
     *argv: str, python: str = sys.executable, **environment: str
 ) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [str(ROOT / "scripts" / "gpu-check"), *argv],
-        capture_output=True,
-        text=True,
-        timeout=280,
-        check=False,
+    return finished(
+        str(ROOT / "scripts" / "gpu-check"),
+        *argv,
         env={**os.environ, "PYTHON": python, **environment},
+        timeout_s=280,
     )
 
 

@@ -2,7 +2,6 @@
 
 import json
 import random
-import subprocess
 import sys
 from concurrent.futures import Future, ThreadPoolExecutor
 from itertools import accumulate
@@ -11,6 +10,7 @@ from typing import Any
 
 import gallery
 import pytest
+from module_run import finished
 
 from openenv_core.checker.check import CheckLevel, select_checks
 from openenv_core.checker.load import Growth, leaks_memory, leaks_resources
@@ -28,13 +28,13 @@ Verdict = dict[str, tuple[str, str]]
 
 def judged(folder: Path, step_timeout_s: float) -> Verdict:
     """Run every check on an environment, in a process of its own."""
-    done = subprocess.run(
-        [sys.executable, str(gallery.HERE / "judge.py"), str(folder), str(step_timeout_s)],
+    done = finished(
+        sys.executable,
+        str(gallery.HERE / "judge.py"),
+        str(folder),
+        str(step_timeout_s),
         cwd=ROOT,
-        capture_output=True,
-        text=True,
-        timeout=ENDED_S,
-        check=False,
+        timeout_s=ENDED_S,
     )
     assert done.returncode == 0, done.stderr
     return {name: (status, message) for name, (status, message) in json.loads(done.stdout).items()}

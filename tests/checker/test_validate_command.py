@@ -11,6 +11,7 @@ from xml.etree import ElementTree
 
 import psutil
 import pytest
+from module_run import finished
 from subjects import README, folder_with
 
 from openenv_core.checker.check import checks
@@ -42,9 +43,7 @@ def folder(tmp_path: Path, monkeypatch: Any) -> Path:
 
 
 def run_python(*words: str, cwd: Path) -> "subprocess.CompletedProcess[str]":
-    return subprocess.run(
-        [sys.executable, *words], cwd=cwd, capture_output=True, text=True, timeout=250, check=False
-    )
+    return finished(sys.executable, *words, cwd=cwd, timeout_s=250)
 
 
 def validate(*words: str, cwd: Path) -> "subprocess.CompletedProcess[str]":

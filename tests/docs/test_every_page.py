@@ -1,4 +1,5 @@
-"""Every block of every page: its commands and their options exist, its imports work, its data can be read.
+"""Every block of every page: its commands and their options exist, its imports work, its data can be read, and the
+files that the page links to or names are there.
 
 What can be run as it stands is run by the other files of this folder, and by the tests of what the page is about.
 """
@@ -39,6 +40,16 @@ def command_lines(page: Path) -> Iterator[list[str]]:
         for line in block.replace("\\\n", " ").splitlines():
             if re.match(r"ropewalk \w|python -m benchmarks\.", line):
                 yield shlex.split(line.rpartition("&& ")[2], comments=True)
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
+def test_linked_and_named_files_exist(page: Path) -> None:
+    text = page.read_text(encoding="utf-8")
+    for target in re.findall(r"\]\(([^)#]+)", text):
+        assert target.startswith("http") or (page.parent / target).exists(), target
+    folders = "constraints|dockerfiles|docs|envs|examples|scripts"
+    for path in re.findall(rf"(?<![\w./-])(?:\./)?((?:{folders})/[\w./-]*\w)", text):
+        assert (ROOT / path).exists(), path
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)

@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 import pytest
+from module_run import finished
 
 TUTORIALS = Path(__file__).parents[2] / "docs" / "tutorials"
 BLOCK = re.compile(r"^```(\w+)\n(.*?)^```$", re.DOTALL | re.MULTILINE)
@@ -68,15 +69,7 @@ class Reader:
         return text
 
     def run(self, command: list[str]) -> str:
-        done = subprocess.run(
-            command,
-            cwd=self.folder,
-            env=variables(self.folder.parent),
-            capture_output=True,
-            text=True,
-            timeout=TIMEOUT_S,
-            check=False,
-        )
+        done = finished(*command, cwd=self.folder, env=variables(self.folder.parent), timeout_s=TIMEOUT_S)
         assert done.returncode == 0, done.stdout + done.stderr
         return done.stdout
 

@@ -3,7 +3,6 @@
 import os
 import re
 import shutil
-import subprocess
 import sys
 import tomllib
 import zipfile
@@ -11,6 +10,7 @@ from pathlib import Path
 
 import pytest
 import yaml
+from module_run import finished
 
 ROOT = Path(__file__).resolve().parents[2]
 ENVS = {
@@ -21,9 +21,7 @@ every_environment = pytest.mark.parametrize("name", ENVS)
 
 
 def run(*command: str, cwd: Path = ROOT, **variables: str) -> str:
-    done = subprocess.run(
-        command, cwd=cwd, env={**os.environ, **variables}, capture_output=True, text=True, timeout=100
-    )
+    done = finished(*command, cwd=cwd, env={**os.environ, **variables}, timeout_s=100)
     assert done.returncode == 0, done.stdout + done.stderr
     return done.stdout
 

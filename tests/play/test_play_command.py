@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from module_run import finished
 from serve_process import SUPPORT, eventually, gone, serve
 from terminal_process import PATIENCE_S, in_terminal
 
@@ -16,14 +17,16 @@ from openenv_core.cli.main import main
 
 
 def play(*words: str, typed: str = "", **environ: str) -> "subprocess.CompletedProcess[str]":
-    return subprocess.run(
-        [sys.executable, "-m", "openenv_core.cli", "play", *words],
+    return finished(
+        sys.executable,
+        "-m",
+        "openenv_core.cli",
+        "play",
+        *words,
         input=typed,
         cwd=SUPPORT,
         env={**os.environ, **environ},
-        capture_output=True,
-        text=True,
-        timeout=PATIENCE_S,
+        timeout_s=PATIENCE_S,
     )
 
 

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 import released
+from module_run import finished
 
 from openenv_core.cli.main import main
 from openenv_core.errors import ConfigurationError
@@ -193,13 +194,13 @@ def test_the_released_packages_validator_reads_the_manifest(made: Path) -> None:
         "found = OpenEnvYamlParser().parse(Path(sys.argv[1]))\n"
         "print(found.name, found.reward.range, found.network.mode)"
     )
-    done = subprocess.run(
-        [str(released.python("0.10.0")), "-c", code, str(made)],
+    done = finished(
+        str(released.python("0.10.0")),
+        "-c",
+        code,
+        str(made),
         env=released.environment(),
-        capture_output=True,
-        text=True,
-        timeout=released.PATIENCE_S,
-        check=False,
+        timeout_s=released.PATIENCE_S,
     )
     assert done.stdout.split("\n")[0] == "rock_paper_env (0.0, 1.0) no-network", done.stderr
 

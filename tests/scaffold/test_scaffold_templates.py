@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 from docker_engine import engine
+from module_run import finished
 from released import ROOT, drive, our_server
 
 from openenv_core import GenericEnvClient
@@ -51,14 +52,14 @@ def image(engine: DockerEngine, folder: Path) -> Iterator[str]:
 def run(*words: str, cwd: Path, module: str = "openenv_core.cli") -> str:
     """Run a command as in a new shell, and return what it printed."""
     variables = {name: value for name, value in os.environ.items() if not name.startswith("PYTEST")}
-    done = subprocess.run(
-        [sys.executable, "-m", module, *words],
+    done = finished(
+        sys.executable,
+        "-m",
+        module,
+        *words,
         cwd=cwd,
         env={**variables, "PYTHONPATH": str(ROOT), "PYTHONWARNINGS": "ignore"},
-        capture_output=True,
-        text=True,
-        timeout=600,
-        check=False,
+        timeout_s=600,
     )
     assert done.returncode == 0, f"{' '.join(words)}:\n{done.stdout[-6000:]}\n{done.stderr[-6000:]}"
     return done.stdout

@@ -5,7 +5,6 @@ import json
 import os
 import re
 import signal
-import subprocess
 import sys
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager
@@ -15,6 +14,7 @@ from typing import Any
 
 import pytest
 from completions_server import MODEL, Behaviour, StandIn, completions_server
+from module_run import finished
 
 from openenv_core.cli.eval import COMMAND
 from openenv_core.cli.main import run
@@ -212,15 +212,15 @@ def test_checkpoint_plays_the_held_out_episodes(tiny_policy: Path, tmp_path: Pat
         "import sys\nfrom openenv_core.cli.main import run\nfrom openenv_core.cli.eval import COMMAND\n"
         "sys.exit(run(COMMAND, sys.argv[1:]))"
     )
-    finished = subprocess.run(
-        [sys.executable, "-c", program, *words_of(tiny_policy, tmp_path, "generator.engine=vllm")],
+    done = finished(
+        sys.executable,
+        "-c",
+        program,
+        *words_of(tiny_policy, tmp_path, "generator.engine=vllm"),
         cwd=EXAMPLE.parents[2],
-        capture_output=True,
-        text=True,
-        timeout=300,
-        check=False,
+        timeout_s=300,
     )
-    assert finished.returncode == 0, finished.stderr
+    assert done.returncode == 0, done.stderr
     report = json.loads((tmp_path / "look" / "evaluation.json").read_text())
     assert (report["episodes"], report["dropped"]) == (60, 0)
 
@@ -239,15 +239,8 @@ def test_checkpoint_plays_an_environment_in_text(tmp_path: Path) -> None:
     )
     words = ["blackjack", "--policy", str(tmp_path / "policy"), "--mode", "text", "--temperature", "1"]
     more = ["--max-tokens", "40", "--max-turns", "8", "--episodes", "12", "--out", str(tmp_path / "out")]
-    finished = subprocess.run(
-        [sys.executable, "-c", program, *words, *more],
-        cwd=EXAMPLE.parents[2],
-        capture_output=True,
-        text=True,
-        timeout=200,
-        check=False,
-    )
-    assert finished.returncode == 0, finished.stderr
+    done = finished(sys.executable, "-c", program, *words, *more, cwd=EXAMPLE.parents[2], timeout_s=200)
+    assert done.returncode == 0, done.stderr
     endings = [one.ending for one in EvaluationFolder(tmp_path / "out").read().records.values()]
     assert len(endings) == 12
     assert "completed" in endings, endings

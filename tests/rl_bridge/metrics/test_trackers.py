@@ -3,7 +3,6 @@
 import json
 import os
 import sqlite3
-import subprocess
 import sys
 from importlib.util import find_spec
 from pathlib import Path
@@ -11,6 +10,7 @@ from typing import Any
 
 import pytest
 from missing import missing
+from module_run import finished
 
 from rl_bridge.config import Config, require_trainable
 from rl_bridge.errors import ConfigError
@@ -36,9 +36,7 @@ def run(name: str, folder: Path, first: int, last: int, ends: str = "well") -> N
     folder.mkdir(exist_ok=True)
     environment = {**os.environ, "WANDB_MODE": "offline", "TRACKIO_DIR": str(folder / "trackio")}
     command = [sys.executable, "-c", PROCESS, name, str(folder), str(first), str(last), ends]
-    done = subprocess.run(
-        command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=120, check=False
-    )
+    done = finished(*command, cwd=ROOT, env=environment, timeout_s=120)
     assert (done.returncode == 0) == (ends == "well"), done.stderr[-3000:]
 
 
