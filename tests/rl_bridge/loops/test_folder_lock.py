@@ -37,7 +37,7 @@ def test_folder_is_unused_until_a_run_has_left_what_can_be_gone_on_with(
     assert is_unused(tmp_path) == unused
 
 
-def test_second_comer_is_told_who_has_it_and_what_to_do(tmp_path: Path) -> None:
+def test_second_process_learns_who_holds_the_folder_and_what_to_do(tmp_path: Path) -> None:
     with (
         folder_of_ones_own(tmp_path),
         pytest.raises(

@@ -1,4 +1,4 @@
-"""The loop is stepped with pdb: it stops where it is told to, and everything that it works with can be looked at."""
+"""The loop runs under pdb: it stops at breakpoints, and all its objects can be inspected."""
 
 import sys
 from pathlib import Path

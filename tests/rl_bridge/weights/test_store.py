@@ -17,6 +17,7 @@ from rl_bridge.weights.local import SegmentReader
 from rl_bridge.weights.segments import EXTRA_SEGMENTS, SegmentAddress
 from rl_bridge.weights.snapshot import LazySum
 
+WAIT_S = 60.0
 VARIETY = {
     "float32": torch.arange(6, dtype=torch.float32).reshape(2, 3),
     "bfloat16": torch.tensor([1.5, -2.0, 1e-8], dtype=torch.bfloat16),
@@ -86,7 +87,7 @@ async def test_a_version_published_once_more_replaces_it_and_all_later_ones(stor
         await store.get(3)
 
 
-async def test_what_is_overwritten_is_told_also_after_a_put_that_nobody_heard_of(
+async def test_overwritten_snapshot_is_detected_after_an_unannounced_put(
     store: WeightStore, directory: Directory, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async def busy(*_: object) -> None:
@@ -103,7 +104,7 @@ async def test_what_is_overwritten_is_told_also_after_a_put_that_nobody_heard_of
     assert not await directory.is_current(1, snapshot.publication)
 
 
-async def test_what_is_held_is_never_overwritten_and_the_ring_grows_within_its_bound(
+async def test_held_snapshot_is_never_overwritten_and_the_ring_is_bounded(
     store: WeightStore,
 ) -> None:
     await store.put(1, state_of(1.0))
@@ -119,6 +120,7 @@ async def test_what_is_held_is_never_overwritten_and_the_ring_grows_within_its_b
                 async with store.open(51):
                     with pytest.raises(WeightsError, match=f"being read, by process {os.getpid()};"):
                         await store.put(52, state_of(52.0))
+                    store._publisher._timeout_s = WAIT_S
                     waiting = asyncio.ensure_future(store.put(53, state_of(53.0)))
                     await asyncio.sleep(0.05)
                     assert not waiting.done()
@@ -194,6 +196,7 @@ async def test_two_ranks_make_a_snapshot_whole_and_nobody_sees_half(
     await store.put(1, state_of(1.0), rank=0, ranks=2)
     with pytest.raises(WeightsError, match=r"within 0.3 s, still missing are ranks \[1\]"):
         await store.get(1)
+    store._timeout_s = WAIT_S
     waiting = asyncio.ensure_future(store.get(1))
     await asyncio.sleep(0.02)
     assert not waiting.done()
@@ -226,7 +229,7 @@ async def test_ranks_of_two_lives_of_the_trainer_never_make_one_snapshot(
         await one.close()
 
 
-async def test_what_a_trainer_has_left_behind_goes_when_its_successor_has_published(
+async def test_snapshots_of_a_dead_trainer_go_when_its_successor_publishes(
     store: WeightStore, directory: Directory
 ) -> None:
     await store.put(4, state_of(4.0))
@@ -240,10 +243,10 @@ async def test_what_a_trainer_has_left_behind_goes_when_its_successor_has_publis
     await successor.close()
 
 
-async def test_a_rank_that_cannot_publish_is_told_to_who_waits(
+async def test_failed_put_of_a_rank_is_reported_to_waiting_readers(
     store: WeightStore, directory: Directory
 ) -> None:
-    store._timeout_s = 20.0
+    store._timeout_s = WAIT_S
     other = sibling(store, directory)
     for version in (1, 2):
         await store.put(version, state_of(float(version)))
@@ -276,12 +279,12 @@ async def test_parts_and_other_types_are_cut_out(store: WeightStore) -> None:
             assert_same(state, expected)
     async with store.open(1, {"weight": ShardSpec(box=box)}) as state:
         assert_same(state, {"weight": whole["weight"][1:4, 2:]})
-    for like, told in (
+    for like, message in (
         ({"weights": torch.empty(5, 4)}, "expected 'weights' in version 1"),
         ({"weight": torch.empty(4, 5)}, r"within \(5, 4\), its shape in version 1, got \(4, 5\)"),
         ({"weight": ShardSpec(box=Box(start=(3, 0), shape=(3, 4)))}, r"got \(3, 4\) from \(3, 0\)"),
     ):
-        with pytest.raises(WeightsError, match=told):
+        with pytest.raises(WeightsError, match=message):
             await store.get(1, like)
 
 
@@ -297,7 +300,7 @@ async def test_numbers_are_cast_as_they_are_published(store: WeightStore, direct
     assert half.nbytes * 2 == full.nbytes == 64 * 64 * 4
 
 
-async def test_what_is_put_together_is_not_shared_by_two_who_hold_it(
+async def test_assembled_tensors_are_not_shared_by_two_readers(
     store: WeightStore, directory: Directory
 ) -> None:
     like = {"bias": torch.empty(3, dtype=torch.float64)}
@@ -335,7 +338,7 @@ async def test_a_put_that_is_cancelled_waits_for_its_thread_and_leaves_the_store
         assert_same(await store.get(version), state_of(float(version)))
 
 
-async def test_who_comes_with_an_old_address_gets_nothing(store: WeightStore, directory: Directory) -> None:
+async def test_reader_with_an_outdated_address_gets_nothing(store: WeightStore, directory: Directory) -> None:
     await store.put(1, state_of(1.0))
     old = (await snapshot_of(directory, 1)).contributions[0]
     assert isinstance(old.location, SegmentAddress)

@@ -22,15 +22,15 @@ from rl_bridge.weights.snapshot import Origin, Publication
 @contextmanager
 def child(work: Callable[[], object]) -> Iterator[int]:
     """Run `work` in a process of its own, which then waits to be killed; goes on when that has come."""
-    ready, told = os.pipe()
+    ready, reports = os.pipe()
     if (pid := os.fork()) == 0:
         try:
-            kept = work()
-            os.write(told, b"!" if kept is not None else b"?")
+            result = work()
+            os.write(reports, b"!" if result is not None else b"?")
             signal.pause()
         finally:
             os._exit(1)
-    os.close(told)
+    os.close(reports)
     try:
         assert os.read(ready, 1) == b"!", "the child failed"
         yield pid
@@ -64,7 +64,7 @@ async def test_a_reader_that_is_killed_holds_nothing(store: WeightStore, directo
     assert segment.generation != address.generation, "it is used again"
 
 
-async def test_a_publisher_that_is_killed_while_it_writes_is_told_to_who_waits(
+async def test_publisher_killed_while_writing_is_reported_to_waiting_readers(
     store: WeightStore, directory: Directory
 ) -> None:
     await store.put(1, state_of(1.0))
@@ -84,7 +84,7 @@ async def test_a_publisher_that_is_killed_while_it_writes_is_told_to_who_waits(
     assert_same(await store.get(2), state_of(2.0))
 
 
-async def test_a_process_that_got_the_number_of_a_dead_publisher_is_not_taken_for_it(
+async def test_reused_pid_is_not_taken_for_the_dead_publisher(
     store: WeightStore, directory: Directory
 ) -> None:
     dead = replace(own_origin(0), started=0)
@@ -93,7 +93,7 @@ async def test_a_process_that_got_the_number_of_a_dead_publisher_is_not_taken_fo
         await store.get(1)
 
 
-async def test_what_a_killed_publisher_had_published_is_gone_with_it_and_the_error_says_so(
+async def test_snapshots_of_a_killed_publisher_are_gone_and_the_error_says_so(
     store: WeightStore, directory: Directory
 ) -> None:
     await store.put(1, state_of(1.0))
