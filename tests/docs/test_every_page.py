@@ -60,8 +60,8 @@ def test_commands_have_their_options(page: Path) -> None:
             command = load(points[words[1]])
             parser = argparse.ArgumentParser()
             command.configure(parser)
-            given = words[2:] if command.reword is None else command.reword(words[2:])
-            parser.parse_intermixed_args(given)
+            arguments = words[2:] if command.reword is None else command.reword(words[2:])
+            parser.parse_intermixed_args(arguments)
         else:
             found = importlib.util.find_spec(words[2])
             assert found is not None, words

@@ -1,4 +1,4 @@
-"""docs/harbor.md: its example runs, and what it says to be heeded and refused is what the code reads."""
+"""docs/harbor.md: its example runs, and it names every key that the code reads."""
 
 import re
 import sys

@@ -46,14 +46,14 @@ def test_every_example_prints_what_the_page_is_about() -> None:
 
     assert len(blocks) == len(EXAMPLES)
     with ThreadPoolExecutor() as threads:
-        for expected, said in zip(EXAMPLES, threads.map(run, blocks), strict=True):
-            assert re.fullmatch(expected, said), said
+        for expected, output in zip(EXAMPLES, threads.map(run, blocks), strict=True):
+            assert re.fullmatch(expected, output), output
 
 
 def test_limits_and_ceilings_are_those_of_the_code() -> None:
-    told = {name: (default, ceiling) for name, default, ceiling, _ in rows("Limit |")}
-    assert set(told) == {field.name for field in fields(Limits)}
-    for name, (default, ceiling) in told.items():
+    documented = {name: (default, ceiling) for name, default, ceiling, _ in rows("Limit |")}
+    assert set(documented) == {field.name for field in fields(Limits)}
+    for name, (default, ceiling) in documented.items():
         assert value(default) == getattr(Limits(), name), name
         assert value(ceiling) == getattr(settings.CEILINGS, name), name
 

@@ -28,9 +28,9 @@ class Page(HTMLParser):
         self.feed(path.read_text(encoding="utf-8"))
 
     def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
-        given = dict(attrs)
-        self.names |= {given.get("id") or ""}
-        source = given.get("src") or (given.get("href") if tag == "link" else None)
+        attributes = dict(attrs)
+        self.names |= {attributes.get("id") or ""}
+        source = attributes.get("src") or (attributes.get("href") if tag == "link" else None)
         if source:
             self.loaded.add(source)
 

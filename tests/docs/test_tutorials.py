@@ -39,15 +39,15 @@ class Reader:
     instead: dict[str, str] = field(default_factory=WITHOUT_DOCKER.copy)
 
     def follow(self, page: str) -> None:
-        said = ""
+        output = ""
         for language, block in BLOCK.findall(page):
             if language == "bash":
-                said = "".join(map(self.type, commands(block)))
+                output = "".join(map(self.type, commands(block)))
             elif language == "python":
-                said = self.run([sys.executable, "-W", "error", "-c", self.here(block)])
+                output = self.run([sys.executable, "-W", "error", "-c", self.here(block)])
             elif language == "text":
                 for line in block.splitlines():
-                    assert line in said, said
+                    assert line in output, output
             else:
                 assert language in ("json", "yaml"), f"nobody runs blocks of {language}"
 
@@ -79,8 +79,8 @@ def commands(block: str) -> list[str]:
 
 
 def variables(packages: Path) -> dict[str, str]:
-    kept = {name: value for name, value in os.environ.items() if not name.startswith("ROPEWALK")}
-    return kept | {
+    inherited = {name: value for name, value in os.environ.items() if not name.startswith("ROPEWALK")}
+    return inherited | {
         "PYTHONPATH": str(packages),
         "PATH": f"{sysconfig.get_path('scripts')}{os.pathsep}{os.environ['PATH']}",
     }
