@@ -3,14 +3,15 @@
 import errno
 import fcntl
 import os
-import signal
 import subprocess
+from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
 
 from rl_bridge.errors import RunInUseError
 from rl_bridge.loops.folder_lock import LOCK_FILE, folder_of_ones_own, is_unused
+from tests.rl_bridge.forked_child import forked_child
 
 
 def require_free(folder: Path) -> None:
@@ -49,46 +50,23 @@ def test_second_process_learns_who_holds_the_folder_and_what_to_do(tmp_path: Pat
 
 
 def test_folder_is_free_as_soon_as_its_process_is_dead(tmp_path: Path) -> None:
-    reading, writing = os.pipe()
-    if (holder := os.fork()) == 0:
-        try:
-            with folder_of_ones_own(tmp_path):
-                os.write(writing, b"!")
-                signal.pause()
-        finally:
-            os._exit(1)
-    try:
-        assert os.read(reading, 1) == b"!"
-        with pytest.raises(RunInUseError, match=f"process {holder} "):
-            require_free(tmp_path)
-    finally:
-        os.kill(holder, signal.SIGKILL)
-        os.waitpid(holder, 0)
-        os.close(reading)
-        os.close(writing)
+    def hold() -> ExitStack:
+        stack = ExitStack()
+        stack.enter_context(folder_of_ones_own(tmp_path))
+        return stack
+
+    with forked_child(hold) as holder, pytest.raises(RunInUseError, match=f"process {holder} "):
+        require_free(tmp_path)
     require_free(tmp_path)
 
 
 def test_no_child_keeps_the_folder(tmp_path: Path) -> None:
-    reading, writing = os.pipe()
-    with folder_of_ones_own(tmp_path):
-        executed = subprocess.Popen(["sleep", "60"], close_fds=False)
-        if (forked := os.fork()) == 0:
-            try:
-                os.write(writing, b"!")
-                signal.pause()
-            finally:
-                os._exit(1)
-    try:
-        assert os.read(reading, 1) == b"!"
+    with ExitStack() as children:
+        with folder_of_ones_own(tmp_path):
+            executed = children.enter_context(subprocess.Popen(["sleep", "60"], close_fds=False))
+            children.callback(executed.kill)
+            children.enter_context(forked_child(lambda: True))
         require_free(tmp_path)
-    finally:
-        for child in (forked, executed.pid):
-            os.kill(child, signal.SIGKILL)
-        os.waitpid(forked, 0)
-        executed.wait()
-        os.close(reading)
-        os.close(writing)
 
 
 def test_folder_that_its_run_has_removed_is_not_locked_in_its_stead(

@@ -4,8 +4,6 @@ import asyncio
 import os
 import resource
 import signal
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from dataclasses import replace
 
 import pytest
@@ -17,27 +15,7 @@ from rl_bridge.weights import WeightStore
 from rl_bridge.weights.local import SegmentReader
 from rl_bridge.weights.segments import SegmentAddress, _start_ticks, own_machine, own_origin
 from rl_bridge.weights.snapshot import Origin, Publication
-
-
-@contextmanager
-def child(work: Callable[[], object]) -> Iterator[int]:
-    """Run `work` in a process of its own, which then waits to be killed; goes on when that has come."""
-    ready, reports = os.pipe()
-    if (pid := os.fork()) == 0:
-        try:
-            result = work()
-            os.write(reports, b"!" if result is not None else b"?")
-            signal.pause()
-        finally:
-            os._exit(1)
-    os.close(reports)
-    try:
-        assert os.read(ready, 1) == b"!", "the child failed"
-        yield pid
-    finally:
-        os.close(ready)
-        os.kill(pid, signal.SIGKILL)
-        os.waitpid(pid, 0)
+from tests.rl_bridge.forked_child import forked_child
 
 
 async def test_a_reader_that_is_killed_holds_nothing(store: WeightStore, directory: Directory) -> None:
@@ -52,7 +30,7 @@ async def test_a_reader_that_is_killed_holds_nothing(store: WeightStore, directo
         return lease
 
     segment = store._publisher._rings[None].segments[0]
-    with child(hold) as pid:
+    with forked_child(hold) as pid:
         assert segment.readers() == [pid]
         assert not segment.lock()
         for version in range(2, 10):
@@ -68,7 +46,7 @@ async def test_publisher_killed_while_writing_is_reported_to_waiting_readers(
     store: WeightStore, directory: Directory
 ) -> None:
     await store.put(1, state_of(1.0))
-    with child(lambda: True) as pid:
+    with forked_child(lambda: True) as pid:
         ticks = _start_ticks(pid)
         assert ticks is not None
         origin = Origin(machine=own_machine(), pid=pid, started=ticks, rank=0)
@@ -98,7 +76,7 @@ async def test_snapshots_of_a_killed_publisher_are_gone_and_the_error_says_so(
 ) -> None:
     await store.put(1, state_of(1.0))
     (own,) = (await snapshot_of(directory, 1)).contributions
-    with child(lambda: True) as pid:
+    with forked_child(lambda: True) as pid:
         ticks = _start_ticks(pid)
         assert ticks is not None
     for origin, why in (
