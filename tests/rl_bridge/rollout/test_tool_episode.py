@@ -144,11 +144,11 @@ def configure(play: Play, **model: Any) -> None:
 async def test_limit_of_time_truncates_between_exchanges(at_the_desk: Playing) -> None:
     async with at_the_desk(lambda prompt: calling("hang", seconds=0.05)) as play:
         episode = await only(play, timeout_s=0.12)
-        finished = await only(play, num_turns=4, timeout_s=60.0)
+        whole = await only(play, num_turns=4, timeout_s=60.0)
     assert episode.ending is Ending.TRUNCATED_TIME
     assert episode.ending.is_truncated()
     assert 1 <= len(episode.turns) == episode.tool_calls <= 3
-    assert finished.ending is Ending.TRUNCATED_TURNS
+    assert whole.ending is Ending.TRUNCATED_TURNS
 
 
 async def test_tool_that_hangs_is_the_environments_failure_and_is_not_trained_on(

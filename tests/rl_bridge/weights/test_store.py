@@ -17,7 +17,6 @@ from rl_bridge.weights.local import SegmentReader
 from rl_bridge.weights.segments import EXTRA_SEGMENTS, SegmentAddress
 from rl_bridge.weights.snapshot import LazySum
 
-WAIT_S = 60.0
 VARIETY = {
     "float32": torch.arange(6, dtype=torch.float32).reshape(2, 3),
     "bfloat16": torch.tensor([1.5, -2.0, 1e-8], dtype=torch.bfloat16),
@@ -120,7 +119,7 @@ async def test_held_snapshot_is_never_overwritten_and_the_ring_is_bounded(
                 async with store.open(51):
                     with pytest.raises(WeightsError, match=f"being read, by process {os.getpid()};"):
                         await store.put(52, state_of(52.0))
-                    store._publisher._timeout_s = WAIT_S
+                    store._publisher._timeout_s = 60.0
                     waiting = asyncio.ensure_future(store.put(53, state_of(53.0)))
                     await asyncio.sleep(0.05)
                     assert not waiting.done()
@@ -196,7 +195,7 @@ async def test_two_ranks_make_a_snapshot_whole_and_nobody_sees_half(
     await store.put(1, state_of(1.0), rank=0, ranks=2)
     with pytest.raises(WeightsError, match=r"within 0.3 s, still missing are ranks \[1\]"):
         await store.get(1)
-    store._timeout_s = WAIT_S
+    store._timeout_s = 60.0
     waiting = asyncio.ensure_future(store.get(1))
     await asyncio.sleep(0.02)
     assert not waiting.done()
@@ -246,7 +245,7 @@ async def test_snapshots_of_a_dead_trainer_go_when_its_successor_publishes(
 async def test_failed_put_of_a_rank_is_reported_to_waiting_readers(
     store: WeightStore, directory: Directory
 ) -> None:
-    store._timeout_s = WAIT_S
+    store._timeout_s = 20.0
     other = sibling(store, directory)
     for version in (1, 2):
         await store.put(version, state_of(float(version)))
