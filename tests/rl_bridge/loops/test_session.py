@@ -186,13 +186,13 @@ async def test_while_it_trains_the_iteration_is_ended_and_a_second_signal_ends_i
     assert await run_session(monkeypatch, train=train, evaluate=None) == ["preempted", "stopped", "cancelled"]
 
 
-class UnresponsiveService:
+class Deaf:
     """A service of which the first fan-out never returns: one of its workers stands still."""
 
     def __init__(self) -> None:
         self.told: list[Any] = []
 
-    def __getattr__(self, name: str) -> "UnresponsiveService":
+    def __getattr__(self, name: str) -> "Deaf":
         return self
 
     async def fanout(self, news: Any) -> None:
@@ -210,7 +210,7 @@ async def test_unresponsive_worker_delays_no_announcement_to_the_others(
     monkeypatch.setattr(assembly, "INTRODUCTION_TIMEOUT_S", 0.05)
     failures: list[BaseException] = []
     on_failure: Callable[[BaseException], None] = failures.append
-    introductions, service = assembly.Introductions(failed=on_failure), UnresponsiveService()
+    introductions, service = assembly.Introductions(failed=on_failure), Deaf()
     await introductions.begin(service)  # type: ignore[arg-type]
     introductions.tell("take_servers", "old")
     await asyncio.sleep(0.02)
